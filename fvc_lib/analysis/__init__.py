@@ -1,0 +1,1 @@
+"""Queries over finished and running runs, figures, reports."""

@@ -1,0 +1,1 @@
+"""Stages, the notebook engine, run status, the command line."""

@@ -1,0 +1,1 @@
+"""Models, tasks, the one training engine, evaluation and its controls."""

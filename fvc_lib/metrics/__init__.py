@@ -1,0 +1,1 @@
+"""Pure functions from labels and scores to numbers with intervals. Imports nothing of ours."""

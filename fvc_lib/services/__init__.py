@@ -1,0 +1,1 @@
+"""Config, run paths, table schemas, memory, checkpoints, metric log, atomic files. Imports nothing of ours."""

@@ -1,0 +1,108 @@
+"""Files that are either the old version or the new one, never something between.
+
+Written to a temporary name in the same folder, fsynced, moved over the target with ``os.replace``, and the folder
+fsynced: written in place, 25 of 30 kills left an unreadable file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# pid in the name: two writers of one target never share a temporary, and the sweep can tell a dead writer's.
+_TEMPORARY = re.compile(r"^\..+\.(?P<pid>\d+)\.tmp$")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames and new names in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_output(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; on a clean exit it becomes ``path``, on an exception it is removed.
+
+    Args:
+        path: the final file. Its folder is created when missing.
+
+    Raises:
+        OSError: as the file system gave it (``ENOSPC``, ``EROFS``, ...); ``path`` then still holds its old content.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name is cut because a legal 255-byte name plus the suffix would not be legal any more.
+    stem = os.fsdecode(os.fsencode(path.name)[:200])
+    temporary = path.parent / f".{stem}.{os.getpid()}.tmp"
+    try:
+        yield temporary
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+        fsync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace ``path`` with ``content`` atomically."""
+    with atomic_output(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Replace ``path`` with UTF-8 ``content`` atomically; lone surrogates (undecodable names) are kept."""
+    write_bytes(path, content.encode("utf-8", "surrogateescape"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` with ``value`` as indented JSON, atomically. NaN is refused: it is not JSON."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
+
+
+def sweep_temporaries(folder: Path) -> list[Path]:
+    """Remove what killed writers left anywhere under ``folder``; a living process's temporaries stay."""
+    swept = []
+    for path in folder.rglob(".*.tmp"):
+        match = _TEMPORARY.match(path.name)
+        if match and not _process_lives(int(match["pid"])):
+            path.unlink(missing_ok=True)
+            swept.append(path)
+    return sorted(swept)
+
+
+def sha256_of_file(path: Path, block_bytes: int = 1 << 20) -> str:
+    """Hex SHA-256 of a file's content, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(block_bytes):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sha256_of_json(value: Any) -> str:
+    """Hex SHA-256 of a JSON value's canonical form: key order and spacing do not count."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _process_lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
