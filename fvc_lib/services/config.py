@@ -1,0 +1,226 @@
+"""One validated configuration for a whole run.
+
+Precedence: defaults < params file < environment < command line. The field names are the parameter names of the
+notebooks, so a value means the same in ``params/*.yaml``, behind ``-p`` and in a parameters cell.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.errors import UsageError, did_you_mean
+
+AUGMENTATIONS = (
+    "flip", "affine", "color", "noise", "blur", "cutout", "frame_drop", "frame_duplicate", "frame_reverse",
+)  # fmt: skip
+
+# The only environment variables that change a run, and the field each one sets.
+ENVIRONMENT = {
+    "USE_MLOPS_PIPELINE": "use_mlops_pipeline",
+    "FVC_FIXED_SIZE": "fixed_size",
+    "FVC_DATA_DIR": "data_dir",
+    "FVC_RUNS_DIR": "runs_dir",
+    "FVC_CACHE_DIR": "cache_dir",
+    "FVC_MEM_GB": "mem_gb",
+}
+
+# Where things lie and how much of the machine is used: none of it may change a number, so none of it is hashed.
+NOT_HASHED = frozenset(
+    {
+        "corpus", "data_dir", "runs_dir", "cache_dir", "experiment", "probe_workers", "num_workers", "mem_gb",
+        "use_mlops_pipeline",
+    }
+)  # fmt: skip
+
+
+def _split_names(value: Any) -> Any:
+    """``-p augmentations flip,noise`` and a YAML list mean the same."""
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+    return tuple(value) if isinstance(value, list) else value
+
+
+AugmentationName = Literal[
+    "flip", "affine", "color", "noise", "blur", "cutout", "frame_drop", "frame_duplicate", "frame_reverse"
+]
+
+
+class RunConfig(BaseModel):
+    """Everything that is asked of a run. Unknown names are refused; defaults are the memory-conservative ones."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    experiment: str = Field("default", description="folder under the runs folder that groups runs")
+    corpus: str = Field("", description="folder, CSV/Parquet manifest or FVC-2018 folder; empty: the sample corpus")
+    seed: int = Field(0, ge=0, lt=2**31, description="the one seed every random choice is derived from")
+
+    # Index
+    probe_workers: int = Field(0, ge=0, description="files probed at once; 0: one per core")
+    max_rejected_share: float = Field(
+        0.5, ge=0, le=1, description="stop the run when more than this share of the listed videos is unusable"
+    )
+    near_duplicate_bits: int = Field(
+        10, ge=0, le=32, description="perceptual hashes closer than this many of 64 bits join groups; 0: off"
+    )
+
+    # Folds
+    num_folds: int = Field(5, ge=2, description="outer folds; every group is tested exactly once")
+    inner_validation_share: float = Field(
+        0.25, gt=0, lt=1, description="share of a fold's training groups that chooses epoch and threshold"
+    )
+
+    # Decode
+    num_frames: int = Field(6, ge=1, description="frames taken uniformly from each video")
+    fixed_size: int = Field(112, ge=16, le=2048, description="side in pixels of the square each frame is fitted to")
+
+    # Augmentation
+    augmentations_per_video: int = Field(2, ge=0, description="augmented clips made of each training video")
+    augmentations: Annotated[tuple[AugmentationName, ...], BeforeValidator(_split_names)] = Field(
+        AUGMENTATIONS, description="operations a clip may receive"
+    )
+    augmentation_strength: float = Field(1.0, ge=0, le=3, description="scales every operation; 1 is moderate")
+
+    # Training
+    model: Literal["frame_cnn", "r2plus1d"] = Field("frame_cnn", description="network for the video task")
+    epochs: int = Field(20, ge=1, description="at most this many passes over the training clips")
+    batch_size: int = Field(0, ge=0, description="clips in memory at once; 0: the model's own safe default (1-8)")
+    effective_batch_size: int = Field(16, ge=1, description="clips per optimizer step, reached by accumulation")
+    learning_rate: float = Field(1e-3, gt=0, description="AdamW's peak rate after warm-up, before cosine decay")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW's decoupled weight decay")
+    warmup_share: float = Field(0.1, ge=0, lt=1, description="share of all steps spent warming up linearly")
+    max_gradient_norm: float = Field(1.0, gt=0, description="gradients are clipped to this L2 norm")
+    class_balance: Literal["loss", "sampler", "none"] = Field(
+        "loss", description="weigh the loss by class, or draw classes evenly, or neither"
+    )
+    early_stopping_epochs: int = Field(
+        6, ge=0, description="stop after this many epochs without a better inner validation loss; 0: never"
+    )
+    amp: Literal["auto", "off"] = Field("auto", description="mixed precision where the device has it")
+    device: Literal["auto", "cuda", "mps", "cpu"] = Field("auto", description="auto: cuda, else mps, else cpu")
+    num_workers: int = Field(0, ge=0, description="loader processes; the results do not depend on it")
+    shuffle_labels: bool = Field(
+        False, description="train and test on labels shuffled by group: an honest pipeline then scores chance"
+    )
+    shuffled_label_control: bool = Field(
+        True, description="train each fold a second time on shuffled labels and report it as a control"
+    )
+
+    # Results
+    bootstrap_replicates: int = Field(2000, ge=100, description="cluster bootstrap replicates over groups")
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="coverage of every interval")
+
+    # Where and how; never part of the hash
+    data_dir: str = Field("data", description="where the sample corpus is generated")
+    runs_dir: str = Field("runs", description="where run folders are written")
+    cache_dir: str = Field("cache", description="where decoded and augmented clips are shared between runs")
+    mem_gb: float | None = Field(None, gt=0, description="memory budget in GB; none: the machine's or job's limit")
+    use_mlops_pipeline: bool = Field(
+        True, description="stages as a DAG with skipping and resume; false: straight through in number order"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_names(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name in values:
+                if name not in cls.model_fields:
+                    known = ", ".join(cls.model_fields)
+                    raise UsageError(
+                        f"unknown parameter {name!r}.{did_you_mean(str(name), cls.model_fields)} Known: {known}."
+                    )
+        return values
+
+    @property
+    def config_hash(self) -> str:
+        """Hex SHA-256 over the fields that can change a number: equal on any machine for the same experiment."""
+        return sha256_of_json({k: v for k, v in self.model_dump(mode="json").items() if k not in NOT_HASHED})
+
+    def subset_hash(self, names: set[str]) -> str:
+        """Hex SHA-256 over the hashed fields among ``names``: what one stage depends on."""
+        values = self.model_dump(mode="json")
+        return sha256_of_json({k: values[k] for k in sorted(names) if k in values and k not in NOT_HASHED})
+
+    def to_yaml(self) -> str:
+        """The resolved parameters as YAML in field order, each with its description as a comment."""
+        lines = []
+        for name, value in self.model_dump(mode="json").items():
+            description = type(self).model_fields[name].description
+            lines.append(yaml.safe_dump({name: value}, default_flow_style=None, width=1000).rstrip() + f"  # {description}")
+        return "\n".join(lines) + "\n"
+
+
+def read_params_file(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML params file.
+
+    Raises:
+        UsageError: missing or unreadable file, bad YAML, or a document that is no mapping of names to values.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"params file {str(path)!r}: {error.strerror}. Give an existing YAML file.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"params file {str(path)!r} is not valid YAML: {error}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise UsageError(
+            f"params file {str(path)!r}: got a {type(document).__name__}, wanted lines like 'epochs: 20'."
+        )
+    return document
+
+
+def environment_values(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The documented variables that are set and not empty, by field name."""
+    environ = os.environ if environ is None else environ
+    return {field: environ[name] for name, field in ENVIRONMENT.items() if environ.get(name)}
+
+
+def parse_text_value(name: str, text: str) -> Any:
+    """A value given as text (command line or environment), typed as the field ``name`` says.
+
+    Raises:
+        UsageError: unknown name (with a suggestion) or a text that is not of the field's type.
+    """
+    if name not in RunConfig.model_fields:
+        known = ", ".join(RunConfig.model_fields)
+        raise UsageError(f"unknown parameter {name!r}.{did_you_mean(name, RunConfig.model_fields)} Known: {known}.")
+    if text.strip().lower() in {"none", "null"} and RunConfig.model_fields[name].default is None:
+        return None
+    return getattr(_validated({name: text}, f"value for {name}"), name)
+
+
+def resolve_config(
+    params: Mapping[str, Any] | None = None,
+    *,
+    command_line: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> RunConfig:
+    """Merge the sources by precedence (defaults < params file < environment < command line) and validate.
+
+    Raises:
+        UsageError: an unknown name or a value out of range; the message names the field and what is allowed.
+    """
+    merged: dict[str, Any] = dict(params or {})
+    _validated(merged, "params file")  # so that a bad file is named even where the environment would hide it
+    merged.update({k: parse_text_value(k, v) for k, v in environment_values(environ).items()})
+    merged.update(command_line or {})
+    return _validated(merged, "parameters")
+
+
+def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:
+    try:
+        return RunConfig(**{str(k): v for k, v in values.items()})
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc'])}: got {item['input']!r}, {item['msg'].lower()}"
+            for item in error.errors()
+        )
+        raise UsageError(f"{origin}: {problems}.") from error

@@ -1,0 +1,34 @@
+"""The errors a user can act on. Each message says what was got, what was wanted and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FvcError(Exception):
+    """Base of every error whose message is meant for the user; ``exit_code`` is what a command leaves with."""
+
+    exit_code = 1
+
+
+class UsageError(FvcError):
+    """The request itself is wrong: a parameter, a file or an option that cannot be meant. Exit code 2."""
+
+    exit_code = 2
+
+
+class DataError(FvcError):
+    """The data cannot give an honest result: too little, unreadable, of one class. Exit code 3."""
+
+    exit_code = 3
+
+
+class LeakageError(DataError):
+    """Something that belongs to one side of a split was found on both. Exit code 3."""
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """A clause like `` Did you mean 'epochs'?`` for a misspelt name, or the empty string."""
+    close = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,166 @@
+"""One object owns every name inside a run folder; nothing else spells them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fvc_lib.services.errors import UsageError
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run. A run folder is self-contained and may be copied to another machine."""
+
+    root: Path
+
+    @property
+    def run_id(self) -> str:
+        """The folder's own name, ``run_YYYYmmdd_HHMMSS_<hash8>``."""
+        return self.root.name
+
+    @property
+    def experiment(self) -> str:
+        """The name of the folder that groups this run with others."""
+        return self.root.parent.name
+
+    @property
+    def run_json(self) -> Path:
+        """What was asked, with which code, versions and hardware."""
+        return self.root / "run.json"
+
+    @property
+    def status_json(self) -> Path:
+        """The truth about every stage; written by the runner alone."""
+        return self.root / "status.json"
+
+    @property
+    def params_yaml(self) -> Path:
+        """The resolved parameters."""
+        return self.root / "params.yaml"
+
+    @property
+    def notebooks(self) -> Path:
+        """Folder of executed notebooks."""
+        return self.root / "notebooks"
+
+    @property
+    def reports(self) -> Path:
+        """Folder of the executed notebooks' offline HTML."""
+        return self.notebooks / "reports"
+
+    @property
+    def report_html(self) -> Path:
+        """The one offline page that tells the whole run."""
+        return self.root / "report.html"
+
+    @property
+    def tables(self) -> Path:
+        """Folder of the schema-checked tables stages talk through."""
+        return self.root / "tables"
+
+    @property
+    def index(self) -> Path:
+        """The index of usable videos."""
+        return self.tables / "index.parquet"
+
+    @property
+    def rejected(self) -> Path:
+        """What was listed but cannot be used, with reasons."""
+        return self.tables / "rejected.parquet"
+
+    @property
+    def folds(self) -> Path:
+        """The outer folds."""
+        return self.tables / "folds.parquet"
+
+    @property
+    def augmented_metadata(self) -> Path:
+        """One row per augmented clip of the shared store."""
+        return self.tables / "augmented_metadata.csv"
+
+    def predictions(self, fold: int) -> Path:
+        """Outer-fold predictions of one fold."""
+        return self.tables / f"predictions_fold_{fold}.parquet"
+
+    @property
+    def results(self) -> Path:
+        """Metrics, intervals and controls over all folds."""
+        return self.root / "kfold_results.feather"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of plain-text logs."""
+        return self.root / "logs"
+
+    def metrics(self, stage: str, fold: int | None = None) -> Path:
+        """The metric log of one stage (and fold); one writer each."""
+        return self.root / "metrics" / f"{stage_key(stage, fold)}.jsonl"
+
+    def memory(self, stage: str, fold: int | None = None) -> Path:
+        """The memory samples of one stage (and fold); one writer each."""
+        return self.root / "memory" / f"{stage_key(stage, fold)}.jsonl"
+
+    def stage_checkpoint(self, stage: str, fold: int | None = None) -> Path:
+        """The record that a stage was finished, with the fingerprint of what it depended on."""
+        return self.root / "checkpoints" / f"stage_{stage_key(stage, fold)}.json"
+
+    def fold_checkpoints(self, fold: int) -> Path:
+        """Folder of one fold's ``best_model.safetensors``, ``latest_checkpoint.pt`` and epoch checkpoints."""
+        return self.root / "checkpoints" / f"fold_{fold}"
+
+    def executed_notebook(self, stage: str, fold: int | None = None) -> Path:
+        """The record of a finished stage."""
+        return self.notebooks / f"{stage_key(stage, fold)}.ipynb"
+
+    def partial_notebook(self, stage: str, fold: int | None = None) -> Path:
+        """The record of a stage that is running or died."""
+        return self.notebooks / f"{stage_key(stage, fold)}.partial.ipynb"
+
+
+def stage_key(stage: str, fold: int | None = None) -> str:
+    """``04_fold_training`` or ``04_fold_training_fold_2``: the one spelling of a stage's artifacts."""
+    return stage if fold is None else f"{stage}_fold_{fold}"
+
+
+def new_run(runs_dir: Path, experiment: str, config_hash: str) -> RunPaths:
+    """Create a run folder named by local time and the configuration's hash; a taken second waits for the next.
+
+    Raises:
+        UsageError: ``experiment`` is not one plain folder name.
+    """
+    if not experiment or experiment != Path(experiment).name or experiment.startswith("."):
+        raise UsageError(f"experiment: got {experiment!r}, wanted one folder name without '/' or a leading dot.")
+    while True:
+        root = runs_dir / experiment / f"run_{time.strftime('%Y%m%d_%H%M%S')}_{config_hash[:8]}"
+        try:
+            root.mkdir(parents=True)
+        except FileExistsError:
+            time.sleep(0.2)
+            continue
+        return RunPaths(root.absolute())
+
+
+def list_runs(runs_dir: Path, experiment: str | None = None) -> list[RunPaths]:
+    """All run folders, oldest first; ``experiment`` narrows them."""
+    pattern = f"{experiment or '*'}/run_*/run.json"
+    return sorted((RunPaths(p.parent.absolute()) for p in runs_dir.glob(pattern)), key=lambda r: (r.run_id, str(r.root)))
+
+
+def find_run(runs_dir: Path, name: str, experiment: str | None = None) -> RunPaths:
+    """The run called ``name``: ``latest``, a run id, a unique part of one, or a path to a run folder.
+
+    Raises:
+        UsageError: none or several fit; the message lists what there is.
+    """
+    as_path = Path(name)
+    if (as_path / "run.json").is_file():
+        return RunPaths(as_path.absolute())
+    runs = list_runs(runs_dir, experiment)
+    fitting = runs[-1:] if name == "latest" else [run for run in runs if name in run.run_id]
+    if len(fitting) == 1:
+        return fitting[0]
+    have = ", ".join(run.run_id for run in runs[-10:]) or "none yet"
+    problem = "no run" if not fitting else f"{len(fitting)} runs"
+    raise UsageError(f"{problem} called {name!r} under {str(runs_dir)!r}; the newest there: {have}.")
