@@ -1,0 +1,263 @@
+"""What a label source lists: usable entries, refused rows with reasons, and every annotation that links groups."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from fvc_lib.services.path_text import escape_text, path_to_text
+from fvc_lib.services.tables import LABELS, REJECTED
+
+Kind = Literal["folder", "manifest", "fvc2018"]
+
+# Exclusions that say nothing about the quality of the corpus: no labelled video was lost by them.
+NOT_A_LOSS = frozenset(
+    {
+        "label_not_used", "duplicate_path", "duplicate_content", "unknown_extension", "not_listed", "surplus_file",
+    }
+)  # fmt: skip
+
+_ANNOTATIONS = {
+    "row": pl.Int64,
+    "source_id": pl.String,
+    "platform": pl.String,
+    "stated_group": pl.String,
+    "label": pl.String,
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a file or row is not used: a code of a small vocabulary, and what exactly with the remedy."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One labelled file of a corpus. Text is table text (``services.path_text``)."""
+
+    path: str  # relative to the corpus root, with '/'
+    label: str
+    source_id: str
+    stated_group: str | None = None
+    manipulation: str | None = None
+    platform: str | None = None
+    row: int | None = None  # 1-based data row of the table that listed it
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """One data row of a label table before anything was looked up on disk. Text is table text."""
+
+    row: int
+    path: str
+    source_id: str
+    label: str | None  # stripped, lower case; None when the cell is empty
+    stated_group: str | None
+    manipulation: str | None
+    platform: str | None
+    origin: str  # file name of the table, for messages
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A corpus as its label source describes it.
+
+    Attributes:
+        root: absolute folder that every path is relative to.
+        kind: which of the three accepted shapes it has.
+        entries: usable files, each path once, sorted by path.
+        rejected: REJECTED table of what is not used.
+        annotations: every row of the label source, used or not (``row source_id platform stated_group label``):
+            a video that is gone or not used still proves that its groups belong together.
+    """
+
+    root: Path
+    kind: Kind
+    entries: tuple[Entry, ...]
+    rejected: pl.DataFrame
+    annotations: pl.DataFrame
+
+    @cached_property
+    def memberships(self) -> tuple[tuple[str, str], ...]:
+        """Every distinct (source id, stated group) pair of the label source, sorted."""
+        stated = self.annotations.filter(pl.col("stated_group").is_not_null())
+        return tuple(sorted(set(stated.select("source_id", "stated_group").iter_rows())))
+
+
+@dataclass
+class Rejections:
+    """Collects rows of the REJECTED table."""
+
+    rows: list[tuple[str, str | None, int | None, str | None, str, str]] = field(default_factory=list)
+
+    def add(self, entry: Entry | LabelRow, refusal: Refusal) -> None:
+        """Record that a listed row is not used."""
+        self.rows.append(
+            (entry.path, entry.source_id, entry.row, entry.label, refusal.reason, escape_text(refusal.detail))
+        )
+
+    def add_file(self, path: str, refusal: Refusal, label: str | None = None, row: int | None = None) -> None:
+        """Record a file or row that no usable listing belongs to; ``path`` is table text."""
+        self.rows.append((path, None, row, label, refusal.reason, escape_text(refusal.detail)))
+
+    def frame(self, before: pl.DataFrame | None = None) -> pl.DataFrame:
+        """The REJECTED table, sorted by path and row; ``before`` is a table to add to."""
+        schema = {name: column.dtype.type for name, column in REJECTED.columns.items()}
+        new = pl.DataFrame(self.rows, schema=schema, orient="row")
+        both = new if before is None else pl.concat([before, new])
+        return both.sort("path", "row", "reason", "detail", nulls_last=True)
+
+
+class CorpusFiles:
+    """Finds listed files and refuses what lies outside the corpus.
+
+    A path may be relative to ``root`` or absolute inside it. It may not leave the root by ``..``, even to come back:
+    whether it comes back depends on what the folder is called. Symbolic links may point inside the root only.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
+        self._real_root = os.path.realpath(root)
+        self._real_folders: dict[str, str] = {}
+
+    def normalized(self, raw: str) -> str | Refusal:
+        """The listed path relative to the root without ``.`` and ``..`` (not yet table text), or why not."""
+        if not raw or "\0" in raw:
+            return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
+        path = os.path.normpath(raw)
+        if os.path.isabs(path):
+            roots = (f"{self.root}{os.sep}", f"{self._real_root}{os.sep}")
+            inside = next((root for root in roots if path.startswith(root)), None)
+            if inside is None:
+                return self._outside(raw, "is absolute and not below it")
+            path = path[len(inside) :]
+        if path == os.pardir or path.startswith(f"{os.pardir}{os.sep}"):
+            return self._outside(raw, "leaves it by '..'")
+        return path
+
+    def check(self, path: str) -> Refusal | None:
+        """Why the normalized ``path`` cannot be used, or None when it is a regular file inside the corpus."""
+        full = os.path.join(self.root, path)
+        try:
+            if not self._is_inside(full):
+                return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
+            mode = Path(full).stat().st_mode
+        except FileNotFoundError:
+            return Refusal("missing_video", f"no file {path!r} in {str(self.root)!r}. Restore it or drop its row.")
+        except OSError as error:
+            return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name or the permissions.")
+        if not stat.S_ISREG(mode):
+            return Refusal("not_a_file", f"{path!r} is not a regular file. List video files only.")
+        return None
+
+    def _is_inside(self, full: str) -> bool:
+        folder = os.path.dirname(full)
+        real = self._real_folders.get(folder)
+        if real is None:
+            real = self._real_folders[folder] = os.path.realpath(folder)
+        if os.path.islink(full):
+            real = os.path.realpath(full)
+        return real == self._real_root or real.startswith(self._real_root.rstrip(os.sep) + os.sep)
+
+    def _outside(self, path: str, how: str) -> Refusal:
+        return Refusal(
+            "outside_corpus",
+            f"{path!r} {how}: outside the corpus folder {str(self.root)!r}. Copy the file into the corpus.",
+        )
+
+
+def settle_rows(
+    rows: Sequence[LabelRow], rejections: Rejections, locate: Callable[[LabelRow], str | Refusal]
+) -> tuple[Entry, ...]:
+    """Turn label rows into entries: one per source, with one undisputed usable label and a file.
+
+    A source that carries two different labels is not used at all, also when only one of them is real or fake: a
+    clip listed as both ``fake`` and ``debunked`` is not known to be either. An empty label disputes nothing.
+
+    Args:
+        rows: all rows of the label source.
+        rejections: receives every row that is not used.
+        locate: gives the row's path as table text, or why there is no such file.
+    """
+    labels: defaultdict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        if row.label is not None:
+            labels[row.source_id].add(row.label)
+    entries: dict[str, Entry] = {}
+    taken: dict[str, LabelRow] = {}
+    for row in rows:
+        refusal = _label_refusal(row, labels[row.source_id]) or _duplicate_refusal(row, taken.get(row.source_id))
+        if refusal is None:
+            taken[row.source_id] = row
+            found = locate(row)
+            if isinstance(found, str):
+                entries[found] = _entry(row, found)
+                continue
+            refusal = found
+        rejections.add(row, refusal)
+    return tuple(entries[path] for path in sorted(entries))
+
+
+def annotations_of(rows: Iterable[LabelRow | Entry]) -> pl.DataFrame:
+    """The ``Listing.annotations`` table of label rows or entries."""
+    values = [(row.row, row.source_id, row.platform, row.stated_group, row.label) for row in rows]
+    return pl.DataFrame(values, schema=_ANNOTATIONS, orient="row")
+
+
+def counts_text(values: Iterable[Any], limit: int = 8) -> str:
+    """``133 x 'unlabelled', 2 x 'parody'``: the commonest values first, at most ``limit`` of them."""
+    counts = sorted(Counter(values).items(), key=lambda item: (-item[1], str(item[0])))
+    more = f", and {len(counts) - limit} more" if len(counts) > limit else ""
+    return ", ".join(f"{count} x {value!r}" for value, count in counts[:limit]) + more
+
+
+def _label_refusal(row: LabelRow, labels: set[str]) -> Refusal | None:
+    if row.label not in LABELS:
+        got = "no label" if row.label is None else f"label {row.label!r}"
+        return Refusal("label_not_used", f"{row.origin} row {row.row}: got {got}; only real and fake are used.")
+    if len(labels) > 1:
+        listed = " and ".join(repr(label) for label in sorted(labels))
+        return Refusal(
+            "conflicting_labels",
+            f"{row.origin} row {row.row}: {row.source_id!r} is listed as {listed}. Keep the row that is right.",
+        )
+    return None
+
+
+def _duplicate_refusal(row: LabelRow, first: LabelRow | None) -> Refusal | None:
+    if first is None:
+        return None
+    return Refusal("duplicate_path", f"{row.origin} row {row.row}: already listed in {first.origin} row {first.row}.")
+
+
+def _entry(row: LabelRow, path: str) -> Entry:
+    return Entry(
+        path=path,
+        label=str(row.label),
+        source_id=row.source_id,
+        stated_group=row.stated_group,
+        manipulation=row.manipulation,
+        platform=row.platform,
+        row=row.row,
+    )
+
+
+def refused_text(raw: str) -> str:
+    """Table text for a listed path that could not be normalized."""
+    return escape_text(raw) if raw else ""
+
+
+def normalized_text(path: str) -> str:
+    """Table text of a path that ``CorpusFiles.normalized`` gave."""
+    return path_to_text(path)
