@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -17,9 +17,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
 
-AUGMENTATIONS = (
-    "flip", "affine", "color", "noise", "blur", "cutout", "frame_drop", "frame_duplicate", "frame_reverse",
-)  # fmt: skip
+AugmentationName = Literal[
+    "flip", "affine", "color", "noise", "blur", "cutout", "frame_drop", "frame_duplicate", "frame_reverse"
+]
+AUGMENTATIONS: tuple[AugmentationName, ...] = get_args(AugmentationName)
 
 # The only environment variables that change a run, and the field each one sets.
 ENVIRONMENT = {
@@ -47,9 +48,11 @@ def _split_names(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-AugmentationName = Literal[
-    "flip", "affine", "color", "noise", "blur", "cutout", "frame_drop", "frame_duplicate", "frame_reverse"
-]
+def _beside_the_code(name: str) -> str:
+    """A default folder in the checkout, from whatever folder a command or notebook is started."""
+    checkout = Path(__file__).resolve().parents[2]
+    base = checkout if (checkout / "run_notebooks.py").is_file() else Path.cwd()
+    return str(base / name)
 
 
 class RunConfig(BaseModel):
@@ -117,9 +120,11 @@ class RunConfig(BaseModel):
     confidence: float = Field(0.95, gt=0.5, lt=1, description="coverage of every interval")
 
     # Where and how; never part of the hash
-    data_dir: str = Field("data", description="where the sample corpus is generated")
-    runs_dir: str = Field("runs", description="where run folders are written")
-    cache_dir: str = Field("cache", description="where decoded and augmented clips are shared between runs")
+    data_dir: str = Field(_beside_the_code("data"), description="where the sample corpus is generated")
+    runs_dir: str = Field(_beside_the_code("runs"), description="where run folders are written")
+    cache_dir: str = Field(
+        _beside_the_code("cache"), description="where decoded and augmented clips are shared between runs"
+    )
     mem_gb: float | None = Field(None, gt=0, description="memory budget in GB; none: the machine's or job's limit")
     use_mlops_pipeline: bool = Field(
         True, description="stages as a DAG with skipping and resume; false: straight through in number order"
@@ -152,7 +157,8 @@ class RunConfig(BaseModel):
         lines = []
         for name, value in self.model_dump(mode="json").items():
             description = type(self).model_fields[name].description
-            lines.append(yaml.safe_dump({name: value}, default_flow_style=None, width=1000).rstrip() + f"  # {description}")
+            text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()
+            lines.append(f"{name}: {text}  # {description}")
         return "\n".join(lines) + "\n"
 
 
@@ -171,9 +177,7 @@ def read_params_file(path: Path) -> dict[str, Any]:
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise UsageError(
-            f"params file {str(path)!r}: got a {type(document).__name__}, wanted lines like 'epochs: 20'."
-        )
+        raise UsageError(f"params file {str(path)!r}: got a {type(document).__name__}, wanted lines like 'epochs: 20'.")
     return document
 
 

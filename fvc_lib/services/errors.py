@@ -28,6 +28,12 @@ class LeakageError(DataError):
     """Something that belongs to one side of a split was found on both. Exit code 3."""
 
 
+class StoppedError(FvcError):
+    """The work was asked to stop, saved its state at a step boundary and can be resumed. Exit code 75."""
+
+    exit_code = 75
+
+
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """A clause like `` Did you mean 'epochs'?`` for a misspelt name, or the empty string."""
     close = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)

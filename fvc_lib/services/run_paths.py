@@ -110,6 +110,14 @@ class RunPaths:
         """Folder of one fold's ``best_model.safetensors``, ``latest_checkpoint.pt`` and epoch checkpoints."""
         return self.root / "checkpoints" / f"fold_{fold}"
 
+    def control_checkpoints(self, fold: int) -> Path:
+        """Folder of the same fold's shuffled-label control, laid out alike."""
+        return self.fold_checkpoints(fold) / "control"
+
+    def fold_outcome(self, fold: int) -> Path:
+        """What one finished fold's training found; written last, so its presence means finished."""
+        return self.fold_checkpoints(fold) / "outcome.json"
+
     def executed_notebook(self, stage: str, fold: int | None = None) -> Path:
         """The record of a finished stage."""
         return self.notebooks / f"{stage_key(stage, fold)}.ipynb"
@@ -145,7 +153,9 @@ def new_run(runs_dir: Path, experiment: str, config_hash: str) -> RunPaths:
 def list_runs(runs_dir: Path, experiment: str | None = None) -> list[RunPaths]:
     """All run folders, oldest first; ``experiment`` narrows them."""
     pattern = f"{experiment or '*'}/run_*/run.json"
-    return sorted((RunPaths(p.parent.absolute()) for p in runs_dir.glob(pattern)), key=lambda r: (r.run_id, str(r.root)))
+    return sorted(
+        (RunPaths(p.parent.absolute()) for p in runs_dir.glob(pattern)), key=lambda r: (r.run_id, str(r.root))
+    )
 
 
 def find_run(runs_dir: Path, name: str, experiment: str | None = None) -> RunPaths:

@@ -20,8 +20,8 @@ from fvc_lib.services.errors import DataError
 LABELS = ("real", "fake")
 
 
-def _text(**options: object) -> pa.Column:
-    return pa.Column(pl.String, **options)
+def _text(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:
+    return pa.Column(pl.String, checks, unique=unique, nullable=nullable)
 
 
 def _label() -> pa.Column:

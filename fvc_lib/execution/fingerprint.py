@@ -1,0 +1,101 @@
+"""Whether a finished stage is still true: what it depended on then against what is there now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import fvc_lib
+from fvc_lib.execution.notebook_files import STAGE_PARAMETERS, Notebook
+from fvc_lib.execution.stages import Task
+from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json
+from fvc_lib.services.config import NOT_HASHED, RunConfig
+from fvc_lib.services.run_paths import RunPaths
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Hashes of everything a stage's result depends on."""
+
+    parameters: dict[str, object]
+    inputs: dict[str, str]
+    notebook: str
+    library: str
+    corpus: str
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """Written when a stage has finished: its fingerprint and the content of its outputs."""
+
+    fingerprint: Fingerprint
+    outputs: dict[str, str]
+
+
+def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
+    """What ``task`` would depend on if it ran now. Missing inputs hash as empty text."""
+    values = config.model_dump(mode="json")
+    names = set(notebook.parameters) - set(STAGE_PARAMETERS) - NOT_HASHED
+    return Fingerprint(
+        parameters={name: values[name] for name in sorted(names)},
+        inputs=_hashes(task.stage.inputs(run, task.fold), run),
+        notebook=notebook.source_hash,
+        library=library_hash(),
+        # Which files are there is for the index stage to find out; whether it is the same corpus is known here.
+        corpus=sha256_of_json(config.corpus) if "corpus" in notebook.parameters else "",
+    )
+
+
+def record_finished(task: Task, fingerprint: Fingerprint, run: RunPaths) -> None:
+    """Write the record that ``task`` is finished."""
+    record = StageRecord(fingerprint, _hashes(task.stage.outputs(run, task.fold), run))
+    write_json(run.stage_checkpoint(task.stage.name, task.fold), asdict(record))
+
+
+def read_record(path: Path) -> StageRecord | None:
+    """The record at ``path``; None where there is none or it is not one of ours."""
+    try:
+        document = json.loads(path.read_text())
+        return StageRecord(Fingerprint(**document["fingerprint"]), document["outputs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
+    """Why ``task`` has to run, in words; None when it is finished and nothing it depended on has changed."""
+    record = read_record(run.stage_checkpoint(task.stage.name, task.fold))
+    if record is None:
+        return "not finished yet"
+    then = record.fingerprint
+    changed = sorted(
+        name for name in {*then.parameters, *now.parameters} if then.parameters.get(name) != now.parameters.get(name)
+    )
+    if changed:
+        values = ", ".join(f"{n} {then.parameters.get(n)!r} -> {now.parameters.get(n)!r}" for n in changed)
+        return f"parameters changed: {values}"
+    if then.corpus != now.corpus:
+        return "another corpus"
+    inputs = sorted(name for name in {*then.inputs, *now.inputs} if then.inputs.get(name) != now.inputs.get(name))
+    if inputs:
+        return f"input changed: {', '.join(inputs)}"
+    if then.notebook != now.notebook:
+        return "the notebook's code changed"
+    if then.library != now.library:
+        return "fvc_lib changed"
+    outputs = _hashes(task.stage.outputs(run, task.fold), run)
+    stale = sorted(name for name, digest in record.outputs.items() if outputs.get(name) != digest)
+    return f"output missing or changed: {', '.join(stale)}" if stale else None
+
+
+@cache
+def library_hash() -> str:
+    """Over every source file of ``fvc_lib``: coarse, so that no change of code can hide behind a finished stage."""
+    root = Path(fvc_lib.__file__).parent
+    return sha256_of_json({str(p.relative_to(root)): sha256_of_file(p) for p in sorted(root.rglob("*.py"))})
+
+
+def _hashes(paths: Iterable[Path], run: RunPaths) -> dict[str, str]:
+    return {str(path.relative_to(run.root)): sha256_of_file(path) if path.is_file() else "" for path in paths}

@@ -1,0 +1,165 @@
+"""The first call of every notebook: which run this is, with which parameters, and what to write to.
+
+Run by the runner, a notebook gets its run folder as a parameter. Opened in JupyterLab it works on the newest run with
+that run's parameters, so that it shows what the headless run showed; a run is never changed into another experiment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import polars as pl
+
+from fvc_lib.execution.progress import Report, bar_reporter, file_reporter, progress_path
+from fvc_lib.execution.run_record import begin_run
+from fvc_lib.services.atomic_files import sweep_temporaries
+from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
+from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.memory import MemorySampler
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
+
+ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
+
+
+class StopRequested(FvcError):
+    """The stage was asked to stop (SIGTERM, SIGUSR1 or Ctrl-C) and has left a state to resume from."""
+
+    exit_code = 75
+
+
+@dataclass
+class StageSession:
+    """One notebook at work: its run, configuration and logs."""
+
+    stage: str
+    paths: RunPaths
+    config: RunConfig
+    parameters: tuple[str, ...]
+    fold: int | None
+    attempt: int
+    headless: bool
+    memory: MemorySampler
+    stop_requested: bool = False
+    # While a stage polls ``stop`` a signal only sets the flag; otherwise it ends the cell at once.
+    _polling: bool = False
+
+    def settings(self) -> pl.DataFrame:
+        """The resolved parameters this notebook reads: columns parameter, value, meaning."""
+        fields = type(self.config).model_fields
+        values = self.config.model_dump(mode="json")
+        return pl.DataFrame(
+            {
+                "parameter": list(self.parameters),
+                "value": [_as_text(values[name]) for name in self.parameters],
+                "meaning": [fields[name].description or "" for name in self.parameters],
+            },
+            schema={"parameter": pl.String, "value": pl.String, "meaning": pl.String},
+        )
+
+    def metric_log(self) -> MetricLog:
+        """This stage's metric log, opened for appending."""
+        path = self.paths.metrics(self.stage, self.fold)
+        return MetricLog(path, run_id=self.paths.run_id, fold=self.fold, attempt=self.attempt)
+
+    def progress(self, what: str) -> Report:
+        """A callback ``(done, total)``: a bar when live, a line on the runner's terminal when headless."""
+        if self.headless:
+            return file_reporter(progress_path(self.paths, self.stage, self.fold), what)
+        return bar_reporter(what)
+
+    def stop(self) -> bool:
+        """Whether the stage was asked to stop; asking makes signals set a flag instead of ending the cell."""
+        self._polling = True
+        return self.stop_requested
+
+    def leave_if_stopped(self) -> None:
+        """End the notebook here when it was asked to stop.
+
+        Raises:
+            StopRequested: always ends the run with a state to resume from.
+        """
+        self._polling = False
+        if self.stop_requested:
+            raise StopRequested("stopped as asked; everything up to here is saved")
+
+    def close(self) -> None:
+        """Close the logs; the last call of every notebook."""
+        self.memory.close()
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler: note the wish to stop."""
+        del frame
+        self.stop_requested = True
+        if not self._polling:
+            raise StopRequested(f"stopped by {signal.Signals(number).name}; finished work is kept")
+
+
+def open_stage(stage: str, namespace: Mapping[str, Any]) -> StageSession:
+    """Open ``stage`` with the values of its parameters cell.
+
+    Args:
+        stage: the notebook's name without suffix.
+        namespace: ``globals()`` of the notebook right after its parameters cell: ``run_dir``, for a fold stage
+            ``fold``, and fields of RunConfig.
+
+    Raises:
+        UsageError: no such run; or a value in the cell was edited that differs from the run's own.
+    """
+    parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
+    given = {name: namespace[name] for name in parameters}
+    attempt = os.environ.get(ATTEMPT_VARIABLE)
+    paths, config = _find_or_begin(str(namespace["run_dir"]), given)
+    fold = int(namespace["fold"]) if "fold" in namespace else None
+    if fold is not None and not 0 <= fold < config.num_folds:
+        raise UsageError(
+            f"fold: got {fold}, wanted 0 to {config.num_folds - 1}: this run has {config.num_folds} folds."
+        )
+    memory = MemorySampler(paths.memory(stage, fold), mem_gb=config.mem_gb)
+    session = StageSession(stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory)
+    if session.headless:
+        sweep_temporaries(paths.root)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, session.on_signal)
+    return session
+
+
+def _find_or_begin(run_dir: str, given: dict[str, Any]) -> tuple[RunPaths, RunConfig]:
+    fresh = resolve_config(given)
+    runs_dir = Path(fresh.runs_dir)
+    if run_dir == "new" or (not run_dir and not list_runs(runs_dir)):
+        return begin_run(fresh, command="JupyterLab"), fresh
+    paths = find_run(runs_dir, run_dir or "latest")
+    config = run_config(paths)
+    defaults = RunConfig()
+    edited = {
+        name: value
+        for name, value in given.items()
+        if getattr(fresh, name) not in (getattr(defaults, name), getattr(config, name))
+    }
+    if edited:
+        changes = ", ".join(f"{name} {getattr(config, name)!r} -> {value!r}" for name, value in edited.items())
+        raise UsageError(
+            f"{paths.run_id} was made with other values ({changes}), and a run is never changed into another one. "
+            "Set run_dir = 'new' in the parameters cell to start a new run with your values, or put them back."
+        )
+    return paths, config
+
+
+def run_config(paths: RunPaths) -> RunConfig:
+    """The configuration a run was started with, as it stands in its ``params.yaml``.
+
+    Raises:
+        UsageError: the file is missing or was edited into something invalid.
+    """
+    return resolve_config(read_params_file(paths.params_yaml), environ={})
+
+
+def _as_text(value: object) -> str:
+    return ", ".join(str(part) for part in value) if isinstance(value, list) else str(value)

@@ -1,0 +1,99 @@
+"""The stages of a run and what each one reads and writes: one declaration, used by plan, runner and status."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.run_paths import RunPaths, stage_key
+
+Files = Callable[[RunPaths, int | None], Sequence[Path]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One notebook's place in the run.
+
+    ``inputs`` and ``outputs`` give the files by which stages talk; a stage is finished when its outputs exist and its
+    inputs, parameters and code are still what they were.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    inputs: Files
+    outputs: Files
+    per_fold: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """One execution of one notebook: a stage, or one fold of it."""
+
+    stage: Stage
+    fold: int | None
+
+    @property
+    def key(self) -> str:
+        """The name of everything this task writes, for example ``04_fold_training_fold_2``."""
+        return stage_key(self.stage.name, self.fold)
+
+
+STAGES = (
+    Stage("01_data_index", (), lambda run, _: (), lambda run, _: (run.index, run.rejected)),
+    Stage("02_folds", ("01_data_index",), lambda run, _: (run.index,), lambda run, _: (run.folds,)),
+    Stage(
+        "03_augmentation",
+        ("01_data_index",),
+        lambda run, _: (run.index,),
+        lambda run, _: (run.augmented_metadata,),
+    ),
+    Stage(
+        "04_fold_training",
+        ("02_folds", "03_augmentation"),
+        lambda run, _: (run.index, run.folds, run.augmented_metadata),
+        lambda run, fold: (run.predictions(0 if fold is None else fold),),
+        per_fold=True,
+    ),
+    Stage(
+        "05_kfold_results",
+        ("04_fold_training",),
+        lambda run, _: (run.index, run.folds, *sorted(run.tables.glob("predictions_fold_*.parquet"))),
+        lambda run, _: (run.results,),
+    ),
+    Stage("06_analysis_dashboard", ("05_kfold_results",), lambda run, _: (run.results,), lambda run, _: ()),
+)
+
+
+def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Task]:
+    """Every task of a run, each after what it needs, stages of equal rank by name."""
+    by_name = {stage.name: stage for stage in stages}
+    sorter = graphlib.TopologicalSorter({stage.name: set(stage.needs) for stage in stages})
+    sorter.prepare()
+    names: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        names.extend(ready)
+        sorter.done(*ready)
+    return [
+        Task(by_name[name], fold)
+        for name in names
+        for fold in (range(config.num_folds) if by_name[name].per_fold else (None,))
+    ]
+
+
+def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
+    """The one stage whose name is or contains ``text`` (``05``, ``results``, ``05_kfold_results``).
+
+    Raises:
+        UsageError: none or several fit; the message lists the names.
+    """
+    names = [stage.name for stage in stages]
+    exact = [stage for stage in stages if stage.name == text]
+    fitting = exact or [stage for stage in stages if text and text in stage.name]
+    if len(fitting) == 1:
+        return fitting[0]
+    raise UsageError(f"no single stage called {text!r}.{did_you_mean(text, names)} Stages: {', '.join(names)}.")

@@ -1,0 +1,85 @@
+"""``status.json``: the truth about every stage, written by the runner alone, readable at any moment."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+
+RunState = Literal["running", "done", "failed", "interrupted", "requeue"]
+StageState = Literal["pending", "running", "done", "failed", "interrupted"]
+
+
+class StageError(BaseModel):
+    """The error that ended a stage, and the 1-based cell of the record it came from."""
+
+    name: str
+    message: str
+    cell: int | None = None
+
+
+class StageStatus(BaseModel):
+    """One task's truth. Times are UTC and inform; durations come from a monotonic clock."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    state: StageState = "pending"
+    attempts: int = 0
+    reason: str | None = None
+    started_utc: str | None = None
+    finished_utc: str | None = None
+    duration_seconds: float | None = None
+    exit_code: int | None = None
+    peak_rss_bytes: int | None = None
+    last_step: str | None = None
+    error: StageError | None = None
+
+
+class RunStatus(BaseModel):
+    """The whole run's truth."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    run_id: str
+    state: RunState = "running"
+    attempt: int = 1
+    started_utc: str
+    finished_utc: str | None = None
+    duration_seconds: float | None = None  # summed over attempts
+    peak_rss_bytes: int | None = None
+    exit_code: int | None = None
+    runner_pid: int | None = None
+    runner_host: str | None = None
+    stages: dict[str, StageStatus] = Field(default_factory=dict)
+
+    def stage(self, key: str) -> StageStatus:
+        """The status of task ``key``, made when it is new."""
+        return self.stages.setdefault(key, StageStatus())
+
+    def write(self, run: RunPaths) -> None:
+        """Replace ``status.json`` atomically."""
+        document: dict[str, Any] = self.model_dump(mode="json")
+        write_json(run.status_json, document)
+
+
+def read_status(run: RunPaths) -> RunStatus:
+    """The status as it was last written.
+
+    Raises:
+        DataError: missing or not ours; names the file.
+    """
+    try:
+        return RunStatus(**json.loads(run.status_json.read_text()))
+    except (OSError, ValueError, TypeError, ValidationError) as error:
+        raise DataError(f"{run.status_json}: cannot be read as a run's status: {error}. Start a new run.") from error
+
+
+def utc_now() -> str:
+    """Now, as ISO 8601 UTC with seconds."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
