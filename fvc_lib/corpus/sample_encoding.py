@@ -1,0 +1,113 @@
+"""Encoding and decoding of planar yuv420p frames in memory, to the same bytes every time, at a chosen size.
+
+Size is the point: manipulated footage compresses better or worse than camera footage, so at a fixed quality the bit
+rate would give the label away. Every file is therefore encoded again until it has the size its profile asks for.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import cast
+
+import av
+import numpy as np
+
+from fvc_lib.corpus.sample_scenes import Planes, resize_plane
+
+SIZE_TOLERANCE = 0.03
+MAX_ENCODINGS = 4
+
+# One thread, fixed speed and no version strings where the format can do without: the bytes depend on nothing else.
+_CODEC_OPTIONS = {
+    "libx264": {"preset": "superfast", "threads": "1", "flags": "+bitexact", "g": "30"},
+    "mpeg4": {"threads": "1", "flags": "+bitexact", "g": "15"},
+    "libvpx-vp9": {
+        "deadline": "realtime", "cpu-used": "8", "threads": "1", "row-mt": "0", "lag-in-frames": "0",
+        "flags": "+bitexact", "g": "60",
+    },
+}  # fmt: skip
+_SUFFIX_FORMATS = {"mp4": "mp4", "mkv": "matroska", "webm": "webm", "avi": "avi", "mov": "mov"}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How one file is written."""
+
+    codec: str  # encoder name
+    suffix: str  # of the file name; chooses the container
+    frames_per_second: int
+    bits_per_pixel: float  # of every frame, container included
+
+    def target_bytes(self, frames: Planes) -> int:
+        """The file size that ``frames`` (T, 3*H/2, W) shall have."""
+        pixels = frames.shape[0] * frames.shape[1] * 2 // 3 * frames.shape[2]
+        return int(pixels * self.bits_per_pixel / 8)
+
+
+def encode_to_size(frames: Planes, encoding: Encoding) -> bytes:
+    """Encode (T, 3*H/2, W), adjusting the bit rate until the file is within 3% of its target or four tries are over.
+
+    Returns the try that came closest.
+    """
+    target = encoding.target_bytes(frames)
+    seconds = frames.shape[0] / encoding.frames_per_second
+    bit_rate = target * 8 / seconds
+    best = b""
+    for _ in range(MAX_ENCODINGS):
+        content = encode_frames(frames, encoding, int(bit_rate))
+        if not best or abs(len(content) - target) < abs(len(best) - target):
+            best = content
+        if abs(len(content) / target - 1) <= SIZE_TOLERANCE:
+            break
+        bit_rate *= min(max(target / len(content), 0.4), 2.5)
+    return best
+
+
+def encode_frames(frames: Planes, encoding: Encoding, bits_per_second: int) -> bytes:
+    """Encode uint8 (T, 3*H/2, W) planar yuv420p once, at about ``bits_per_second``."""
+    buffer = io.BytesIO()
+    container = _SUFFIX_FORMATS[encoding.suffix]
+    with av.open(buffer, "w", format=container, options={"fflags": "+bitexact"}) as output:
+        stream = cast(av.VideoStream, output.add_stream(encoding.codec, rate=encoding.frames_per_second))
+        stream.width, stream.height = frames.shape[2], frames.shape[1] * 2 // 3
+        stream.pix_fmt, stream.bit_rate = "yuv420p", bits_per_second
+        stream.codec_context.thread_count = 1
+        stream.options = dict(_CODEC_OPTIONS[encoding.codec])
+        for planes in frames:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(planes, format="yuv420p")))
+        output.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+def decode_frames(content: bytes) -> Planes:
+    """All frames of an encoded file as uint8 (T, 3*H/2, W) planar yuv420p."""
+    with av.open(io.BytesIO(content), "r") as source:
+        source.streams.video[0].codec_context.thread_count = 1
+        return np.stack([frame.to_ndarray() for frame in source.decode(video=0)]).astype(np.uint8, copy=False)
+
+
+def rescale_frames(frames: Planes, height: int, width: int) -> Planes:
+    """Bilinear resize of (T, 3*H/2, W) to the given luma size (multiples of 4)."""
+    scaled = np.empty((frames.shape[0], height * 3 // 2, width), np.uint8)
+    for source, target in zip(frames, scaled, strict=True):
+        for from_plane, to_plane in zip(split_planes(source), split_planes(target), strict=True):
+            to_plane[:] = np.rint(resize_plane(from_plane, *to_plane.shape)).astype(np.uint8)
+    return scaled
+
+
+def crop_frames(frames: Planes, top: int, left: int, height: int, width: int) -> Planes:
+    """The window of (T, 3*H/2, W) at even ``top`` and ``left`` with the given luma size (multiples of 4)."""
+    cropped = np.empty((frames.shape[0], height * 3 // 2, width), np.uint8)
+    for source, target in zip(frames, cropped, strict=True):
+        for from_plane, to_plane, scale in zip(split_planes(source), split_planes(target), (1, 2, 2), strict=True):
+            h, w = to_plane.shape
+            to_plane[:] = from_plane[top // scale : top // scale + h, left // scale : left // scale + w]
+    return cropped
+
+
+def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
+    """Views of luma (H, W) and both chroma planes (H/2, W/2) of one packed frame (3*H/2, W)."""
+    height, width = planes.shape[0] * 2 // 3, planes.shape[1]
+    chroma = planes[height:].reshape(2, height // 2, width // 2)
+    return planes[:height], chroma[0], chroma[1]

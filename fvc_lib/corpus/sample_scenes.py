@@ -1,0 +1,260 @@
+"""Camera-like synthetic footage: textured places, moving things, hand shake, exposure drift, sensor noise.
+
+Frames are planar yuv420p, uint8 (T, 3*H/2, W): what encoders take and decoders give, so no colour conversion stands
+between a rendered frame and its file. Only element-wise arithmetic is used (no reductions, no BLAS): the bytes depend
+neither on thread counts nor on the width of a CPU's vector units.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Planes = npt.NDArray[np.uint8]  # (T, 3*H/2, W): luma rows, then both chroma planes as PyAV packs them
+Plane = npt.NDArray[np.float32]  # (H, W)
+
+MARGIN_PIXELS = 28  # how far shake and pan may carry the camera from the centre of its canvas
+
+
+@dataclass(frozen=True)
+class Camera:
+    """What a device does to every frame it takes."""
+
+    noise_sigma: float  # standard deviation of luma noise in grey levels at mid grey
+    shake_pixels: float
+    pan_pixels: float  # drift over the whole shot
+    exposure_drift: float  # relative change of brightness over the shot
+    vignette: float  # relative darkening of the corners
+    warmth: float  # shift of both chroma planes in levels
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A piece of footage to render; equal values give equal bytes."""
+
+    name: str  # seeds the scene
+    width: int
+    height: int
+    num_frames: int
+    camera: Camera
+
+
+def generator_for(*parts: object) -> np.random.Generator:
+    """A generator seeded by the parts' text: the same on every machine and in any order of calls."""
+    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
+
+
+def draw_camera(name: str) -> Camera:
+    """A handheld camera; all shots, real or to be manipulated, draw from these ranges."""
+    rng = generator_for("camera", name)
+    return Camera(
+        noise_sigma=rng.uniform(2.5, 4.5),
+        shake_pixels=rng.uniform(1.0, 3.5),
+        pan_pixels=rng.uniform(-18.0, 18.0),
+        exposure_drift=rng.uniform(-0.18, 0.18),
+        vignette=rng.uniform(0.05, 0.25),
+        warmth=rng.uniform(-8.0, 8.0),
+    )
+
+
+def render_shot(shot: Shot) -> Planes:
+    """Render ``shot``.
+
+    Returns:
+        uint8 (T, 3*H/2, W), planar yuv420p, video range.
+
+    Raises:
+        ValueError: width or height is not a positive multiple of 4.
+    """
+    if shot.width % 4 or shot.height % 4 or min(shot.width, shot.height) < 4:
+        raise ValueError(f"shot of {shot.width}x{shot.height}: got a side that is no positive multiple of 4")
+    rng = generator_for("shot", shot.name)
+    place = _draw_place(rng, shot)
+    things = [_draw_thing(rng, shot) for _ in range(int(rng.integers(1, 4)))]
+    path = _camera_path(rng, shot)
+    gain = _exposure(rng, shot)
+    falloff = _vignette(shot)
+    noise = _noise_field(rng, shot)
+    frames = np.empty((shot.num_frames, shot.height * 3 // 2, shot.width), np.uint8)
+    for t in range(shot.num_frames):
+        luma, chroma = _view(place, path[t], shot)
+        for thing in things:
+            thing.paste(luma, chroma, t / max(shot.num_frames - 1, 1))
+        luma = _soften(luma) * (falloff * gain[t])
+        luma += _noise_window(rng, noise, shot) * (0.6 + luma / np.float32(320.0))
+        _pack(frames[t], luma, chroma, shot)
+    return frames
+
+
+def resize_plane(plane: npt.NDArray[np.generic], height: int, width: int) -> Plane:
+    """Bilinear resize of (H, W) with half-pixel centres, by gathers and element-wise sums only."""
+    rows, row_weight = _taps(plane.shape[0], height)
+    columns, column_weight = _taps(plane.shape[1], width)
+    source = plane.astype(np.float32)
+    upper, lower = source[rows], source[np.minimum(rows + 1, plane.shape[0] - 1)]
+    mixed = upper + (lower - upper) * row_weight[:, None]
+    left, right = mixed[:, columns], mixed[:, np.minimum(columns + 1, plane.shape[1] - 1)]
+    return np.asarray(left + (right - left) * column_weight, np.float32)
+
+
+def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int, ...], contrast: float) -> Plane:
+    """Value noise of several octaves, (height, width), zero-mean by symmetry; ``cells`` are their sizes in pixels."""
+    total = np.zeros((height, width), np.float32)
+    for cell in cells:
+        grid = rng.uniform(-1.0, 1.0, (height // cell + 2, width // cell + 2))
+        total += resize_plane(grid, height, width)
+    return total * np.float32(contrast)
+
+
+@dataclass(frozen=True)
+class _Place:
+    luma: Plane  # twice the frame's resolution plus margins: shake then moves by half pixels
+    chroma: npt.NDArray[np.float32]  # (2, h, w) at the frame's resolution, half of luma's
+
+
+@dataclass(frozen=True)
+class _Thing:
+    """Something that crosses the view, and may pause on its way."""
+
+    luma: Plane
+    chroma: tuple[float, float]
+    inside: npt.NDArray[np.bool_]  # (h, w), h and w even
+    start: tuple[float, float]  # centre (row, column) in pixels
+    travel: tuple[float, float]
+    pause_from: float  # share of the shot; the thing rests for a quarter of it
+
+    def paste(self, luma: Plane, chroma: npt.NDArray[np.float32], share: float) -> None:
+        """Draw into (H, W) luma and (2, H/2, W/2) chroma at ``share`` of the shot, clipped at the borders."""
+        moved = min(share, self.pause_from) + max(0.0, share - self.pause_from - 0.25)
+        top, left = (
+            2 * round((self.start[axis] + self.travel[axis] * moved - self.inside.shape[axis] / 2) / 2)
+            for axis in (0, 1)
+        )
+        rows = slice(max(top, 0), min(top + self.inside.shape[0], luma.shape[0]))
+        columns = slice(max(left, 0), min(left + self.inside.shape[1], luma.shape[1]))
+        if rows.start >= rows.stop or columns.start >= columns.stop:
+            return
+        own = np.s_[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+        inside = self.inside[own]
+        np.copyto(luma[rows, columns], self.luma[own], where=inside)
+        half = np.s_[rows.start // 2 : rows.stop // 2, columns.start // 2 : columns.stop // 2]
+        for plane, level in zip(chroma, self.chroma, strict=True):
+            np.copyto(plane[half], np.float32(level), where=inside[::2, ::2])
+
+
+def _taps(source: int, target: int) -> tuple[npt.NDArray[np.int64], Plane]:
+    position = np.clip((np.arange(target) + 0.5) * (source / target) - 0.5, 0, source - 1)
+    first = np.floor(position).astype(np.int64)
+    return first, (position - first).astype(np.float32)
+
+
+def _draw_place(rng: np.random.Generator, shot: Shot) -> _Place:
+    height, width = 2 * (shot.height + 2 * MARGIN_PIXELS), 2 * (shot.width + 2 * MARGIN_PIXELS)
+    luma = np.float32(rng.uniform(100, 140)) + texture(rng, height, width, (160, 90), 42)
+    luma += texture(rng, height, width, (24, 9), 9)
+    chroma = np.stack([texture(rng, height // 2, width // 2, (90, 40), 12) for _ in range(2)])
+    _add_slope(rng, luma)
+    for _ in range(int(rng.integers(5, 10))):
+        _add_block(rng, luma, chroma)
+    return _Place(luma, chroma)
+
+
+def _add_slope(rng: np.random.Generator, luma: Plane) -> None:
+    """Light that falls off in one direction, as a sky or a wall does."""
+    height, width = luma.shape
+    luma += np.linspace(-1, 1, height, dtype=np.float32)[:, None] * np.float32(rng.uniform(-35, 35))
+    luma += np.linspace(-1, 1, width, dtype=np.float32) * np.float32(rng.uniform(-35, 35))
+
+
+def _add_block(rng: np.random.Generator, luma: Plane, chroma: npt.NDArray[np.float32]) -> None:
+    """A large still object (house, furniture): a rectangle with its own brightness, colour and texture."""
+    height, width = luma.shape
+    h, w = (2 * int(rng.integers(side // 10, side // 3)) for side in (height // 2, width // 2))
+    top, left = 2 * int(rng.integers(0, (height - h) // 2)), 2 * int(rng.integers(0, (width - w) // 2))
+    luma[top : top + h, left : left + w] = np.float32(rng.uniform(50, 200)) + texture(rng, h, w, (40, 8), 9)
+    for plane in chroma:
+        plane[top // 2 : (top + h) // 2, left // 2 : (left + w) // 2] = np.float32(rng.uniform(-22, 22))
+
+
+def _draw_thing(rng: np.random.Generator, shot: Shot) -> _Thing:
+    h, w = (2 * int(rng.integers(side // 10, side // 5)) for side in (shot.height, shot.width))
+    rows, columns = np.linspace(-1, 1, h)[:, None], np.linspace(-1, 1, w)
+    roundness = rng.choice([2.0, 4.0, 8.0])
+    # Powers by squaring of whole exponents are exact to the last bit everywhere; the exponents above are even.
+    inside = rows ** int(roundness) + columns ** int(roundness) <= 1.0
+    return _Thing(
+        luma=np.float32(rng.uniform(60, 190)) + texture(rng, h, w, (16, 6), 10),
+        chroma=(rng.uniform(-28, 28), rng.uniform(-28, 28)),
+        inside=inside,
+        start=(rng.uniform(0.1, 0.9) * shot.height, rng.uniform(0.1, 0.9) * shot.width),
+        travel=(rng.uniform(-0.3, 0.3) * shot.height, rng.uniform(-0.6, 0.6) * shot.width),
+        pause_from=rng.uniform(0.2, 1.5),
+    )
+
+
+def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
+    """Offsets (T, 2) in half pixels from the canvas' corner: a slow pan plus a smoothed random walk."""
+    steps = rng.normal(0, shot.camera.shake_pixels, (shot.num_frames + 4, 2))
+    shake = (steps[:-4] + 2 * steps[1:-3] + 3 * steps[2:-2] + 2 * steps[3:-1] + steps[4:]) / 4
+    angle_share = rng.uniform(-0.4, 0.4)
+    pan = np.linspace(-0.5, 0.5, shot.num_frames)[:, None] * shot.camera.pan_pixels * np.array([angle_share, 1.0])
+    limit = 2 * MARGIN_PIXELS
+    half_pixels = np.rint(2 * (shake + pan)).astype(np.int64)
+    return np.asarray(np.clip(half_pixels, -limit, limit) + limit)
+
+
+def _exposure(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.float32]:
+    """Brightness per frame (T,): a drift, and for some shots a lamp that comes on or goes out within a few frames."""
+    drift = 1.0 + shot.camera.exposure_drift * np.linspace(-0.5, 0.5, shot.num_frames)
+    if rng.random() < 0.3:
+        moment, strength = rng.uniform(0.2, 0.8), rng.uniform(-0.15, 0.15)
+        drift += strength * np.clip((np.linspace(0, 1, shot.num_frames) - moment) * 8, 0, 1)
+    return drift.astype(np.float32)
+
+
+def _vignette(shot: Shot) -> Plane:
+    rows = np.linspace(-1, 1, shot.height, dtype=np.float32)[:, None]
+    columns = np.linspace(-1, 1, shot.width, dtype=np.float32)
+    return 1 - np.float32(shot.camera.vignette / 2) * (rows * rows + columns * columns)
+
+
+def _noise_field(rng: np.random.Generator, shot: Shot) -> Plane:
+    """A noise sheet larger than the frame; neighbours are correlated, as after demosaicing."""
+    white = rng.normal(0, shot.camera.noise_sigma, (shot.height + 65, shot.width + 65)).astype(np.float32)
+    return (white[1:, 1:] + white[:-1, 1:] + white[1:, :-1] + white[:-1, :-1]) / np.float32(1.6)
+
+
+def _noise_window(rng: np.random.Generator, noise: Plane, shot: Shot) -> Plane:
+    """A fresh-looking frame of noise: a random window of the sheet, randomly mirrored."""
+    top, left = (int(v) for v in rng.integers(0, 65, 2))
+    window = noise[top : top + shot.height, left : left + shot.width]
+    flips = int(rng.integers(0, 4))
+    return window[:: -1 if flips & 1 else 1, :: -1 if flips & 2 else 1]
+
+
+def _view(place: _Place, offset: npt.NDArray[np.int64], shot: Shot) -> tuple[Plane, npt.NDArray[np.float32]]:
+    top, left = int(offset[0]), int(offset[1])
+    luma = place.luma[top : top + 2 * shot.height : 2, left : left + 2 * shot.width : 2].copy()
+    chroma = place.chroma[:, top // 2 : top // 2 + shot.height : 2, left // 2 : left // 2 + shot.width : 2].copy()
+    return luma, chroma
+
+
+def _soften(luma: Plane) -> Plane:
+    """A lens: three taps in each direction, borders kept."""
+    soft = luma.copy()
+    soft[1:-1] = (luma[:-2] + 2 * luma[1:-1] + luma[2:]) / 4
+    wide = soft.copy()
+    wide[:, 1:-1] = (soft[:, :-2] + 2 * soft[:, 1:-1] + soft[:, 2:]) / 4
+    return wide
+
+
+def _pack(frame: npt.NDArray[np.uint8], luma: Plane, chroma: npt.NDArray[np.float32], shot: Shot) -> None:
+    height = shot.height
+    frame[:height] = np.clip(np.rint(luma), 16, 235).astype(np.uint8)
+    shift = np.array([-shot.camera.warmth, shot.camera.warmth], np.float32)[:, None, None]
+    levels = np.clip(np.rint(chroma + 128 + shift), 16, 240).astype(np.uint8)
+    frame[height:] = levels.reshape(height // 2, shot.width)
