@@ -29,12 +29,12 @@ def _label() -> pa.Column:
 
 
 def _group() -> pa.Column:
-    return _text(checks=pa.Check.str_length(1))
+    return _text(checks=pa.Check.str_length(min_value=1))
 
 
 INDEX = pa.DataFrameSchema(
     {
-        "video_id": _text(unique=True, checks=pa.Check.str_length(8)),
+        "video_id": _text(unique=True, checks=pa.Check.str_length(min_value=8)),
         "path": _text(unique=True),  # relative to the corpus root, with '/'
         "label": _label(),
         "group_id": _group(),
