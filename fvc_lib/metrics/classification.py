@@ -195,9 +195,7 @@ def roc_curve(labels: npt.ArrayLike, scores: npt.ArrayLike) -> RocCurve:
         ValueError: labels or scores that cannot be meant (shape, NaN, labels other than 0 and 1).
     """
     curve = _unweighted_curve(labels, scores)
-    return RocCurve(
-        curve.false_positive_rates[0], curve.true_positive_rates[0], np.append(np.inf, curve.thresholds)
-    )
+    return RocCurve(curve.false_positive_rates[0], curve.true_positive_rates[0], np.append(np.inf, curve.thresholds))
 
 
 def precision_recall_curve(labels: npt.ArrayLike, scores: npt.ArrayLike) -> PrecisionRecallCurve:
@@ -225,9 +223,7 @@ def _confusion(
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Weights (R,) of hits, misses, false alarms and correct rejections, fake being what is looked for."""
     if not np.isin(decisions, (0, 1)).all():
-        raise ValueError(
-            "decisions: got other values than 0 and 1; use thresholds.decide(scores, threshold) first."
-        )
+        raise ValueError("decisions: got other values than 0 and 1; use thresholds.decide(scores, threshold) first.")
     fake, called = labels == 1, decisions == 1
     cells = np.stack([fake & called, fake & ~called, ~fake & called, ~fake & ~called], axis=1)
     hits, misses, false_alarms, rejections = (weights @ cells.astype(np.float64)).T

@@ -55,9 +55,7 @@ def weighted_metric(definition: Definition) -> Metric:
             ones = np.ones((1, checked_labels.size))
             return float(definition(checked_labels, checked_scores, ones, **settings)[0])
         table = check_weights(weights, checked_labels.size)
-        values = definition(
-            checked_labels, checked_scores, table.reshape(-1, checked_labels.size), **settings
-        )
+        values = definition(checked_labels, checked_scores, table.reshape(-1, checked_labels.size), **settings)
         return values.reshape(table.shape[:-1])
 
     return metric  # type: ignore[return-value]  # the two overloads are told apart by ``weights`` at run time

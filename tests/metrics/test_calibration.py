@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.metrics.calibration import (
+    equal_mass_edges,
+    equal_width_edges,
+    expected_calibration_error,
+    reliability_bins,
+)
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 1), st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.1, 0.5, 1.0]))),
+    min_size=1,
+    max_size=40,
+)
+
+
+def naive_error(labels: np.ndarray, scores: np.ndarray, edges: np.ndarray) -> float:
+    total = 0.0
+    for k in range(len(edges) - 1):
+        last = k == len(edges) - 2
+        inside = (scores >= edges[k]) & ((scores <= edges[k + 1]) if last else (scores < edges[k + 1]))
+        if inside.any():
+            total += inside.mean() * abs(scores[inside].mean() - labels[inside].mean())
+    return total
+
+
+@given(ROWS, st.integers(1, 12), st.booleans())
+def test_error_equals_the_naive_sum_over_bins(rows: list[tuple[int, float]], num_bins: int, by_mass: bool) -> None:
+    labels, scores = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    edges = equal_mass_edges(scores, num_bins) if by_mass else equal_width_edges(num_bins)
+    expected = naive_error(labels, scores, edges)
+    assert expected_calibration_error(labels, scores, edges=edges) == pytest.approx(expected, abs=1e-12)
+    bins = reliability_bins(labels, scores, edges)
+    seen = bins.counts > 0
+    from_bins = (bins.counts * np.abs(bins.mean_scores - bins.fake_shares))[seen].sum() / bins.counts.sum()
+    assert from_bins == pytest.approx(expected, abs=1e-12)
+    assert np.isnan(bins.mean_scores[~seen]).all()
+
+
+@given(ROWS, st.data())
+def test_integer_weights_are_repeated_rows(rows: list[tuple[int, float]], data: st.DataObject) -> None:
+    labels, scores = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    counts = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))))
+    repeated = np.repeat(np.arange(len(rows)), counts)
+    expected = expected_calibration_error(labels[repeated], scores[repeated]) if repeated.size else np.nan
+    np.testing.assert_allclose(expected_calibration_error(labels, scores, counts), expected, atol=1e-12)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.integers(1, 10))
+def test_equal_mass_bins_hold_every_score_once_and_cover_the_range(scores: list[float], num_bins: int) -> None:
+    edges = equal_mass_edges(scores, num_bins)
+    assert edges[0] == 0
+    assert edges[-1] == 1
+    assert (np.diff(edges) > 0).all()
+    assert len(edges) <= num_bins + 1
+    assert reliability_bins(np.zeros(len(scores), int), scores, edges).counts.sum() == len(scores)
+
+
+def test_equal_mass_bins_hold_equal_numbers_of_distinct_scores() -> None:
+    scores = np.linspace(0.4, 0.6, 40)
+    assert reliability_bins(np.zeros(40, int), scores, equal_mass_edges(scores, 8)).counts.tolist() == [5] * 8
+
+
+def test_certain_and_right_is_calibrated_certain_and_wrong_is_not() -> None:
+    assert expected_calibration_error([0, 1], [0.0, 1.0]) == 0.0
+    assert expected_calibration_error([1, 0], [0.0, 1.0]) == 1.0
+
+
+@pytest.mark.parametrize("edges", [[0, 1, 1], [0.1, 1], [0, 0.9], [0], [[0, 1]], [0, np.nan, 1]])
+def test_edges_that_do_not_ascend_from_0_to_1_are_refused(edges: list) -> None:
+    with pytest.raises(ValueError, match="edges"):
+        expected_calibration_error([0, 1], [0.2, 0.7], edges=edges)
+
+
+@pytest.mark.parametrize("make", [equal_width_edges, lambda n: equal_mass_edges([0.5], n)])
+def test_no_bin_at_all_is_refused(make: object) -> None:
+    with pytest.raises(ValueError, match="num_bins"):
+        make(0)
+
+
+def test_scores_that_are_no_probabilities_are_refused() -> None:
+    with pytest.raises(ValueError, match="scores"):
+        reliability_bins([0, 1], [0.1, 1.1])

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fvc_lib.metrics import classification as c
+from fvc_lib.metrics.thresholds import decide
+from fvc_lib.metrics.weighting import Metric
+
+RANKING = (c.roc_auc, c.average_precision, c.equal_error_rate, c.true_positive_rate_at)
+DECIDING = (c.f1, c.balanced_accuracy, c.matthews_correlation)
+PROBABILITY = (c.brier_score, c.log_loss)
+ALL = RANKING + DECIDING + PROBABILITY
+
+
+@st.composite
+def samples(draw: st.DrawFn, *, levels: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Both classes, few score levels: ties within and between the classes are the rule."""
+    rows = draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, levels - 1)), min_size=2, max_size=30))
+    labels, scores = np.array(rows).T
+    assume(labels.min() < labels.max())
+    return labels, scores / (levels - 1)
+
+
+def naive_auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    pairs = [(fake > real) + (fake == real) / 2 for fake in scores[labels == 1] for real in scores[labels == 0]]
+    return float(np.mean(pairs))
+
+
+def naive_roc(labels: np.ndarray, scores: np.ndarray) -> list[tuple[float, float]]:
+    thresholds = [np.inf, *sorted(set(scores.tolist()), reverse=True)]
+    return [(float((scores[labels == 0] >= t).mean()), float((scores[labels == 1] >= t).mean())) for t in thresholds]
+
+
+def naive_equal_error_rate(labels: np.ndarray, scores: np.ndarray) -> float:
+    points = naive_roc(labels, scores)
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        before, after = 1 - y0 - x0, 1 - y1 - x1
+        if before > 0 >= after:
+            return x0 + (x1 - x0) * before / (before - after)
+    raise AssertionError("the ROC curve runs from (0, 0) to (1, 1) and so crosses the diagonal")
+
+
+@given(samples())
+def test_roc_auc_is_the_share_of_pairs_won_and_equals_scikit_learn(sample: tuple[np.ndarray, np.ndarray]) -> None:
+    assert c.roc_auc(*sample) == pytest.approx(naive_auc(*sample), abs=1e-12)
+    assert c.roc_auc(*sample) == pytest.approx(sklearn.metrics.roc_auc_score(*sample), abs=1e-12)
+
+
+@given(samples())
+def test_average_precision_equals_scikit_learn(sample: tuple[np.ndarray, np.ndarray]) -> None:
+    expected = sklearn.metrics.average_precision_score(*sample)
+    assert c.average_precision(*sample) == pytest.approx(expected, abs=1e-12)
+
+
+@given(samples())
+def test_equal_error_rate_is_where_the_naive_curve_crosses(sample: tuple[np.ndarray, np.ndarray]) -> None:
+    assert c.equal_error_rate(*sample) == pytest.approx(naive_equal_error_rate(*sample), abs=1e-12)
+
+
+@given(samples(), st.sampled_from([0.0, 0.05, 0.2, 0.5, 1.0]))
+def test_true_positive_rate_is_the_best_of_all_thresholds(sample: tuple[np.ndarray, np.ndarray], rate: float) -> None:
+    expected = max(tpr for fpr, tpr in naive_roc(*sample) if fpr <= rate + 1e-12)
+    assert c.true_positive_rate_at(*sample, false_positive_rate=rate) == pytest.approx(expected, abs=1e-12)
+
+
+def test_true_positive_rate_counts_one_of_twenty_as_five_percent() -> None:
+    labels = np.repeat([0, 1], [20, 2])
+    scores = np.concatenate([[0.9], np.full(19, 0.1), [0.8, 0.95]])
+    assert c.true_positive_rate_at(labels, scores) == 1.0
+    assert c.true_positive_rate_at(labels, scores, false_positive_rate=0.049) == 0.5
+
+
+@given(samples(), st.sampled_from([0.0, 0.3, 0.5, 0.9]))
+def test_decision_metrics_equal_scikit_learn(sample: tuple[np.ndarray, np.ndarray], threshold: float) -> None:
+    labels, scores = sample
+    decisions = decide(scores, threshold)
+    oracles = (
+        sklearn.metrics.f1_score(labels, decisions, zero_division=0.0),
+        sklearn.metrics.balanced_accuracy_score(labels, decisions),
+        sklearn.metrics.matthews_corrcoef(labels, decisions),
+    )
+    for metric, expected in zip(DECIDING, oracles, strict=True):
+        assert metric(labels, decisions) == pytest.approx(expected, abs=1e-12), metric.__name__
+
+
+@given(samples())
+def test_probability_metrics_equal_scikit_learn(sample: tuple[np.ndarray, np.ndarray]) -> None:
+    assert c.brier_score(*sample) == pytest.approx(sklearn.metrics.brier_score_loss(*sample), abs=1e-12)
+    assert c.log_loss(*sample) == pytest.approx(sklearn.metrics.log_loss(*sample), rel=1e-9, abs=1e-12)
+
+
+@given(samples())
+def test_curves_are_the_naive_ones(sample: tuple[np.ndarray, np.ndarray]) -> None:
+    labels, scores = sample
+    roc = c.roc_curve(labels, scores)
+    np.testing.assert_allclose(
+        np.stack([roc.false_positive_rates, roc.true_positive_rates], axis=1), naive_roc(labels, scores)
+    )
+    assert roc.thresholds[0] == np.inf
+    curve = c.precision_recall_curve(labels, scores)
+    for recall, precision, threshold in zip(curve.recalls, curve.precisions, curve.thresholds, strict=True):
+        called = scores >= threshold
+        assert precision == pytest.approx(labels[called].mean())
+        assert recall == pytest.approx(called[labels == 1].mean())
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.__name__)
+@given(sample=samples(), data=st.data())
+def test_integer_weights_are_repeated_rows(
+    metric: Metric, sample: tuple[np.ndarray, np.ndarray], data: st.DataObject
+) -> None:
+    labels, scores = sample
+    values = decide(scores, 0.5).astype(float) if metric in DECIDING else scores
+    weights = np.array(
+        data.draw(st.lists(st.lists(st.integers(0, 3), min_size=labels.size, max_size=labels.size), min_size=1))
+    )
+    got = metric(labels, values, weights)
+    assert got.shape == (weights.shape[0],)
+    for value, counts in zip(got, weights, strict=True):
+        rows = np.repeat(np.arange(labels.size), counts)
+        expected = metric(labels[rows], values[rows]) if rows.size else np.nan
+        np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(samples(), st.sampled_from([3.7, 1e-6, 1e6]))
+def test_only_the_ratio_of_weights_counts(sample: tuple[np.ndarray, np.ndarray], factor: float) -> None:
+    labels, scores = sample
+    for metric in RANKING + PROBABILITY:
+        weighted = metric(labels, scores, np.full(labels.size, factor))
+        assert weighted.shape == ()
+        np.testing.assert_allclose(weighted, metric(labels, scores), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_one_class_leaves_comparisons_undefined_and_errors_defined(label: int) -> None:
+    labels, scores = np.full(3, label), np.array([0.2, 0.4, 0.6])
+    assert all(np.isnan(metric(labels, scores)) for metric in RANKING)
+    assert all(np.isnan(metric(labels, decide(scores, 0.5))) for metric in DECIDING)
+    assert all(np.isfinite(metric(labels, scores)) for metric in PROBABILITY)
+
+
+def test_known_values() -> None:
+    labels, perfect = [0, 0, 1, 1], [0.1, 0.2, 0.8, 0.9]
+    assert c.roc_auc(labels, perfect) == 1.0
+    assert c.equal_error_rate(labels, perfect) == 0.0
+    assert c.roc_auc(labels, [0.5] * 4) == 0.5
+    assert c.equal_error_rate(labels, [0.5] * 4) == 0.5
+    assert c.equal_error_rate(labels, [1 - score for score in perfect]) == 1.0
+    assert c.matthews_correlation(labels, [1, 1, 1, 1]) == 0.0
+    assert c.brier_score(labels, [0.5] * 4) == 0.25
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.__name__)
+@pytest.mark.parametrize(
+    ("labels", "scores", "weights", "named"),
+    [
+        ([], [], None, "labels"),
+        ([[0, 1]], [[0.1, 0.2]], None, "labels"),
+        ([0, 2], [0.0, 1.0], None, "labels"),
+        ([0, np.nan], [0.0, 1.0], None, "labels"),
+        (["real", "fake"], [0.0, 1.0], None, "labels"),
+        ([0, 1], [0.0], None, "scores"),
+        ([0, 1], [0.0, np.nan], None, "scores"),
+        ([0, 1], [0.0, np.inf], None, "scores"),
+        ([0, 1], [0.0, 1.0], [1.0, 1.0, 1.0], "weights"),
+        ([0, 1], [0.0, 1.0], [1.0, -1.0], "weights"),
+        ([0, 1], [0.0, 1.0], [1.0, np.nan], "weights"),
+    ],
+)
+def test_bad_input_is_named(metric: Metric, labels: list, scores: list, weights: list | None, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        metric(labels, scores, weights)
+
+
+@pytest.mark.parametrize("metric", PROBABILITY, ids=lambda metric: metric.__name__)
+def test_scores_that_are_no_probabilities_are_refused(metric: Metric) -> None:
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        metric([0, 1], [0.1, 1.2])
+
+
+@pytest.mark.parametrize("metric", DECIDING, ids=lambda metric: metric.__name__)
+def test_scores_in_place_of_decisions_are_refused(metric: Metric) -> None:
+    with pytest.raises(ValueError, match="decide"):
+        metric([0, 1], [0.1, 0.9])
+
+
+def test_a_rate_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="false_positive_rate"):
+        c.true_positive_rate_at([0, 1], [0.1, 0.9], false_positive_rate=5)
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.__name__)
+def test_documentation_survives_the_decorator(metric: Metric) -> None:
+    assert metric.__doc__
+    assert metric.__name__ == next(name for name, value in vars(c).items() if value is metric)

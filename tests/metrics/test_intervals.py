@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.metrics import intervals
+from fvc_lib.metrics.calibration import expected_calibration_error
+from fvc_lib.metrics.classification import average_precision, brier_score, equal_error_rate, roc_auc
+from fvc_lib.metrics.intervals import cluster_bootstrap, draw_group_counts, group_codes
+from fvc_lib.metrics.weighting import Metric
+from fvc_lib.metrics.within_folds import within_folds
+
+
+def clustered(
+    seed: int, num_groups: int = 30, per_group: int = 4, group_effect: float = 1.0, row_effect: float = 0.5
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Groups of one label whose scores share a random part, as near-duplicates do."""
+    generator = np.random.default_rng(seed)
+    group_of_row = np.repeat(np.arange(num_groups), per_group)
+    labels = group_of_row % 2
+    logits = (
+        labels
+        + generator.normal(0, group_effect, num_groups)[group_of_row]
+        + generator.normal(0, row_effect, labels.size)
+    )
+    return labels, 1 / (1 + np.exp(-logits)), group_of_row
+
+
+@pytest.mark.parametrize(
+    "metric", [roc_auc, average_precision, equal_error_rate, brier_score, expected_calibration_error]
+)
+@pytest.mark.parametrize("folded", [False, True])
+def test_the_ends_are_those_of_naive_resampling_with_the_same_draws(metric: Metric, folded: bool) -> None:
+    labels, scores, groups = clustered(3, num_groups=12)
+    scores = np.round(scores, 1)  # ties
+    folds = groups % 3
+    codes, num_groups = group_codes(groups, labels.size)
+    naive = []
+    for block in draw_group_counts(labels, codes, num_groups, replicates=150, seed=7):
+        for counts in block.astype(int):
+            rows = np.concatenate([np.flatnonzero(groups == g) for g in range(num_groups) for _ in range(counts[g])])
+            over = within_folds(metric, folds[rows]) if folded else metric
+            naive.append(over(labels[rows], scores[rows]))
+    over = within_folds(metric, folds) if folded else metric
+    interval = cluster_bootstrap(labels, scores, groups, over, replicates=150, seed=7, confidence=0.9)
+    np.testing.assert_allclose([interval.low, interval.high], np.nanquantile(naive, [0.05, 0.95]), atol=1e-12)
+    assert interval.value == over(labels, scores)
+    assert (interval.replicates, interval.num_groups, interval.num_rows) == (150, 12, 48)
+
+
+def test_the_block_size_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, scores, groups = clustered(1, num_groups=21)
+    before = cluster_bootstrap(labels, scores, groups, roc_auc, replicates=200)
+    monkeypatch.setattr(intervals, "_WEIGHTS_PER_BLOCK", 7 * labels.size)
+    assert cluster_bootstrap(labels, scores, groups, roc_auc, replicates=200) == before
+
+
+def test_the_order_of_rows_does_not_matter_and_the_seed_does() -> None:
+    labels, scores, groups = clustered(2)
+    order = np.random.default_rng(0).permutation(labels.size)
+    first = cluster_bootstrap(labels, scores, groups, roc_auc, replicates=200, seed=5)
+    assert cluster_bootstrap(labels[order], scores[order], groups[order], roc_auc, replicates=200, seed=5) == first
+    assert cluster_bootstrap(labels, scores, groups, roc_auc, replicates=200, seed=6) != first
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 1)), min_size=2, max_size=40), st.integers(0, 99))
+def test_every_replicate_draws_as_many_groups_and_keeps_each_stratum(rows: list[tuple[int, int]], seed: int) -> None:
+    labels = np.array([label for _, label in rows])
+    codes, num_groups = group_codes([group for group, _ in rows], labels.size)
+    blocks = list(draw_group_counts(labels, codes, num_groups, replicates=9, seed=seed))
+    counts = np.concatenate(blocks)
+    assert counts.shape == (9, num_groups)
+    strata = intervals._strata(labels, codes, num_groups)
+    assert sorted(np.concatenate(strata).tolist()) == list(range(num_groups))
+    for members in strata:
+        assert (counts[:, members].sum(axis=1) == members.size).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 1)), min_size=2, max_size=30))
+def test_no_stratum_of_one_group_where_both_classes_have_two(rows: list[tuple[int, int]]) -> None:
+    labels = np.array([label for _, label in rows])
+    codes, num_groups = group_codes([group for group, _ in rows], labels.size)
+    if intervals._groups_per_class(labels, codes, num_groups).min() >= 2:
+        assert all(members.size > 1 for members in intervals._strata(labels, codes, num_groups))
+
+
+@pytest.mark.parametrize("metric", [roc_auc, brier_score])
+def test_copies_of_a_row_in_its_group_do_not_narrow_the_interval(metric: Metric) -> None:
+    labels, scores, groups = clustered(4, per_group=1, num_groups=40)
+    once = cluster_bootstrap(labels, scores, groups, metric, replicates=300)
+    copied = cluster_bootstrap(
+        np.repeat(labels, 20), np.repeat(scores, 20), np.repeat(groups, 20), metric, replicates=300
+    )
+    np.testing.assert_allclose([copied.low, copied.high], [once.low, once.high], rtol=1e-9)
+    by_row = cluster_bootstrap(
+        np.repeat(labels, 20), np.repeat(scores, 20), np.arange(labels.size * 20), metric, replicates=300
+    )
+    assert by_row.high - by_row.low < 0.5 * (once.high - once.low)
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say_and_row_intervals_do_not() -> None:
+    # The true AUC of clustered(): a difference of 1 over the SD of the difference of two rows of different groups.
+    spread = np.sqrt(2 * (1.0**2 + 0.5**2))
+    truth = statistics.NormalDist().cdf(1 / spread)
+    trials, by_group, by_row = 150, 0, 0
+    for trial in range(trials):
+        labels, scores, groups = clustered(1000 + trial, num_groups=40)
+        grouped = cluster_bootstrap(labels, scores, groups, roc_auc, replicates=300, seed=trial)
+        rows = cluster_bootstrap(labels, scores, np.arange(labels.size), roc_auc, replicates=300, seed=trial)
+        by_group += grouped.low <= truth <= grouped.high
+        by_row += rows.low <= truth <= rows.high
+    assert 0.88 <= by_group / trials <= 0.99
+    assert by_row / trials < 0.80
+
+
+@pytest.mark.parametrize(
+    ("labels", "groups"),
+    [
+        ([0, 0, 1, 1], ["a", "b", "c", "c"]),  # one group of fakes
+        ([0, 0, 1, 1], ["a", "a", "a", "a"]),
+        ([0, 1, 0, 0], ["a", "a", "b", "c"]),
+    ],
+)
+def test_one_group_of_a_class_gives_a_value_without_ends(labels: list[int], groups: list[str]) -> None:
+    interval = cluster_bootstrap(labels, [0.1, 0.4, 0.3, 0.8], groups, roc_auc, replicates=100)
+    assert np.isfinite(interval.value)
+    assert np.isnan([interval.low, interval.high]).all()
+    assert interval.replicates == 0
+
+
+def test_an_undefined_value_has_no_ends() -> None:
+    interval = cluster_bootstrap([1, 1, 1], [0.1, 0.4, 0.3], ["a", "b", "c"], roc_auc, replicates=100)
+    assert np.isnan([interval.value, interval.low, interval.high]).all()
+    defined = cluster_bootstrap([1, 1, 1], [0.1, 0.4, 0.3], ["a", "b", "c"], brier_score, replicates=100)
+    assert defined.low < defined.value < defined.high
+
+
+def test_groups_may_be_called_anything_and_are_told_apart() -> None:
+    codes, num_groups = group_codes(["a", "a\0", "ä'\n<b>", "\ud800", "a"], 5)
+    assert num_groups == 4
+    assert codes[0] == codes[4] != codes[1]
+
+
+@pytest.mark.parametrize(("replicates", "confidence"), [(0, 0.95), (10, 0.0), (10, 1.0), (10, 95.0)])
+def test_requests_without_sense_are_refused(replicates: int, confidence: float) -> None:
+    labels, scores, groups = clustered(0)
+    with pytest.raises(ValueError, match="replicates"):
+        cluster_bootstrap(labels, scores, groups, roc_auc, replicates=replicates, confidence=confidence)
+
+
+def test_a_group_too_few_is_refused() -> None:
+    with pytest.raises(ValueError, match="groups"):
+        cluster_bootstrap([0, 1], [0.1, 0.2], ["a"], roc_auc)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fvc_lib.metrics.classification import average_precision, roc_auc
+from fvc_lib.metrics.within_folds import within_folds
+
+
+def sample(seed: int, num_rows: int = 60, num_folds: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return (
+        generator.integers(0, 2, num_rows),
+        generator.integers(0, 8, num_rows) / 7,
+        generator.integers(0, num_folds, num_rows),
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_auc_within_folds_is_the_share_of_pairs_of_one_fold_won(seed: int) -> None:
+    labels, scores, folds = sample(seed)
+    pairs = [
+        (scores[i] > scores[j]) + (scores[i] == scores[j]) / 2
+        for i in np.flatnonzero(labels == 1)
+        for j in np.flatnonzero(labels == 0)
+        if folds[i] == folds[j]
+    ]
+    assert within_folds(roc_auc, folds)(labels, scores) == pytest.approx(np.mean(pairs), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_weights_are_repeated_rows(seed: int) -> None:
+    labels, scores, folds = sample(seed)
+    counts = np.random.default_rng(seed).integers(0, 3, (7, labels.size))
+    got = within_folds(average_precision, folds)(labels, scores, counts)
+    for value, row_counts in zip(got, counts, strict=True):
+        rows = np.repeat(np.arange(labels.size), row_counts)
+        assert value == pytest.approx(within_folds(average_precision, folds[rows])(labels[rows], scores[rows]))
+
+
+def test_one_fold_is_the_metric_itself() -> None:
+    labels, scores, _ = sample(0)
+    assert within_folds(roc_auc, np.zeros(labels.size))(labels, scores) == pytest.approx(roc_auc(labels, scores))
+
+
+def test_a_score_that_is_constant_in_each_fold_is_chance_though_pooled_it_is_not() -> None:
+    labels = np.array([0, 0, 1, 0, 1, 1])
+    folds = np.array([0, 0, 0, 1, 1, 1])
+    scores = np.where(folds == 0, 2 / 3, 1 / 3)  # the training share of fakes: high where the test share is low
+    assert roc_auc(labels, scores) < 0.4
+    assert within_folds(roc_auc, folds)(labels, scores) == 0.5
+
+
+def test_a_fold_of_one_class_has_no_say() -> None:
+    labels, scores, folds = np.array([0, 1, 1, 1]), np.array([0.1, 0.9, 0.0, 0.0]), np.array([0, 0, 1, 1])
+    assert within_folds(roc_auc, folds)(labels, scores) == 1.0
+    assert np.isnan(within_folds(roc_auc, folds[2:])(labels[2:], scores[2:]))
+
+
+def test_another_number_of_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="one per entry of folds"):
+        within_folds(roc_auc, [0, 0, 1])([0, 1], [0.1, 0.9])
