@@ -1,0 +1,209 @@
+"""Sparse decoding: a few frames of a video, chosen by their place in the presentation, as one uint8 array.
+
+The packets are read once without decoding to learn which frames there are; then each group of pictures that holds a
+wanted frame is decoded from its keyframe. Where that is not known to be exact (no time stamps, damaged seeking, frames
+before the first keyframe) the video is decoded as a stream, twice: once to count, once to take. Never are more frames
+held than the decoder itself needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.video.errors import CorruptVideo, TruncatedVideo, VideoError
+from fvc_lib.video.frame_reader import FrameSink, count_frames, read_by_place, read_by_pts
+from fvc_lib.video.frame_table import FrameTable, check_not_empty, read_frame_table
+from fvc_lib.video.letterbox import Box
+from fvc_lib.video.source import VideoSource, open_video
+
+Sampling = Literal["uniform", "keyframe"]
+OnTruncated = Literal["raise", "resample"]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Frames of one video.
+
+    Attributes:
+        frames: uint8 (T, 3, H, W), RGB, upright.
+        pts_seconds: float64 (T,), presentation times on the container's own clock; from the nominal rate where the
+            container has no usable times.
+        frame_indices: int64 (T,), places in the presentation order, 0 to ``num_source_frames - 1``.
+        num_source_frames: frames the video has (that exist, after ``on_truncated="resample"``).
+        source_width, source_height: pixels as stored, before rotation and sample aspect ratio.
+        rotation_degrees: clockwise turn in {0, 90, 180, 270} that was applied to the first frame.
+        content: where the picture lies in ``frames``; the rest is black.
+        repeated: the video, or the part asked for, has fewer frames than asked, so some appear more than once.
+        resampled: frames were missing, and the frames are spread over those that exist.
+    """
+
+    frames: npt.NDArray[np.uint8]
+    pts_seconds: npt.NDArray[np.float64]
+    frame_indices: npt.NDArray[np.int64]
+    num_source_frames: int
+    source_width: int
+    source_height: int
+    rotation_degrees: int
+    content: Box
+    repeated: bool
+    resampled: bool
+
+
+def decode_clip(
+    path: Path,
+    num_frames: int,
+    size: int | None = None,
+    *,
+    start_seconds: float | None = None,
+    end_seconds: float | None = None,
+    sampling: Sampling = "uniform",
+    on_truncated: OnTruncated = "raise",
+) -> Clip:
+    """Decode ``num_frames`` frames spread evenly over a video, or over its part in [start_seconds, end_seconds).
+
+    Frame k of T is number round(k (n - 1) / (T - 1)) of the n frames in presentation order (the first for T = 1), and
+    equals what decoding the whole video gives there.
+
+    Args:
+        path: a local file.
+        num_frames: T, at least 1. A video of fewer frames repeats some, and the clip says so.
+        size: side in pixels of the square each frame is letterboxed to; none keeps the pixels as stored, upright.
+        start_seconds: leave out frames before this time on the container's clock.
+        end_seconds: leave out frames at or after this time.
+        sampling: ``uniform``, or ``keyframe``: the keyframe nearest to each of those places. Cheaper, approximate and
+            for previews only: encoders choose keyframes by content, so their choice can give a label away.
+        on_truncated: ``raise`` when frames that the file promises are missing, or ``resample`` those that exist.
+
+    Raises:
+        ValueError: an argument out of range, or no frame in the time asked for.
+        VideoError: the file is unreadable, has no video, is truncated, corrupt or refused; see ``errors``.
+    """
+    _check_arguments(num_frames, size, start_seconds, end_seconds, sampling, on_truncated)
+    window = _Window(start_seconds, end_seconds)
+    with open_video(path) as source:
+        table = read_frame_table(source)
+        check_not_empty(path, table)
+        if table.trusted and (table.damage is None or window.ends_before(source, table)):
+            clip = _decode_sparse(source, table, num_frames, size, window, sampling)
+            if clip is not None:
+                return clip
+        elif table.damage is not None and on_truncated == "raise":
+            raise TruncatedVideo(path, table.damage)
+    return _decode_stream(path, table, num_frames, size, window, on_truncated)
+
+
+@dataclass(frozen=True)
+class _Window:
+    start_seconds: float | None
+    end_seconds: float | None
+
+    def places(self, seconds: npt.NDArray[np.float64], path: Path) -> npt.NDArray[np.int64]:
+        """The places whose time lies in the half-open window."""
+        inside = np.ones(len(seconds), bool)
+        if self.start_seconds is not None:
+            inside &= seconds >= self.start_seconds
+        if self.end_seconds is not None:
+            inside &= seconds < self.end_seconds
+        if not inside.any():
+            raise ValueError(
+                f"{str(path)!r}: no frame in [{self.start_seconds}, {self.end_seconds}) seconds; its frames lie in "
+                f"[{seconds.min():.3f}, {seconds.max():.3f}]. Choose a window inside."
+            )
+        return np.flatnonzero(inside)
+
+    def ends_before(self, source: VideoSource, table: FrameTable) -> bool:
+        """Whether a truncated file still has all frames of the window: none of them is decoded after the cut."""
+        if self.end_seconds is None:
+            return False
+        return self.end_seconds <= float(table.dts.max() * _time_base(source))
+
+
+def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.int64]:
+    """int64 (num_frames,): round(linspace(0, num_source_frames - 1, num_frames))."""
+    return np.round(np.linspace(0, num_source_frames - 1, num_frames)).astype(np.int64)
+
+
+def _decode_sparse(
+    source: VideoSource, table: FrameTable, num_frames: int, size: int | None, window: _Window, sampling: Sampling
+) -> Clip | None:
+    """The clip, or none when a frame did not turn up where the packets promised it."""
+    order = table.presentation_order()
+    seconds = table.pts[order].astype(np.float64) * _time_base(source)
+    places = window.places(seconds, source.path)
+    chosen = places[uniform_places(len(places), num_frames)]
+    if sampling == "keyframe":
+        chosen = _nearest(np.flatnonzero(table.is_key[order]), chosen)
+    sink = FrameSink(size, source.stream.sample_aspect_ratio, chosen)
+    try:
+        complete = read_by_pts(source, table, order, sink)
+    except VideoError:
+        return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
+    return _clip(sink, seconds, resampled=False) if complete else None
+
+
+def _decode_stream(
+    path: Path, table: FrameTable, num_frames: int, size: int | None, window: _Window, on_truncated: OnTruncated
+) -> Clip:
+    """The slow and sure way: count the frames by decoding all of them, then decode again and take some."""
+    count = count_frames(path, table)
+    if not count.num_frames:
+        raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
+    if count.missing is not None and on_truncated == "raise":
+        raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
+    places = window.places(count.seconds, path)
+    chosen = places[uniform_places(len(places), num_frames)]
+    with open_video(path) as source:
+        sink = FrameSink(size, source.stream.sample_aspect_ratio, chosen)
+        if not read_by_place(source, count.order, sink):
+            raise CorruptVideo(path, "decoding it twice gives different frames")
+    return _clip(sink, count.seconds, resampled=count.missing is not None)
+
+
+def _clip(sink: FrameSink, seconds: npt.NDArray[np.float64], *, resampled: bool) -> Clip:
+    return Clip(
+        frames=sink.frames,
+        pts_seconds=seconds[sink.places],
+        frame_indices=sink.places,
+        num_source_frames=len(seconds),
+        source_width=sink.source_width,
+        source_height=sink.source_height,
+        rotation_degrees=sink.rotation_degrees,
+        content=sink.content,
+        repeated=len(set(sink.places.tolist())) < len(sink.places),
+        resampled=resampled,
+    )
+
+
+def _nearest(candidates: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if not len(candidates):
+        return wanted
+    return np.asarray(candidates[np.abs(candidates[None, :] - wanted[:, None]).argmin(axis=1)], np.int64)
+
+
+def _time_base(source: VideoSource) -> float:
+    return float(source.stream.time_base or 0)
+
+
+def _check_arguments(
+    num_frames: int,
+    size: int | None,
+    start_seconds: float | None,
+    end_seconds: float | None,
+    sampling: str,
+    on_truncated: str,
+) -> None:
+    if num_frames < 1:
+        raise ValueError(f"num_frames: got {num_frames}, wanted at least 1")
+    if size is not None and not 1 <= size <= 8192:
+        raise ValueError(f"size: got {size}, wanted 1 to 8192 pixels, or None to keep the pixels as stored")
+    if start_seconds is not None and end_seconds is not None and not start_seconds < end_seconds:
+        raise ValueError(f"got the window [{start_seconds}, {end_seconds}), wanted start_seconds < end_seconds")
+    if sampling not in ("uniform", "keyframe"):
+        raise ValueError(f"sampling: got {sampling!r}, wanted 'uniform' or 'keyframe'")
+    if on_truncated not in ("raise", "resample"):
+        raise ValueError(f"on_truncated: got {on_truncated!r}, wanted 'raise' or 'resample'")
