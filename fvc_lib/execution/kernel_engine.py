@@ -34,7 +34,7 @@ logging.getLogger("papermill").addHandler(logging.NullHandler())
 
 @dataclass(frozen=True)
 class CellError:
-    """The exception that ended a notebook: its type's name, message and the cell's position (1-based, all cells)."""
+    """The exception that ended a notebook: its type's name, message and the number in the cell's ``In [n]``."""
 
     name: str
     message: str
@@ -92,13 +92,13 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
 
     on_start: Callable[[int], None] | None = None
     return_code: int | None = None
-    died = False
+    error: CellError | None = None
 
-    async def async_start_new_kernel_client(self) -> Any:
+    def start_new_kernel_client(self) -> Any:
         """Tell who is watching which process to watch, before the kernel's first reply."""
         if self.on_start is not None:
             self.on_start(self.km.provisioner.pid)
-        return await super().async_start_new_kernel_client()
+        return super().start_new_kernel_client()
 
     def papermill_execute_cells(self) -> None:
         """Run the cells in order; the first that raises, or the kernel's death, ends it."""
@@ -107,6 +107,8 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             try:
                 self.execute_cell(cell, index)
             except CellExecutionError as error:
+                # Kept here because papermill takes sys.exit(0) for success, with cells left that never ran.
+                self.error = CellError(error.ename, error.evalue, cell.execution_count or 0)
                 self.nb_man.cell_exception(cell, cell_index=index, exception=error)
                 return
             except BaseException as error:
@@ -118,7 +120,6 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
 
     def _note_death(self, error: BaseException) -> None:
         if isinstance(error, DeadKernelError):
-            self.died = True
             process = getattr(self.km.provisioner, "process", None)
             self.return_code = process.poll() if process is not None else None
 
@@ -156,16 +157,15 @@ def execute(
                 progress_bar=False,
                 start_timeout=KERNEL_START_TIMEOUT_SECONDS,
             )
-        except PapermillExecutionError as error:
-            return KernelOutcome(CellError(error.ename, error.evalue, error.cell_index + 1), False, None)
+        except PapermillExecutionError:
+            pass  # the client has it
         except DeadKernelError:
-            client = engine.client
-            return KernelOutcome(None, True, None if client is None else client.return_code)
+            return KernelOutcome(None, True, engine.client.return_code)
         except RuntimeError as error:
             if "Kernel" not in str(error):
                 raise
             return KernelOutcome(None, True, None)  # it never became ready, or went away while starting
-        return KernelOutcome(None, False, None)
+        return KernelOutcome(engine.client.error, False, None)
 
 
 def _engine(manager: _Manager, environment: dict[str, str], folder: Path, on_start: Callable[[int], None]) -> Any:

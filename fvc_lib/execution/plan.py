@@ -49,6 +49,7 @@ def make_plan(
     *,
     only: Stage | None = None,
     start: Stage | None = None,
+    stages: Sequence[Stage] = STAGES,
 ) -> list[PlannedTask]:
     """Decide for every task whether it runs.
 
@@ -58,8 +59,9 @@ def make_plan(
         run: the run to continue; None for a new one, in which everything runs.
         only: run this stage and no other.
         start: run this stage and all that follow from it, finished or not.
+        stages: the run's stages.
     """
-    tasks = tasks_in_order(config)
+    tasks = tasks_in_order(config, stages)
     if only is not None:
         return [
             PlannedTask(task, task.stage is only, "asked for by --only" if task.stage is only else "not asked for")

@@ -32,7 +32,7 @@ from fvc_lib.services.run_paths import RunPaths
 
 STATE_OF_EXIT: dict[int, RunState] = {0: "done", 75: "requeue", 130: "interrupted", 143: "interrupted"}
 # The names of our own errors as a notebook's record shows them, and what each makes a command leave with.
-EXIT_OF_ERROR = {"UsageError": 2, "DataError": 3, "LeakageError": 3}
+EXIT_OF_ERROR = {"UsageError": 2, "DataError": 3, "LeakageError": 3, "StopRequested": 75}
 
 
 class Runner:
@@ -178,6 +178,7 @@ class Runner:
         stage.state = "failed"
         if outcome.error is not None:
             stage.exit_code = EXIT_OF_ERROR.get(outcome.error.name, 1)
+            stage.state = "interrupted" if stage.exit_code == 75 else "failed"
             stage.reason = "a cell failed"
             stage.error = StageError(**vars(outcome.error))
         else:
@@ -199,7 +200,7 @@ class Runner:
             return
         what = stage.reason or ""
         if stage.error is not None:
-            where = f" (cell {stage.error.cell})" if stage.error.cell else ""
+            where = f" (cell In [{stage.error.cell}])" if stage.error.cell else ""
             what = f"{stage.error.name}: {stage.error.message}{where}"
         self.terminal.line(f"  what happened: {what}")
         self.terminal.line(f"  record: {self.run.partial_notebook(task.stage.name, task.fold)}")

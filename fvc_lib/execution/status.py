@@ -17,7 +17,7 @@ StageState = Literal["pending", "running", "done", "failed", "interrupted"]
 
 
 class StageError(BaseModel):
-    """The error that ended a stage, and the 1-based cell of the record it came from."""
+    """The error that ended a stage, and the number in the ``In [n]`` of the cell it came from."""
 
     name: str
     message: str

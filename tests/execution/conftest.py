@@ -1,0 +1,104 @@
+"""A run of three tiny notebooks in real kernels: what the runner promises is tested on these, not on mocks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from fvc_lib.execution.notebook_files import Notebook, read_notebook
+from fvc_lib.execution.plan import PlannedTask, make_plan
+from fvc_lib.execution.run_record import begin_run
+from fvc_lib.execution.runner import Runner
+from fvc_lib.execution.stages import Stage
+from fvc_lib.execution.status import RunStatus, read_status
+from fvc_lib.execution.terminal import Terminal
+from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.run_paths import RunPaths
+
+PARAMETERS = 'run_dir: str = ""\nseed: int = 0\n'
+WRITE = """
+from pathlib import Path
+folder = Path(run_dir) / "tables"
+folder.mkdir(exist_ok=True)
+def output(name, text):
+    (folder / f"{name}.txt").write_text(text)
+    with (folder / f"{name}.count").open("a") as stream:
+        stream.write("x")
+"""
+
+
+def write_notebook(path: Path, sources: Sequence[str], parameters: str | None = PARAMETERS) -> Path:
+    """A notebook whose first cell is tagged ``parameters``, followed by one code cell per source."""
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    if parameters is not None:
+        cells.insert(0, nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(nbformat.writes(nbformat.v4.new_notebook(cells=cells)))
+    return path
+
+
+def table_stage(name: str, needs: tuple[str, ...] = (), per_fold: bool = False) -> Stage:
+    """A stage whose output is ``tables/<name>.txt`` (``_K`` for a fold) and whose inputs are its needs' outputs."""
+
+    def outputs(run: RunPaths, fold: int | None) -> Sequence[Path]:
+        return (run.tables / (f"{name}.txt" if fold is None else f"{name}_{fold}.txt"),)
+
+    def inputs(run: RunPaths, fold: int | None) -> Sequence[Path]:
+        return tuple(run.tables / f"{need}.txt" for need in needs)
+
+    return Stage(name, needs, inputs, outputs, per_fold)
+
+
+@dataclass
+class Project:
+    """A folder of notebooks, their stages and a runs folder."""
+
+    folder: Path
+    stages: tuple[Stage, ...]
+    config: RunConfig
+
+    def notebooks(self) -> dict[str, Notebook]:
+        return {stage.name: read_notebook(self.folder / f"{stage.name}.ipynb") for stage in self.stages}
+
+    def begin(self) -> RunPaths:
+        return begin_run(self.config, command="test")
+
+    def plan(self, run: RunPaths | None, **options: Stage) -> list[PlannedTask]:
+        return make_plan(self.notebooks(), self.config, run, stages=self.stages, **options)
+
+    def execute(self, run: RunPaths, plan: list[PlannedTask] | None = None) -> tuple[int, RunStatus, str]:
+        """Run; returns exit code, status and what the terminal showed."""
+        shown = io.StringIO()
+        runner = Runner(run, self.config, self.notebooks(), Terminal(shown))
+        code = runner.execute(self.plan(run) if plan is None else plan)
+        return code, read_status(run), shown.getvalue()
+
+    def times_run(self, run: RunPaths, name: str) -> int:
+        """How often a stage's notebook wrote its output."""
+        path = run.tables / f"{name}.count"
+        return len(path.read_text()) if path.exists() else 0
+
+    def with_config(self, **values: object) -> Project:
+        return replace(self, config=self.config.model_copy(update=values))
+
+
+@pytest.fixture
+def make_project(tmp_path: Path) -> Callable[..., Project]:
+    """A function from stage name -> code cells to a project of stages in a chain."""
+
+    def make(per_fold: tuple[str, ...] = (), **cells: Sequence[str]) -> Project:
+        stages: list[Stage] = []
+        for name, sources in cells.items():
+            fold = "fold: int = 0\n" if name in per_fold else ""
+            write_notebook(tmp_path / "notebooks" / f"{name}.ipynb", [WRITE, *sources], PARAMETERS + fold)
+            needs = tuple(stage.name for stage in stages[-1:] if not stage.per_fold)
+            stages.append(table_stage(name, needs, name in per_fold))
+        config = resolve_config({"runs_dir": str(tmp_path / "runs"), "num_folds": 2}, environ={})
+        return Project(tmp_path / "notebooks", tuple(stages), config)
+
+    return make

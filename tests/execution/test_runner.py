@@ -1,0 +1,247 @@
+"""The runner with real kernels: what it skips, what it says when a notebook dies, and what survives a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fvc_lib.execution.plan import make_plan, read_notebooks
+from fvc_lib.execution.status import read_status
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths, list_runs
+
+ONE = "output('one', f'seed {seed}')"
+TWO = "output('two', (folder / 'one.txt').read_text() + '!')"
+
+
+def cell_states(record: Path) -> list[str]:
+    cells = json.loads(record.read_text())["cells"]
+    return [c["metadata"]["papermill"]["status"] for c in cells if c["metadata"].get("papermill", {}).get("status")]
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"waited {seconds} s for {what}")
+        time.sleep(0.05)
+
+
+def test_a_run_executes_its_stages_in_order_and_records_them(make_project):
+    project = make_project(one=[ONE], two=[TWO])
+    run = project.with_config(seed=7).begin()
+    code, status, shown = project.with_config(seed=7).execute(run)
+    assert code == 0
+    assert (run.tables / "two.txt").read_text() == "seed 7!"
+    assert {key: stage.state for key, stage in status.stages.items()} == {"one": "done", "two": "done"}
+    assert status.state == "done"
+    assert status.peak_rss_bytes > 20e6
+    assert run.executed_notebook("one").is_file()
+    assert not run.partial_notebook("one").exists()
+    assert set(cell_states(run.executed_notebook("two"))) == {"completed"}
+    assert "one" in shown
+    assert "\r" not in shown
+
+
+def test_finished_stages_are_skipped_until_something_they_depend_on_changes(make_project):
+    project = make_project(one=[ONE], two=[TWO])
+    run = project.begin()
+    project.execute(run)
+    assert [(p.run, p.reason) for p in project.plan(run)] == [(False, "finished, nothing changed")] * 2
+
+    (run.tables / "one.txt").write_text("tampered")
+    reasons = [p.reason for p in project.plan(run)]
+    assert reasons == ["output missing or changed: tables/one.txt", "after one"]
+
+    code, _, _ = project.execute(run)
+    assert code == 0
+    assert (run.tables / "two.txt").read_text() == "seed 0!"
+    changed = project.with_config(seed=3)
+    assert changed.plan(run)[0].reason == "parameters changed: seed 0 -> 3"
+
+
+def test_a_changed_notebook_runs_again_and_a_changed_heading_does_not(make_project):
+    project = make_project(one=[ONE], two=[TWO])
+    run = project.begin()
+    project.execute(run)
+    path = project.folder / "two.ipynb"
+    path.write_text(path.read_text().replace("'!'", "'?'"))
+    assert [p.reason for p in project.plan(run)] == ["finished, nothing changed", "the notebook's code changed"]
+    project.execute(run)
+    assert (run.tables / "two.txt").read_text() == "seed 0?"
+    assert project.times_run(run, "one") == 1
+
+
+def test_only_and_from_run_what_they_name(make_project):
+    project = make_project(one=[ONE], two=[TWO])
+    run = project.begin()
+    project.execute(run)
+    one, two = project.stages
+    assert [p.run for p in project.plan(run, only=two)] == [False, True]
+    assert [p.run for p in project.plan(run, start=one)] == [True, True]
+    assert [p.run for p in project.plan(run, start=two)] == [False, True]
+    assert [p.run for p in project.with_config(use_mlops_pipeline=False).plan(run)] == [True, True]
+
+
+def test_each_fold_is_a_task_of_its_own(make_project):
+    project = make_project(per_fold=("folds",), one=[ONE], folds=["output(f'folds_{fold}', str(fold))"])
+    run = project.begin()
+    code, status, _ = project.execute(run)
+    assert code == 0
+    assert sorted(status.stages) == ["folds_fold_0", "folds_fold_1", "one"]
+    assert (run.tables / "folds_1.txt").read_text() == "1"
+    (run.tables / "folds_1.txt").unlink()
+    assert [p.task.key for p in project.plan(run) if p.run] == ["folds_fold_1"]
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "words"),
+    [
+        ("1 / 0", 1, "ZeroDivisionError: division by zero (cell In [5])"),
+        ("import sys; sys.exit(0)", 1, "SystemExit"),
+        ("from fvc_lib.services.errors import DataError\nraise DataError('too few groups')", 3, "too few groups"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 138, "SIGSEGV"),
+        ("import os; os._exit(3)", 138, "kernel went away (exit status 3)"),
+        ("(folder / 'one.txt').unlink()", 1, "MissingOutput"),
+    ],
+)
+def test_a_notebook_that_dies_is_told_truthfully(make_project, source, code, words):
+    after = [] if "unlink" in source else ["output('after', '')"]
+    project = make_project(one=[ONE, source, *after], two=[TWO])
+    run = project.begin()
+    got, status, shown = project.execute(run)
+    assert got == code == status.exit_code
+    assert words in shown
+    assert str(run.partial_notebook("one")) in shown
+    assert status.stages["one"].state == "failed"
+    assert status.stages["two"].state == "pending"
+    assert not run.executed_notebook("one").exists()
+    if after:
+        assert cell_states(run.partial_notebook("one"))[-2:] == ["failed", "pending"]
+    # Repaired, the run goes on.
+    path = project.folder / "one.ipynb"
+    document = json.loads(path.read_text())
+    document["cells"] = [c for c in document["cells"] if "".join(c["source"]) != source]
+    path.write_text(json.dumps(document))
+    assert project.execute(run)[0] == 0
+
+
+def test_a_second_process_on_one_run_is_refused_by_name(make_project):
+    project = make_project(one=[ONE])
+    run = project.begin()
+    script = textwrap.dedent(f"""
+        import time
+        from pathlib import Path
+        from fvc_lib.execution.runner import _only_one
+        from fvc_lib.services.run_paths import RunPaths
+        with _only_one(RunPaths(Path({str(run.root)!r}))):
+            print("held", flush=True)
+            time.sleep(60)
+    """)
+    holder = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=f"process {holder.pid} on "):
+            project.execute(run)
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert project.execute(run)[0] == 0  # a dead holder's lock is gone with it
+
+
+SLOW = (
+    "import time\n(folder / 'slow.started').write_text('')\nwhile not (folder / 'go').exists():\n    time.sleep(0.05)"
+)
+RUNNER = """
+import sys
+from pathlib import Path
+from fvc_lib.execution.notebook_files import read_notebook
+from fvc_lib.execution.plan import make_plan
+from fvc_lib.execution.runner import Runner
+from fvc_lib.execution.session import run_config
+from fvc_lib.execution.stages import Stage
+from fvc_lib.services.run_paths import RunPaths
+run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2])
+stages = [Stage(n, need, lambda r, f: (), lambda r, f, n=n: (r.tables / f"{n}.txt",)) for n, need in (("one", ()), ("two", ("one",)))]
+notebooks = {s.name: read_notebook(folder / f"{s.name}.ipynb") for s in stages}
+config = run_config(run)
+sys.exit(Runner(run, config, notebooks).execute(make_plan(notebooks, config, run, stages=stages)))
+"""
+
+
+def start_runner(run: RunPaths, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", RUNNER, str(run.root), str(folder)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def kernel_of(runner: subprocess.Popen[str]) -> psutil.Process:
+    return next(p for p in psutil.Process(runner.pid).children() if "ipykernel_launcher" in " ".join(p.cmdline()))
+
+
+def test_a_killed_runner_takes_its_kernel_along_and_its_run_goes_on(make_project):
+    project = make_project(one=[ONE], two=[SLOW, TWO])
+    run = project.begin()
+    runner = start_runner(run, project.folder)
+    wait_for((run.tables / "slow.started").exists, "the second stage to start")
+    kernel = kernel_of(runner)
+    runner.kill()
+    runner.communicate()
+    wait_for(lambda: not kernel.is_running() or kernel.status() == psutil.STATUS_ZOMBIE, "the orphaned kernel to leave")
+    assert read_status(run).stages["two"].state == "running"  # as it was left; the next runner corrects it
+    (run.tables / "go").write_text("")
+
+    resumed = start_runner(run, project.folder)
+    shown, _ = resumed.communicate(timeout=60)
+    assert resumed.returncode == 0, shown
+    status = read_status(run)
+    assert status.state == "done"
+    assert status.attempt == 2
+    assert project.times_run(run, "one") == 1
+    assert status.stages["two"].attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "state"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 75, "requeue")]
+)
+def test_a_signal_reaches_the_stage_which_stops_and_can_go_on(make_project, number, code, state):
+    session = "from fvc_lib.execution.session import open_stage\nstage = open_stage('two', globals())"
+    project = make_project(one=[ONE], two=[session, SLOW, TWO])
+    run = project.begin()
+    runner = start_runner(run, project.folder)
+    wait_for((run.tables / "slow.started").exists, "the second stage to start")
+    os.kill(runner.pid, number)
+    shown, _ = runner.communicate(timeout=60)
+    assert runner.returncode == code, shown
+    status = read_status(run)
+    assert status.state == state
+    assert status.stages["two"].state == "interrupted"
+    assert "--resume" in shown
+
+
+def test_the_plan_refuses_a_notebook_parameter_no_configuration_knows(make_project, tmp_path):
+    project = make_project(one=[ONE])
+    path = project.folder / "one.ipynb"
+    path.write_text(path.read_text().replace("seed: int", "seeds: int"))
+    with pytest.raises(UsageError, match="Did you mean 'seed'"):
+        read_notebooks(project.folder, project.stages)
+
+
+def test_planning_a_new_run_writes_nothing(make_project, tmp_path):
+    project = make_project(one=[ONE], two=[TWO])
+    before = sorted(p for p in tmp_path.rglob("*"))
+    plan = make_plan(project.notebooks(), project.config, None, stages=project.stages)
+    assert [p.reason for p in plan] == ["new run", "new run"]
+    assert sorted(tmp_path.rglob("*")) == before
+    assert list_runs(tmp_path / "runs") == []
