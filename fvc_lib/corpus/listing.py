@@ -129,14 +129,14 @@ class CorpusFiles:
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
         self._real_root = os.path.realpath(root)
-        self._real_folders: dict[str, str] = {}
+        self._real_folders: dict[Path, str] = {}
 
     def normalized(self, raw: str) -> str | Refusal:
         """The listed path relative to the root without ``.`` and ``..`` (not yet table text), or why not."""
         if not raw or "\0" in raw:
             return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
         path = os.path.normpath(raw)
-        if os.path.isabs(path):
+        if Path(path).is_absolute():
             roots = (f"{self.root}{os.sep}", f"{self._real_root}{os.sep}")
             inside = next((root for root in roots if path.startswith(root)), None)
             if inside is None:
@@ -148,11 +148,11 @@ class CorpusFiles:
 
     def check(self, path: str) -> Refusal | None:
         """Why the normalized ``path`` cannot be used, or None when it is a regular file inside the corpus."""
-        full = os.path.join(self.root, path)
+        full = self.root / path
         try:
             if not self._is_inside(full):
                 return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
-            mode = Path(full).stat().st_mode
+            mode = full.stat().st_mode
         except FileNotFoundError:
             return Refusal("missing_video", f"no file {path!r} in {str(self.root)!r}. Restore it or drop its row.")
         except OSError as error:
@@ -161,12 +161,11 @@ class CorpusFiles:
             return Refusal("not_a_file", f"{path!r} is not a regular file. List video files only.")
         return None
 
-    def _is_inside(self, full: str) -> bool:
-        folder = os.path.dirname(full)
-        real = self._real_folders.get(folder)
+    def _is_inside(self, full: Path) -> bool:
+        real = self._real_folders.get(full.parent)
         if real is None:
-            real = self._real_folders[folder] = os.path.realpath(folder)
-        if os.path.islink(full):
+            real = self._real_folders[full.parent] = os.path.realpath(full.parent)
+        if full.is_symlink():
             real = os.path.realpath(full)
         return real == self._real_root or real.startswith(self._real_root.rstrip(os.sep) + os.sep)
 

@@ -74,7 +74,7 @@ def _read_label_folders(folder: Path, label_folders: list[str]) -> Listing:
 
 
 def _walk(root: Path, top: str) -> Iterator[tuple[str, bool]]:
-    """Yield (path below ``root``, whether it is a linked folder) of files and of linked folders, hidden ones left out."""
+    """Yield (path below ``root``, whether it is a linked folder) of files and linked folders that are not hidden."""
     if (root / top).is_symlink():
         yield top, True
         return
@@ -82,11 +82,11 @@ def _walk(root: Path, top: str) -> Iterator[tuple[str, bool]]:
         folders[:] = sorted(name for name in folders if not is_hidden(name))
         below = os.path.relpath(folder, root)
         for name in folders:
-            if os.path.islink(os.path.join(folder, name)):
-                yield os.path.join(below, name), True
+            if Path(folder, name).is_symlink():
+                yield str(Path(below, name)), True
         for name in sorted(names):
             if not is_hidden(name):
-                yield os.path.join(below, name), False
+                yield str(Path(below, name)), False
 
 
 def _file_refusal(files: CorpusFiles, path: str) -> Refusal | None:

@@ -1,0 +1,211 @@
+"""Outer folds, the inner validation split and the shuffled-label control: grouped, stratified, order-independent.
+
+Balance: with equal shares, the number of real (and of fake) videos in any two folds differs by no more than the
+largest group's number of videos. Nothing better can be promised, as a group is never divided; usually the difference
+is far smaller, and ``balance_table`` shows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from fvc_lib.corpus.group_balance import balance_groups
+from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.tables import FOLDS, LABELS, check_table
+
+# What a generator is for; part of its seed, so that no two purposes share draws.
+_OUTER, _INNER, _SHUFFLE = range(3)
+
+_MOST_LISTED = 20
+
+
+@dataclass(frozen=True)
+class FoldSplit:
+    """FOLDS rows of one outer fold: train and validation from the other folds, test from this one.
+
+    Raises:
+        LeakageError: two parts share a group or a video.
+    """
+
+    train: pl.DataFrame
+    validation: pl.DataFrame
+    test: pl.DataFrame
+
+    def __post_init__(self) -> None:
+        parts = pl.concat(
+            frame.with_columns(pl.lit(name).alias("part"))
+            for name, frame in (("train", self.train), ("validation", self.validation), ("test", self.test))
+        )
+        for column in ("group_id", "video_id"):
+            _refuse_shared(parts, column, "part")
+
+
+def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
+    """Assign every video of the index to one outer fold.
+
+    Args:
+        index: table with ``video_id``, ``group_id`` and ``label``, in any order.
+        num_folds: at least 2.
+        seed: chooses between equally good assignments.
+
+    Returns:
+        FOLDS table sorted by ``video_id``; folds are 0 to ``num_folds - 1`` and each holds both labels.
+
+    Raises:
+        DataError: fewer groups than folds, or a label in fewer groups than folds.
+    """
+    videos = index.select("video_id", "group_id", "label").sort("video_id")
+    groups = _group_counts(videos)
+    _require_groups(groups, num_folds)
+    shares = np.full(num_folds, 1 / num_folds)
+    fold_of_group = balance_groups(_matrix(groups), shares, np.random.default_rng([seed, _OUTER]))
+    assigned = groups.select("group_id", pl.Series("fold", fold_of_group, dtype=pl.Int64))
+    folds = videos.join(assigned, on="group_id", how="left", maintain_order="left").select(*FOLDS.columns)
+    check_folds(folds)
+    return check_table(folds, FOLDS, "folds")
+
+
+def check_folds(folds: pl.DataFrame) -> None:
+    """The leakage gate.
+
+    Raises:
+        LeakageError: a group or a video is in more than one fold, or a video has no group; the ids are listed.
+    """
+    lonely = folds.filter(pl.col("group_id").is_null() | (pl.col("group_id") == ""))
+    if lonely.height:
+        raise LeakageError(
+            f"{lonely.height} videos have no group: {_listed(lonely['video_id'])}. Build the index again."
+        )
+    for column in ("group_id", "video_id"):
+        _refuse_shared(folds, column, "fold")
+
+
+def balance_table(folds: pl.DataFrame) -> pl.DataFrame:
+    """Per fold: ``fold videos groups real fake fake_share``, sorted by fold."""
+    return (
+        folds.group_by("fold")
+        .agg(
+            pl.len().cast(pl.Int64).alias("videos"),
+            pl.col("group_id").n_unique().cast(pl.Int64).alias("groups"),
+            *((pl.col("label") == label).sum().cast(pl.Int64).alias(label) for label in LABELS),
+        )
+        .with_columns((pl.col("fake") / pl.col("videos")).alias("fake_share"))
+        .sort("fold")
+    )
+
+
+def split_for_fold(folds: pl.DataFrame, fold: int, *, inner_validation_share: float, seed: int) -> FoldSplit:
+    """Split one outer fold's other groups into training and inner validation, grouped and stratified.
+
+    Args:
+        folds: FOLDS table.
+        fold: the outer fold, which becomes the test part.
+        inner_validation_share: share of each label's videos wanted in validation, in (0, 1).
+        seed: with ``fold`` chooses between equally good splits.
+
+    Raises:
+        DataError: no such fold, or a label in fewer than two of the training groups.
+        LeakageError: the folds share groups.
+    """
+    check_folds(folds)
+    is_test = pl.col("fold") == fold
+    test, rest = folds.filter(is_test).sort("video_id"), folds.filter(~is_test).sort("video_id")
+    if not test.height:
+        raise DataError(f"fold {fold}: no such fold; there are {sorted(folds['fold'].unique())}.")
+    groups = _group_counts(rest)
+    matrix = _matrix(groups)
+    few = [f"{label} in {n}" for label, n in zip(LABELS, np.count_nonzero(matrix, axis=0), strict=True) if n < 2]
+    if few:
+        raise DataError(
+            f"fold {fold}: of the {len(groups)} training groups, {' and '.join(few)}; training and inner validation "
+            "need one each of both labels. Add groups, or raise num_folds so that more groups stay for training."
+        )
+    shares = np.array([1 - inner_validation_share, inner_validation_share])
+    part_of_group = balance_groups(matrix, shares, np.random.default_rng([seed, _INNER, fold]))
+    in_validation = pl.col("group_id").is_in(groups["group_id"].filter(pl.Series(part_of_group == 1)).implode())
+    return FoldSplit(train=rest.filter(~in_validation), validation=rest.filter(in_validation), test=test)
+
+
+def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
+    """The same folds with labels permuted among the groups of each fold: what an honest pipeline scores chance on.
+
+    All videos of a group get one label. A fold with groups of one label each keeps its number of real and fake
+    groups, so it is a permutation; groups with both labels count as the fraction that is fake, and the sum is
+    rounded. Permuting within folds keeps both labels in every fold of at least two groups, and keeps a fold's test
+    labels from being the complement of its training labels, which would push pooled scores below chance.
+
+    Returns:
+        FOLDS table sorted by ``video_id`` with the same groups and folds.
+    """
+    groups = folds.group_by("group_id", "fold").agg((pl.col("label") == "fake").mean().alias("fake_share"))
+    generator = np.random.default_rng([seed, _SHUFFLE])
+    drawn = []
+    for members in groups.sort("fold", "group_id").partition_by("fold", maintain_order=True):
+        labels = _draw_labels(members["fake_share"].to_numpy(), generator)
+        drawn.append(members.select("group_id", pl.Series("label", labels, dtype=pl.String)))
+    table = pl.concat(drawn)
+    shuffled = folds.sort("video_id").drop("label").join(table, on="group_id", how="left", maintain_order="left")
+    return check_table(shuffled.select(*FOLDS.columns), FOLDS, "shuffled folds")
+
+
+def _draw_labels(fake_shares: npt.NDArray[np.float64], generator: np.random.Generator) -> list[str]:
+    num_groups = len(fake_shares)
+    # Half-way sums go up or down by chance, so that folds of one mixed group are not all of one label.
+    num_fake = int(np.floor(round(float(fake_shares.sum()), 9) + generator.random()))
+    if num_groups >= 2:
+        num_fake = min(max(num_fake, 1), num_groups - 1)
+    fake_places = set(generator.permutation(num_groups)[:num_fake].tolist())
+    return ["fake" if place in fake_places else "real" for place in range(num_groups)]
+
+
+def _group_counts(videos: pl.DataFrame) -> pl.DataFrame:
+    """``group_id`` and the number of videos of each label, sorted by ``group_id``."""
+    return (
+        videos.group_by("group_id")
+        .agg(*((pl.col("label") == label).sum().cast(pl.Int64).alias(label) for label in LABELS))
+        .sort("group_id")
+    )
+
+
+def _matrix(groups: pl.DataFrame) -> npt.NDArray[np.int64]:
+    return groups.select(*LABELS).to_numpy().astype(np.int64)
+
+
+def _require_groups(groups: pl.DataFrame, num_folds: int) -> None:
+    with_label = {label: int((groups[label] > 0).sum()) for label in LABELS}
+    most = min(with_label.values())
+    if min(groups.height, most) >= num_folds:
+        return
+    got = ", ".join(f"{count} with {label} videos" for label, count in with_label.items())
+    remedy = f"Set num_folds to at most {most}" if most >= 2 else "No number of folds works"
+    raise DataError(
+        f"{num_folds} folds: got {groups.height} groups, {got}; every fold needs a group of each label. "
+        f"{remedy}, or add videos of other events."
+    )
+
+
+def _refuse_shared(frame: pl.DataFrame, column: str, part: str) -> None:
+    places = frame.group_by(column).agg(pl.col(part).unique().sort(), pl.len().alias("rows")).sort(column)
+    shared = places.filter(pl.col(part).list.len() > 1)
+    if shared.height:
+        examples = "; ".join(
+            f"{name!r} in {part}s {', '.join(str(value) for value in values)}"
+            for name, values in shared.select(column, part).head(_MOST_LISTED).iter_rows()
+        )
+        more = f"; and {shared.height - _MOST_LISTED} more" if shared.height > _MOST_LISTED else ""
+        raise LeakageError(
+            f"leakage: {shared.height} {column}s are in more than one {part}: {examples}{more}. "
+            "Make the folds again from the index."
+        )
+    if column == "video_id" and places.height < frame.height:
+        twice = places.filter(pl.col("rows") > 1)["video_id"]
+        raise LeakageError(f"leakage: {len(twice)} videos are listed twice: {_listed(twice)}. Make the folds again.")
+
+
+def _listed(names: pl.Series) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(repr(name) for name in names.head(_MOST_LISTED)) + more
