@@ -76,7 +76,7 @@ def main(
     list_only: bool,
     dry_run: bool,
 ) -> None:
-    """Run FVC's notebooks as one experiment: from a folder of videos to an honest report.
+    r"""Run FVC's notebooks as one experiment: from a folder of videos to an honest report.
 
     \b
     python run_notebooks.py --params params/demo.yaml                        the built-in sample corpus

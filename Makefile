@@ -1,0 +1,60 @@
+# Every target sets itself up: a fresh clone needs Python 3.11 or newer, make and a package index, nothing else.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo lab test test-quick lint format bench lock clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## Create .venv with the locked dependencies
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is older than Python 3.11; run: make PYTHON=/path/to/python3.11"; exit 2; }
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show where the report is
+	$(RUN) run_notebooks.py --params params/demo.yaml
+
+lab: $(STAMP)  ## Open the notebooks in JupyterLab
+	$(VENV)/bin/jupyter lab notebooks
+
+test: $(STAMP)  ## Run all tests
+	$(RUN) -m pytest
+
+test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
+	$(RUN) -m pytest -m "not slow"
+
+lint: $(STAMP)  ## Check style, types and that notebooks are committed without outputs
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/nbstripout --verify notebooks/*.ipynb
+
+format: $(STAMP)  ## Put code and notebooks into the committed form
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/nbstripout notebooks/*.ipynb
+
+bench: $(STAMP)  ## Measure sparse decoding against its peers, as ratios of CPU time
+	$(RUN) benchmarks/decode.py
+
+lock:  ## Resolve the newest allowed versions anew into requirements.lock
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PYTHON) -c 'print("# Every package FVC runs and is tested with. Made by: make lock")' > requirements.lock
+	# A local version (torch 2.13.0+cpu) names one machine'\''s build; setuptools belongs to the environment itself.
+	build/lock/bin/python -m pip freeze --exclude-editable --exclude setuptools \
+		| sed -E 's/\+[a-z0-9.]+$$//' >> requirements.lock
+
+clean:  ## Remove the environment and tool caches; runs, data and clips stay
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
