@@ -106,7 +106,7 @@ def main(
         run = begin_run(config, command=shlex.join(["python", "run_notebooks.py", *sys.argv[1:]]))
     click.echo(f"run {run.root}")
     exit_code = Runner(run, config, notebooks).execute(plan)
-    from fvc_lib.analysis.run_summary import write_run_report, summary_lines
+    from fvc_lib.analysis.run_summary import summary_lines, write_run_report
 
     write_run_report(run)
     for line in summary_lines(run):

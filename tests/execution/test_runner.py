@@ -160,9 +160,12 @@ def test_a_second_process_on_one_run_is_refused_by_name(make_project):
     assert project.execute(run)[0] == 0  # a dead holder's lock is gone with it
 
 
-SLOW = (
-    "import time\n(folder / 'slow.started').write_text('')\nwhile not (folder / 'go').exists():\n    time.sleep(0.05)"
-)
+SLOW = """
+import time
+(folder / "slow.started").write_text("")
+while not (folder / "go").exists():
+    time.sleep(0.05)
+"""
 RUNNER = """
 import sys
 from pathlib import Path
@@ -173,7 +176,9 @@ from fvc_lib.execution.session import run_config
 from fvc_lib.execution.stages import Stage
 from fvc_lib.services.run_paths import RunPaths
 run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2])
-stages = [Stage(n, need, lambda r, f: (), lambda r, f, n=n: (r.tables / f"{n}.txt",)) for n, need in (("one", ()), ("two", ("one",)))]
+def stage(name, *needs):
+    return Stage(name, needs, lambda run, fold: (), lambda run, fold: (run.tables / f"{name}.txt",))
+stages = [stage("one"), stage("two", "one")]
 notebooks = {s.name: read_notebook(folder / f"{s.name}.ipynb") for s in stages}
 config = run_config(run)
 sys.exit(Runner(run, config, notebooks).execute(make_plan(notebooks, config, run, stages=stages)))
@@ -181,9 +186,8 @@ sys.exit(Runner(run, config, notebooks).execute(make_plan(notebooks, config, run
 
 
 def start_runner(run: RunPaths, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", RUNNER, str(run.root), str(folder)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", RUNNER, str(run.root), str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def kernel_of(runner: subprocess.Popen[str]) -> psutil.Process:
