@@ -1,0 +1,254 @@
+"""From out-of-fold predictions to the table of results: every number with an interval, and controls beside it.
+
+How the value of scope ``all`` comes about, which the interval is of, too:
+
+- Ranking metrics (AUC, average precision, equal error rate) are computed inside each fold and averaged, a fold counting
+  as its pairs of a fake and a real video: ``metrics.within_folds`` says why one ranking over all folds is wrong.
+- Metrics of decisions (F1, balanced accuracy) count the decisions of all folds together, each made with its own fold's
+  threshold: averages of per-fold F1 are biased (Forman and Scholz 2010).
+- Brier score and calibration error take all videos together: a probability means the same in every fold.
+
+``fold_mean`` and ``fold_std`` are the plain mean and sample standard deviation over the folds where the metric is
+defined. They describe the folds; the standard deviation is no interval, because folds share their training data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.learning import controls
+from fvc_lib.metrics.calibration import expected_calibration_error
+from fvc_lib.metrics.classification import (
+    average_precision,
+    balanced_accuracy,
+    brier_score,
+    equal_error_rate,
+    f1,
+    roc_auc,
+)
+from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
+from fvc_lib.metrics.thresholds import decide
+from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric
+from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.tables import RESULTS, check_table
+
+MODEL = "model"
+ALL_FOLDS = "all"
+
+# Shows what leakage would have claimed; a model is not expected to beat it.
+DEMONSTRATIONS = frozenset({controls.GROUP_LOOKUP_BY_ROW})
+
+RANKING_METRICS = (roc_auc, average_precision, equal_error_rate)
+DECISION_METRICS = (f1, balanced_accuracy)
+PROBABILITY_METRICS = (brier_score, expected_calibration_error)
+METRIC_NAMES = tuple(metric.__name__ for metric in RANKING_METRICS + DECISION_METRICS + PROBABILITY_METRICS)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result in one sentence.
+
+    Attributes:
+        auc: the model's AUC within folds with its interval; None where undefined.
+        low: lower end; None where too few groups carry a class.
+        high: upper end, likewise.
+        num_videos: videos judged.
+        num_groups: their groups.
+        best_control: name of the control with the highest AUC, demonstrations of leakage left out.
+        control_auc: its AUC, with interval as above.
+        control_low: lower end.
+        control_high: upper end.
+        above_control: whether the model's AUC lies above the best control's interval.
+        sentence: all of it in plain words.
+    """
+
+    auc: float | None
+    low: float | None
+    high: float | None
+    num_videos: int
+    num_groups: int
+    best_control: str
+    control_auc: float | None
+    control_low: float | None
+    control_high: float | None
+    above_control: bool
+    sentence: str
+
+
+def kfold_results(
+    index: pl.DataFrame, folds: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig
+) -> pl.DataFrame:
+    """Every metric of the model and of each control, per fold and over all folds (RESULTS schema).
+
+    A metric that is undefined (a fold of one class) is null. The result does not depend on the order of any table.
+
+    Args:
+        index: INDEX schema, what the metadata control learns from.
+        folds: FOLDS schema.
+        predictions: PREDICTIONS schema, all folds together.
+        config: replicates, confidence and seed.
+
+    Raises:
+        LeakageError: a group in two folds, or a video predicted twice or in another fold than its own.
+        DataError: videos without a prediction or unknown to the folds, another label than the folds give, several
+            thresholds in one fold, or fewer than two folds.
+    """
+    check_predictions(folds, predictions, labels_were_shuffled=config.shuffle_labels)
+    model = predictions.sort("video_id").select(controls.SCORED_COLUMNS)
+    judged = model.select("video_id", "group_id", "label", "fold")  # with shuffle_labels the shuffled ones
+    sources = {MODEL: model, **controls.all_controls(index, judged, predictions.sort("video_id"), seed=config.seed)}
+    rows = [row for source, scored in sources.items() for row in _source_rows(source, scored, config)]
+    table = pl.DataFrame(
+        rows, schema={name: column.dtype.type for name, column in RESULTS.columns.items()}, orient="row"
+    )
+    return check_table(table, RESULTS, "kfold results")
+
+
+def check_predictions(folds: pl.DataFrame, predictions: pl.DataFrame, *, labels_were_shuffled: bool = False) -> None:
+    """Refuse predictions that are not exactly one for each video of ``folds``, made in that video's own fold.
+
+    Raises:
+        LeakageError: a group in two folds; a video predicted twice, in another fold, or in another group.
+        DataError: videos missing or unknown; other labels (unless shuffled on purpose); several thresholds in a fold.
+    """
+    split = folds.group_by("group_id").agg(pl.col("fold").n_unique()).filter(pl.col("fold") > 1)
+    _refuse(split["group_id"], LeakageError, "groups lie in several folds", "Run 02_folds again.")
+    twice = predictions.filter(pl.col("video_id").is_duplicated())
+    again = "Run 04_fold_training again for these folds."
+    _refuse(twice["video_id"].unique(), LeakageError, "videos are predicted more than once", again)
+    missing = folds.join(predictions, on="video_id", how="anti")
+    _refuse(missing["video_id"], DataError, "videos of the folds have no prediction", again)
+    unknown = predictions.join(folds, on="video_id", how="anti")
+    _refuse(unknown["video_id"], DataError, "predicted videos are not in the folds", again)
+    both = predictions.join(folds, on="video_id", how="inner", suffix="_due")
+    moved = both.filter((pl.col("fold") != pl.col("fold_due")) | (pl.col("group_id") != pl.col("group_id_due")))
+    _refuse(moved["video_id"], LeakageError, "videos are predicted in another fold or group than their own", again)
+    if not labels_were_shuffled:
+        relabelled = both.filter(pl.col("label") != pl.col("label_due"))
+        _refuse(relabelled["video_id"], DataError, "predictions carry another label than the folds", again)
+    several = predictions.group_by("fold").agg(pl.col("threshold").n_unique()).filter(pl.col("threshold") > 1)
+    _refuse(several["fold"], DataError, "folds have more than one threshold", again)
+
+
+def verdict(results: pl.DataFrame) -> Verdict:
+    """Is the model above its controls? Judged by AUC over all folds; ``results`` has the RESULTS schema.
+
+    The best control is the one with the highest AUC; the row-wise group lookup only demonstrates leakage and does not
+    compete. A model within (or below) the best control's interval is not above it; nor is one where an interval or a
+    value is missing, because then nothing was shown.
+
+    Raises:
+        DataError: no AUC of the model over all folds, or no control, among the results.
+    """
+    rows = results.filter((pl.col("scope") == ALL_FOLDS) & (pl.col("metric") == roc_auc.__name__))
+    models = rows.filter(pl.col("source") == MODEL)
+    rivals = rows.filter((pl.col("source") != MODEL) & ~pl.col("source").is_in(sorted(DEMONSTRATIONS)))
+    if models.height != 1 or rivals.is_empty():
+        raise DataError(
+            f"results: got {models.height} rows with the model's AUC over all folds and {rivals.height} controls, "
+            "wanted one row and at least one control. Run 05_kfold_results again."
+        )
+    model = models.row(0, named=True)
+    best = rivals.sort(["value", "high", "source"], descending=[True, True, False], nulls_last=True).row(0, named=True)
+    above = None not in (model["value"], best["high"]) and model["value"] > best["high"]
+    sentence = (
+        f"{_in_words('AUC', model)} over {model['num_videos']} videos in {model['num_groups']} groups; "
+        f"{_in_words('best control ' + best['source'], best)}: {'above control' if above else 'not above control'}"
+    )
+    return Verdict(
+        auc=model["value"],
+        low=model["low"],
+        high=model["high"],
+        num_videos=model["num_videos"],
+        num_groups=model["num_groups"],
+        best_control=best["source"],
+        control_auc=best["value"],
+        control_low=best["low"],
+        control_high=best["high"],
+        above_control=above,
+        sentence=sentence,
+    )
+
+
+def _source_rows(source: str, scored: pl.DataFrame, config: RunConfig) -> list[tuple[object, ...]]:
+    """RESULTS rows of one source: first over all folds, then fold by fold."""
+    per_fold = {
+        int(key[0]): _fold_values(part) for key, part in scored.sort("fold").group_by("fold", maintain_order=True)
+    }
+    rows: list[tuple[object, ...]] = []
+    for interval, name in zip(_intervals(scored, config), METRIC_NAMES, strict=True):
+        mean, deviation = _mean_and_deviation([values[name] for values in per_fold.values()])
+        ends = (_or_none(interval.value), _or_none(interval.low), _or_none(interval.high))
+        rows.append((source, ALL_FOLDS, name, *ends, mean, deviation, interval.num_rows, interval.num_groups))
+    for fold, values in per_fold.items():
+        part = scored.filter(pl.col("fold") == fold)
+        sizes = (part.height, part["group_id"].n_unique())
+        rows += [
+            (source, f"fold_{fold}", name, _or_none(values[name]), None, None, None, None, *sizes)
+            for name in METRIC_NAMES
+        ]
+    return rows
+
+
+def _intervals(scored: pl.DataFrame, config: RunConfig) -> list[Interval]:
+    """Intervals over all folds in the order of ``METRIC_NAMES``; all sources and metrics draw the same groups."""
+    labels, scores, decisions = _columns(scored)
+    folds, groups = scored["fold"].to_numpy(), scored["group_id"].to_list()
+    measures: list[tuple[Metric, FloatArray | IntArray]] = [
+        *((within_folds(metric, folds), scores) for metric in RANKING_METRICS),
+        *((metric, decisions) for metric in DECISION_METRICS),
+        *((metric, scores) for metric in PROBABILITY_METRICS),
+    ]
+    return [
+        cluster_bootstrap(
+            labels,
+            values,
+            groups,
+            metric,
+            replicates=config.bootstrap_replicates,
+            seed=config.seed,
+            confidence=config.confidence,
+        )
+        for metric, values in measures
+    ]
+
+
+def _fold_values(part: pl.DataFrame) -> dict[str, float]:
+    labels, scores, decisions = _columns(part)
+    values = {metric.__name__: metric(labels, scores) for metric in RANKING_METRICS + PROBABILITY_METRICS}
+    return values | {metric.__name__: metric(labels, decisions) for metric in DECISION_METRICS}
+
+
+def _columns(scored: pl.DataFrame) -> tuple[IntArray, FloatArray, IntArray]:
+    scores = scored["score"].to_numpy()
+    return controls.fake_labels(scored), scores, decide(scores, scored["threshold"].to_numpy())
+
+
+def _mean_and_deviation(values: list[float]) -> tuple[float | None, float | None]:
+    defined = np.array([value for value in values if math.isfinite(value)])
+    mean = float(defined.mean()) if defined.size else None
+    return mean, float(defined.std(ddof=1)) if defined.size > 1 else None
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _in_words(name: str, row: dict[str, float | None]) -> str:
+    if row["value"] is None:
+        return f"{name} undefined (no fold holds both real and fake videos)"
+    ends = "no interval: too few groups" if row["low"] is None else f"{row['low']:.2f}, {row['high']:.2f}"
+    return f"{name} {row['value']:.2f} [{ends}]"
+
+
+def _refuse(found: pl.Series, kind: type[DataError], what: str, remedy: str) -> None:
+    if found.len():
+        ids = ", ".join(repr(value) for value in found.sort().head(5).to_list())
+        more = f" and {found.len() - 5} more" if found.len() > 5 else ""
+        raise kind(f"{found.len()} {what}: {ids}{more}. {remedy}")
