@@ -32,7 +32,7 @@ from fvc_lib.services.run_paths import RunPaths
 
 STATE_OF_EXIT: dict[int, RunState] = {0: "done", 75: "requeue", 130: "interrupted", 143: "interrupted"}
 # The names of our own errors as a notebook's record shows them, and what each makes a command leave with.
-EXIT_OF_ERROR = {"UsageError": 2, "DataError": 3, "LeakageError": 3, "StopRequested": 75}
+EXIT_OF_ERROR = {"UsageError": 2, "DataError": 3, "LeakageError": 3, "StoppedError": 75}
 
 
 class Runner:
@@ -67,7 +67,8 @@ class Runner:
             for planned in plan:
                 if not planned.run:
                     continue
-                exit_code = self._run_task(planned)
+                # A signal during a stage that ended well all the same still ends the run.
+                exit_code = self._run_task(planned) or (_exit_of_signals(self._signals) if self._signals else 0)
                 self.status.duration_seconds = round(before + time.monotonic() - started, 3)
                 self.status.write(self.run)
                 if exit_code:

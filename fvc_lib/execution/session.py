@@ -20,18 +20,13 @@ from fvc_lib.execution.progress import Report, bar_reporter, file_reporter, prog
 from fvc_lib.execution.run_record import begin_run
 from fvc_lib.services.atomic_files import sweep_temporaries
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
-from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 
 ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
-
-
-class StopRequested(FvcError):
-    """The stage was asked to stop (SIGTERM, SIGUSR1 or Ctrl-C) and has left a state to resume from."""
-
-    exit_code = 75
 
 
 @dataclass
@@ -79,26 +74,34 @@ class StageSession:
         self._polling = True
         return self.stop_requested
 
-    def leave_if_stopped(self) -> None:
-        """End the notebook here when it was asked to stop.
+    def check(self, claim: str, holds: bool) -> None:
+        """Show that ``claim`` holds, or end the stage.
 
         Raises:
-            StopRequested: always ends the run with a state to resume from.
+            DataError: it does not; nothing that follows would be true.
         """
-        self._polling = False
-        if self.stop_requested:
-            raise StopRequested("stopped as asked; everything up to here is saved")
+        if not holds:
+            raise DataError(f"check failed: {claim}. The record above shows the values; nothing after it was run.")
+        print(f"✓ {claim}")
 
-    def close(self) -> None:
-        """Close the logs; the last call of every notebook."""
+    def close(self, *written: Path) -> pl.DataFrame:
+        """Close the logs; the last call of every notebook. Returns columns file (in the run folder) and size_bytes."""
         self.memory.close()
+        print(f"peak memory of this notebook: {self.memory.peak_bytes / 1e9:.2f} GB")
+        return pl.DataFrame(
+            {
+                "file": [path_to_text(path.relative_to(self.paths.root)) for path in written],
+                "size_bytes": [path.stat().st_size for path in written],
+            },
+            schema={"file": pl.String, "size_bytes": pl.Int64},
+        )
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Signal handler: note the wish to stop."""
         del frame
         self.stop_requested = True
         if not self._polling:
-            raise StopRequested(f"stopped by {signal.Signals(number).name}; finished work is kept")
+            raise StoppedError(f"stopped by {signal.Signals(number).name}; finished work is kept")
 
 
 def open_stage(stage: str, namespace: Mapping[str, Any]) -> StageSession:

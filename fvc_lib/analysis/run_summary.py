@@ -1,0 +1,53 @@
+"""What a run leaves for people: its report, the list of all runs, and a short table for the terminal."""
+
+from __future__ import annotations
+
+from fvc_lib.analysis.headline import DISHONEST_CONTROLS, ReportHeadline, Score, run_headline
+from fvc_lib.analysis.report import write_report
+from fvc_lib.analysis.runs_index import write_runs_index
+from fvc_lib.analysis.wording import bytes_text, duration_text, interval_text, source_name
+from fvc_lib.services.run_paths import RunPaths
+
+# The answer first, then how it came about.
+SECTION_ORDER = (
+    "05_kfold_results", "06_analysis_dashboard", "04_fold_training", "01_data_index", "02_folds", "03_augmentation",
+)  # fmt: skip
+
+
+def write_run_report(run: RunPaths) -> None:
+    """Write ``report.html`` from the notebooks executed so far, a failed one's partial record first, and the index."""
+    records = sorted(run.notebooks.glob("*.ipynb"), key=lambda path: _rank(path.name))
+    if records:
+        write_report(records, run.report_html, title=f"FVC {run.run_id}", headline=run_headline(run))
+    write_runs_index(run.root.parent.parent)
+
+
+def summary_lines(run: RunPaths) -> list[str]:
+    """The run in a few lines of text: the model's AUC beside its controls, peak memory, duration, report."""
+    headline = run_headline(run)
+    lines = ["", f"{headline.run_id}: {headline.state or 'not recorded'}"]
+    if headline.scores:
+        lines += ["", "  ROC-AUC with interval", *(f"    {_score_line(score)}" for score in headline.scores)]
+        lines += ["", f"  {headline.verdict.sentence}"]
+    lines += ["", *_facts(headline)]
+    if run.report_html.is_file():
+        lines.append(f"  report        {run.report_html}")
+    return lines
+
+
+def _rank(name: str) -> tuple[bool, int, str]:
+    position = next((i for i, stage in enumerate(SECTION_ORDER) if name.startswith(stage)), len(SECTION_ORDER))
+    return (not name.endswith(".partial.ipynb"), position, name)
+
+
+def _score_line(score: Score) -> str:
+    remark = "  (what a split by row would claim)" if score.source in DISHONEST_CONTROLS else ""
+    return f"{source_name(score.source):<40} {interval_text(score.value, score.low, score.high)}{remark}"
+
+
+def _facts(headline: ReportHeadline) -> list[str]:
+    return [
+        f"  videos        {headline.num_videos} in {headline.num_groups} groups",
+        f"  peak memory   {bytes_text(headline.peak_rss_bytes)}",
+        f"  duration      {duration_text(headline.duration_seconds)}",
+    ]
