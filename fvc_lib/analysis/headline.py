@@ -1,0 +1,250 @@
+"""What a run says in one line: its number, beside its controls, and whether it is above them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import polars as pl
+
+from fvc_lib.analysis.queries import memory_peaks, results
+from fvc_lib.analysis.records import Answer, read_json_object
+from fvc_lib.analysis.wording import number_text, source_name
+from fvc_lib.services.config import read_params_file
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.path_text import path_to_text
+from fvc_lib.services.run_paths import RunPaths, list_runs
+
+HEADLINE_METRIC = "roc_auc"
+# Shown to make the leak visible: a row-wise split is what the run refuses to do, so it is nothing to be compared with.
+DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
+
+Standing = Literal["above control", "not above control", "no control", "no result"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One source's value over all folds, with its interval where one was computed."""
+
+    source: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Where the model stands beside its best honest control, in a word and a sentence."""
+
+    standing: Standing
+    sentence: str
+    best_control: Score | None = None
+
+
+@dataclass(frozen=True)
+class ReportHeadline:
+    """The head of a report. ``None`` is shown as "not recorded"."""
+
+    run_id: str
+    experiment: str
+    state: str | None
+    verdict: Verdict
+    scores: tuple[Score, ...] = ()
+    num_videos: int | None = None
+    num_groups: int | None = None
+    peak_rss_bytes: int | None = None
+    duration_seconds: float | None = None
+    started_utc: str | None = None
+    model: str | None = None
+    failure: str | None = None
+
+    @property
+    def model_score(self) -> Score | None:
+        """The model's own score, when there is one."""
+        return next((score for score in self.scores if score.source == "model" and score.value is not None), None)
+
+
+def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -> tuple[Score, ...]:
+    """The scores over all folds of one run's results: the model first, then its controls from best to worst."""
+    rows = results_frame.filter((pl.col("scope") == "all") & (pl.col("metric") == metric))
+    rows = rows.sort(pl.col("source") != "model", -pl.col("value"), "source", nulls_last=True)
+    return tuple(Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows())
+
+
+def judge(scores: Sequence[Score]) -> Verdict:
+    """Compare the model with its best honest control.
+
+    Above control means both: the model's value lies above the control's interval, and the model's interval lies above
+    the control's value. One alone would let a wide interval or an exact control (the constant's 0.5) flatter it.
+    """
+    model = next((score for score in scores if score.source == "model"), None)
+    if model is None or model.value is None:
+        return Verdict("no result", "No result over all folds is recorded.")
+    controls = [s for s in scores if s.source != "model" and s.source not in DISHONEST_CONTROLS and s.value is not None]
+    if not controls:
+        return Verdict("no control", "There is no control to compare the model with, so its number proves nothing yet.")
+    best = max(controls, key=lambda score: score.value or 0.0)
+    control_value = best.value if best.value is not None else 0.0
+    ceiling = best.high if best.high is not None else control_value
+    floor = model.low if model.low is not None else model.value
+    named = f"{source_name(best.source).lower()}, {number_text(best.value)}"
+    if model.value > ceiling and floor > control_value:
+        return Verdict("above control", f"The model is above its best control ({named}).", best)
+    return Verdict("not above control", f"The model is not above its best control ({named}).", best)
+
+
+def run_headline(run: RunPaths) -> ReportHeadline:
+    """The headline of one run from whatever it has recorded so far."""
+    scores, counts = _scores_and_counts(run)
+    status = read_json_object(run.status_json)
+    return ReportHeadline(
+        run_id=path_to_text(run.run_id),
+        experiment=path_to_text(run.experiment),
+        state=_text(status.get("state")),
+        verdict=judge(scores),
+        scores=scores,
+        num_videos=counts[0],
+        num_groups=counts[1],
+        peak_rss_bytes=_peak_rss_bytes(run, status),
+        duration_seconds=_number(status.get("duration_seconds")),
+        started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
+        model=_model_name(run.params_yaml),
+        failure=_failure(status),
+    )
+
+
+def runs_table(runs_dir: Path) -> Answer:
+    """All runs under ``runs_dir``, newest first: one row each.
+
+    Returns:
+        ``run_id experiment state started_utc model standing auc auc_low auc_high best_control best_control_auc
+        num_videos num_groups duration_seconds peak_rss_bytes``; null is not recorded.
+    """
+    rows: list[dict[str, object]] = []
+    notes: list[str] = []
+    for run in reversed(list_runs(runs_dir)):
+        notes += results([run]).notes
+        rows.append(_table_row(run_headline(run)))
+    return Answer(pl.DataFrame(rows, schema=_RUNS_SCHEMA), tuple(notes))
+
+
+def stage_table(run: RunPaths) -> pl.DataFrame:
+    """Every stage of ``status.json`` in its order.
+
+    Returns:
+        ``stage state attempts reason duration_seconds peak_rss_bytes exit_code last_step error``; null is not recorded.
+    """
+    stages = read_json_object(run.status_json).get("stages")
+    rows = []
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        known = stage if isinstance(stage, dict) else {}
+        error = known.get("error")
+        rows.append(
+            {
+                "stage": str(name),
+                "state": _text(known.get("state")),
+                "attempts": _whole(known.get("attempts")),
+                "reason": _text(known.get("reason")),
+                "duration_seconds": _number(known.get("duration_seconds")),
+                "peak_rss_bytes": _whole(known.get("peak_rss_bytes")),
+                "exit_code": _whole(known.get("exit_code")),
+                "last_step": None if known.get("last_step") is None else str(known["last_step"]),
+                "error": f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else None,
+            }
+        )
+    return pl.DataFrame(rows, schema=_STAGE_SCHEMA)
+
+
+_STAGE_SCHEMA = {
+    "stage": pl.String, "state": pl.String, "attempts": pl.Int64, "reason": pl.String, "duration_seconds": pl.Float64,
+    "peak_rss_bytes": pl.Int64, "exit_code": pl.Int64, "last_step": pl.String, "error": pl.String,
+}  # fmt: skip
+
+_RUNS_SCHEMA = {
+    "run_id": pl.String, "experiment": pl.String, "state": pl.String, "started_utc": pl.String, "model": pl.String,
+    "standing": pl.String, "auc": pl.Float64, "auc_low": pl.Float64, "auc_high": pl.Float64,
+    "best_control": pl.String, "best_control_auc": pl.Float64, "num_videos": pl.Int64, "num_groups": pl.Int64,
+    "duration_seconds": pl.Float64, "peak_rss_bytes": pl.Int64,
+}  # fmt: skip
+
+
+def _table_row(headline: ReportHeadline) -> dict[str, object]:
+    score, best = headline.model_score, headline.verdict.best_control
+    return {
+        "run_id": headline.run_id,
+        "experiment": headline.experiment,
+        "state": headline.state,
+        "started_utc": headline.started_utc,
+        "model": headline.model,
+        "standing": headline.verdict.standing,
+        "auc": score.value if score else None,
+        "auc_low": score.low if score else None,
+        "auc_high": score.high if score else None,
+        "best_control": best.source if best else None,
+        "best_control_auc": best.value if best else None,
+        "num_videos": headline.num_videos,
+        "num_groups": headline.num_groups,
+        "duration_seconds": headline.duration_seconds,
+        "peak_rss_bytes": headline.peak_rss_bytes,
+    }
+
+
+def _scores_and_counts(run: RunPaths) -> tuple[tuple[Score, ...], tuple[int | None, int | None]]:
+    frame = results([run]).frame
+    model = frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
+    counts = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
+    return overall_scores(frame), counts
+
+
+def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:
+    """The runner's own measurement, else the highest sample of the run's memory logs."""
+    recorded = _number(status.get("peak_rss_bytes"))
+    if recorded is not None:
+        return int(recorded)
+    peak = memory_peaks([run]).frame["peak_rss_bytes"].max()
+    return int(peak) if isinstance(peak, int) else None
+
+
+def _failure(status: dict[str, object]) -> str | None:
+    """The first stage that did not end well, in one sentence."""
+    stages = status.get("stages")
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        if not isinstance(stage, dict) or stage.get("state") not in {"failed", "interrupted"}:
+            continue
+        error = stage.get("error")
+        told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
+        return f"Stage {name} {stage['state']}: {told or 'no reason recorded'}"
+    return None
+
+
+def _started_from_name(run_id: str) -> str | None:
+    try:
+        started = datetime.datetime.strptime(run_id[4:19], "%Y%m%d_%H%M%S")  # local, as named
+    except ValueError:
+        return None
+    return started.strftime("%Y-%m-%d %H:%M (local)")
+
+
+def _model_name(params_yaml: Path) -> str | None:
+    if not params_yaml.is_file():
+        return None
+    try:
+        return _text(read_params_file(params_yaml).get("model"))
+    except UsageError:
+        return None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)

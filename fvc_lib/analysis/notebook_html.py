@@ -1,0 +1,273 @@
+"""An executed notebook as HTML that loads nothing: cells, outputs, and figures from the stored plotly mimetype.
+
+nbconvert's filters do markdown, highlighting and terminal colours; its exporters' templates are not used because they
+fetch MathJax, require.js and widgets from the network and drop plotly's mimetype. HTML that a notebook holds is
+cleaned to an allow-list: a file name with a tag in it, shown by somebody's own table, stays harmless.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import bleach
+import nbformat
+from bleach.css_sanitizer import CSSSanitizer
+from nbconvert.filters import Highlight2HTML, ansi2html, markdown2html
+
+from fvc_lib.analysis.wording import clean_text, count_text
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.path_text import path_to_text
+
+PLOTLY = "application/vnd.plotly.v1+json"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+_IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif", "image/webp")
+_TEXT_LIMIT = 100_000  # characters of one text output; the executed notebook keeps the rest
+_TAGS = frozenset(
+    {
+        "a", "abbr", "b", "blockquote", "br", "caption", "code", "dd", "del", "details", "div", "dl", "dt", "em",
+        "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "img", "kbd", "li", "mark", "ol", "p",
+        "pre", "s", "small", "span", "strong", "sub", "summary", "sup", "table", "tbody", "td", "tfoot", "th", "thead",
+        "tr", "u", "ul", "var",
+    }
+)  # fmt: skip
+_ATTRIBUTES = {
+    "*": ["class", "title", "style"],
+    "a": ["href"],
+    "img": ["src", "alt", "width", "height"],
+    "td": ["colspan", "rowspan"],
+    "th": ["colspan", "rowspan", "scope"],
+    "ol": ["start"],
+    "details": ["open"],
+}
+_HIDDEN_TEXT = re.compile(r"<(script|style)\b.*?(</\1\s*>|\Z)", re.IGNORECASE | re.DOTALL)
+_TITLE = re.compile(r"^# +(?P<title>.+?)\s*#*\s*$", re.MULTILINE)
+_FOLD = re.compile(r"_fold_(\d+)$")
+_HIGHLIGHT = Highlight2HTML(pygments_lexer="ipython3")  # type: ignore[no-untyped-call]  # nbconvert is half typed
+
+
+@dataclass(frozen=True)
+class NotebookHtml:
+    """One notebook, rendered.
+
+    Attributes:
+        title: its first heading, with the fold where the file name has one; plain text.
+        file_name: plain text.
+        body: HTML of all cells.
+        num_figures: figures in it.
+        error: the first error's name and message, plain text; empty when no cell failed.
+    """
+
+    title: str
+    file_name: str
+    body: str
+    num_figures: int
+    error: str = ""
+
+
+@dataclass
+class _Page:
+    """What is counted while the cells of one notebook are rendered."""
+
+    prefix: str
+    num_figures: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+def render_notebook(path: Path, prefix: str) -> NotebookHtml:
+    """Render the executed notebook ``path``.
+
+    Args:
+        path: an ``.ipynb`` file.
+        prefix: starts the id of each figure; unique within a page.
+
+    Raises:
+        DataError: the file is missing or is no notebook.
+    """
+    document = _load(path)
+    title, heading_cell = _title(document, path)
+    page = _Page(prefix)
+    cells = []
+    for number, cell in enumerate(document.cells):
+        source = _TITLE.sub("", cell.source, count=1) if number == heading_cell else cell.source
+        cells.append(_cell(cell, source, page))
+    return NotebookHtml(
+        title, path_to_text(path.name), "\n".join(cells), page.num_figures, page.errors[0] if page.errors else ""
+    )
+
+
+def clean_html(html: str) -> str:
+    """``html`` reduced to harmless tags and attributes: no script, no style sheet, no image from elsewhere."""
+    cleaner = bleach.Cleaner(
+        tags=_TAGS,
+        attributes=_allowed_attribute,
+        protocols={"http", "https", "mailto", "data"},
+        strip=True,
+        css_sanitizer=CSSSanitizer(),
+    )
+    return str(cleaner.clean(_HIDDEN_TEXT.sub("", html)))
+
+
+def _allowed_attribute(tag: str, name: str, value: str) -> bool:
+    if tag == "img" and name == "src":
+        return value.lower().startswith("data:image/")
+    if tag == "a" and name == "href":
+        return value.lower().startswith(("http://", "https://", "mailto:", "#"))
+    return name in _ATTRIBUTES["*"] or name in _ATTRIBUTES.get(tag, ())
+
+
+def _load(path: Path) -> Any:
+    try:
+        return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
+    except OSError as error:
+        raise DataError(
+            f"{path_to_text(path)}: {error.strerror}. Run the stage that writes this record again."
+        ) from error
+    except (ValueError, nbformat.ValidationError) as error:
+        raise DataError(
+            f"{path_to_text(path)}: is no readable notebook ({error}). Run the stage that writes it again."
+        ) from error
+
+
+def _title(document: Any, path: Path) -> tuple[str, int | None]:
+    """The first heading's text and the number of the cell it stands in."""
+    fold = _FOLD.search(path.name.split(".")[0])
+    suffix = f", fold {fold[1]}" if fold else ""
+    for number, cell in enumerate(document.cells):
+        match = _TITLE.search(cell.source) if cell.cell_type == "markdown" else None
+        if match:
+            return clean_text(match["title"]).replace("`", "") + suffix, number
+    return clean_text(path_to_text(path.name.split(".")[0])), None
+
+
+def _cell(cell: Any, source: str, page: _Page) -> str:
+    if cell.cell_type == "markdown":
+        return _prose(source) if source.strip() else ""
+    if cell.cell_type != "code":
+        return ""
+    tags = cell.get("metadata", {}).get("tags", [])
+    label = (
+        "Parameters set by the run"
+        if "injected-parameters" in tags
+        else "Parameters"
+        if "parameters" in tags
+        else "Code"
+    )
+    code = _code(source, label) if source.strip() else ""
+    return code + "".join(_output(output, page) for output in _merged(cell.outputs))
+
+
+def _prose(source: str) -> str:
+    return f'<div class="prose">{clean_html(markdown2html(source).replace("&#182;", ""))}</div>'
+
+
+def _code(source: str, label: str) -> str:
+    lines = count_text(len(source.strip().splitlines()), "line")
+    highlighted = _HIGHLIGHT(source.strip())
+    return f'<details class="code"><summary>{label}, {lines}</summary>{highlighted}</details>'
+
+
+def _merged(outputs: list[Any]) -> list[Any]:
+    """Neighbouring pieces of one stream as one output, as they appeared on the screen."""
+    merged: list[Any] = []
+    for output in outputs:
+        last = merged[-1] if merged else None
+        if last is not None and output.output_type == "stream" == last.output_type and output.name == last.name:
+            merged[-1] = nbformat.from_dict({**last, "text": last.text + output.text})
+        else:
+            merged.append(output)
+    return merged
+
+
+def _output(output: Any, page: _Page) -> str:
+    if output.output_type == "stream":
+        return _text(_after_carriage_returns(output.text), "stderr" if output.name == "stderr" else "stdout")
+    if output.output_type == "error":
+        return _error(output, page)
+    return _rich(output.get("data", {}), page)
+
+
+def _rich(data: dict[str, Any], page: _Page) -> str:
+    """The best form that needs nothing but this page; a widget without a kernel is its plain text."""
+    if PLOTLY in data and isinstance(data[PLOTLY], dict):
+        return _figure(data[PLOTLY], page)
+    if "text/html" in data and WIDGET not in data:
+        html = clean_html(_joined(data["text/html"]))
+        if html.strip():
+            return f'<div class="output html">{html}</div>'
+    for kind in _IMAGES:
+        if kind in data:
+            return _image(kind, _joined(data[kind]))
+    if "text/markdown" in data:
+        return f'<div class="output">{_prose(_joined(data["text/markdown"]))}</div>'
+    plain = next((_joined(data[kind]) for kind in ("text/plain", "text/latex") if kind in data), "")
+    return _text(plain, "plain")
+
+
+def _figure(spec: dict[str, Any], page: _Page) -> str:
+    page.num_figures += 1
+    name = f"{page.prefix}-figure-{page.num_figures}"
+    layout = dict(spec.get("layout") or {})
+    layout.pop("width", None)
+    layout["autosize"] = True
+    height = layout.get("height")
+    pixels = int(height) if isinstance(height, int | float) and 50 <= height <= 5000 else 400
+    content = json.dumps(_json_safe({"data": spec.get("data") or [], "layout": layout}), separators=(",", ":"))
+    # The one thing that could end the element early is a "<", and JSON lets it be spelt otherwise.
+    content = content.replace("<", "\\u003c")
+    return (
+        f'<div class="figure" id="{name}" style="height:{pixels}px">'
+        "<noscript>This figure needs JavaScript.</noscript></div>"
+        f'<script type="application/json" id="{name}-data">{content}</script>'
+    )
+
+
+def _image(kind: str, content: str) -> str:
+    # An SVG inside <img> can neither run scripts nor load anything.
+    encoded = base64.b64encode(content.encode()).decode() if kind == "image/svg+xml" else "".join(content.split())
+    return f'<div class="output"><img alt="" src="data:{kind};base64,{escape(encoded)}"></div>'
+
+
+def _error(output: Any, page: _Page) -> str:
+    headline = f"{output.get('ename', 'Error')}: {output.get('evalue', '')}"
+    page.errors.append(clean_text(headline))
+    trace = _terminal_html("\n".join(output.get("traceback", [])))
+    return f'<div class="output error"><strong>{escape(clean_text(headline))}</strong><pre>{trace}</pre></div>'
+
+
+def _text(text: str, kind: str) -> str:
+    if not text.strip():
+        return ""
+    left_out = len(text) - _TEXT_LIMIT
+    remark = (
+        f'<p class="fvc-remark">{left_out:,} more characters are in the executed notebook.</p>' if left_out > 0 else ""
+    )
+    return f'<div class="output text {kind}"><pre>{_terminal_html(text[:_TEXT_LIMIT].rstrip())}</pre>{remark}</div>'
+
+
+def _terminal_html(text: str) -> str:
+    return str(ansi2html(text))  # type: ignore[no-untyped-call]  # nbconvert is half typed
+
+
+def _after_carriage_returns(text: str) -> str:
+    """What a terminal would show in the end of lines that a progress bar has overwritten."""
+    return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
+
+
+def _joined(value: Any) -> str:
+    return "".join(value) if isinstance(value, list) else str(value)
+
+
+def _json_safe(value: Any) -> Any:
+    """NaN and infinities, which Python reads in a notebook but no browser does, as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _json_safe(item) for key, item in value.items()}
+    return [_json_safe(item) for item in value] if isinstance(value, list | tuple) else value

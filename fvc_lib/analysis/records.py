@@ -1,0 +1,222 @@
+"""Reads what a run wrote, while it is being written and after any crash: good lines kept, bad ones counted.
+
+File names never reach SQL: Python reads the bytes and DuckDB sees a table of lines, with access to files switched
+off. So a name with quotes, brackets or non-UTF-8 bytes is just a name, and a query cannot leave the runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandera.polars as pa
+import polars as pl
+import pyarrow as arrow
+
+from fvc_lib.analysis.wording import count_text
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.path_text import path_to_text
+from fvc_lib.services.tables import read_table
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A query's rows, and in words what could not be read for them (empty when all could)."""
+
+    frame: pl.DataFrame
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One JSONL file and whose it is: the run's folder name, not what its lines say, since folders get copied."""
+
+    path: Path
+    run_id: str
+    stage: str
+    fold: int | None = None
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """The columns looked for in each line (DuckDB types) and the SQL condition that makes a line a good one."""
+
+    columns: Mapping[str, str]
+    good: str
+
+
+METRIC_LINES = LineFormat(
+    {
+        "ts": "DOUBLE", "step": "BIGINT", "epoch": "BIGINT", "phase": "VARCHAR", "metric": "VARCHAR",
+        "value": "DOUBLE", "flag": "VARCHAR", "fold": "BIGINT", "attempt": "BIGINT",
+    },
+    good="step IS NOT NULL AND phase IS NOT NULL AND metric IS NOT NULL AND (isfinite(value) OR flag IS NOT NULL)",
+)  # fmt: skip
+
+MEMORY_LINES = LineFormat(
+    {
+        "timestamp": "VARCHAR", "phase": "VARCHAR", "epoch": "BIGINT", "batch_idx": "BIGINT", "global_step": "BIGINT",
+        "allocated_mb": "DOUBLE", "reserved_mb": "DOUBLE", "max_allocated_mb": "DOUBLE", "total_memory_mb": "DOUBLE",
+        "usage_percent": "DOUBLE", "free_mb": "DOUBLE", "device": "VARCHAR", "rank": "BIGINT", "rss_mb": "DOUBLE",
+    },
+    good="timestamp IS NOT NULL AND (rss_mb IS NOT NULL OR allocated_mb IS NOT NULL)",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Block:
+    """All files' bytes in one buffer, cut into lines."""
+
+    content: bytes
+    starts: np.ndarray[Any, np.dtype[np.int64]]  # (L + 1,) byte offsets of L lines, line feeds included
+    owners: np.ndarray[Any, np.dtype[np.int64]]  # (L,) which file each line came from
+    notes: list[str] = field(default_factory=list)
+
+
+def connect() -> duckdb.DuckDBPyConnection:
+    """A DuckDB in memory that can neither read nor write files, load extensions, nor be talked out of it."""
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "enable_external_access": "false",
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "python_enable_replacements": "false",
+        "lock_configuration": "true",
+    }
+    return duckdb.connect(":memory:", config=settings)
+
+
+def read_log_lines(files: Sequence[LogFile], line_format: LineFormat) -> Answer:
+    """The good lines of ``files`` in file and line order.
+
+    A line is good when it is one JSON object whose columns satisfy ``line_format``; torn, NUL-filled and glued lines
+    are not and are counted in the notes, file by file. Blank lines count as nothing.
+
+    Returns:
+        columns ``run_id stage file line`` (line 1-based) and those of the format.
+    """
+    block = _read_block(files)
+    names = list(line_format.columns)
+    structure = json.dumps(dict(line_format.columns))
+    query = f"""
+        WITH parsed AS (
+            SELECT owner, row, CASE WHEN json_valid(line) THEN from_json(line, '{structure}') END AS fields
+            FROM lines WHERE trim(line, chr(32) || chr(9) || chr(10) || chr(13)) <> ''
+        ), spread AS (SELECT owner, row, {", ".join(f"fields.{name} AS {name}" for name in names)} FROM parsed)
+        SELECT *, coalesce({line_format.good}, false) AS good FROM spread ORDER BY row
+    """
+    with connect() as connection:
+        connection.register("lines", _arrow_lines(block))
+        rows = connection.sql(query).pl()
+    first_row = np.searchsorted(block.owners, np.arange(len(files)))
+    owners = _owner_table(files, first_row)
+    good = (
+        rows.filter("good").join(owners, on="owner", how="left", maintain_order="left")
+        .with_columns((pl.col("row") - pl.col("first_row") + 1).alias("line"))
+        .select("run_id", "stage", "file", "line", "owner_fold", *names)
+    )  # fmt: skip
+    bad = rows.filter(~pl.col("good")).group_by("owner").len().sort("owner")
+    notes = [*block.notes, *_bad_line_notes(bad, rows.height, files)]
+    return Answer(good, tuple(notes))
+
+
+def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema) -> Answer:
+    """All tables that exist among ``paths`` (run id, file), stacked, with ``run_id`` in front.
+
+    A table that cannot be read or does not fit its schema is left out and noted: one foreign run folder must not hide
+    the others.
+    """
+    frames, notes = [], []
+    empty = pl.DataFrame(schema={name: column.dtype.type for name, column in schema.columns.items()})
+    for run_id, path in paths:
+        if not path.is_file():
+            continue
+        try:
+            frame = read_table(path, schema)
+        except DataError as error:
+            notes.append(f"{path_to_text(path)} was left out: {error}")
+            continue
+        frames.append(frame.select(pl.lit(run_id).alias("run_id"), pl.all()))
+    empty = empty.select(pl.lit("").alias("run_id"), pl.all()).clear()
+    return Answer(pl.concat([empty, *frames]), tuple(notes))
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``, or an empty one: a missing or torn record is simply not recorded."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_block(files: Sequence[LogFile]) -> _Block:
+    parts: list[bytes] = []
+    starts, owners, notes, size = [np.zeros(1, np.int64)], [], [], 0
+    for owner, file in enumerate(files):
+        try:
+            content = file.path.read_bytes()
+        except OSError as error:
+            notes.append(f"{path_to_text(file.path)} could not be read: {error.strerror}.")
+            continue
+        content = _valid_utf8(content if content.endswith(b"\n") or not content else content + b"\n")
+        ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n")) + 1
+        starts.append(ends + size)
+        owners.append(np.full(ends.size, owner, np.int64))
+        parts.append(content)
+        size += len(content)
+    return _Block(
+        b"".join(parts),
+        np.concatenate(starts),
+        np.concatenate(owners) if owners else np.zeros(0, np.int64),
+        notes,
+    )
+
+
+def _valid_utf8(content: bytes) -> bytes:
+    """DuckDB takes Arrow text on trust, so bytes that are no UTF-8 are replaced before it sees them."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return content.decode("utf-8", "replace").encode()
+    return content
+
+
+def _arrow_lines(block: _Block) -> arrow.Table:
+    """Lines as an Arrow table over the block's own bytes; a million lines cost no Python object each."""
+    buffers = [None, arrow.py_buffer(block.starts.astype(np.int64)), arrow.py_buffer(block.content)]
+    lines = arrow.LargeStringArray.from_buffers(arrow.large_string(), block.owners.size, buffers)
+    rows = arrow.array(np.arange(block.owners.size, dtype=np.int64))
+    columns = lines if block.owners.size else arrow.array([], arrow.large_string())
+    return arrow.table({"owner": arrow.array(block.owners), "row": rows, "line": columns})
+
+
+def _owner_table(files: Sequence[LogFile], first_row: np.ndarray[Any, np.dtype[np.int64]]) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "owner": range(len(files)),
+            "first_row": first_row.tolist(),
+            "run_id": [path_to_text(file.run_id) for file in files],
+            "stage": [path_to_text(file.stage) for file in files],
+            "file": [path_to_text(file.path.name) for file in files],
+            "owner_fold": [file.fold for file in files],
+        },
+        schema={
+            "owner": pl.Int64, "first_row": pl.Int64, "run_id": pl.String, "stage": pl.String, "file": pl.String,
+            "owner_fold": pl.Int64,
+        },
+    )  # fmt: skip
+
+
+def _bad_line_notes(bad: pl.DataFrame, num_lines: int, files: Sequence[LogFile]) -> list[str]:
+    if bad.is_empty():
+        return []
+    total = int(bad["len"].sum())
+    names = {owner: path_to_text(f"{files[owner].run_id}/{files[owner].path.name}") for owner in bad["owner"]}
+    where = ", ".join(f"{names[owner]}: {count}" for owner, count in bad.iter_rows())
+    verb = "is" if total == 1 else "are"
+    return [f"{count_text(total, 'line')} of {num_lines:,} could not be read and {verb} left out ({where})."]

@@ -1,0 +1,182 @@
+"""Executed notebooks as one offline HTML file: the number, its controls and the verdict first, then the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+
+from fvc_lib.analysis.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
+from fvc_lib.analysis.notebook_html import NotebookHtml, render_notebook
+from fvc_lib.analysis.page_style import SCRIPT, content_policy, style_sheet
+from fvc_lib.analysis.wording import (
+    NOT_RECORDED,
+    bytes_text,
+    clean_text,
+    count_text,
+    duration_text,
+    interval_text,
+    source_name,
+)
+from fvc_lib.services.atomic_files import write_text
+
+STANDING_CLASSES = {"above control": "above", "not above control": "below"}
+
+
+def write_report(
+    notebooks: Sequence[Path], output: Path, *, title: str, headline: ReportHeadline | None = None
+) -> None:
+    """Write ``output``: one HTML file with everything in it that opens without a network or a server.
+
+    Args:
+        notebooks: executed notebooks in the order of their sections, results first. The first section is open.
+        output: the file, replaced atomically.
+        title: plain text.
+        headline: of the run; without one (a notebook on its own) the head is the title alone.
+
+    Raises:
+        DataError: a notebook is missing or unreadable.
+    """
+    sections = [render_notebook(path, f"s{number}") for number, path in enumerate(notebooks, start=1)]
+    contents = "".join(_section(section, number) for number, section in enumerate(sections, start=1))
+    body = (
+        f"{_top(title, headline)}<div class='page'>{_navigation(sections)}"
+        f"<main>{_hero(headline) if headline else ''}{contents}</main></div>"
+    )
+    # plotly.js is by far the largest part, so a page without figures goes without it.
+    scripts = (get_plotlyjs(), SCRIPT) if any(s.num_figures for s in sections) else (SCRIPT,)
+    write_text(output, page(title, body, scripts))
+
+
+def page(title: str, body: str, scripts: tuple[str, ...] = ()) -> str:
+    """A whole HTML document around ``body``, with the style and ``scripts`` embedded and everything else shut out."""
+    embedded = "".join(f"<script>{text}</script>" for text in scripts)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(content_policy(scripts))}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        # An empty icon of our own, or the browser would ask for one.
+        '<link rel="icon" href="data:,">'
+        f"<title>{escape(clean_text(title))}</title><style>{style_sheet()}</style></head>\n"
+        f"<body>{body}{embedded}</body></html>\n"
+    )
+
+
+def badge(verdict: Verdict) -> str:
+    """The verdict's word in its colour."""
+    return f'<span class="badge {STANDING_CLASSES.get(verdict.standing, "")}">{escape(verdict.standing)}</span>'
+
+
+def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a41") -> str:
+    """A small drawing of a value with its interval on [0, 1]: a tick at 0.5, a grey mark where the control stands."""
+    if score.value is None or not math.isfinite(score.value):
+        return ""
+    low, high = (score.value if v is None else v for v in (score.low, score.high))
+    marks = '<line x1="50%" x2="50%" y1="2" y2="18" stroke="#c9cdd2" stroke-dasharray="2 2"/>'
+    marks += '<line x1="0" x2="100%" y1="10" y2="10" stroke="#e3e6ea"/>'
+    if control is not None:
+        marks += f'<line x1="{control:.2%}" x2="{control:.2%}" y1="4" y2="16" stroke="#8a8f98" stroke-width="3"/>'
+    marks += f'<line x1="{low:.2%}" x2="{high:.2%}" y1="10" y2="10" stroke="{color}" stroke-width="2.5"/>'
+    marks += f'<circle cx="{score.value:.2%}" cy="10" r="4.5" fill="{color}"/>'
+    told = f"{interval_text(score.value, score.low, score.high)} on a scale from 0 to 1"
+    return f'<svg role="img" aria-label="{told}" overflow="visible">{marks}</svg>'
+
+
+def _top(title: str, headline: ReportHeadline | None) -> str:
+    named = f'<p class="title">{escape(clean_text(title))}</p>'
+    if headline is None:
+        return f'<header class="top">{named}</header>'
+    score = headline.model_score
+    number = f"AUC <b>{interval_text(score.value, score.low, score.high)}</b>" if score else ""
+    return f'<header class="top">{named}{badge(headline.verdict)}<span class="number">{number}</span></header>'
+
+
+def _navigation(sections: Sequence[NotebookHtml]) -> str:
+    links = "".join(
+        f'<li><a href="#section-{number}"{" class=failed" if section.error else ""}>{escape(section.title)}'
+        f"{' (failed)' if section.error else ''}</a></li>"
+        for number, section in enumerate(sections, start=1)
+    )
+    return (
+        f'<nav class="sections" aria-label="Sections"><ol>{links}</ol>'
+        f"{_toggle('details.section', 'Open all sections', 'Close all sections')}"
+        f"{_toggle('details.code', 'Show all code', 'Hide all code')}</nav>"
+    )
+
+
+def _toggle(what: str, closed: str, opened: str) -> str:
+    return f'<button data-toggle="{what}" data-off="{closed}" data-on="{opened}">{closed}</button>'
+
+
+def _hero(headline: ReportHeadline) -> str:
+    verdict = headline.verdict
+    state = headline.state or NOT_RECORDED
+    alarm = "" if state == "done" else _alarm(headline, state)
+    return (
+        f'{alarm}<p class="lead {STANDING_CLASSES.get(verdict.standing, "")}">{escape(verdict.sentence)}</p>'
+        f'<p class="under">{escape(_circumstances(headline))}</p>'
+        f'<div class="hero">{_scores(headline)}{_facts(headline)}</div>'
+    )
+
+
+def _alarm(headline: ReportHeadline, state: str) -> str:
+    told = f" {clean_text(headline.failure)}." if headline.failure else ""
+    return f'<p class="alarm"><b>The run is not complete (state: {escape(clean_text(state))}).</b>{escape(told)}</p>'
+
+
+def _circumstances(headline: ReportHeadline) -> str:
+    if headline.num_videos is None or headline.num_groups is None:
+        return "How many videos were judged is not recorded."
+    videos, groups = count_text(headline.num_videos, "video"), count_text(headline.num_groups, "group")
+    return (
+        f"Each of {videos} was judged once, by a model that had seen no video of its group ({groups}). "
+        "The score is visual-forensic: staged or out-of-context footage cannot be told by pixels."
+    )
+
+
+def _scores(headline: ReportHeadline) -> str:
+    if not headline.scores:
+        return "<p>No score over all folds is recorded.</p>"
+    rows = "".join(_score_row(score) for score in headline.scores)
+    return (
+        '<table class="scores"><thead><tr><th>Scored by</th><th class="number">ROC AUC [interval]</th>'
+        f"<th>0 · chance 0.5 · 1</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _score_row(score: Score) -> str:
+    model, aside = score.source == "model", score.source in DISHONEST_CONTROLS
+    kind = "model" if model else "aside" if aside else ""
+    note = " (not an honest split)" if aside else ""
+    return (
+        f'<tr class="{kind}"><td class="name">{escape(clean_text(source_name(score.source)))}{note}</td>'
+        f'<td class="number">{interval_text(score.value, score.low, score.high)}</td>'
+        f'<td class="bar">{interval_bar(score, color="#1b2a41" if model else "#8a8f98")}</td></tr>'
+    )
+
+
+def _facts(headline: ReportHeadline) -> str:
+    facts = {
+        "Run": headline.run_id,
+        "Experiment": headline.experiment,
+        "State": headline.state or NOT_RECORDED,
+        "Model": headline.model or NOT_RECORDED,
+        "Started": headline.started_utc or NOT_RECORDED,
+        "Duration": duration_text(headline.duration_seconds),
+        "Peak memory": bytes_text(headline.peak_rss_bytes),
+    }
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(clean_text(value))}</dd>" for name, value in facts.items())
+    return f'<dl class="facts">{rows}</dl>'
+
+
+def _section(section: NotebookHtml, number: int) -> str:
+    opened = " open" if number == 1 or section.error else ""
+    alarm = f'<p class="alarm"><b>A cell failed.</b> {escape(section.error)}</p>' if section.error else ""
+    return (
+        f'<details class="section" id="section-{number}"{opened}><summary><h2>{escape(section.title)}</h2>'
+        f'<span class="file">{escape(section.file_name)}</span></summary>'
+        f'<div class="cells">{alarm}{section.body}</div></details>'
+    )

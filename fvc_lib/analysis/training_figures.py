@@ -1,0 +1,183 @@
+"""Figures of a run while and after it trains: learning curves, memory, and the time its stages took."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+import polars as pl
+from plotly.subplots import make_subplots
+
+from fvc_lib.analysis import theme
+from fvc_lib.analysis.wording import bytes_text, count_text, duration_text, figure_text, metric_name, number_text
+
+_PANELS_PER_ROW = 3
+_SMALL = 7  # up to here a curve shows its points too
+
+
+def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smoothing: float = 0.0) -> go.Figure:
+    """One small panel per fold (and run), all on one scale: train and validation over steps.
+
+    Args:
+        curves: rows of ``queries.learning_curves``.
+        metric: the metric drawn.
+        smoothing: 0 draws what was logged; towards 1 an exponential mean over ever more points, over a pale original.
+    """
+    rows = curves.filter((pl.col("metric") == metric) & pl.col("value").is_not_null())
+    if rows.is_empty():
+        return theme.nothing_to_show(f"Learning curves of {metric_name(metric)}", "No value of it has been logged yet.")
+    panels = rows.select("run_id", "stage", "fold").unique(maintain_order=True)
+    columns = min(_PANELS_PER_ROW, panels.height)
+    num_rows = -(-panels.height // columns)
+    figure = make_subplots(
+        rows=num_rows, cols=columns, shared_yaxes=True, shared_xaxes=False, horizontal_spacing=0.03,
+        vertical_spacing=min(0.2, 0.36 / num_rows), subplot_titles=_panel_titles(panels),
+    )  # fmt: skip
+    height = 170 + 190 * num_rows
+    finding, subtitle = _training_finding(rows, metric)
+    figure.update_layout(theme.figure(finding, subtitle, height=height).layout)
+    for position, panel in enumerate(panels.iter_rows()):
+        keys = zip(("run_id", "stage", "fold"), panel, strict=True)
+        inside = rows.filter(*(pl.col(name).eq_missing(pl.lit(value)) for name, value in keys))
+        where = {"row": position // columns + 1, "col": position % columns + 1}
+        for phase in inside["phase"].unique(maintain_order=True):
+            points = inside.filter(pl.col("phase") == phase).sort("step")
+            _add_curve(figure, points, phase, smoothing, first=position == 0, where=where)
+    figure.update_annotations(font={"size": 12, "color": theme.NEUTRAL})
+    figure.update_xaxes(title_text="Step", row=num_rows)
+    figure.update_yaxes(title_text=metric_name(metric), col=1)
+    figure.update_layout(
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.0, "yref": "container", "yanchor": "top"}
+    )
+    return figure
+
+
+def smoothed(values: pl.Series, smoothing: float) -> pl.Series:
+    """Exponential mean of ``values`` with weight 1 - ``smoothing`` on the newest, corrected for its start.
+
+    Raises:
+        ValueError: ``smoothing`` outside [0, 1).
+    """
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing: got {smoothing}, wanted a number in [0, 1).")
+    return values.cast(pl.Float64).ewm_mean(alpha=1 - smoothing, adjust=True)
+
+
+def memory_timeline_figure(samples: pl.DataFrame) -> go.Figure:
+    """Resident (and device) memory over each stage's own time, with the limit where one was recorded.
+
+    Args:
+        samples: rows of ``queries.memory_samples``.
+    """
+    used = pl.max_horizontal("rss_mb", "allocated_mb")
+    rows = samples.with_columns(used.alias("used_mb")).filter(
+        pl.col("used_mb").is_not_null(), pl.col("seconds").is_not_null()
+    )
+    if rows.is_empty():
+        return theme.nothing_to_show("Memory over time", "No memory samples are recorded.")
+    peak = rows.sort("used_mb", descending=True).row(0, named=True)
+    limit = rows["total_memory_mb"].min()
+    budget = f" of {bytes_text(float(limit) * 1e6)} allowed" if isinstance(limit, int | float) else ""
+    stages = rows.select("run_id", "stage", "fold").unique(maintain_order=True)
+    figure = theme.figure(
+        f"Memory peaks at {bytes_text(peak['used_mb'] * 1e6)}{budget}, in {_series_name(peak, rows)}",
+        f"{count_text(rows.height, 'sample')} of {count_text(stages.height, 'stage')}; process with its children",
+    )
+    for position, stage in enumerate(stages.iter_rows(named=True)):
+        color, dash = theme.series_style(position)
+        points = rows.filter(*(pl.col(name).eq_missing(pl.lit(value)) for name, value in stage.items()))
+        figure.add_trace(
+            go.Scatter(
+                x=points["seconds"].to_numpy(), y=points["used_mb"].to_numpy(), mode=_mode(points),
+                name=figure_text(_series_name(stage, rows)), line={"color": color, "dash": dash, "width": 1.8},
+                customdata=[figure_text(phase or "") for phase in points["phase"]],
+                hovertemplate="%{y:.0f} MB after %{x:.0f} s<br>%{customdata}<extra></extra>",
+            )
+        )  # fmt: skip
+    figure.update_xaxes(title_text="Time since the stage's first sample (s)", rangemode="tozero")
+    figure.update_yaxes(title_text="Memory (MB)", rangemode="tozero")
+    figure.update_layout(showlegend=stages.height > 1)
+    return figure
+
+
+def stage_times_figure(stages: pl.DataFrame) -> go.Figure:
+    """How long each stage took, coloured by how it ended.
+
+    Args:
+        stages: rows of ``headline.stage_table``.
+    """
+    rows = stages.filter(pl.col("duration_seconds").is_not_null())
+    if rows.is_empty():
+        return theme.nothing_to_show("Time of the stages", "No stage has recorded a duration.")
+    total = float(rows["duration_seconds"].sum())
+    longest = rows.sort("duration_seconds", descending=True).row(0, named=True)
+    share = longest["duration_seconds"] / total if total else 0.0
+    figure = theme.figure(
+        f"{longest['stage']} takes {share:.0%} of the {duration_text(total)}", count_text(rows.height, "stage"),
+        height=130 + 30 * rows.height,
+    )  # fmt: skip
+    colors = {"done": theme.MODEL, "skipped": theme.CONTROL, "failed": theme.NOT_ABOVE_CONTROL}
+    figure.add_trace(
+        go.Bar(
+            x=rows["duration_seconds"].to_list(), y=[figure_text(name) for name in rows["stage"]], orientation="h",
+            marker={"color": [colors.get(state or "", theme.NEUTRAL) for state in rows["state"]]},
+            text=[f" {duration_text(seconds)}" for seconds in rows["duration_seconds"]], textposition="outside",
+            cliponaxis=False, customdata=[figure_text(state or "") for state in rows["state"]],
+            hovertemplate="%{y}: %{x:.1f} s, %{customdata}<extra></extra>",
+        )
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_xaxes(title_text="Duration (s)")
+    figure.update_layout(showlegend=False, margin={"r": 90})
+    return figure
+
+
+def _panel_titles(panels: pl.DataFrame) -> list[str]:
+    return [figure_text(_series_name(panel, panels)) for panel in panels.iter_rows(named=True)]
+
+
+def _series_name(row: dict[str, object], among: pl.DataFrame) -> str:
+    """Of run, stage and fold what tells this series from the others."""
+    parts = [str(row["run_id"])] if among["run_id"].n_unique() > 1 else []
+    if row["fold"] is None or among["stage"].n_unique() > 1:
+        parts.append(str(row["stage"]))
+    if row["fold"] is not None:
+        parts.append(f"fold {row['fold']}")
+    return ", ".join(parts)
+
+
+def _training_finding(rows: pl.DataFrame, metric: str) -> tuple[str, str]:
+    last = rows.sort("step").group_by("run_id", "stage", "fold", "phase", maintain_order=True).last()
+    by_phase = last.group_by("phase", maintain_order=True).agg(pl.col("value").mean())
+    told = ", ".join(f"{number_text(value)} in {phase}" for phase, value in by_phase.iter_rows())
+    panels = rows.select("run_id", "stage", "fold").n_unique()
+    subtitle = (
+        f"mean of each curve's last value; {count_text(panels, 'panel')}, {count_text(rows.height, 'logged value')}"
+    )
+    return f"{metric_name(metric)} ends at {told}", subtitle
+
+
+def _add_curve(
+    figure: go.Figure, points: pl.DataFrame, phase: str, smoothing: float, *, first: bool, where: dict[str, int]
+) -> None:
+    color = {"train": theme.CONTROL, "validation": theme.MODEL}.get(phase, theme.SERIES[1])
+    dash = {"train": "solid", "validation": "solid"}.get(phase, "dot")
+    steps, values = points["step"].to_numpy(), points["value"]
+    if smoothing > 0:
+        pale = {"color": theme.translucent(color, 0.3), "width": 1}
+        figure.add_trace(
+            go.Scatter(x=steps, y=values.to_numpy(), mode="lines", line=pale, showlegend=False, hoverinfo="skip"),
+            **where,
+        )
+    figure.add_trace(
+        go.Scatter(
+            x=steps, y=smoothed(values, smoothing).to_numpy(), name=figure_text(phase), legendgroup=phase,
+            showlegend=first, mode=_mode(points),
+            line={"color": color, "width": 2, "dash": dash}, marker={"size": 5},
+            customdata=points["epoch"].to_list(),
+            hovertemplate="step %{x}, epoch %{customdata}<br>%{y:.4f}",
+        ),
+        **where,
+    )  # fmt: skip
+
+
+def _mode(points: pl.DataFrame) -> str:
+    return "lines+markers" if points.height <= _SMALL else "lines"

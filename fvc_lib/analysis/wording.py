@@ -1,0 +1,99 @@
+"""Numbers and names as a reader meets them: units, intervals, and text that stays text whatever it holds."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+NOT_RECORDED = "not recorded"
+UNDEFINED = "undefined"
+
+SOURCE_NAMES = {
+    "model": "Model",
+    "constant": "Constant guess",
+    "metadata_only": "Metadata only",
+    "group_lookup_by_group": "Group lookup, split by group",
+    "group_lookup_by_row": "Group lookup, split by row",
+    "shuffled_labels": "Model on shuffled labels",
+}
+
+METRIC_NAMES = {
+    "roc_auc": "ROC AUC",
+    "average_precision": "Average precision",
+    "f1": "F1",
+    "balanced_accuracy": "Balanced accuracy",
+    "equal_error_rate": "Equal error rate",
+    "brier_score": "Brier score",
+    "brier": "Brier score",
+    "expected_calibration_error": "Calibration error (ECE)",
+    "matthews_correlation": "Matthews correlation",
+    "log_loss": "Log loss (nats)",
+    "loss": "Loss (nats)",
+    "learning_rate": "Learning rate",
+}
+
+_BYTES_PER_MB = 1_000_000
+
+
+def source_name(source: str) -> str:
+    """``metadata_only`` as ``Metadata only``; an unknown source in its own words."""
+    return SOURCE_NAMES.get(source, source.replace("_", " "))
+
+
+def metric_name(metric: str) -> str:
+    """``roc_auc`` as ``ROC AUC``; an unknown metric in its own words."""
+    return METRIC_NAMES.get(metric, metric.replace("_", " "))
+
+
+def number_text(value: float | None, digits: int = 3) -> str:
+    """``value`` with ``digits`` decimals; "not recorded" when it is missing, "undefined" when it is NaN."""
+    if value is None:
+        return NOT_RECORDED
+    if math.isnan(value):
+        return UNDEFINED
+    return f"{value:.{digits}f}"
+
+
+def interval_text(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
+    """``0.812 [0.741, 0.880]``; without an interval the value alone."""
+    text = number_text(value, digits)
+    if value is None or low is None or high is None or not all(map(math.isfinite, (value, low, high))):
+        return text
+    return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def bytes_text(size_bytes: float | None) -> str:
+    """Bytes as MB or GB (powers of ten, as disks and job limits are sold)."""
+    if size_bytes is None or not math.isfinite(size_bytes):
+        return NOT_RECORDED
+    megabytes = size_bytes / _BYTES_PER_MB
+    return f"{megabytes / 1000:.2f} GB" if megabytes >= 1000 else f"{megabytes:.0f} MB"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Seconds as ``42 s``, ``3 min 05 s`` or ``2 h 14 min``."""
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+        return NOT_RECORDED
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def count_text(count: int, one: str, many: str | None = None) -> str:
+    """``1 video``, ``2 videos``, ``12,000 videos``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def clean_text(text: object) -> str:
+    """``text`` on one line and encodable: lone surrogates and control characters shown as escapes."""
+    line = " ".join(str(text).split())
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def figure_text(text: object) -> str:
+    """``text`` for titles, names and ticks of a plotly figure, which reads ``<b>``, ``<a>`` and entities there."""
+    return escape(clean_text(text), quote=False)
