@@ -1,5 +1,7 @@
 """What can be wrong with a video file. Each error names the file, a short reason for counting, and the remedy."""
 
+# ruff: noqa: N818 - the class says what the video is; "UnreadableVideoError" would say no more
+
 from __future__ import annotations
 
 from pathlib import Path
