@@ -10,12 +10,14 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# pid in the name: two writers of one target never share a temporary, and the sweep can tell a dead writer's.
+# Thread and process in the name: two writers of one target never share a temporary, and the sweep can tell a dead
+# writer's by its pid.
 _TEMPORARY = re.compile(r"^\..+\.(?P<pid>\d+)\.tmp$")
 
 
@@ -41,7 +43,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name is cut because a legal 255-byte name plus the suffix would not be legal any more.
     stem = os.fsdecode(os.fsencode(path.name)[:200])
-    temporary = path.parent / f".{stem}.{os.getpid()}.tmp"
+    temporary = path.parent / f".{stem}.{threading.get_native_id()}.{os.getpid()}.tmp"
     try:
         yield temporary
         descriptor = os.open(temporary, os.O_RDONLY)
