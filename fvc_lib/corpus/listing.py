@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import polars as pl
 
-from fvc_lib.services.path_text import escape_text, path_to_text
+from fvc_lib.services.path_text import escape_text, message_text, path_to_text
 from fvc_lib.services.tables import LABELS, REJECTED
 
 Kind = Literal["folder", "manifest", "fvc2018"]
@@ -104,12 +104,12 @@ class Rejections:
     def add(self, entry: Entry | LabelRow, refusal: Refusal) -> None:
         """Record that a listed row is not used."""
         self.rows.append(
-            (entry.path, entry.source_id, entry.row, entry.label, refusal.reason, escape_text(refusal.detail))
+            (entry.path, entry.source_id, entry.row, entry.label, refusal.reason, message_text(refusal.detail))
         )
 
     def add_file(self, path: str, refusal: Refusal, label: str | None = None, row: int | None = None) -> None:
         """Record a file or row that no usable listing belongs to; ``path`` is table text."""
-        self.rows.append((path, None, row, label, refusal.reason, escape_text(refusal.detail)))
+        self.rows.append((path, None, row, label, refusal.reason, message_text(refusal.detail)))
 
     def frame(self, before: pl.DataFrame | None = None) -> pl.DataFrame:
         """The REJECTED table, sorted by path and row; ``before`` is a table to add to."""
@@ -154,7 +154,7 @@ class CorpusFiles:
                 return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
             mode = full.stat().st_mode
         except FileNotFoundError:
-            return Refusal("missing_video", f"no file {path!r} in {str(self.root)!r}. Restore it or drop its row.")
+            return Refusal("missing_video", f"no file {path!r} in the corpus folder. Restore it, or drop its row.")
         except OSError as error:
             return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name or the permissions.")
         if not stat.S_ISREG(mode):
@@ -172,7 +172,7 @@ class CorpusFiles:
     def _outside(self, path: str, how: str) -> Refusal:
         return Refusal(
             "outside_corpus",
-            f"{path!r} {how}: outside the corpus folder {str(self.root)!r}. Copy the file into the corpus.",
+            f"{path!r} {how}: outside the corpus folder. Copy the file into the corpus.",
         )
 
 

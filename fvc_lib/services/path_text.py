@@ -21,6 +21,11 @@ def escape_text(text: str) -> str:
     return os.fsencode(text.replace("\\", "\\\\")).decode("utf-8", "backslashreplace")
 
 
+def message_text(text: str) -> str:
+    """``text`` as valid UTF-8 for people to read; unlike ``escape_text`` it cannot be turned back."""
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
+
+
 def path_to_text(path: PurePath | str) -> str:
     """The table text of a path, with ``/`` between folders. ``path_from_text`` is its inverse."""
     return escape_text(PurePath(path).as_posix())

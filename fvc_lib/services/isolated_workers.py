@@ -1,0 +1,270 @@
+"""Run one function over many items in child processes that may crash or hang without taking the run down.
+
+Meant for native code on files nobody vouches for: a crash, a hang or a memory limit costs the one item in hand. The
+children are plain interpreters that import the function by name and speak JSON lines. They need nothing of the
+parent's ``__main__``, so this works in a script without a main guard and in a notebook kernel, where
+``multiprocessing`` would run the script again or not find the function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fvc_lib.services.errors import FvcError
+
+DEFAULT_MEMORY_BYTES = 4 << 30
+_START_SECONDS = 120.0
+_EXIT_SECONDS = 5.0
+_READY = b"ready"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one item: ``value`` is the function's JSON result, unless ``failure`` says why there is none."""
+
+    position: int
+    value: Any
+    failure: Literal["crashed", "timeout"] | None = None
+    detail: str = ""
+
+
+def available_cores() -> int:
+    """Cores this process may use: its affinity (a SLURM job's share), not the machine's count."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_isolated(
+    function: str,
+    items: Sequence[Any],
+    *,
+    workers: int = 0,
+    timeout_seconds: float = 120.0,
+    memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
+) -> Iterator[Answer]:
+    """Yield one answer per item, in the order they are finished; closing the iterator ends the children.
+
+    Args:
+        function: ``module:name`` of an importable function from one JSON value to one JSON value. An exception in it
+            counts as a crash, so expected failures belong into its result.
+        items: JSON values.
+        workers: child processes; 0: one per available core.
+        timeout_seconds: for one item, after which its child is killed.
+        memory_bytes: address space of a child; none: unlimited.
+
+    Raises:
+        FvcError: a child cannot even start; the message holds the last line it wrote.
+    """
+    queue = deque(enumerate(items))
+    pool = [
+        _Worker(function, timeout_seconds, memory_bytes) for _ in range(min(workers or available_cores(), len(queue)))
+    ]
+    try:
+        while queue or any(worker.position is not None for worker in pool):
+            for worker in pool:
+                if worker.position is None and queue:
+                    worker.submit(*queue.popleft())
+            yield from _collect([worker for worker in pool if worker.position is not None])
+    finally:
+        for worker in pool:
+            worker.stop()
+
+
+def _collect(busy: Sequence[_Worker]) -> Iterator[Answer]:
+    """Wait until at least one busy worker has answered, died or run out of time."""
+    with selectors.DefaultSelector() as selector:
+        for worker in busy:
+            selector.register(worker.output, selectors.EVENT_READ, worker)
+        wait = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+        ready = [key.data for key, _ in selector.select(wait)]
+    for worker in busy:
+        answer = worker.receive() if worker in ready else worker.expire()
+        if answer is not None:
+            yield answer
+
+
+class _Worker:
+    """One child process, started again after each death, and the item it has in hand."""
+
+    def __init__(self, function: str, timeout_seconds: float, memory_bytes: int | None) -> None:
+        self._arguments = [function, repr(timeout_seconds), str(memory_bytes or 0)]
+        self._timeout_seconds = timeout_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._buffer = b""
+        self.position: int | None = None
+        self.deadline = 0.0
+
+    @property
+    def output(self) -> int:
+        """File descriptor to wait on."""
+        return self._pipes()[1]
+
+    def submit(self, position: int, item: Any) -> None:
+        """Give the child an item; a child that died while idle is replaced first."""
+        line = json.dumps(item, ensure_ascii=True).encode() + b"\n"
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        try:
+            self._send(line)
+        except BrokenPipeError:
+            self._start()
+            self._send(line)
+        self.position = position
+        self.deadline = time.monotonic() + self._timeout_seconds
+
+    def receive(self) -> Answer | None:
+        """The answer, when the output that is ready completes one."""
+        block = os.read(self.output, 1 << 16)
+        self._buffer += block
+        if not block:
+            return self._fail("crashed", self._death())
+        line, newline, rest = self._buffer.partition(b"\n")
+        if not newline:
+            return None
+        self._buffer = rest
+        position, self.position = self.position, None
+        return None if position is None else Answer(position, json.loads(line))
+
+    def expire(self) -> Answer | None:
+        """The failure, when the item's time is over."""
+        if time.monotonic() < self.deadline:
+            return None
+        return self._fail("timeout", f"no answer within {self._timeout_seconds:g} s")
+
+    def stop(self) -> None:
+        """End the child and free everything."""
+        self._end()
+        self._errors.close()
+
+    def _fail(self, failure: Literal["crashed", "timeout"], detail: str) -> Answer | None:
+        self._end()
+        position, self.position = self.position, None
+        return None if position is None else Answer(position, None, failure, detail)
+
+    def _start(self) -> None:
+        self._end()
+        self._errors.seek(0)
+        self._errors.truncate()
+        # -P: a file in the working directory must not stand in for a module of ours.
+        code = "from fvc_lib.services.isolated_workers import serve; serve()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=_child_environment(),
+            start_new_session=True,  # Ctrl-C is for the parent, which ends its children in order
+        )
+        self._await_ready()
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.output, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    self._end()
+                    raise FvcError(f"worker process: not ready within {_START_SECONDS:g} s. Is the machine overloaded?")
+                block = os.read(self.output, 1 << 16)
+                if not block:
+                    death = self._death()
+                    self._end()
+                    raise FvcError(f"worker process: cannot start: {death}. Repair the installation, or raise memory.")
+                self._buffer += block
+        self._buffer = b""
+
+    def _pipes(self) -> tuple[int, int]:
+        if self._process is None or self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("the worker was not started")
+        return self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def _send(self, line: bytes) -> None:
+        while line:
+            line = line[os.write(self._pipes()[0], line) :]
+
+    def _death(self) -> str:
+        """How the child ended, with the last line it wrote to its standard error."""
+        code = self._exit_code()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read()[-4096:].decode("utf-8", "replace").splitlines()]
+        last = next((line for line in reversed(lines) if line), "")
+        return f"{how}, {last}" if last else how
+
+    def _exit_code(self) -> int:
+        if self._process is None:
+            return 0
+        try:
+            return self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:  # it closed its output but lives on
+            self._process.kill()
+            return self._process.wait()
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process = None
+        self._buffer = b""
+
+
+def serve() -> None:
+    """The child's main loop: one JSON item per line in, one JSON result per line out, until the input ends."""
+    function, timeout_text, memory_text = sys.argv[1:4]
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
+    _limit_memory(int(memory_text))
+    module, _, name = function.partition(":")
+    call = getattr(importlib.import_module(module), name)
+    os.write(answers, _READY + b"\n")
+    for line in sys.stdin.buffer:
+        _arm_timer(2 * float(timeout_text) + 1)
+        answer = json.dumps(call(json.loads(line)), ensure_ascii=True, allow_nan=False).encode() + b"\n"
+        _arm_timer(0)
+        while answer:
+            answer = answer[os.write(answers, answer) :]
+
+
+def _arm_timer(seconds: float) -> None:
+    """Let the kernel end this process when its parent is gone and it hangs, even inside native code."""
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes:
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses limits below what it has mapped already
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _child_environment() -> dict[str, str]:
+    package_parent = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (package_parent, os.environ.get("PYTHONPATH", "")) if part)
+    # One child per core is the parallelism; threads inside each would only fight over the cores and reserve memory.
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -1,0 +1,137 @@
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.isolated_workers import Answer, run_isolated
+
+MODULE = """
+import ctypes, fcntl, os, time
+
+def work(item):
+    kind, value = item
+    if kind == "segfault":
+        ctypes.string_at(0)
+    elif kind == "exit":
+        os._exit(7)
+    elif kind == "raise":
+        raise ValueError("not this one")
+    elif kind == "hang":
+        time.sleep(1000)
+    elif kind == "memory":
+        bytearray(value)
+    elif kind == "print":
+        print("noise", flush=True)
+        os.write(1, b"native noise\\n")
+    elif kind == "pid":
+        return os.getpid()
+    elif kind == "hold":
+        lock = open(value, "w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("held")
+        lock.flush()
+        time.sleep(20)
+        lock.write(" until it was done")
+    return value
+"""
+
+
+@pytest.fixture
+def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "worked.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    return "worked:work"
+
+
+def by_position(answers: list[Answer]) -> list[Answer]:
+    return sorted(answers, key=lambda answer: answer.position)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_item_is_answered_once(function: str, workers: int) -> None:
+    items = [["echo", f"naïve \udcff\n{number}"] for number in range(20)]
+    answers = by_position(list(run_isolated(function, items, workers=workers)))
+    assert [(a.position, a.value, a.failure) for a in answers] == [(n, item[1], None) for n, item in enumerate(items)]
+
+
+def test_no_items_need_no_worker(function: str) -> None:
+    assert list(run_isolated("no_such_module:f", [])) == []
+
+
+def test_a_crash_costs_one_item(function: str) -> None:
+    items = [["echo", 0], ["segfault", 1], ["echo", 2], ["exit", 3], ["raise", 4], ["print", 5], ["echo", 6]]
+    answers = by_position(list(run_isolated(function, items, workers=1)))
+    assert [a.failure for a in answers] == [None, "crashed", None, "crashed", "crashed", None, None]
+    assert [a.value for a in answers] == [0, None, 2, None, None, 5, 6]
+    assert "SIGSEGV" in answers[1].detail
+    assert "exit code 7" in answers[3].detail
+    assert "ValueError: not this one" in answers[4].detail
+
+
+def test_a_hang_costs_its_time_limit_only(function: str) -> None:
+    items = [["hang", 0], ["echo", 1], ["hang", 2], ["echo", 3]]
+    answers = by_position(list(run_isolated(function, items, workers=2, timeout_seconds=1.0)))
+    assert [a.failure for a in answers] == ["timeout", None, "timeout", None]
+    assert "1 s" in answers[0].detail
+
+
+def test_memory_is_limited(function: str) -> None:
+    items = [["memory", 2 << 30], ["memory", 1 << 20]]
+    answers = by_position(list(run_isolated(function, items, workers=1, memory_bytes=1 << 30)))
+    assert answers[0].failure == "crashed"
+    assert "MemoryError" in answers[0].detail
+    assert answers[1].failure is None
+
+
+def test_a_worker_that_cannot_start_is_no_answer() -> None:
+    with pytest.raises(FvcError, match=r"cannot start.*no_such_module"):
+        list(run_isolated("no_such_module:f", [1]))
+
+
+def test_a_module_in_the_working_directory_does_not_stand_in(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('taken from the working directory')")
+    monkeypatch.chdir(tmp_path)
+    assert [answer.value for answer in run_isolated(function, [["echo", 1]])] == [1]
+
+
+def test_closing_the_iterator_ends_the_children(function: str) -> None:
+    answers = run_isolated(function, [["pid", 0], ["hang", 1]], workers=1)
+    pid = next(answers).value
+    answers.close()  # type: ignore[attr-defined]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_hanging_child_does_not_outlive_a_killed_parent(function: str, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    code = (
+        "from fvc_lib.services.isolated_workers import run_isolated\n"
+        f"list(run_isolated({function!r}, [['hold', {str(held)!r}]], workers=1, timeout_seconds=0.5))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        while not (held.exists() and held.read_text() == "held"):
+            assert parent.poll() is None
+            time.sleep(0.01)
+        parent.send_signal(signal.SIGKILL)
+    with held.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # waits for the child's end
+        assert lock.read() == "held"
+
+
+def test_works_from_a_script_without_a_main_guard(function: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from fvc_lib.services.isolated_workers import run_isolated\n"
+        f"print(sorted(a.value for a in run_isolated({function!r}, [['echo', 1], ['echo', 2]], workers=2)))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[1, 2]\n"
