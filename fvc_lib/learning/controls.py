@@ -1,8 +1,8 @@
 """What scores well without looking at a pixel: the controls that stand beside every result.
 
-Each control gives every video an out-of-fold score and threshold in a frame of ``SCORED_COLUMNS``, so that it is judged
-exactly like the model. Its threshold is the share of fakes it was trained on: the best one for balanced accuracy when
-the score is a calibrated probability.
+Each control gives every video an out-of-fold score and threshold in a frame of ``SCORED_COLUMNS``, so that it
+is judged exactly like the model. Its threshold is the share of fakes it was trained on: the best one for
+balanced accuracy when the score is a calibrated probability.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _MAX_CATEGORIES = 200  # the boosting takes at most 255 a feature
 def all_controls(
     index: pl.DataFrame, folds: pl.DataFrame, predictions: pl.DataFrame, *, seed: int
 ) -> dict[str, pl.DataFrame]:
-    """Every control of ``folds`` (FOLDS schema) by name; ``shuffled_labels`` only where ``predictions`` carry it.
+    """Every control of ``folds`` (FOLDS schema) by name; ``shuffled_labels`` only where ``predictions`` carry
+    it.
 
     Args:
         index: INDEX schema; must hold every video of ``folds``.
@@ -47,6 +48,7 @@ def all_controls(
     Raises:
         DataError: fewer than two folds, or a video that the index does not hold.
     """
+    folds = folds.sort("video_id")  # sums in floating point, and so the boosting, depend on the order
     controls = {
         CONSTANT: constant(folds),
         METADATA_ONLY: metadata_only(index, folds),
@@ -69,9 +71,9 @@ def constant(folds: pl.DataFrame) -> pl.DataFrame:
 def metadata_only(index: pl.DataFrame, folds: pl.DataFrame) -> pl.DataFrame:
     """Gradient boosting on codec, size, rate, length and the like, trained on a fold's training videos only.
 
-    Where it beats chance the corpus gives its labels away, and a model that looks at pixels may be using the same hint
-    (a frame size survives as sharpness). A missing value is a value: each tree may send it either way. Text is coded by
-    the categories seen in training; others count as missing. Source of the model: scikit-learn's
+    Where it beats chance the corpus gives its labels away, and a model that looks at pixels may be using the
+    same hint (a frame size survives as sharpness). That a value is missing may tell as much as a value, and
+    may be learned. A category that training does not show is unknown. Source of the model: scikit-learn's
     ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al., NIPS 2017).
 
     Raises:
@@ -90,15 +92,18 @@ def metadata_only(index: pl.DataFrame, folds: pl.DataFrame) -> pl.DataFrame:
         test = fold == number
         if np.unique(is_fake[~test]).size == 2:  # of one class there is nothing to learn but the prior
             features = _metadata_features(known, ~test)
-            scores[test] = _boosted(features, is_fake, ~test).predict_proba(features[test])[:, 1]
+            model = _boosting(num_training=int((~test).sum()))
+            model.fit(features[~test], is_fake[~test])
+            scores[test] = model.predict_proba(features[test])[:, 1]
     return _scored(folds, scores)
 
 
 def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
-    """An oracle that only recognises a video's group: the share of fakes of the group in training, else the prior.
+    """An oracle that only recognises a video's group: the share of fakes of the group in training, else the
+    prior.
 
-    On grouped folds it never meets a group again and is the constant control, or the folds leak. On folds split by row
-    (``split_by_row``) it shows how much of a claimed result mere recognition would give.
+    On grouped folds it never meets a group again and is the constant control, or the folds leak. On folds
+    split by row (``split_by_row``) it shows how much of a claimed result mere recognition would give.
 
     Raises:
         DataError: fewer than two folds.
@@ -112,9 +117,11 @@ def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
 
 
 def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
-    """``folds`` with as many folds drawn over single videos, stratified by label, groups ignored: the naive split.
+    """``folds`` with as many folds drawn over single videos, stratified by label, groups ignored: the naive
+    split.
 
-    Each class is shuffled and dealt out, the second class where the first stopped. Does not depend on the row order.
+    Each class is shuffled and dealt out, the second class where the first stopped. Does not depend on the row
+    order.
     """
     num_folds = folds["fold"].n_unique()
     ordered = folds.sort("video_id")
@@ -128,7 +135,8 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
 
 
 def shuffled_labels(predictions: pl.DataFrame) -> pl.DataFrame | None:
-    """The same training on labels shuffled by group, judged by the shuffled labels; None where it was not run.
+    """The same training on labels shuffled by group, judged by the shuffled labels; None where it was not
+    run.
 
     Only videos with both a control score and a control label count.
     """
@@ -164,31 +172,29 @@ def _scored(folds: pl.DataFrame, scores: FloatArray) -> pl.DataFrame:
 
 
 def _metadata_features(known: pl.DataFrame, training: npt.NDArray[np.bool_]) -> FloatArray:
-    """(N, F) with NaN for what is missing, the categories first; codes come from the training rows alone."""
-    columns = [_category_codes(known[name], training) for name in CATEGORIES]
-    columns += [known[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in NUMBERS]
-    return np.stack(columns, axis=1)
+    """(N, F), the categories first; numbers without any value in training are left out: they cannot be binned."""
+    numbers = [known[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in NUMBERS]
+    present = [values for values in numbers if not np.isnan(values[training]).all()]
+    return np.stack([_category_codes(known[name], training) for name in CATEGORIES] + present, axis=1)
 
 
 def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
-    seen = column.filter(pl.Series(training)).drop_nulls().to_frame("value")
+    """(N,), the most frequent category of the training rows first; null is a category, one unseen there is NaN."""
+    seen = column.filter(pl.Series(training)).to_frame("value")
     ranked = seen.group_by("value").len().sort(["len", "value"], descending=[True, False])["value"]
     codes = {value: float(code) for code, value in enumerate(ranked.head(_MAX_CATEGORIES))}
     return np.array([codes.get(value, np.nan) for value in column])
 
 
-def _boosted(
-    features: FloatArray, is_fake: IntArray, training: npt.NDArray[np.bool_]
-) -> HistGradientBoostingClassifier:
+def _boosting(num_training: int) -> HistGradientBoostingClassifier:
     """Small trees with leaves of at least a tenth of few videos: with 50 videos the default of 20 allows one split."""
-    model = HistGradientBoostingClassifier(
+    return HistGradientBoostingClassifier(
         learning_rate=0.1,
         max_iter=100,
         max_leaf_nodes=15,
-        min_samples_leaf=int(np.clip(training.sum() // 10, 3, 20)),
+        min_samples_leaf=min(max(num_training // 10, 3), 20),
         l2_regularization=1.0,
         categorical_features=list(range(len(CATEGORIES))),
         early_stopping=False,  # it would hold out single videos, not groups
         random_state=0,
     )
-    return model.fit(features[training], is_fake[training])

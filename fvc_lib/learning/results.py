@@ -15,12 +15,15 @@ defined. They describe the folds; the standard deviation is no interval, because
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from fvc_lib.corpus.folds import check_folds
 from fvc_lib.learning import controls
+from fvc_lib.metrics.above_control import is_above_control
 from fvc_lib.metrics.calibration import expected_calibration_error
 from fvc_lib.metrics.classification import (
     average_precision,
@@ -64,7 +67,7 @@ class Verdict:
         control_auc: its AUC, with interval as above.
         control_low: lower end.
         control_high: upper end.
-        above_control: whether the model's AUC lies above the best control's interval.
+        above_control: the model's AUC lies above the best control's interval, and its interval above that AUC.
         sentence: all of it in plain words.
     """
 
@@ -82,7 +85,12 @@ class Verdict:
 
 
 def kfold_results(
-    index: pl.DataFrame, folds: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig
+    index: pl.DataFrame,
+    folds: pl.DataFrame,
+    predictions: pl.DataFrame,
+    config: RunConfig,
+    *,
+    left_out: Collection[str] = (),
 ) -> pl.DataFrame:
     """Every metric of the model and of each control, per fold and over all folds (RESULTS schema).
 
@@ -93,16 +101,18 @@ def kfold_results(
         folds: FOLDS schema.
         predictions: PREDICTIONS schema, all folds together.
         config: replicates, confidence and seed.
+        left_out: videos of the folds that took no part because no clip could be decoded.
 
     Raises:
         LeakageError: a group in two folds, or a video predicted twice or in another fold than its own.
         DataError: videos without a prediction or unknown to the folds, another label than the folds give, several
             thresholds in one fold, or fewer than two folds.
     """
-    check_predictions(folds, predictions, labels_were_shuffled=config.shuffle_labels)
-    model = predictions.sort("video_id").select(controls.SCORED_COLUMNS)
+    check_predictions(folds, predictions, left_out=left_out, labels_were_shuffled=config.shuffle_labels)
+    predictions = predictions.sort("video_id")
+    model = predictions.select(controls.SCORED_COLUMNS)
     judged = model.select("video_id", "group_id", "label", "fold")  # with shuffle_labels the shuffled ones
-    sources = {MODEL: model, **controls.all_controls(index, judged, predictions.sort("video_id"), seed=config.seed)}
+    sources = {MODEL: model, **controls.all_controls(index, judged, predictions, seed=config.seed)}
     rows = [row for source, scored in sources.items() for row in _source_rows(source, scored, config)]
     table = pl.DataFrame(
         rows, schema={name: column.dtype.type for name, column in RESULTS.columns.items()}, orient="row"
@@ -110,23 +120,31 @@ def kfold_results(
     return check_table(table, RESULTS, "kfold results")
 
 
-def check_predictions(folds: pl.DataFrame, predictions: pl.DataFrame, *, labels_were_shuffled: bool = False) -> None:
+def check_predictions(
+    folds: pl.DataFrame,
+    predictions: pl.DataFrame,
+    *,
+    left_out: Collection[str] = (),
+    labels_were_shuffled: bool = False,
+) -> None:
     """Refuse predictions that are not exactly one for each video of ``folds``, made in that video's own fold.
+
+    Videos that are ``left_out`` must not be predicted.
 
     Raises:
         LeakageError: a group in two folds; a video predicted twice, in another fold, or in another group.
         DataError: videos missing or unknown; other labels (unless shuffled on purpose); several thresholds in a fold.
     """
-    split = folds.group_by("group_id").agg(pl.col("fold").n_unique()).filter(pl.col("fold") > 1)
-    _refuse(split["group_id"], LeakageError, "groups lie in several folds", "Run 02_folds again.")
-    twice = predictions.filter(pl.col("video_id").is_duplicated())
     again = "Run 04_fold_training again for these folds."
+    check_folds(folds)
+    twice = predictions.filter(pl.col("video_id").is_duplicated())
     _refuse(twice["video_id"].unique(), LeakageError, "videos are predicted more than once", again)
-    missing = folds.join(predictions, on="video_id", how="anti")
+    due = folds.filter(~pl.col("video_id").is_in(sorted(left_out)))
+    missing = due.join(predictions, on="video_id", how="anti")
     _refuse(missing["video_id"], DataError, "videos of the folds have no prediction", again)
-    unknown = predictions.join(folds, on="video_id", how="anti")
-    _refuse(unknown["video_id"], DataError, "predicted videos are not in the folds", again)
-    both = predictions.join(folds, on="video_id", how="inner", suffix="_due")
+    unknown = predictions.join(due, on="video_id", how="anti")
+    _refuse(unknown["video_id"], DataError, "predicted videos are not in the folds (or were left out)", again)
+    both = predictions.join(due, on="video_id", how="inner", suffix="_due")
     moved = both.filter((pl.col("fold") != pl.col("fold_due")) | (pl.col("group_id") != pl.col("group_id_due")))
     _refuse(moved["video_id"], LeakageError, "videos are predicted in another fold or group than their own", again)
     if not labels_were_shuffled:
@@ -140,8 +158,7 @@ def verdict(results: pl.DataFrame) -> Verdict:
     """Is the model above its controls? Judged by AUC over all folds; ``results`` has the RESULTS schema.
 
     The best control is the one with the highest AUC; the row-wise group lookup only demonstrates leakage and does not
-    compete. A model within (or below) the best control's interval is not above it; nor is one where an interval or a
-    value is missing, because then nothing was shown.
+    compete. ``metrics.above_control`` has the rule.
 
     Raises:
         DataError: no AUC of the model over all folds, or no control, among the results.
@@ -156,7 +173,7 @@ def verdict(results: pl.DataFrame) -> Verdict:
         )
     model = models.row(0, named=True)
     best = rivals.sort(["value", "high", "source"], descending=[True, True, False], nulls_last=True).row(0, named=True)
-    above = None not in (model["value"], best["high"]) and model["value"] > best["high"]
+    above = is_above_control(model["value"], model["low"], best["value"], best["high"])
     sentence = (
         f"{_in_words('AUC', model)} over {model['num_videos']} videos in {model['num_groups']} groups; "
         f"{_in_words('best control ' + best['source'], best)}: {'above control' if above else 'not above control'}"

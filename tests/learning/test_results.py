@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib.learning import controls
+from fvc_lib.learning.results import METRIC_NAMES, check_predictions, kfold_results, verdict
+from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc
+from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.tables import RESULTS, read_table, write_table
+
+CONFIG = RunConfig(bootstrap_replicates=200)
+ALL_CONTROLS = ("constant", "metadata_only", "group_lookup_by_row", "group_lookup_by_group", "shuffled_labels")
+
+
+def good_scores(folds: pl.DataFrame, seed: int = 0, separation: float = 1.5) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(size=folds.height)
+    return 1 / (1 + np.exp(-(separation * (2 * controls.fake_labels(folds) - 1) + noise)))
+
+
+@pytest.fixture(scope="module")
+def folds(tables: Any) -> pl.DataFrame:
+    return tables.folds()
+
+
+@pytest.fixture(scope="module")
+def predictions(tables: Any, folds: pl.DataFrame) -> pl.DataFrame:
+    return tables.predictions(folds, good_scores(folds), threshold_of_fold={0: 0.3, 1: 0.6})
+
+
+@pytest.fixture(scope="module")
+def results(tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
+    return kfold_results(tables.index(folds), folds, predictions, CONFIG)
+
+
+def row(results: pl.DataFrame, source: str, scope: str, metric: str) -> dict:
+    found = results.filter((pl.col("source") == source) & (pl.col("scope") == scope) & (pl.col("metric") == metric))
+    return found.row(0, named=True)
+
+
+def test_every_source_scope_and_metric_stands_there_once(results: pl.DataFrame) -> None:
+    sources = ("model", *ALL_CONTROLS)
+    scopes = ("all", "fold_0", "fold_1", "fold_2", "fold_3")
+    expected = itertools.product(sources, scopes, METRIC_NAMES)
+    assert sorted(results.select("source", "scope", "metric").rows()) == sorted(expected)
+    assert results["num_videos"].sum() == 6 * len(METRIC_NAMES) * (60 + 60)
+
+
+def test_rank_metrics_stay_within_folds_and_decisions_are_counted_together(
+    results: pl.DataFrame, predictions: pl.DataFrame
+) -> None:
+    labels = controls.fake_labels(predictions)
+    decisions = (predictions["score"] >= predictions["threshold"]).cast(pl.Int64).to_numpy()
+    fixed = (predictions["score"] >= 0.5).cast(pl.Int64).to_numpy()
+    expected = {
+        "roc_auc": within_folds(roc_auc, predictions["fold"])(labels, predictions["score"]),
+        "f1": f1(labels, decisions),
+        "balanced_accuracy": balanced_accuracy(labels, decisions),
+        "brier_score": brier_score(labels, predictions["score"]),
+    }
+    for metric, value in expected.items():
+        assert row(results, "model", "all", metric)["value"] == pytest.approx(value, abs=1e-12), metric
+    assert f1(labels, fixed) != pytest.approx(expected["f1"])  # or the thresholds would not have been tested
+
+
+def test_the_interval_is_that_of_the_same_value(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
+    interval = cluster_bootstrap(
+        controls.fake_labels(predictions),
+        predictions["score"],
+        predictions["group_id"].to_list(),
+        within_folds(roc_auc, predictions["fold"]),
+        replicates=200,
+    )
+    got = row(results, "model", "all", "roc_auc")
+    assert (got["value"], got["low"], got["high"]) == (interval.value, interval.low, interval.high)
+    overall = results.filter(pl.col("scope") == "all").drop_nulls("low")
+    assert (overall["low"] <= overall["high"]).all()
+    ranked = overall.filter(pl.col("metric") != "expected_calibration_error")  # biased upwards in every replicate
+    assert ((ranked["low"] <= ranked["value"] + 1e-12) & (ranked["value"] <= ranked["high"] + 1e-12)).all()
+    assert (
+        results.filter(pl.col("scope") != "all").select("low", "high", "fold_mean", "fold_std").null_count().row(0)
+        == (6 * 4 * len(METRIC_NAMES),) * 4
+    )
+
+
+def test_folds_are_described_by_mean_and_deviation(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
+    values = []
+    for fold in range(4):
+        part = predictions.filter(pl.col("fold") == fold)
+        values.append(roc_auc(controls.fake_labels(part), part["score"]))
+        assert row(results, "model", f"fold_{fold}", "roc_auc")["value"] == values[-1]
+        assert row(results, "model", f"fold_{fold}", "roc_auc")["num_groups"] == part["group_id"].n_unique()
+    got = row(results, "model", "all", "roc_auc")
+    assert got["fold_mean"] == pytest.approx(np.mean(values))
+    assert got["fold_std"] == pytest.approx(np.std(values, ddof=1))
+
+
+def test_controls_are_where_they_belong(results: pl.DataFrame) -> None:
+    assert row(results, "constant", "all", "roc_auc")["value"] == 0.5
+    assert row(results, "group_lookup_by_group", "all", "roc_auc")["value"] == 0.5
+    assert row(results, "group_lookup_by_row", "all", "roc_auc")["value"] > 0.95
+    shuffled = row(results, "shuffled_labels", "all", "roc_auc")
+    assert shuffled["low"] < 0.5 < shuffled["high"]
+
+
+def test_row_order_changes_nothing(
+    tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame, results: pl.DataFrame
+) -> None:
+    order = np.random.default_rng(1).permutation(folds.height)
+    again = kfold_results(tables.index(folds)[order], folds[order[::-1]], predictions[order], CONFIG)
+    assert again.equals(results)
+
+
+def test_the_table_survives_a_file(results: pl.DataFrame, tmp_path: object) -> None:
+    path = tmp_path / "kfold_results.feather"
+    write_table(results, RESULTS, path)
+    assert read_table(path, RESULTS).equals(results)
+
+
+def test_a_fold_of_one_class_is_null_and_does_not_stop_the_rest(tables: Any, folds: pl.DataFrame) -> None:
+    one_class = folds.with_columns(label=pl.when(pl.col("fold") == 2).then(pl.lit("real")).otherwise("label"))
+    predictions = tables.predictions(one_class, good_scores(one_class))
+    results = kfold_results(tables.index(one_class), one_class, predictions, CONFIG)
+    assert row(results, "model", "fold_2", "roc_auc")["value"] is None
+    assert row(results, "model", "fold_2", "f1")["value"] is None
+    assert row(results, "model", "fold_2", "brier_score")["value"] is not None
+    overall = row(results, "model", "all", "roc_auc")
+    assert overall["low"] < overall["value"] <= overall["high"]
+    assert overall["fold_std"] is not None
+
+
+def test_folds_of_one_class_each_leave_the_ranking_undefined(tables: Any, folds: pl.DataFrame) -> None:
+    pure = folds.with_columns(fold=(pl.col("label") == "fake").cast(pl.Int64))
+    results = kfold_results(tables.index(pure), pure, tables.predictions(pure, good_scores(pure)), CONFIG)
+    assert row(results, "model", "all", "roc_auc") | {"num_videos": 0, "num_groups": 0} == {
+        "source": "model", "scope": "all", "metric": "roc_auc", "value": None, "low": None, "high": None,
+        "fold_mean": None, "fold_std": None, "num_videos": 0, "num_groups": 0,
+    }  # fmt: skip
+    told = verdict(results)
+    assert not told.above_control
+    assert "undefined" in told.sentence
+
+
+def test_one_group_of_fakes_gives_no_interval_and_so_no_claim(tables: Any) -> None:
+    folds = tables.folds(num_groups=6, num_folds=2).with_columns(
+        label=pl.when(pl.col("video_id").is_in(["video00000", "video00001"]))
+        .then(pl.lit("fake"))
+        .otherwise(pl.lit("real"))
+    )
+    results = kfold_results(
+        tables.index(folds), folds, tables.predictions(folds, good_scores(folds, separation=9)), CONFIG
+    )
+    told = verdict(results)
+    assert told.auc == 1.0
+    assert told.low is None
+    assert not told.above_control
+    assert "no interval: too few groups" in told.sentence
+
+
+def test_verdict_of_a_good_model_says_so_in_words(results: pl.DataFrame) -> None:
+    told = verdict(results)
+    assert told.above_control
+    assert told.best_control != "group_lookup_by_row"
+    assert told.sentence.startswith(
+        f"AUC {told.auc:.2f} [{told.low:.2f}, {told.high:.2f}] over 60 videos in 20 groups; "
+    )
+    assert told.sentence.endswith(": above control")
+    assert f"best control {told.best_control} {told.control_auc:.2f}" in told.sentence
+
+
+def test_a_model_that_only_knows_what_metadata_knows_is_not_above_control(tables: Any, folds: pl.DataFrame) -> None:
+    leaky = tables.index(folds, width=[640 if label == "fake" else 320 for label in folds["label"]])
+    told = verdict(kfold_results(leaky, folds, tables.predictions(folds, good_scores(folds)), CONFIG))
+    assert told.best_control == "metadata_only"
+    assert told.control_auc == 1.0
+    assert not told.above_control
+    assert told.sentence.endswith(": not above control")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_is_not_above_control(tables: Any, folds: pl.DataFrame, seed: int) -> None:
+    scores = np.random.default_rng(seed).uniform(size=folds.height)
+    results = kfold_results(tables.index(folds), folds, tables.predictions(folds, scores), CONFIG)
+    assert not verdict(results).above_control
+
+
+def test_no_model_or_no_control_is_no_verdict(results: pl.DataFrame) -> None:
+    for kept in (pl.col("source") != "model", pl.col("source").is_in(["model", "group_lookup_by_row"])):
+        with pytest.raises(DataError, match="at least one control"):
+            verdict(results.filter(kept))
+
+
+def test_good_predictions_pass(folds: pl.DataFrame, predictions: pl.DataFrame) -> None:
+    check_predictions(folds, predictions)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "named"),
+    [
+        (lambda f, p: (f, pl.concat([p, p[:1]])), LeakageError, "more than once: 'video00000'"),
+        (lambda f, p: (f, p[1:]), DataError, "no prediction: 'video00000'"),
+        (lambda f, p: (f[1:], p), DataError, "not in the folds.*'video00000'"),
+        (lambda f, p: (f, p.with_columns(fold=(pl.col("fold") + 1) % 4)), LeakageError, "another fold.*and 55 more"),
+        (lambda f, p: (f, p.with_columns(group_id=pl.lit("g"))), LeakageError, "another fold or group"),
+        (lambda f, p: (f, p.with_columns(label=pl.lit("real"))), DataError, "another label"),
+        (lambda f, p: (f, p.with_columns(threshold="score")), DataError, "more than one threshold: 0, 1, 2, 3"),
+        (lambda f, p: (f.with_columns(group_id=pl.lit("g")), p), LeakageError, "g"),
+    ],
+)
+def test_predictions_that_do_not_fit_the_folds_are_refused(
+    folds: pl.DataFrame, predictions: pl.DataFrame, spoil: object, kind: type[DataError], named: str
+) -> None:
+    spoilt_folds, spoilt = spoil(folds, predictions)
+    with pytest.raises(DataError, match=named) as caught:
+        check_predictions(spoilt_folds, spoilt)
+    assert type(caught.value) is kind
+
+
+def test_videos_left_out_may_be_missing_and_must_not_be_predicted(
+    tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame
+) -> None:
+    check_predictions(folds, predictions[1:], left_out=["video00000"])
+    with pytest.raises(DataError, match="left out"):
+        check_predictions(folds, predictions, left_out=["video00000"])
+    results = kfold_results(tables.index(folds), folds, predictions[1:], CONFIG, left_out=["video00000"])
+    assert set(results.filter(pl.col("scope") == "all")["num_videos"]) == {59}
+
+
+def test_labels_shuffled_on_purpose_are_those_the_controls_are_judged_by(tables: Any, folds: pl.DataFrame) -> None:
+    shuffled = folds.with_columns(label=pl.Series(np.roll(folds["label"].to_numpy(), 3)))
+    predictions = tables.predictions(shuffled, good_scores(shuffled))
+    index = tables.index(folds, width=[640 if label == "fake" else 320 for label in shuffled["label"]])
+    with pytest.raises(DataError, match="another label"):
+        kfold_results(index, folds, predictions, CONFIG)
+    results = kfold_results(index, folds, predictions, RunConfig(bootstrap_replicates=200, shuffle_labels=True))
+    assert row(results, "metadata_only", "all", "roc_auc")["value"] == 1.0
+
+
+def test_results_and_metrics_do_not_import_torch() -> None:
+    code = "import sys, fvc_lib.learning.results; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
