@@ -1,0 +1,244 @@
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.corpus.folds import (
+    FoldSplit,
+    balance_table,
+    check_folds,
+    make_folds,
+    shuffle_labels_by_group,
+    split_for_fold,
+)
+from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.tables import FOLDS, check_table
+
+
+def index_of(groups: list[tuple[int, int]]) -> pl.DataFrame:
+    """An index with the given (real, fake) videos per group; its rows are in no particular order."""
+    rows = [
+        (f"g{number:03d}", label)
+        for number, (real, fake) in enumerate(groups)
+        for label in ["real"] * real + ["fake"] * fake
+    ]
+    return pl.DataFrame(
+        {
+            "video_id": [f"{7919 * place % 104729:08x}" for place in range(len(rows))],
+            "group_id": [group for group, _ in rows],
+            "label": [label for _, label in rows],
+        }
+    )
+
+
+def spread(folds: pl.DataFrame, label: str) -> int:
+    counts = balance_table(folds)[label]
+    return int(counts.max() - counts.min())  # type: ignore[operator]
+
+
+def is_feasible(groups: list[tuple[int, int]], num_folds: int) -> bool:
+    return min(sum(real > 0 for real, _ in groups), sum(fake > 0 for _, fake in groups)) >= num_folds
+
+
+PURE = st.integers(1, 9).flatmap(lambda size: st.sampled_from([(size, 0), (0, size)]))
+MIXED = st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(any)
+SIZES = st.lists(st.one_of(PURE, MIXED), min_size=4, max_size=24)
+
+
+@given(SIZES, st.integers(2, 6), st.integers(0, 2**31 - 1))
+def test_folds_hold_every_video_once_and_every_group_whole(
+    groups: list[tuple[int, int]], num_folds: int, seed: int
+) -> None:
+    assume(is_feasible(groups, num_folds))
+    index = index_of(groups)
+    folds = make_folds(index, num_folds, seed)
+    check_table(folds, FOLDS, "folds")
+    assert folds["video_id"].to_list() == sorted(index["video_id"])
+    assert folds.group_by("group_id").agg(pl.col("fold").n_unique())["fold"].max() == 1
+    assert folds.drop("fold").equals(index.sort("video_id").select("video_id", "group_id", "label"))
+    balance = balance_table(folds)
+    assert balance["fold"].to_list() == list(range(num_folds))
+    assert balance.select("real", "fake").min_horizontal().min() > 0  # type: ignore[operator]
+    assert balance["videos"].sum() == index.height
+
+
+@given(SIZES, st.integers(2, 6))
+def test_folds_are_balanced_within_the_stated_tolerance(groups: list[tuple[int, int]], num_folds: int) -> None:
+    assume(is_feasible(groups, num_folds))
+    folds = make_folds(index_of(groups), num_folds, 0)
+    largest = max(real + fake for real, fake in groups)
+    assert spread(folds, "real") <= largest
+    assert spread(folds, "fake") <= largest
+
+
+@settings(max_examples=25)
+@given(SIZES, st.integers(2, 5), st.integers(0, 9), st.randoms(use_true_random=False))
+def test_folds_do_not_depend_on_the_order_of_rows(
+    groups: list[tuple[int, int]], num_folds: int, seed: int, random
+) -> None:
+    assume(is_feasible(groups, num_folds))
+    index = index_of(groups)
+    order = list(range(index.height))
+    random.shuffle(order)
+    folds = make_folds(index, num_folds, seed)
+    assert folds.equals(make_folds(index[order], num_folds, seed))
+    shuffled_rows = folds[order]
+    assert shuffle_labels_by_group(folds, seed).equals(shuffle_labels_by_group(shuffled_rows, seed))
+    try:
+        first = split_for_fold(folds, 0, inner_validation_share=0.25, seed=seed)
+    except DataError:
+        return
+    second = split_for_fold(shuffled_rows, 0, inner_validation_share=0.25, seed=seed)
+    assert all(getattr(first, part).equals(getattr(second, part)) for part in ("train", "validation", "test"))
+
+
+def test_seeds_choose_between_equal_groups() -> None:
+    index = index_of([(1, 0)] * 20 + [(0, 1)] * 20)
+    folds = [make_folds(index, 4, seed) for seed in (0, 0, 1)]
+    assert folds[0].equals(folds[1])
+    assert not folds[0].equals(folds[2])
+
+
+@settings(max_examples=30)
+@given(SIZES, st.integers(2, 5), st.floats(0.1, 0.5), st.integers(0, 99))
+def test_splits_are_disjoint_complete_and_hold_both_labels(
+    groups: list[tuple[int, int]], num_folds: int, share: float, seed: int
+) -> None:
+    assume(is_feasible(groups, num_folds))
+    folds = make_folds(index_of(groups), num_folds, seed)
+    for fold in range(num_folds):
+        rest = folds.filter(pl.col("fold") != fold)
+        has_two = all(rest.filter(pl.col("label") == label)["group_id"].n_unique() >= 2 for label in ("real", "fake"))
+        if not has_two:
+            with pytest.raises(DataError, match="training groups"):
+                split_for_fold(folds, fold, inner_validation_share=share, seed=seed)
+            continue
+        split = split_for_fold(folds, fold, inner_validation_share=share, seed=seed)
+        parts = [split.train, split.validation, split.test]
+        assert pl.concat(parts).sort("video_id").equals(folds)
+        assert split.test.equals(folds.filter(pl.col("fold") == fold))
+        assert sum(part["group_id"].n_unique() for part in parts) == folds["group_id"].n_unique()
+        assert all(part["label"].n_unique() == 2 for part in parts)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.25, 0.4])
+def test_the_inner_split_is_stratified(share: float) -> None:
+    generator = np.random.default_rng(3)
+    groups = [(int(n), 0) if place % 3 else (0, int(n)) for place, n in enumerate(generator.integers(1, 12, 120))]
+    folds = make_folds(index_of(groups), 5, 0)
+    for fold in range(5):
+        split = split_for_fold(folds, fold, inner_validation_share=share, seed=0)
+        rest = pl.concat([split.train, split.validation])
+        for label in ("real", "fake"):
+            wanted = share * (rest["label"] == label).sum()
+            assert abs((split.validation["label"] == label).sum() - wanted) <= 1
+
+
+def test_inner_splits_differ_between_folds_and_seeds() -> None:
+    folds = make_folds(index_of([(1, 0)] * 30 + [(0, 1)] * 30), 3, 0)
+    chosen = [
+        set(split_for_fold(folds, 0, inner_validation_share=0.3, seed=seed).validation["video_id"]) for seed in (0, 1)
+    ]
+    assert chosen[0] != chosen[1]
+
+
+@settings(max_examples=30)
+@given(SIZES, st.integers(2, 5), st.integers(0, 99))
+def test_shuffled_labels_are_one_per_group_and_keep_folds(
+    groups: list[tuple[int, int]], num_folds: int, seed: int
+) -> None:
+    assume(is_feasible(groups, num_folds))
+    folds = make_folds(index_of(groups), num_folds, seed)
+    shuffled = shuffle_labels_by_group(folds, seed)
+    assert shuffled.drop("label").equals(folds.drop("label"))
+    assert shuffled.group_by("group_id").agg(pl.col("label").n_unique())["label"].max() == 1
+    several = folds.group_by("fold").agg(pl.col("group_id").n_unique()).filter(pl.col("group_id") > 1)["fold"]
+    for fold in several:
+        assert shuffled.filter(pl.col("fold") == fold)["label"].n_unique() == 2
+
+
+@settings(max_examples=30)
+@given(st.lists(PURE, min_size=4, max_size=24), st.integers(2, 4), st.integers(0, 99))
+def test_labels_of_pure_groups_are_permuted(groups: list[tuple[int, int]], num_folds: int, seed: int) -> None:
+    assume(is_feasible(groups, num_folds))
+    folds = make_folds(index_of(groups), num_folds, seed)
+
+    def groups_by_label(frame: pl.DataFrame) -> pl.DataFrame:
+        return frame.group_by("fold", "label").agg(pl.col("group_id").n_unique()).sort("fold", "label")
+
+    assert groups_by_label(shuffle_labels_by_group(folds, seed)).equals(groups_by_label(folds))
+
+
+def test_shuffling_breaks_the_link_between_group_and_label() -> None:
+    folds = make_folds(index_of([(3, 0)] * 100 + [(0, 3)] * 100), 5, 0)
+    agreement = [
+        float((shuffle_labels_by_group(folds, seed)["label"] == folds["label"]).mean())  # type: ignore[arg-type]
+        for seed in range(40)
+    ]
+    assert abs(np.mean(agreement) - 0.5) < 0.03
+    assert len(set(agreement)) > 1
+
+
+def test_paired_corpora_keep_both_labels_when_shuffled() -> None:
+    """Each group holds a source and its fakes: every group is mixed in the same way."""
+    shuffled = shuffle_labels_by_group(make_folds(index_of([(1, 3)] * 40), 4, 0), 0)
+    per_fold = shuffled.unique("group_id").group_by("fold").agg((pl.col("label") == "fake").sum())
+    assert set(per_fold["label"]) <= {7, 8}
+
+
+class TestRefusals:
+    def test_fewer_groups_than_folds(self) -> None:
+        with pytest.raises(DataError, match=r"4 groups, 3 with real videos, 2 with fake.*num_folds to at most 2"):
+            make_folds(index_of([(2, 1), (1, 0), (1, 0), (0, 5)]), 5, 0)
+
+    def test_a_label_in_fewer_groups_than_folds(self) -> None:
+        index = index_of([(1, 0)] * 20 + [(0, 9)] * 3)
+        with pytest.raises(DataError, match=r"3 with fake videos.*num_folds to at most 3"):
+            make_folds(index, 4, 0)
+        assert make_folds(index, 3, 0)["fold"].n_unique() == 3
+
+    @pytest.mark.parametrize("groups", [[(1, 0)] * 9, [(1, 0)] * 9 + [(0, 9)]])
+    def test_no_number_of_folds_works(self, groups: list[tuple[int, int]]) -> None:
+        with pytest.raises(DataError, match="No number of folds works"):
+            make_folds(index_of(groups), 2, 0)
+
+    def test_a_shared_group_is_listed(self) -> None:
+        folds = make_folds(index_of([(2, 0), (2, 0), (0, 2), (0, 2)]), 2, 0)
+        leaking = folds.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).mod(2).alias("fold")).sort("group_id")
+        leaking = leaking.with_columns(pl.Series("fold", [0, 1, 0, 0, 1, 1, 1, 1]))
+        with pytest.raises(LeakageError, match=r"1 group_ids are in more than one fold: 'g000' in folds 0, 1"):
+            check_folds(leaking)
+        with pytest.raises(LeakageError):
+            split_for_fold(leaking, 0, inner_validation_share=0.5, seed=0)
+
+    @pytest.mark.parametrize(
+        ("spoil", "message"),
+        [
+            (lambda folds: pl.concat([folds, folds.head(1)]), "1 videos are listed twice"),
+            (lambda folds: folds.with_columns(group_id=pl.lit(None, pl.String)), "8 videos have no group"),
+            (lambda folds: folds.with_columns(group_id=pl.lit("")), "8 videos have no group"),
+        ],
+    )
+    def test_other_spoilt_folds(self, spoil: Callable[[pl.DataFrame], pl.DataFrame], message: str) -> None:
+        folds = make_folds(index_of([(2, 0), (2, 0), (0, 2), (0, 2)]), 2, 0)
+        check_folds(folds)
+        with pytest.raises(LeakageError, match=message):
+            check_folds(spoil(folds))
+
+    def test_a_split_with_a_group_on_two_sides_cannot_be_made(self) -> None:
+        folds = make_folds(index_of([(2, 0), (2, 0), (0, 2), (0, 2)]), 2, 0)
+        with pytest.raises(LeakageError, match="in more than one part"):
+            FoldSplit(train=folds.head(1), validation=folds.tail(7), test=folds.head(0))
+
+    def test_no_such_fold(self) -> None:
+        folds = make_folds(index_of([(1, 0)] * 6 + [(0, 1)] * 6), 3, 0)
+        with pytest.raises(DataError, match=r"fold 3: no such fold; there are \[0, 1, 2\]"):
+            split_for_fold(folds, 3, inner_validation_share=0.25, seed=0)
+
+    def test_too_few_groups_to_hold_some_back(self) -> None:
+        folds = make_folds(index_of([(1, 0), (1, 0), (0, 1), (0, 1)]), 2, 0)
+        with pytest.raises(DataError, match=r"real in 1 and fake in 1.*raise num_folds"):
+            split_for_fold(folds, 0, inner_validation_share=0.25, seed=0)

@@ -1,0 +1,138 @@
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.corpus.fvc2018 import parse_video_url, read_fvc2018
+from fvc_lib.corpus.sources import read_corpus
+from fvc_lib.services.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("https://www.youtube.com/watch?v=-J_x2Y7mbln", ("youtube", "-J_x2Y7mbln")),
+        ("http://youtube.com/watch?feature=share&v=AEPvSo8bE2I&t=3s", ("youtube", "AEPvSo8bE2I")),
+        (" https://m.youtube.com/watch?v=AEPvSo8bE2I#x ", ("youtube", "AEPvSo8bE2I")),
+        ("https://youtu.be/AEPvSo8bE2I?t=3", ("youtube", "AEPvSo8bE2I")),
+        ("https://www.youtube.com/embed/AEPvSo8bE2I", ("youtube", "AEPvSo8bE2I")),
+        ("https://www.youtube.com/shorts/AEPvSo8bE2I/", ("youtube", "AEPvSo8bE2I")),
+        ("www.youtube.com/v/AEPvSo8bE2I", ("youtube", "AEPvSo8bE2I")),
+        ("https://www.facebook.com/some.page/videos/1542574069191584/", ("facebook", "1542574069191584")),
+        ("https://www.facebook.com/page/videos/vb.100/1542574069191584/?type=3", ("facebook", "1542574069191584")),
+        ("https://www.facebook.com/video.php?v=1542574069191584", ("facebook", "1542574069191584")),
+        ("https://www.facebook.com/watch/?v=1542574069191584", ("facebook", "1542574069191584")),
+        ("https://fb.watch/abc_-9/", ("facebook", "abc_-9")),
+        ("https://twitter.com/user/status/123456789", ("twitter", "123456789")),
+        ("https://mobile.twitter.com/user/status/123456789/video/1", ("twitter", "123456789")),
+        ("https://x.com/i/status/123456789?s=20", ("twitter", "123456789")),
+        ("https://vimeo.com/12345", None),
+        ("https://notyoutube.com/watch?v=AEPvSo8bE2I", None),
+        ("https://www.youtube.com/watch?v=../../etc/passwd", None),
+        ("https://www.youtube.com/watch?v=", None),
+        ("https://www.facebook.com/page", None),
+        ("http://[broken", None),
+        ("", None),
+    ],
+)
+def test_parse_video_url(url: str, wanted: tuple[str, str] | None) -> None:
+    assert parse_video_url(url) == wanted
+
+
+def write_tables(folder: Path, seeds: str, duplicates: str) -> Path:
+    (folder / "videos").mkdir(parents=True)
+    (folder / "FVC.csv").write_bytes(f"cascade_id,video_url,label\n{seeds}".encode())
+    (folder / "FVC_dup.csv").write_bytes(f"cascade_id,video_url,label\n{duplicates}".replace("\n", "\r\n").encode())
+    return folder
+
+
+YOUTUBE = "https://www.youtube.com/watch?v="
+
+
+def test_videos_that_were_fetched_are_found_by_platform_id(tmp_path: Path) -> None:
+    corpus = write_tables(
+        tmp_path / "fvc",
+        f"f0,{YOUTUBE}aaaaaaaaaaa,fake\nr0,{YOUTUBE}bbbbbbbbbbb,real\nr1,{YOUTUBE}BBBBBBBBBBB,real\n",
+        f"f0,https://twitter.com/u/status/77,real\nf0,{YOUTUBE}ccccccccccc,debunked\n,{YOUTUBE}ddddddddddd,real\n"
+        f",{YOUTUBE}eeeeeeeeeee,real\nr0,https://vimeo.com/1,real\n",
+    )
+    for name in (
+        "aaaaaaaaaaa.mp4", "aaaaaaaaaaa.webm", "bbbbbbbbbbb.MKV", "77.mp4", "ccccccccccc.mp4", "ddddddddddd.mp4",
+        "ddddddddddd.mp4.part", "ddddddddddd.f137.mp4", "eeeeeeeeeee.mp4", "unlisted.mp4", ".hidden.mp4",
+    ):  # fmt: skip
+        (corpus / "videos" / name).write_bytes(b"x")
+    listing = read_corpus(corpus)
+    assert listing.kind == "fvc2018"
+    assert [(e.path, e.label, e.stated_group, e.platform, e.source_id) for e in listing.entries] == [
+        ("videos/77.mp4", "real", "f0", "twitter", "77"),
+        ("videos/aaaaaaaaaaa.mp4", "fake", "f0", "youtube", "aaaaaaaaaaa"),
+        ("videos/bbbbbbbbbbb.MKV", "real", "r0", "youtube", "bbbbbbbbbbb"),
+        ("videos/ddddddddddd.mp4", "real", None, "youtube", "ddddddddddd"),
+        ("videos/eeeeeeeeeee.mp4", "real", None, "youtube", "eeeeeeeeeee"),
+    ]
+    assert dict(listing.rejected.select("path", "reason").iter_rows()) == {
+        "videos/BBBBBBBBBBB": "missing_video",
+        "videos/ccccccccccc": "label_not_used",
+        "https://vimeo.com/1": "unknown_url",
+        "videos/aaaaaaaaaaa.webm": "surplus_file",
+        "videos/ddddddddddd.mp4.part": "unknown_extension",
+        "videos/ddddddddddd.f137.mp4": "not_listed",
+        "videos/unlisted.mp4": "not_listed",
+    }
+
+
+def test_one_table_alone_or_without_its_columns_is_refused(tmp_path: Path) -> None:
+    corpus = write_tables(tmp_path / "fvc", "", "")
+    (corpus / "FVC_dup.csv").write_text("cascade,video_url,label\n")
+    with pytest.raises(UsageError, match="wanted a column 'cascade_id', found 'cascade'"):
+        read_corpus(corpus)
+    (corpus / "FVC_dup.csv").unlink()
+    with pytest.raises(UsageError, match=r"has FVC\.csv but not FVC_dup\.csv"):
+        read_corpus(corpus)
+
+
+def test_a_fetched_file_that_leads_out_of_the_corpus_is_refused(tmp_path: Path) -> None:
+    corpus = write_tables(tmp_path / "fvc", f"f0,{YOUTUBE}aaaaaaaaaaa,fake\n", "")
+    (tmp_path / "outside.mp4").write_bytes(b"x")
+    (corpus / "videos/aaaaaaaaaaa.mp4").symlink_to(tmp_path / "outside.mp4")
+    assert read_corpus(corpus).rejected["reason"].to_list() == ["outside_corpus"]
+
+
+class TestTheRealTables:
+    def test_every_row_is_accounted_for(self, shared: Path) -> None:
+        listing = read_fvc2018(shared / "fvc2018")
+        assert listing.annotations.height == 5579
+        assert listing.annotations["stated_group"].n_unique() == 380
+        assert listing.annotations.null_count().row(0) == (0, 0, 0, 0, 0)
+        assert listing.rejected.height == 5579
+        assert not listing.entries
+        assert Counter(listing.annotations["platform"]) == {"youtube": 3375, "facebook": 2063, "twitter": 141}
+        # Labelled both fake and debunked, or real and parody: one usable row each.
+        assert Counter(listing.rejected["reason"]) == {
+            "missing_video": 5077,
+            "label_not_used": 495,
+            "duplicate_path": 5,
+            "conflicting_labels": 2,
+        }
+
+    def test_labels_are_the_tables_own(self, shared: Path) -> None:
+        labels = read_fvc2018(shared / "fvc2018").annotations
+        assert Counter(labels["label"]) == {"fake": 2920, "real": 2164, "uncertain": 340, "debunked": 89, "parody": 66}
+        real_in_fake_cascades = labels.filter((pl.col("label") == "real") & pl.col("stated_group").str.starts_with("f"))
+        assert real_in_fake_cascades.height == 74
+
+    def test_all_videos_at_hand(self, shared: Path, tmp_path: Path) -> None:
+        for name in ("FVC.csv", "FVC_dup.csv"):
+            shutil.copyfile(shared / "fvc2018" / name, tmp_path / name)
+        (tmp_path / "videos").mkdir()
+        for source_id in set(read_fvc2018(shared / "fvc2018").annotations["source_id"]):
+            (tmp_path / "videos" / f"{source_id}.mp4").touch()
+        listing = read_corpus(tmp_path)
+        assert len(listing.entries) == 5077
+        assert Counter(listing.rejected["reason"]) == {
+            "label_not_used": 495,
+            "duplicate_path": 5,
+            "conflicting_labels": 2,
+        }

@@ -1,0 +1,79 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from sklearn.model_selection import StratifiedGroupKFold
+
+from fvc_lib.corpus.group_balance import balance_groups
+
+COUNTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)).filter(any), min_size=4, max_size=8)
+
+
+def loads(counts: np.ndarray, parts: np.ndarray, num_parts: int) -> np.ndarray:
+    return np.array([counts[parts == part].sum(axis=0) for part in range(num_parts)])
+
+
+def deviation(load: np.ndarray, shares: np.ndarray) -> float:
+    totals = load.sum(axis=0)
+    missing = (load == 0).sum()
+    return float((((load - np.outer(shares, totals)) / totals) ** 2).sum() + 1e4 * missing)
+
+
+@given(COUNTS, st.sampled_from([(0.5, 0.5), (0.75, 0.25), (1 / 3, 1 / 3, 1 / 3)]), st.integers(0, 5))
+def test_no_move_or_swap_betters_it_and_it_is_near_the_best_of_all(
+    drawn: list[tuple[int, int]], drawn_shares: tuple[float, ...], seed: int
+) -> None:
+    counts, shares = np.array(drawn), np.array(drawn_shares)
+    assume((np.count_nonzero(counts, axis=0) >= len(shares)).all())
+    parts = balance_groups(counts, shares, np.random.default_rng(seed))
+    load = loads(counts, parts, len(shares))
+    assert (load > 0).all()
+    reached = deviation(load, shares)
+    every = np.array(list(itertools.product(range(len(shares)), repeat=len(counts))))
+    costs = np.array(
+        [deviation(loads(counts, one, len(shares)), shares) for one in every[:: max(1, len(every) // 500)]]
+    )
+    assert reached <= costs.min() + 0.15
+    for a, b in itertools.combinations(range(len(counts)), 2):
+        swapped = parts.copy()
+        swapped[a], swapped[b] = parts[b], parts[a]
+        assert reached <= deviation(loads(counts, swapped, len(shares)), shares) + 1e-8
+    for place, part in itertools.product(range(len(counts)), range(len(shares))):
+        moved = parts.copy()
+        moved[place] = part
+        assert reached <= deviation(loads(counts, moved, len(shares)), shares) + 1e-8
+
+
+def test_balances_at_least_as_well_as_stratified_group_k_fold() -> None:
+    generator = np.random.default_rng(11)
+    better = 0
+    for _ in range(20):
+        counts = generator.integers(0, 9, (25, 2))
+        counts[counts.sum(axis=1) == 0] = 1
+        shares = np.full(5, 0.2)
+        ours = deviation(loads(counts, balance_groups(counts, shares, np.random.default_rng(0)), 5), shares)
+        groups = np.repeat(np.arange(25), counts.sum(axis=1))
+        labels = np.concatenate([np.repeat([0, 1], pair) for pair in counts])
+        parts = np.empty(25, dtype=int)
+        splitter = StratifiedGroupKFold(5, shuffle=True, random_state=0)
+        for part, (_, test) in enumerate(splitter.split(labels, labels, groups)):
+            parts[groups[test]] = part
+        theirs = deviation(loads(counts, parts, 5), shares)
+        assert ours <= theirs + 1e-9
+        better += ours < theirs - 1e-9
+    assert better >= 15
+
+
+def test_equal_groups_are_dealt_by_the_generator_and_large_numbers_are_exact() -> None:
+    counts = np.array([(1, 0)] * 30_000 + [(0, 2)] * 20_000)
+    shares = np.full(5, 0.2)
+    parts = balance_groups(counts, shares, np.random.default_rng(0))
+    assert loads(counts, parts, 5).tolist() == [[6000, 8000]] * 5
+    assert not np.array_equal(parts, balance_groups(counts, shares, np.random.default_rng(1)))
+
+
+def test_too_few_groups_of_a_class_are_refused() -> None:
+    with pytest.raises(ValueError, match="wanted at least 3"):
+        balance_groups(np.array([(1, 0), (1, 0), (1, 0), (0, 9)]), np.full(3, 1 / 3), np.random.default_rng(0))

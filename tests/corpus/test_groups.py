@@ -1,0 +1,143 @@
+import hashlib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.corpus.fvc2018 import read_fvc2018
+from fvc_lib.corpus.groups import GroupMember, join_groups
+
+
+def sha(name: object) -> str:
+    return hashlib.sha256(str(name).encode()).hexdigest()
+
+
+def member(name: str, group: str | None = None, content: object = None) -> GroupMember:
+    return GroupMember(name, name, sha(name if content is None else content), group)
+
+
+def test_a_stated_group_keeps_its_name_and_null_groups_stay_apart() -> None:
+    members = [member("a", "f12"), member("b", "f12"), member("c"), member("d")]
+    grouping = join_groups(members)
+    assert grouping.group_ids == ("f12", "f12", f"video {sha('c')[:16]}", f"video {sha('d')[:16]}")
+    assert grouping.merges == ()
+
+
+def test_merges_are_reported_with_what_joined_them() -> None:
+    members = [member("a", "f1"), member("b", "f2"), member("c", content="b"), member("d"), member("e", "f9")]
+    grouping = join_groups(members, [(3, 0)], [("a", "f1"), ("gone", "f9"), ("gone", "f3")])
+    assert grouping.group_ids == ("f1", "f2", "f2", "f1", "f3+1 more")
+    assert [(m.group_id, m.why, m.evidence, m.first, m.second) for m in grouping.merges] == [
+        ("f3+1 more", "same_source", "gone", "f3", "f9"),
+        ("f2", "same_content", sha("b")[:16], "c", "f2"),
+        ("f1", "near_duplicate", "a ~ d", "d", "f1"),
+    ]
+
+
+def test_one_source_in_two_stated_groups_joins_them() -> None:
+    grouping = join_groups([member("a", "f1"), member("b", "f2")], memberships=[("a", "f2")])
+    assert set(grouping.group_ids) == {"f1+1 more"}
+
+
+def test_stated_names_that_look_like_made_up_ones_stay_apart() -> None:
+    lonely = member("lonely")
+    lookalike = f"video {lonely.content_sha256[:16]}"
+    members = [lonely, member("a", lookalike), member("b", "f1"), member("c", "f2"), member("d", "f1+1 more")]
+    ids = join_groups(members, [(2, 3)]).group_ids
+    assert ids[1] == lookalike
+    assert ids[4] == "f1+1 more"
+    assert len({ids[0], ids[1], ids[2], ids[4]}) == 4
+    assert ids[2] == ids[3]
+
+
+def test_a_position_out_of_range_is_refused() -> None:
+    with pytest.raises(IndexError):
+        join_groups([member("a")], [(0, 1)])
+
+
+MEMBERS = st.lists(
+    st.tuples(st.sampled_from([None, None, "f1", "f2", "f3"]), st.integers(0, 8), st.integers(0, 8)), max_size=12
+).map(
+    lambda drawn: [
+        GroupMember(f"path {place}", f"source {source}", sha(content), group)
+        for place, (group, source, content) in enumerate(drawn)
+    ]
+)
+
+
+def naive_components(members: list[GroupMember], pairs: list[tuple[int, int]]) -> set[frozenset[str]]:
+    """Grow sets of paths until no two share a property."""
+    keys = [
+        {("source", m.source_id), ("content", m.content_sha256)}
+        | ({("group", m.stated_group)} if m.stated_group else set())
+        for m in members
+    ]
+    for number, (a, b) in enumerate(pairs):
+        keys[a].add(("pair", str(number)))
+        keys[b].add(("pair", str(number)))
+    parts = [(set(found), {m.path}) for found, m in zip(keys, members, strict=True)]
+    joined = True
+    while joined:
+        joined = False
+        for a in range(len(parts)):
+            for b in range(a + 1, len(parts)):
+                if parts[a][0] & parts[b][0]:
+                    parts[a] = (parts[a][0] | parts[b][0], parts[a][1] | parts[b][1])
+                    del parts[b]
+                    joined = True
+                    break
+            if joined:
+                break
+    return {frozenset(paths) for _, paths in parts}
+
+
+@given(MEMBERS, st.data())
+def test_groups_are_the_connected_components(members: list[GroupMember], data: st.DataObject) -> None:
+    place = st.integers(0, max(0, len(members) - 1))
+    pairs = data.draw(st.lists(st.tuples(place, place), max_size=3)) if members else []
+    grouping = join_groups(members, pairs)
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for one, group_id in zip(members, grouping.group_ids, strict=True):
+        found[group_id].add(one.path)
+    assert {frozenset(paths) for paths in found.values()} == naive_components(members, pairs)
+
+
+@given(MEMBERS, st.data())
+def test_ids_and_merges_do_not_depend_on_order(members: list[GroupMember], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(members))))
+    pairs = [(0, len(members) - 1), (len(members) // 2, 0)] if members else []
+    moved = {old: new for new, old in enumerate(order)}
+    first = join_groups(members, pairs)
+    second = join_groups([members[place] for place in order], [(moved[b], moved[a]) for a, b in reversed(pairs)])
+    assert [first.group_ids[place] for place in order] == list(second.group_ids)
+    assert first.merges == second.merges
+
+
+@given(MEMBERS)
+def test_each_merge_lowers_the_number_of_groups_by_one(members: list[GroupMember]) -> None:
+    grouping = join_groups(members)
+    by_source: defaultdict[str, set[str]] = defaultdict(set)
+    for one in members:
+        by_source[one.source_id] |= {one.stated_group} - {None}  # type: ignore[arg-type]
+    apart = {group for groups in by_source.values() for group in groups} | {
+        source for source, groups in by_source.items() if not groups
+    }
+    assert len(set(grouping.group_ids)) == len(apart) - len(grouping.merges)
+
+
+def test_fvc2018_cascades_that_share_a_video_are_one_group(shared: Path) -> None:
+    listing = read_fvc2018(shared / "fvc2018")
+    rows = dict(listing.annotations.select("source_id", "stated_group").iter_rows())
+    members = [member(source, group) for source, group in rows.items()]
+    grouping = join_groups(members, memberships=listing.memberships)
+    assert len(members) == 5572
+    assert len(set(grouping.group_ids)) == 376
+    merged = {(merge.group_id, merge.why, merge.evidence, merge.first, merge.second) for merge in grouping.merges}
+    assert merged == {
+        ("f138+3 more", "same_source", "CkLI6Qb4drI", "f140", "f142"),
+        ("f138+3 more", "same_source", "FJcVcV46XBE", "f138", "f139"),
+        ("f138+3 more", "same_source", "FJcVcV46XBE", "f138", "f140"),
+        ("f144+1 more", "same_source", "CjZt_9iehWI", "f144", "f145"),
+    }

@@ -1,0 +1,286 @@
+import csv
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.corpus.listing import Listing
+from fvc_lib.corpus.sources import read_corpus
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.path_text import path_from_text
+
+
+def touch(root: Path, *names: str | bytes) -> None:
+    for name in names:
+        path = root / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def write_csv(path: Path, *rows: tuple[str, ...], encoding: str = "utf-8") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding=encoding, errors="surrogateescape") as stream:
+        csv.writer(stream).writerows(rows)
+    return path
+
+
+def reasons(listing: Listing) -> dict[str, str]:
+    return dict(listing.rejected.select("path", "reason").iter_rows())
+
+
+class TestFolder:
+    def test_takes_videos_of_both_folders_at_any_depth(self, tmp_path: Path) -> None:
+        touch(tmp_path, "real/a.mp4", "real/deep/er/b.MKV", "fake/a.mp4", "fake/c.webm")
+        listing = read_corpus(tmp_path)
+        assert [(e.path, e.label) for e in listing.entries] == [
+            ("fake/a.mp4", "fake"),
+            ("fake/c.webm", "fake"),
+            ("real/a.mp4", "real"),
+            ("real/deep/er/b.MKV", "real"),
+        ]
+        assert listing.kind == "folder"
+        assert listing.rejected.is_empty()
+        assert len({entry.source_id for entry in listing.entries}) == 4
+
+    def test_counts_unknown_extensions_and_ignores_hidden_files(self, tmp_path: Path) -> None:
+        touch(
+            tmp_path,
+            "real/a.mp4",
+            "real/notes.txt",
+            "real/.DS_Store",
+            "real/.cache/b.mp4",
+            "fake/README",
+            "other/c.mp4",
+        )
+        listing = read_corpus(tmp_path)
+        assert [entry.path for entry in listing.entries] == ["real/a.mp4"]
+        assert reasons(listing) == {"real/notes.txt": "unknown_extension", "fake/README": "unknown_extension"}
+
+    def test_folder_names_in_any_case(self, tmp_path: Path) -> None:
+        touch(tmp_path, "Real/a.mp4", "FAKE/b.mp4")
+        assert {(e.path, e.label) for e in read_corpus(tmp_path).entries} == {
+            ("Real/a.mp4", "real"),
+            ("FAKE/b.mp4", "fake"),
+        }
+
+    def test_links_out_of_the_corpus_are_refused_by_name(self, tmp_path: Path) -> None:
+        touch(tmp_path, "outside/secret.mp4", "corpus/real/a.mp4", "corpus/fake/b.mp4", "corpus/more/c.mp4")
+        corpus = tmp_path / "corpus"
+        (corpus / "real/link.mp4").symlink_to(tmp_path / "outside/secret.mp4")
+        (corpus / "real/folder").symlink_to(tmp_path / "outside")
+        (corpus / "fake/more").symlink_to(corpus / "more")
+        (corpus / "fake/circle").symlink_to(corpus / "fake")
+        (corpus / "fake/self.mp4").symlink_to(corpus / "fake/self.mp4")
+        (corpus / "fake/inside.mp4").symlink_to(corpus / "more/c.mp4")
+        listing = read_corpus(corpus)
+        assert [entry.path for entry in listing.entries] == ["fake/b.mp4", "fake/inside.mp4", "real/a.mp4"]
+        assert reasons(listing) == {
+            "real/link.mp4": "outside_corpus",
+            "real/folder": "outside_corpus",
+            "fake/more": "linked_folder",
+            "fake/circle": "linked_folder",
+            "fake/self.mp4": "unreadable",
+        }
+
+    def test_a_label_folder_that_is_a_link_is_not_walked(self, tmp_path: Path) -> None:
+        touch(tmp_path, "outside/a.mp4", "corpus/fake/b.mp4")
+        (tmp_path / "corpus/real").symlink_to(tmp_path / "outside")
+        assert reasons(read_corpus(tmp_path / "corpus")) == {"real": "outside_corpus"}
+
+    def test_only_regular_files_are_opened(self, tmp_path: Path) -> None:
+        touch(tmp_path, "real/a.mp4")
+        os.mkfifo(tmp_path / "real/pipe.mp4")
+        assert reasons(read_corpus(tmp_path)) == {"real/pipe.mp4": "not_a_file"}
+
+    def test_names_of_any_bytes_come_back(self, tmp_path: Path) -> None:
+        names = [
+            b"two\nlines.mp4",
+            b'it\'s "quoted".mp4',
+            b"[a]*?.mp4",
+            b"caf\xe9.mp4",
+            b"back\\slash.mp4",
+            "🎥<b>.mp4".encode(),
+        ]
+        touch(tmp_path, *(b"real/" + name for name in names))
+        listing = read_corpus(tmp_path)
+        assert {os.fsencode(path_from_text(entry.path)) for entry in listing.entries} == {
+            b"real/" + name for name in names
+        }
+        for entry in listing.entries:
+            assert (listing.root / path_from_text(entry.path)).read_bytes() == b"x"
+
+
+class TestManifest:
+    def test_reads_rows_with_optional_columns(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.mp4", "sub/b.mp4")
+        manifest = write_csv(
+            tmp_path / "m.csv",
+            ("ignored", "path", "label", "group", "manipulation", "platform"),
+            ("1", "a.mp4", " Real ", "g1", "", "youtube"),
+            ("2", "./sub//b.mp4", "FAKE", "", "splice", "NaN"),
+        )
+        first, second = read_corpus(manifest).entries
+        assert (first.path, first.label, first.stated_group, first.manipulation, first.platform, first.row) == (
+            "a.mp4", "real", "g1", None, "youtube", 1,
+        )  # fmt: skip
+        assert (second.path, second.label, second.stated_group, second.manipulation, second.platform) == (
+            "sub/b.mp4", "fake", None, "splice", None,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("path_column", ["path", "video_path"])
+    @pytest.mark.parametrize("group_column", ["group", "group_id"])
+    def test_column_names(self, tmp_path: Path, path_column: str, group_column: str) -> None:
+        touch(tmp_path, "a.mp4")
+        manifest = write_csv(tmp_path / "m.csv", (path_column, group_column, "label"), ("a.mp4", "g", "real"))
+        assert [(e.path, e.stated_group) for e in read_corpus(manifest).entries] == [("a.mp4", "g")]
+
+    @pytest.mark.parametrize(
+        ("header", "message"),
+        [
+            (("file", "label"), "wanted a column 'path' or 'video_path', found 'file', 'label'"),
+            (("path", "lable"), "found 'path', 'lable'. Did you mean 'lable'"),
+            (("path", "video_path", "label"), "mean the same"),
+            (("path", "group", "group_id", "label"), "mean the same"),
+            (("path", "path", "label"), "exists twice"),
+            (("path;label",), "Separate the columns by commas"),
+            (("", ""), "is empty"),
+        ],
+    )
+    def test_bad_headers(self, tmp_path: Path, header: tuple[str, ...], message: str) -> None:
+        manifest = write_csv(tmp_path / "m.csv", header, tuple("x" for _ in header))
+        with pytest.raises(UsageError, match=message):
+            read_corpus(manifest)
+
+    def test_labels_outside_the_vocabulary_are_counted(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.mp4")
+        rows = [("a.mp4", "real"), ("b.mp4", "unlabelled"), ("c.mp4", ""), ("d.mp4", "parody")]
+        listing = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label"), *rows))
+        assert [entry.path for entry in listing.entries] == ["a.mp4"]
+        assert set(listing.rejected["reason"]) == {"label_not_used"}
+        assert listing.rejected["row"].to_list() == [2, 3, 4]
+
+    def test_no_usable_label_at_all_is_an_error_with_the_labels_found(self, tmp_path: Path) -> None:
+        manifest = write_csv(tmp_path / "m.csv", ("path", "label"), ("a.mp4", "1"), ("b.mp4", "0"), ("c.mp4", "0"))
+        with pytest.raises(DataError, match="2 x '0', 1 x '1'"):
+            read_corpus(manifest)
+        with pytest.raises(DataError, match="no data row"):
+            read_corpus(write_csv(tmp_path / "empty.csv", ("path", "label")))
+
+    def test_paths_out_of_the_corpus_are_refused_with_their_row(self, tmp_path: Path) -> None:
+        touch(tmp_path, "outside.mp4", "corpus/in.mp4", "corpus/sub/deep.mp4")
+        corpus = tmp_path / "corpus"
+        (corpus / "link.mp4").symlink_to(tmp_path / "outside.mp4")
+        (corpus / "up").symlink_to(tmp_path)
+        paths = [
+            "../outside.mp4", str(tmp_path / "outside.mp4"), "link.mp4", "up/outside.mp4", "sub/../../outside.mp4",
+            "../corpus/in.mp4", "sub/../in.mp4", str(corpus / "sub/deep.mp4"), "~/x.mp4", "",
+        ]  # fmt: skip
+        listing = read_corpus(write_csv(corpus / "m.csv", ("path", "label"), *((path, "real") for path in paths)))
+        assert [entry.path for entry in listing.entries] == ["in.mp4", "sub/deep.mp4"]
+        by_row = dict(listing.rejected.select("row", "reason").iter_rows())
+        assert by_row == dict.fromkeys(range(1, 7), "outside_corpus") | {9: "missing_video", 10: "no_path"}
+
+    def test_duplicates_and_conflicts(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.mp4", "b.mp4")
+        rows = [
+            ("a.mp4", "real", "g1"), ("./a.mp4", "real", "g2"), ("b.mp4", "real", ""), ("b.mp4", "fake", ""),
+            ("gone.mp4", "fake", ""), ("gone.mp4", "fake", ""),
+        ]  # fmt: skip
+        listing = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label", "group"), *rows))
+        assert [entry.path for entry in listing.entries] == ["a.mp4"]
+        assert dict(listing.rejected.select("row", "reason").iter_rows()) == {
+            2: "duplicate_path",
+            3: "conflicting_labels",
+            4: "conflicting_labels",
+            5: "missing_video",
+            6: "duplicate_path",
+        }
+        assert listing.memberships == (("a.mp4", "g1"), ("a.mp4", "g2"))
+
+    def test_rows_with_too_many_or_too_few_cells_are_not_guessed(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a", "a.mp4")
+        manifest = tmp_path / "m.csv"
+        manifest.write_text("path,label\na, b.mp4,real\na.mp4\na.mp4,real\n\n")
+        listing = read_corpus(manifest)
+        assert [entry.row for entry in listing.entries] == [3]
+        assert listing.rejected["reason"].to_list() == ["malformed_row"] * 2
+
+    def test_byte_order_mark_quotes_newlines_and_foreign_bytes(self, tmp_path: Path) -> None:
+        names = ['a "b", c.mp4', "two\nlines.mp4", "=cmd().mp4", os.fsdecode(b"caf\xe9.mp4")]
+        touch(tmp_path, *names)
+        manifest = write_csv(tmp_path / "m.csv", ("path", "label"), *((name, "fake") for name in names))
+        manifest.write_bytes(b"\xef\xbb\xbf" + manifest.read_bytes())
+        listing = read_corpus(manifest)
+        assert {os.fsdecode(bytes(path_from_text(e.path))) for e in listing.entries} == set(names)
+
+    @pytest.mark.parametrize("content", [b"\xff\xfep\x00", b'path,label\n"open', b""])
+    def test_what_is_no_csv(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "m.csv").write_bytes(content)
+        with pytest.raises(UsageError):
+            read_corpus(tmp_path / "m.csv")
+
+    def test_parquet(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.mp4", "b.mp4", "c.mp4")
+        frame = pl.DataFrame(
+            {
+                "video_path": ["a.mp4", "b.mp4", "c.mp4"],
+                "label": ["real", None, "Fake"],
+                "group": [7.0, 7.0, float("nan")],
+            },
+            schema_overrides={"label": pl.Categorical},
+        )
+        frame.write_parquet(tmp_path / "m.parquet")
+        listing = read_corpus(tmp_path / "m.parquet")
+        assert [(e.path, e.label, e.stated_group) for e in listing.entries] == [
+            ("a.mp4", "real", "7.0"),
+            ("c.mp4", "fake", None),
+        ]
+        (tmp_path / "bad.parquet").write_bytes(b"path,label\n")
+        with pytest.raises(UsageError, match="not a Parquet table"):
+            read_corpus(tmp_path / "bad.parquet")
+
+    def test_a_name_that_cannot_exist_is_a_row_not_an_exception(self, tmp_path: Path) -> None:
+        manifest = tmp_path / "m.csv"
+        manifest.write_bytes(b"path,label\nnul\0.mp4,real\n" + b"x" * 5000 + b".mp4,fake\n")
+        assert sorted(read_corpus(manifest).rejected["reason"]) == ["no_path", "unreadable"]
+
+    def test_the_listing_does_not_depend_on_where_it_lies_or_is_read_from(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        listings = []
+        for place in ("one", "two/deeper"):
+            touch(tmp_path / place, "a.mp4")
+            write_csv(
+                tmp_path / place / "m.csv", ("path", "label"), ("a.mp4", "real"), ("gone.mp4", "fake"), ("..", "real")
+            )
+            monkeypatch.chdir(tmp_path / place)
+            listings.append(read_corpus(Path("m.csv")))
+        assert listings[0].entries == listings[1].entries
+        assert listings[0].rejected.equals(listings[1].rejected)
+
+
+@pytest.mark.parametrize("name", ["missing", "missing.csv", "empty", "notes.txt", "half"])
+def test_what_is_no_corpus_is_told_the_accepted_shapes(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    touch(tmp_path, "notes.txt", "half/FVC.csv", "half/videos/x.mp4")
+    with pytest.raises(UsageError) as caught:
+        read_corpus(tmp_path / name)
+    for shape in ("'real/' and 'fake/'", "CSV or Parquet manifest", "FVC_dup.csv"):
+        assert shape in str(caught.value)
+
+
+def test_a_folder_with_a_manifest_in_it_is_pointed_to_it(tmp_path: Path) -> None:
+    write_csv(tmp_path / "manifest.csv", ("path", "label"))
+    with pytest.raises(UsageError, match=r"Did you mean .*manifest\.csv"):
+        read_corpus(tmp_path)
+
+
+def test_the_real_manifest(shared: Path) -> None:
+    listing = read_corpus(shared / "media/manifest.csv")
+    table = pl.read_csv(shared / "media/manifest.csv", infer_schema=False)
+    usable = table.filter(pl.col("label").is_in(["real", "fake"]))
+    assert [e.path for e in listing.entries] == sorted(usable["path"])
+    assert {e.path: e.stated_group for e in listing.entries} == dict(usable.select("path", "group").iter_rows())
+    assert set(listing.rejected["reason"]) == {"label_not_used"}
+    assert len(listing.entries) + listing.rejected.height == table.height
