@@ -116,7 +116,7 @@ def manifest_text(events: tuple[EventPlan, ...]) -> str:
 def _donor_camera(name: str) -> Camera:
     """Another device than the base's: poorer light, so more noise."""
     base, rng = draw_camera(f"donor {name}"), generator_for("donor noise", name)
-    return Camera(**{**vars(base), "noise_sigma": rng.uniform(10, 14)})
+    return Camera(**{**vars(base), "noise_sigma": rng.uniform(8, 14)})
 
 
 def _vary(frames: Planes, variant: str, seed: str) -> Planes:

@@ -51,7 +51,7 @@ def resynthesise_region(base: Planes, donor: Planes, rng: np.random.Generator) -
     forged = base.copy()
     height, width = _luma_size(base)
     factor = max(4, 4 * round(min(height, width) / 72))
-    lattice = _lattice(height, width, max(4, 2 * round(max(height, width) / 56)), rng.uniform(9, 13))
+    lattice = _lattice(height, width, max(4, 2 * round(max(height, width) / 56)), rng.uniform(7, 12))
     for t, mask in enumerate(_moving_region(base, rng)):
         luma = split_planes(base[t])[0]
         coarse = resize_plane(luma, height // factor, width // factor)
