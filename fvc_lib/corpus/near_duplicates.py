@@ -1,0 +1,202 @@
+"""Perceptual hashes of videos, and the pairs whose hashes say: the same footage.
+
+Per frame and window the signs of the 64 lowest DCT coefficients of luma (Zauner 2010, "Implementation and Benchmarking
+of Perceptual Image Hash Functions", with the sign in place of the median, so that mirroring flips a fixed set of bits).
+Windows are the whole picture and five of nine tenths its sides: a cropped copy looks like one of its source's windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Hashes = npt.NDArray[np.uint64]
+Grid = npt.NDArray[np.float64]
+
+_GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are cut from it
+_HASH_SIDE = 32
+_KEPT = 0.9  # share of a window's sides
+_WINDOWS = ((0.0, 0.0, 1.0), *((y, x, _KEPT) for y, x in ((0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1))))
+_NOISE_FLOOR = 4.0  # a coefficient below it (orthonormal DCT of grey levels) has a sign by chance
+_MIN_SIGNIFICANT = 32  # of 64 coefficients; flat, black and striped pictures have fewer and get no hash
+_DARK_LEVEL = 24.0  # rows and columns never brighter on average are bars
+_BLOCK_PAIRS = 1 << 16
+
+
+def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
+    """The hash of a video by its sampled frames.
+
+    Black bars are cut off first, so letterboxed frames hash as the picture does. Frames too plain to be told from
+    others hash to zeros, which match nothing.
+
+    Args:
+        frames: uint8 (T, 3, H, W) RGB, at the same relative times for all videos that are to be compared.
+
+    Returns:
+        T frames joined by ``-``; each is 6 windows of 16 hex digits.
+
+    Raises:
+        ValueError: another shape or dtype, or no frame.
+    """
+    if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not frames.size:
+        raise ValueError(f"frames: got {frames.dtype} {frames.shape}, wanted non-empty uint8 (T, 3, H, W)")
+    grids = _luma_grids(frames)
+    coefficients = np.stack([_coefficients(_cut(grids, *window)) for window in _WINDOWS], axis=1)
+    return "-".join("".join(f"{value:016x}" for value in frame) for frame in _sign_bits(coefficients).tolist())
+
+
+def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
+    """Index pairs (i < j), ascending, of videos that show the same footage.
+
+    They do when, the right way round or mirrored, more than half of the frames of one differ in at most ``max_bits``
+    of 64 bits from the frames at the same relative times in one and the same window of the other. Compared in blocks:
+    memory grows with the number of videos and of pairs found, not with its square.
+
+    Args:
+        hashes: what ``perceptual_hash`` gave; ``None`` (no hash) matches nothing.
+        max_bits: 0 to 64.
+
+    Raises:
+        ValueError: ``max_bits`` out of range, or a text that is no perceptual hash.
+    """
+    if not 0 <= max_bits <= 64:
+        raise ValueError(f"max_bits: got {max_bits}, wanted 0 to 64")
+    known = [i for i, text in enumerate(hashes) if text is not None]
+    if len(known) < 2:
+        return []
+    table = parse_hashes([text for text in hashes if text is not None])
+    pairs: list[tuple[int, int]] = []
+    for first, last, start, stop in _blocks(len(known)):
+        close = _close(table[first:last], table[start:stop], max_bits)
+        rows, columns = np.nonzero(close)
+        found = ((known[first + r], known[start + c]) for r, c in zip(rows, columns, strict=True))
+        pairs.extend(pair for pair in found if pair[0] < pair[1])
+    return sorted(pairs)
+
+
+def parse_hashes(texts: Sequence[str]) -> Hashes:
+    """The texts as uint64 (N, T, 6); hashes of fewer frames repeat theirs at the nearest relative time.
+
+    Raises:
+        ValueError: a text that is no perceptual hash.
+    """
+    parsed = [_parse(text) for text in texts]
+    num_frames = max(len(hashes) for hashes in parsed)
+    share = (np.arange(num_frames) + 0.5) / num_frames
+    return np.stack([hashes[(share * len(hashes)).astype(np.int64)] for hashes in parsed])
+
+
+def _parse(text: str) -> Hashes:
+    try:
+        raw = [bytes.fromhex(frame) for frame in text.split("-")]
+        return np.frombuffer(b"".join(raw), ">u8").reshape(len(raw), len(_WINDOWS)).astype(np.uint64)
+    except ValueError as error:
+        raise ValueError(
+            f"perceptual hash: got {text[:60]!r}, wanted {16 * len(_WINDOWS)} hex digits per frame"
+        ) from error
+
+
+def _blocks(count: int) -> Iterator[tuple[int, int, int, int]]:
+    side = int(_BLOCK_PAIRS**0.5)
+    for first in range(0, count, side):
+        for start in range(first, count, side):
+            yield first, min(first + side, count), start, min(start + side, count)
+
+
+def _close(left: Hashes, right: Hashes, max_bits: int) -> npt.NDArray[np.bool_]:
+    """(N, M): which of N videos (N, T, 6) show the footage of which of M (M, T, 6)."""
+    whole = np.s_[:, None, :, 0], np.s_[None, :, :, 0]
+    close = np.zeros((len(left), len(right)), np.bool_)
+    for mirror in (np.uint64(0), _MIRROR_BITS):
+        for window in range(len(_WINDOWS)):
+            close |= _frames_agree(_flip(left[whole[0]], mirror), right[None, :, :, window], max_bits)
+            close |= _frames_agree(left[:, None, :, window], _flip(right[whole[1]], mirror), max_bits)
+    return close
+
+
+def _flip(hashes: Hashes, mirror: np.uint64) -> Hashes:
+    return np.where(hashes == 0, hashes, hashes ^ mirror)
+
+
+def _frames_agree(left: Hashes, right: Hashes, max_bits: int) -> npt.NDArray[np.bool_]:
+    agree = (np.bitwise_count(left ^ right) <= max_bits) & (left != 0) & (right != 0)
+    return np.asarray(2 * agree.sum(axis=2) > agree.shape[2])
+
+
+def _luma_grids(frames: npt.NDArray[np.uint8]) -> Grid:
+    """Luma of the picture without bars, averaged to (T, 160, 160), 0 to 255."""
+    weights = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
+    row_levels, column_levels = np.zeros(frames.shape[2]), np.zeros(frames.shape[3])
+    for frame in frames:
+        luma = (frame * weights).sum(axis=0)
+        row_levels = np.maximum(row_levels, luma.mean(axis=1))
+        column_levels = np.maximum(column_levels, luma.mean(axis=0))
+    rows, columns = _picture_span(row_levels), _picture_span(column_levels)
+    return np.stack([_average((f[:, rows, columns] * weights).sum(axis=0), _GRID_SIDE) for f in frames])
+
+
+def _picture_span(levels: npt.NDArray[np.float64]) -> slice:
+    """The rows (or columns) between dark bars; all of them when less than a quarter would be left."""
+    bright = np.flatnonzero(levels > _DARK_LEVEL)
+    if len(bright) and 4 * (bright[-1] + 1 - bright[0]) >= len(levels):
+        return slice(int(bright[0]), int(bright[-1]) + 1)
+    return slice(0, len(levels))
+
+
+def _average(picture: npt.NDArray[np.floating], side: int) -> Grid:
+    """Area average of (..., H, W) onto (..., side, side), cell borders weighted by what they cut off."""
+    averaged = picture.astype(np.float64)
+    for _ in range(2):  # rows, then columns; each pass swaps the two
+        averaged = np.swapaxes(_average_rows(averaged, side), -1, -2)
+    return averaged
+
+
+def _average_rows(picture: Grid, side: int) -> Grid:
+    height = picture.shape[-2]
+    total = np.concatenate([np.zeros_like(picture[..., :1, :]), np.cumsum(picture, axis=-2)], axis=-2)
+    border = np.arange(side + 1) * (height / side)
+    whole = np.minimum(border.astype(np.int64), height - 1)
+    until = total[..., whole, :] + (border - whole)[:, None] * picture[..., whole, :]
+    return np.asarray(np.diff(until, axis=-2) * (side / height))
+
+
+def _cut(grids: Grid, down: float, right: float, kept: float) -> Grid:
+    side = round(kept * _GRID_SIDE)
+    top, left = (round(share * (_GRID_SIDE - side)) for share in (down, right))
+    return _average(grids[:, top : top + side, left : left + side], _HASH_SIDE)
+
+
+def _lowest_frequencies() -> npt.NDArray[np.int64]:
+    """The 64 (vertical, horizontal) frequencies nearest to zero, without zero itself, (64, 2)."""
+    square = [(v, h) for v in range(12) for h in range(12) if v or h]
+    return np.array(sorted(square, key=lambda f: (f[0] + f[1], f[0]))[:64])
+
+
+def _cosines() -> Grid:
+    """Rows of the orthonormal DCT-II, (12, 32)."""
+    frequency, position = np.arange(12)[:, None], np.arange(_HASH_SIDE) + 0.5
+    basis = np.sqrt(2 / _HASH_SIDE) * np.cos(np.pi / _HASH_SIDE * frequency * position)
+    basis[0] /= np.sqrt(2)
+    return np.asarray(basis)
+
+
+_FREQUENCIES = _lowest_frequencies()
+_COSINES = _cosines()
+_BIT_VALUES = np.uint64(1) << np.arange(64, dtype=np.uint64)
+# Mirroring left to right turns the sign of every odd horizontal frequency.
+_MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
+
+
+def _coefficients(pictures: Grid) -> Grid:
+    """(T, 32, 32) -> (T, 64)."""
+    spectrum = np.einsum("vy,tyx,hx->tvh", _COSINES, pictures, _COSINES, optimize=True)
+    return np.asarray(spectrum[:, _FREQUENCIES[:, 0], _FREQUENCIES[:, 1]])
+
+
+def _sign_bits(coefficients: Grid) -> Hashes:
+    """(..., 64) -> (...): bit k is set where coefficient k is positive; 0 where too few stand out of the noise."""
+    bits = np.where(coefficients.round(6) > 0, _BIT_VALUES, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
+    significant = (np.abs(coefficients) > _NOISE_FLOOR).sum(axis=-1)
+    return np.asarray(np.where(significant >= _MIN_SIGNIFICANT, bits, np.uint64(0)))
