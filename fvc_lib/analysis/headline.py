@@ -13,6 +13,7 @@ import polars as pl
 from fvc_lib.analysis.queries import memory_peaks, results
 from fvc_lib.analysis.records import Answer, read_json_object
 from fvc_lib.analysis.wording import number_text, source_name
+from fvc_lib.metrics.above_control import is_above_control
 from fvc_lib.services.config import read_params_file
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.path_text import path_to_text
@@ -68,30 +69,26 @@ class ReportHeadline:
 
 
 def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -> tuple[Score, ...]:
-    """The scores over all folds of one run's results: the model first, then its controls from best to worst."""
+    """The scores over all folds of one run's results: the model, then its controls from best to worst, and last those
+    that only show what leakage would claim.
+    """
     rows = results_frame.filter((pl.col("scope") == "all") & (pl.col("metric") == metric))
-    rows = rows.sort(pl.col("source") != "model", -pl.col("value"), "source", nulls_last=True)
+    aside = pl.col("source").is_in(sorted(DISHONEST_CONTROLS))
+    rows = rows.sort(pl.col("source") != "model", aside, -pl.col("value"), "source", nulls_last=True)
     return tuple(Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows())
 
 
 def judge(scores: Sequence[Score]) -> Verdict:
-    """Compare the model with its best honest control.
-
-    Above control means both: the model's value lies above the control's interval, and the model's interval lies above
-    the control's value. One alone would let a wide interval or an exact control (the constant's 0.5) flatter it.
-    """
+    """Compare the model with its best honest control; ``metrics.above_control`` has the rule."""
     model = next((score for score in scores if score.source == "model"), None)
     if model is None or model.value is None:
         return Verdict("no result", "No result over all folds is recorded.")
     controls = [s for s in scores if s.source != "model" and s.source not in DISHONEST_CONTROLS and s.value is not None]
     if not controls:
         return Verdict("no control", "There is no control to compare the model with, so its number proves nothing yet.")
-    best = max(controls, key=lambda score: score.value or 0.0)
-    control_value = best.value if best.value is not None else 0.0
-    ceiling = best.high if best.high is not None else control_value
-    floor = model.low if model.low is not None else model.value
+    best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0))
     named = f"{source_name(best.source).lower()}, {number_text(best.value)}"
-    if model.value > ceiling and floor > control_value:
+    if is_above_control(model.value, model.low, best.value, best.high):
         return Verdict("above control", f"The model is above its best control ({named}).", best)
     return Verdict("not above control", f"The model is not above its best control ({named}).", best)
 

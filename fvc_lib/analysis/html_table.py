@@ -26,6 +26,7 @@ _BY_SUFFIX: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("_percent", " (%)", lambda value: f"{value:.1f}"),
     ("_mb", " (MB)", lambda value: f"{value:,.0f}"),
 )
+_HEADINGS = {"run_id": "Run", "video_id": "Video", "group_id": "Group", "peak_rss_bytes": "Peak memory"}
 _TEXT_ROW_LIMIT = 30
 
 
@@ -79,6 +80,8 @@ class HtmlTable:
     def _heading(self, name: str) -> str:
         if name in self.names:
             return clean_text(self.names[name])
+        if name in _HEADINGS:
+            return _HEADINGS[name]
         for suffix, unit, _ in _BY_SUFFIX:
             if name.endswith(suffix):
                 return _words(name.removesuffix(suffix)) + unit

@@ -96,7 +96,7 @@ details.code .highlight { border:1px solid var(--line); border-radius:4px; paddi
 .runs td { vertical-align:middle; }
 .runs td.bar { width:150px; }
 .runs svg { display:block; width:140px; height:18px; }
-.runs .run { font-weight:600; } .runs .sub { color:var(--soft); font-size:12.5px; }
+.runs .run { font-weight:600; } .runs .sub { font-weight:400; color:var(--soft); font-size:12.5px; }
 .plain { max-width:1320px; margin:0 auto; padding:32px; }
 footer { color:var(--faint); font-size:12.5px; margin-top:28px; }
 @media (max-width:900px) {
@@ -125,7 +125,8 @@ SCRIPT = """
     if (div.dataset.drawn) return;
     div.dataset.drawn = "yes";
     const spec = JSON.parse(document.getElementById(div.id + "-data").textContent);
-    const options = { displaylogo: false, responsive: false };
+    const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]];
+    const options = { displaylogo: false, responsive: false, modeBarButtons: buttons };
     Plotly.newPlot(div, spec.data, spec.layout, options).then(() => sizes.observe(div));
   };
   const widths = new WeakMap();

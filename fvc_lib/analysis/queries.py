@@ -41,14 +41,14 @@ def learning_curves(
     lines = read_log_lines([file for run in runs for file in _log_files(run, "metrics")], METRIC_LINES)
     query = """
         SELECT run_id, stage, fold, phase, metric, step, epoch, value, flag, attempt, ts FROM (
-            SELECT * EXCLUDE (fold, attempt, value), coalesce(fold, owner_fold) AS fold,
+            SELECT * EXCLUDE (fold, attempt, value), coalesce(fold, file_fold) AS fold,
                    coalesce(attempt, 1) AS attempt, CASE WHEN isfinite(value) THEN value END AS value FROM lines
         )
         WHERE (len($metrics) = 0 OR list_contains($metrics, metric))
           AND (len($phases) = 0 OR list_contains($phases, phase))
           AND (len($folds) = 0 OR list_contains($folds, fold))
         QUALIFY row_number() OVER (
-            PARTITION BY run_id, stage, fold, phase, metric, step ORDER BY attempt DESC, line DESC
+            PARTITION BY file_number, fold, phase, metric, step ORDER BY attempt DESC, line DESC
         ) = 1
         ORDER BY run_id, stage, fold, phase, metric, step
     """
@@ -66,9 +66,9 @@ def memory_samples(runs: Sequence[RunPaths]) -> Answer:
             SELECT *, coalesce(try_cast(timestamp AS DOUBLE), epoch(try_cast(timestamp AS TIMESTAMPTZ))) AS at_seconds
             FROM lines
         )
-        SELECT run_id, stage, owner_fold AS fold,
-               at_seconds - min(at_seconds) OVER (PARTITION BY run_id, stage, owner_fold) AS seconds,
-               * EXCLUDE (run_id, stage, owner_fold, at_seconds, file)
+        SELECT run_id, stage, file_fold AS fold,
+               at_seconds - min(at_seconds) OVER (PARTITION BY run_id, stage, file_fold) AS seconds,
+               * EXCLUDE (run_id, stage, file_fold, at_seconds, file, file_number)
         FROM timed ORDER BY run_id, stage, fold, line
     """
     return Answer(_ask(query, {"lines": lines.frame}), lines.notes)
@@ -140,7 +140,7 @@ def compare_runs(runs: Sequence[RunPaths], metrics: Sequence[str] = ("roc_auc",)
 
 
 def index_counts(run: RunPaths, by: str) -> Answer:
-    """Videos and groups of the index by label and one column: ``label value num_videos num_groups num_bytes``.
+    """Videos and groups of the index by label and one column: ``label value num_videos num_groups total_bytes``.
 
     Args:
         run: the run whose index is counted.
@@ -155,7 +155,7 @@ def index_counts(run: RunPaths, by: str) -> Answer:
     found = read_tables([(path_to_text(run.run_id), run.index)], tables.INDEX)
     query = """
         SELECT label, coalesce(value, 'not known') AS value, count(*) AS num_videos,
-               count(DISTINCT group_id) AS num_groups, CAST(sum(size_bytes) AS BIGINT) AS num_bytes
+               count(DISTINCT group_id) AS num_groups, CAST(sum(size_bytes) AS BIGINT) AS total_bytes
         FROM videos GROUP BY label, value ORDER BY num_videos DESC, value, label
     """
     value = pl.format("{} × {}", "width", "height") if by == "size" else pl.col(by).cast(pl.String)

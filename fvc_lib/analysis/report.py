@@ -20,6 +20,7 @@ from fvc_lib.analysis.wording import (
     duration_text,
     interval_text,
     source_name,
+    time_text,
 )
 from fvc_lib.services.atomic_files import write_text
 
@@ -164,7 +165,7 @@ def _facts(headline: ReportHeadline) -> str:
         "Experiment": headline.experiment,
         "State": headline.state or NOT_RECORDED,
         "Model": headline.model or NOT_RECORDED,
-        "Started": headline.started_utc or NOT_RECORDED,
+        "Started": time_text(headline.started_utc),
         "Duration": duration_text(headline.duration_seconds),
         "Peak memory": bytes_text(headline.peak_rss_bytes),
     }

@@ -49,22 +49,16 @@ def controls_figure(results: pl.DataFrame, metric: str = HEADLINE_METRIC, *, con
     )
     for score in scores:
         figure.add_trace(_score_point(score, metric))
+        figure.add_annotation(_value_label(_tick(score), score))
     if metric in {"roc_auc", "balanced_accuracy"}:
-        figure.add_vline(x=0.5, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"})
-        figure.add_annotation(
-            x=0.5,
-            y=1,
-            yref="paper",
-            yanchor="bottom",
-            text="chance",
-            showarrow=False,
-            font={"size": 11, "color": theme.NEUTRAL},
-        )
+        figure.add_vline(x=0.5, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
+        small = {"size": 11, "color": theme.NEUTRAL}
+        figure.add_annotation(x=0.5, y=1, yref="paper", yanchor="bottom", text="chance", showarrow=False, font=small)
     if verdict:
         _stamp(figure, verdict.standing)
     figure.update_yaxes(categoryorder="array", categoryarray=[_tick(s) for s in reversed(scores)], showgrid=False)
     figure.update_xaxes(title_text=metric_name(metric), range=_score_range(scores))
-    figure.update_layout(showlegend=False, margin={"r": 150})
+    figure.update_layout(showlegend=False, margin={"r": 170})
     return figure
 
 
@@ -93,11 +87,12 @@ def roc_figure(
     )
     if band.has_interval:
         figure.add_trace(_band_trace(band.false_positive_rates, band.low, band.high))
-    for fold, rates in zip(band.folds, band.fold_rates, strict=True):
+    for position, (fold, rates) in enumerate(zip(band.folds, band.fold_rates, strict=True)):
         figure.add_trace(
             go.Scatter(
-                x=band.false_positive_rates, y=rates, mode="lines", name=f"fold {fold}", legendgroup="folds",
-                line={"color": theme.translucent(theme.CONTROL, 0.55), "width": 1}, showlegend=False,
+                x=band.false_positive_rates, y=rates, mode="lines", name="Single folds", legendgroup="folds",
+                line={"color": theme.translucent(theme.CONTROL, 0.6), "width": 1}, showlegend=position == 0,
+                hovertemplate=f"fold {fold}<br>FPR %{{x:.3f}}<br>TPR %{{y:.3f}}<extra></extra>",
             )
         )  # fmt: skip
     figure.add_trace(
@@ -210,9 +205,10 @@ def run_comparison_figure(comparison: pl.DataFrame, metric: str = HEADLINE_METRI
         score = Score("model", row["value"], row["low"], row["high"])
         label = f"{row['run_id']} ({count_text(row['num_videos'], 'video')}, {count_text(row['num_groups'], 'group')})"
         figure.add_trace(_point(figure_text(label), score, theme.MODEL, metric, hollow=False))
+        figure.add_annotation(_value_label(figure_text(label), score))
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_xaxes(title_text=metric_name(metric))
-    figure.update_layout(showlegend=False, margin={"r": 150})
+    figure.update_layout(showlegend=False, margin={"r": 170})
     return figure
 
 
@@ -236,10 +232,8 @@ def _point(tick: str, score: Score, color: str, metric: str, *, hollow: bool) ->
     known = score.low is not None and score.high is not None
     bars = {"high": score.high, "low": score.low} if known else {"high": value, "low": value}
     return go.Scatter(
-        x=[value], y=[tick], mode="markers+text", name=tick,
-        text=[f"   {interval_text(score.value, score.low, score.high)}"],
-        textposition="middle right" if not known else "top center",
-        textfont={"size": 12, "color": color}, cliponaxis=False,
+        x=[value], y=[tick], mode="markers", name=tick,
+        cliponaxis=False,
         marker={"size": 11, "color": "white" if hollow else color, "line": {"color": color, "width": 2}},
         error_x={
             "type": "data", "symmetric": False, "array": [(bars["high"] or value) - value],
@@ -250,12 +244,21 @@ def _point(tick: str, score: Score, color: str, metric: str, *, hollow: bool) ->
 
 
 def _stamp(figure: go.Figure, standing: str) -> None:
-    """The verdict in words, in its colour, at the right edge of the figure."""
+    """The verdict in words, in its colour, over the column of values."""
     color = STANDING_COLORS[standing]
     figure.add_annotation(
-        x=1, xref="paper", y=0.5, yref="paper", xanchor="left", xshift=14, showarrow=False,
-        text=f"<b>{standing}</b>", font={"size": 14, "color": color}, bordercolor=color, borderwidth=1.5, borderpad=5,
+        x=1, xref="paper", y=1, yref="paper", xanchor="left", yanchor="bottom", xshift=14, yshift=6, showarrow=False,
+        text=f"<b>{standing}</b>", font={"size": 13, "color": color}, bordercolor=color, borderwidth=1.5, borderpad=4,
     )  # fmt: skip
+
+
+def _value_label(tick: str, score: Score) -> dict[str, object]:
+    """The numbers of a point, in a column right of the plot where no line crosses them."""
+    return {
+        "x": 1, "xref": "paper", "xanchor": "left", "xshift": 14, "y": tick, "showarrow": False,
+        "text": interval_text(score.value, score.low, score.high),
+        "font": {"size": 12, "color": theme.MODEL if score.source == "model" else theme.NEUTRAL},
+    }  # fmt: skip
 
 
 def _score_range(scores: Sequence[Score]) -> list[float]:

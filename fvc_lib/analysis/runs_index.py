@@ -18,6 +18,7 @@ from fvc_lib.analysis.wording import (
     interval_text,
     number_text,
     source_name,
+    time_text,
 )
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -84,7 +85,7 @@ def _link(run: RunPaths, headline: ReportHeadline, runs_dir: Path) -> str:
 
 
 def _about(headline: ReportHeadline) -> str:
-    parts = (headline.experiment, headline.model, headline.started_utc)
+    parts = (headline.experiment, headline.model, time_text(headline.started_utc))
     return escape(" · ".join(clean_text(part) for part in parts if part))
 
 

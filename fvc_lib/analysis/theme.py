@@ -72,10 +72,12 @@ def figure(finding: str, subtitle: str, *, height: int = HEIGHT) -> go.Figure:
     title, title_lines = _wrapped(finding, _TITLE_CHARACTERS)
     below, subtitle_lines = _wrapped(subtitle, _TITLE_CHARACTERS + 24)
     extra = _LINE_PIXELS * (title_lines - 1 + subtitle_lines - 1)
+    # plotly.js hangs a title by its last line, so each further line would stand above the figure's edge.
+    top = 1 - _LINE_PIXELS * (title_lines - 1) / (height + extra)
     empty = go.Figure()
     empty.update_layout(
         template=TEMPLATE,
-        title={"text": title, "subtitle": {"text": below}, "y": 1},
+        title={"text": title, "subtitle": {"text": below}, "y": top},
         height=height + extra,
         margin={"t": 84 + extra},
     )

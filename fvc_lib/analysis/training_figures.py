@@ -27,11 +27,11 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
     panels = rows.select("run_id", "stage", "fold").unique(maintain_order=True)
     columns = min(_PANELS_PER_ROW, panels.height)
     num_rows = -(-panels.height // columns)
+    height = 170 + 190 * num_rows
     figure = make_subplots(
         rows=num_rows, cols=columns, shared_yaxes=True, shared_xaxes=False, horizontal_spacing=0.03,
-        vertical_spacing=min(0.2, 0.36 / num_rows), subplot_titles=_panel_titles(panels),
+        vertical_spacing=62 / height if num_rows > 1 else 0, subplot_titles=_panel_titles(panels),
     )  # fmt: skip
-    height = 170 + 190 * num_rows
     finding, subtitle = _training_finding(rows, metric)
     figure.update_layout(theme.figure(finding, subtitle, height=height).layout)
     for position, panel in enumerate(panels.iter_rows()):
@@ -44,9 +44,9 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
     figure.update_annotations(font={"size": 12, "color": theme.NEUTRAL})
     figure.update_xaxes(title_text="Step", row=num_rows)
     figure.update_yaxes(title_text=metric_name(metric), col=1)
-    figure.update_layout(
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.0, "yref": "container", "yanchor": "top"}
-    )
+    # Beside the subtitle: the panels' own titles take the place above them.
+    beside = {"y": 1 - 42 / height, "yref": "container", "yanchor": "top"}
+    figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", **beside})
     return figure
 
 
@@ -114,7 +114,12 @@ def stage_times_figure(stages: pl.DataFrame) -> go.Figure:
         f"{longest['stage']} takes {share:.0%} of the {duration_text(total)}", count_text(rows.height, "stage"),
         height=130 + 30 * rows.height,
     )  # fmt: skip
-    colors = {"done": theme.MODEL, "skipped": theme.CONTROL, "failed": theme.NOT_ABOVE_CONTROL}
+    colors = {
+        "done": theme.MODEL,
+        "skipped": theme.CONTROL,
+        "failed": theme.NOT_ABOVE_CONTROL,
+        "interrupted": theme.NOT_ABOVE_CONTROL,
+    }
     figure.add_trace(
         go.Bar(
             x=rows["duration_seconds"].to_list(), y=[figure_text(name) for name in rows["stage"]], orientation="h",

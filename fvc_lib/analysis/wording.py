@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from html import escape
 
@@ -80,6 +81,17 @@ def duration_text(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def time_text(utc: str | None) -> str:
+    """``2025-03-04T10:15:00Z`` as ``2025-03-04 10:15 UTC``; anything else as it is."""
+    if utc is None:
+        return NOT_RECORDED
+    try:
+        moment = datetime.datetime.fromisoformat(utc)
+    except ValueError:
+        return utc
+    return f"{moment:%Y-%m-%d %H:%M} UTC" if moment.utcoffset() == datetime.timedelta(0) else utc
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:

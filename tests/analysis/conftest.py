@@ -1,0 +1,203 @@
+"""A run folder with everything a real one has, written through the services that write real ones."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib.metrics.classification import average_precision, brier_score, roc_auc
+from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.services import tables
+from fvc_lib.services.atomic_files import write_json, write_text
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.metric_log import JsonLines, MetricLog
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import write_table
+
+CODECS = ("h264", "hevc", "vp9", "mpeg4")
+SIZES = ((1280, 720), (640, 480), (1920, 1080), (320, 240))
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., RunPaths]:
+    def make(experiment: str = "demo", name: str = "run_20250304_101500_abcdef01", **options: object) -> RunPaths:
+        return write_run(tmp_path / "runs", experiment, name, **options)
+
+    return make
+
+
+@pytest.fixture
+def run(make_run: Callable[..., RunPaths]) -> RunPaths:
+    return make_run()
+
+
+def write_run(runs_dir: Path, experiment: str, name: str, *, seed: int = 0, skill: float = 1.6) -> RunPaths:
+    run = RunPaths(runs_dir / experiment / name)
+    run.root.mkdir(parents=True)
+    write_json(run.run_json, {"run_id": run.run_id})
+    write_text(run.params_yaml, RunConfig(experiment=experiment).to_yaml())
+    index = write_index(run, seed)
+    folds = index.select("video_id", "group_id", "label").with_columns(
+        (pl.col("group_id").str.slice(6).cast(pl.Int64) // 2 % 5).alias("fold")
+    )
+    write_table(folds, tables.FOLDS, run.folds)
+    write_augmented(run, index)
+    predictions = write_predictions(run, folds, seed, skill)
+    write_table(results_of(predictions, seed), tables.RESULTS, run.results)
+    for fold in range(5):
+        write_metrics(run, fold, seed)
+        write_memory(run, fold)
+    write_status(run)
+    return run
+
+
+def write_index(run: RunPaths, seed: int) -> pl.DataFrame:
+    generator = np.random.default_rng(seed)
+    rows = []
+    for number in range(96):
+        width, height = SIZES[generator.integers(4)]
+        rows.append(
+            {
+                "video_id": f"{number:016x}", "path": f"clips/clip {number} <b>&'\".mp4", "label": tables.LABELS[number // 4 % 2],
+                "group_id": f"group_{number // 4:03d}", "source_id": f"s{number}", "label_source": "folder",
+                "stated_group": None, "manipulation": None, "platform": "camera" if number % 3 else None,
+                "codec": CODECS[generator.integers(4)], "container": "mp4", "pixel_format": "yuv420p",
+                "width": width, "height": height, "frames_per_second": 25.0, "num_frames": 50, "duration_seconds": 2.0,
+                "rotation_degrees": 0, "has_audio": False, "size_bytes": 50_000 + number, "bits_per_second": 2e5,
+                "content_sha256": f"{number:064x}", "perceptual_hash": None,
+            }
+        )  # fmt: skip
+    schema = {name: column.dtype.type for name, column in tables.INDEX.columns.items()}
+    index = pl.DataFrame(rows, schema=schema)
+    write_table(index, tables.INDEX, run.index)
+    return index
+
+
+def write_augmented(run: RunPaths, index: pl.DataFrame) -> None:
+    rows = [
+        {
+            "clip_id": f"{video['video_id']}_{number}", "video_id": video["video_id"], "group_id": video["group_id"],
+            "label": video["label"], "augmentation_index": number, "settings_hash": "00",
+            "operations": json.dumps([{"name": "flip"}, {"name": ("blur", "noise")[number % 2]}] if number else []),
+            "clip_path": f"{video['video_id']}/{number}.npy",
+        }
+        for video in index.iter_rows(named=True) for number in range(3)
+    ]  # fmt: skip
+    write_table(pl.DataFrame(rows).select(*tables.AUGMENTED.columns), tables.AUGMENTED, run.augmented_metadata)
+
+
+def write_predictions(run: RunPaths, folds: pl.DataFrame, seed: int, skill: float) -> pl.DataFrame:
+    generator = np.random.default_rng([seed, 1])
+    fake = (folds["label"] == "fake").to_numpy()
+    codes = folds["group_id"].str.slice(6).cast(pl.Int64).to_numpy()
+    logits = (
+        skill * (fake - 0.5) + generator.normal(0, 0.7, codes.max() + 1)[codes] + generator.normal(0, 0.6, fake.size)
+    )
+    predictions = folds.with_columns(
+        pl.Series("score", 1 / (1 + np.exp(-logits))),
+        pl.Series("threshold", 0.45 + 0.02 * folds["fold"].to_numpy()),
+        pl.Series("control_score", generator.uniform(0.2, 0.8, fake.size)),
+        pl.Series("control_label", generator.permutation(folds["label"].to_numpy())),
+    )
+    for fold in range(5):
+        write_table(predictions.filter(pl.col("fold") == fold), tables.PREDICTIONS, run.predictions(fold))
+    return predictions
+
+
+def results_of(predictions: pl.DataFrame, seed: int) -> pl.DataFrame:
+    labels = (predictions["label"] == "fake").cast(pl.Int64).to_numpy()
+    groups, folds = predictions["group_id"].to_list(), predictions["fold"].to_numpy()
+    shuffled = (predictions["control_label"] == "fake").cast(pl.Int64).to_numpy()
+    generator = np.random.default_rng([seed, 2])
+    metadata = generator.uniform(0, 1, labels.size)
+    lookup = np.where(generator.uniform(size=labels.size) < 0.98, labels, 0.5)
+    sources = {
+        "model": (labels, predictions["score"].to_numpy()),
+        "constant": (labels, np.full(labels.size, 0.5)),
+        "metadata_only": (labels, metadata),
+        "group_lookup_by_row": (labels, lookup),
+        "group_lookup_by_group": (labels, np.full(labels.size, 0.5)),
+        "shuffled_labels": (shuffled, predictions["control_score"].to_numpy()),
+    }
+    rows = []
+    for source, (truth, scores) in sources.items():
+        for metric in (roc_auc, average_precision, brier_score):
+            compared = within_folds(metric, folds)
+            interval = cluster_bootstrap(truth, scores, groups, compared, replicates=100)
+            per_fold = [metric(truth[folds == fold], scores[folds == fold]) for fold in range(5)]
+            common = {"source": source, "metric": metric.__name__}
+            rows.append(
+                {
+                    **common, "scope": "all", "value": interval.value, "low": interval.low, "high": interval.high,
+                    "fold_mean": float(np.mean(per_fold)), "fold_std": float(np.std(per_fold)),
+                    "num_videos": interval.num_rows, "num_groups": interval.num_groups,
+                }
+            )  # fmt: skip
+            for fold, value in enumerate(per_fold):
+                inside = predictions.filter(pl.col("fold") == fold)
+                counts = {"num_videos": inside.height, "num_groups": inside["group_id"].n_unique()}
+                rows.append({**common, "scope": f"fold_{fold}", "value": float(value), **counts})
+    schema = {name: column.dtype.type for name, column in tables.RESULTS.columns.items()}
+    return pl.DataFrame(rows, schema=schema)
+
+
+def write_metrics(run: RunPaths, fold: int, seed: int) -> None:
+    generator = np.random.default_rng([seed, 3, fold])
+    with MetricLog(run.metrics("04_fold_training", fold), run_id=run.run_id, fold=fold) as log:
+        for step in range(1, 61):
+            loss = 0.3 + 0.42 * np.exp(-step / 20) + generator.normal(0, 0.03)
+            log.log(step=step, epoch=step // 6, phase="train", metrics={"loss": loss, "learning_rate": 1e-3})
+            if step % 6 == 0:
+                epoch = {"loss": 0.42 + 0.27 * np.exp(-step / 15) + generator.normal(0, 0.02), "roc_auc": 0.8}
+                log.log(step=step, epoch=step // 6, phase="validation", metrics=epoch)
+
+
+def write_memory(run: RunPaths, fold: int) -> None:
+    with JsonLines(run.memory("04_fold_training", fold)) as lines:
+        for second in range(40):
+            used = 420 + 14 * fold + 300 * (1 - np.exp(-second / 6)) + 20 * np.sin(second)
+            lines.append(
+                {
+                    "timestamp": 1_741_083_300 + second, "phase": "train" if second > 4 else "setup", "epoch": second // 8,
+                    "batch_idx": None, "global_step": second, "allocated_mb": used, "reserved_mb": used,
+                    "max_allocated_mb": used, "total_memory_mb": 2000, "usage_percent": used / 20, "free_mb": 2000 - used,
+                    "device": "cpu", "rank": 0, "rss_mb": used - 30,
+                }
+            )  # fmt: skip
+
+
+def write_status(run: RunPaths, state: str = "done") -> None:
+    keys = [
+        "01_data_index",
+        "02_folds",
+        "03_augmentation",
+        *(f"04_fold_training_fold_{k}" for k in range(5)),
+        "05_kfold_results",
+    ]
+    stages = {
+        key: {
+            "state": "done", "attempts": 1, "reason": None, "duration_seconds": 4.0 + 3 * number, "exit_code": 0,
+            "peak_rss_bytes": 500_000_000 + number * 40_000_000, "last_step": str(60) if "fold_" in key else None, "error": None,
+        }
+        for number, key in enumerate(keys)
+    }  # fmt: skip
+    write_json(
+        run.status_json,
+        {
+            "run_id": run.run_id, "state": state, "attempt": 1, "started_utc": "2025-03-04T10:15:00Z",
+            "finished_utc": "2025-03-04T10:18:05Z", "stages": stages, "peak_rss_bytes": 812_000_000,
+            "duration_seconds": 185.0, "exit_code": 0,
+        },
+    )  # fmt: skip
+
+
+def notebook(path: Path, cells: list[object]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = nbformat.v4.new_notebook(cells=cells)
+    path.write_text(nbformat.writes(document), encoding="utf-8")
+    return path
