@@ -96,9 +96,7 @@ def main(
     run, config = _run_to_continue(
         config, resume or ("latest" if only or start else None), params_files, yaml_texts, values
     )
-    plan = make_plan(
-        notebooks, config, run, only=stage_named(only) if only else None, start=stage_named(start) if start else None
-    )
+    plan = make_plan(notebooks, config, run, only=only_stage, start=start_stage)
     if dry_run:
         _print_plan(plan, config, run)
         return

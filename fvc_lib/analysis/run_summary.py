@@ -46,8 +46,9 @@ def _score_line(score: Score) -> str:
 
 
 def _facts(headline: ReportHeadline) -> list[str]:
+    counted = headline.num_videos is not None
     return [
-        f"  videos        {headline.num_videos} in {headline.num_groups} groups",
+        *([f"  videos        {headline.num_videos} in {headline.num_groups} groups"] if counted else []),
         f"  peak memory   {bytes_text(headline.peak_rss_bytes)}",
         f"  duration      {duration_text(headline.duration_seconds)}",
     ]

@@ -1,0 +1,95 @@
+"""Either the old content or the new, whatever operation fails; leftovers of the dead are swept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.services import atomic_files
+from fvc_lib.services.atomic_files import atomic_output, sweep_temporaries, write_bytes, write_json
+
+
+class FailingDisk:
+    """Makes the n-th file operation of a write fail with ENOSPC, as SQLite's tests do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fail_at: int) -> None:
+        self.calls = 0
+        self.fail_at = fail_at
+        for name in ("open", "fsync"):
+            monkeypatch.setattr(atomic_files.os, name, self._counted(getattr(os, name)))
+        monkeypatch.setattr(Path, "replace", self._counted(Path.replace))
+        monkeypatch.setattr(Path, "write_bytes", self._counted(Path.write_bytes))
+
+    def _counted(self, real):
+        def operation(*args, **kwargs):
+            self.calls += 1
+            if self.calls == self.fail_at:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args, **kwargs)
+
+        return operation
+
+
+def test_the_old_content_stands_whichever_operation_fails(tmp_path, monkeypatch):
+    path = tmp_path / "state.json"
+    for fail_at in range(1, 100):
+        path.write_bytes(b"old")
+        with monkeypatch.context() as patch:
+            disk = FailingDisk(patch, fail_at)
+            try:
+                write_bytes(path, b"new")
+            except OSError:
+                failed = True
+            else:
+                failed = False
+        replaced = path.read_bytes() == b"new"
+        # After the rename the new content is there; what may still fail is making the rename survive a power cut.
+        assert path.read_bytes() in (b"old", b"new")
+        assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
+        if not failed:
+            assert replaced
+            assert disk.calls < fail_at
+            return
+    pytest.fail("no write ever passed")
+
+
+def test_an_exception_of_the_writer_leaves_nothing(tmp_path):
+    def write_half() -> None:
+        with atomic_output(tmp_path / "x") as temporary:
+            temporary.write_text("half")
+            raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        write_half()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sweep_takes_the_dead_writers_files_and_no_others(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / "a").mkdir()
+    stale = tmp_path / "a" / f".x.json.{dead.pid}.tmp"
+    living = tmp_path / f".x.json.{os.getpid()}.tmp"
+    unrelated = tmp_path / ".notes.tmp"
+    for path in (stale, living, unrelated):
+        path.write_text("")
+    assert sweep_temporaries(tmp_path) == [stale]
+    assert living.exists()
+    assert unrelated.exists()
+
+
+def test_a_name_of_full_length_can_be_written(tmp_path):
+    path = tmp_path / ("n" * 255)
+    write_bytes(path, b"x")
+    assert path.read_bytes() == b"x"
+
+
+def test_nan_is_no_json(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "x.json", {"loss": float("nan")})
+    assert not (tmp_path / "x.json").exists()

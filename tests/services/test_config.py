@@ -1,0 +1,110 @@
+"""Precedence, refusals with suggestions, and a hash that means the experiment and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.services.config import (
+    ENVIRONMENT,
+    NOT_HASHED,
+    RunConfig,
+    parse_text_value,
+    read_params_file,
+    resolve_config,
+)
+from fvc_lib.services.errors import UsageError
+
+
+def test_defaults_give_way_to_the_file_then_the_environment_then_the_command_line():
+    assert resolve_config({}, environ={}).fixed_size == 112
+    assert resolve_config({"fixed_size": 64}, environ={}).fixed_size == 64
+    assert resolve_config({"fixed_size": 64}, environ={"FVC_FIXED_SIZE": "80"}).fixed_size == 80
+    config = resolve_config({"fixed_size": 64}, environ={"FVC_FIXED_SIZE": "80"}, command_line={"fixed_size": 96})
+    assert config.fixed_size == 96
+
+
+def test_an_empty_variable_is_no_value():
+    assert resolve_config({}, environ={"FVC_FIXED_SIZE": ""}).fixed_size == 112
+
+
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False), ("1", True), ("0", False)])
+def test_the_pipeline_switch_is_a_boolean_however_it_is_spelt(text, expected):
+    assert resolve_config({}, environ={"USE_MLOPS_PIPELINE": text}).use_mlops_pipeline is expected
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"epoch": 3}, "unknown parameter 'epoch'. Did you mean 'epochs'?"),
+        ({"epochs": 0}, "epochs: got 0"),
+        ({"epochs": "many"}, "epochs: got 'many'"),
+        ({"num_folds": 1}, "num_folds: got 1"),
+        ({"augmentations": "flip,explode"}, "got 'explode'"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"model": "resnet"}, "'frame_cnn' or 'r2plus1d'"),
+        ({"__import__('os').system('true')": 1}, "unknown parameter"),
+    ],
+)
+def test_bad_values_are_refused_by_name(values, words):
+    with pytest.raises(UsageError) as caught:
+        resolve_config(values, environ={})
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_bad_file_is_named_even_where_the_environment_would_hide_it():
+    with pytest.raises(UsageError, match="params file"):
+        resolve_config({"fixed_size": "huge"}, environ={"FVC_FIXED_SIZE": "64"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("epochs", "12", 12),
+        ("learning_rate", "1e-4", 1e-4),
+        ("shuffle_labels", "true", True),
+        ("mem_gb", "none", None),
+        ("mem_gb", "1.5", 1.5),
+        ("augmentations", "flip, noise", ("flip", "noise")),
+        ("corpus", "none", "none"),
+    ],
+)
+def test_text_is_typed_as_its_field_says(name, text, value):
+    assert parse_text_value(name, text) == value
+
+
+def test_the_hash_ignores_paths_order_and_machine_but_no_number():
+    base = resolve_config({"epochs": 3, "seed": 1}, environ={})
+    assert resolve_config({"seed": 1, "epochs": 3}, environ={}).config_hash == base.config_hash
+    for name in NOT_HASHED:
+        assert name in RunConfig.model_fields
+    moved = {"corpus": "/elsewhere", "runs_dir": "/x", "cache_dir": "/y", "num_workers": 2, "mem_gb": 3.0}
+    assert base.model_copy(update=moved).config_hash == base.config_hash
+    assert base.model_copy(update={"epochs": 4}).config_hash != base.config_hash
+
+
+@given(corpus=st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=60), epochs=st.integers(1, 10**6))
+def test_what_is_saved_with_a_run_reads_back_as_itself(corpus, epochs):
+    config = resolve_config({"corpus": corpus, "epochs": epochs}, environ={})
+    assert resolve_config(yaml.safe_load(config.to_yaml()), environ={}) == config
+
+
+@pytest.mark.parametrize(("content", "words"), [("- a\n- b\n", "wanted lines like"), ("a: [", "not valid YAML")])
+def test_a_params_file_that_is_no_mapping_is_refused_by_name(tmp_path, content, words):
+    path = tmp_path / "p.yaml"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=words) as caught:
+        read_params_file(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_params_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"no\.yaml.*No such file"):
+        read_params_file(tmp_path / "no.yaml")
+
+
+def test_every_documented_variable_sets_a_field():
+    assert set(ENVIRONMENT.values()) <= set(RunConfig.model_fields)

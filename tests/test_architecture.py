@@ -1,0 +1,89 @@
+"""The rooms keep to DESIGN's order: an arrow only points down, and inside a room imports are never circular."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT = {
+    "execution": {"services"},
+    "analysis": {"services", "metrics"},
+    "learning": {"services", "metrics", "corpus", "video"},
+    "corpus": {"services", "video"},
+    "video": {"services"},
+    "metrics": set(),
+    "services": set(),
+}
+MODULES = sorted((ROOT / "fvc_lib").rglob("*.py"))
+
+
+def all_imports(path: Path) -> set[str]:
+    """Every dotted name that ``path`` imports, at any depth of the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: write absolute imports"
+            found.add(node.module)
+    return found
+
+
+def imports_of(path: Path) -> set[str]:
+    """Those of them that are ours."""
+    return {name for name in all_imports(path) if name.split(".")[0] == "fvc_lib"}
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_a_room_imports_only_from_the_rooms_below_it(path):
+    parts = path.relative_to(ROOT / "fvc_lib").parts
+    if len(parts) == 1:
+        assert imports_of(path) == set()
+        return
+    room = parts[0]
+    others = {name.split(".")[1] for name in imports_of(path) if name.count(".")} - {room}
+    assert others <= MAY_IMPORT[room], f"{room} may import {sorted(MAY_IMPORT[room])}"
+
+
+def test_every_room_is_known():
+    rooms = {path.name for path in (ROOT / "fvc_lib").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms == set(MAY_IMPORT)
+
+
+def test_no_import_is_circular():
+    graph = {dotted(path): imports_of(path) - {dotted(path)} for path in MODULES}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_the_library_never_calls_what_calls_it():
+    for path in MODULES:
+        assert "run_notebooks" not in all_imports(path), path
+
+
+@pytest.mark.parametrize("room", ["corpus.index", "video.decode", "video.probe", "execution.runner", "analysis.report"])
+def test_rooms_that_do_not_learn_do_not_load_torch(room):
+    code = f"import sys, fvc_lib.{room}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_torchvision_and_timm_are_imported_nowhere():
+    for path in MODULES:
+        names = {n.split(".")[0] for n in all_imports(path)}
+        assert not names & {"torchvision", "timm", "torchmetrics"}, path
+
+
+def test_the_version_is_said_once():
+    import fvc_lib
+
+    assert importlib.metadata.version("fvc_lib") == fvc_lib.__version__

@@ -1,0 +1,69 @@
+"""``run_notebooks.py`` as it is typed: what it lists, plans and refuses, and that refusing writes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def command(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, str(ROOT / "run_notebooks.py"), *arguments],
+        cwd=cwd, capture_output=True, text=True, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_help_teaches_and_names_the_exit_codes():
+    done = command("--help")
+    assert done.returncode == 0
+    for word in ("--resume", "--dry-run", "-p corpus", "137 killed for memory"):
+        assert word in done.stdout
+
+
+def test_the_list_names_every_notebook_with_its_parameters():
+    done = command("--list")
+    assert done.returncode == 0
+    assert "04_fold_training: " in done.stdout
+    assert "epochs = 20  at most this many passes" in done.stdout
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
+    done = command("--dry-run", "-p", "runs_dir", str(tmp_path / "runs"), "-p", "num_folds", "3", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "04_fold_training_fold_2" in done.stdout
+    assert "04_fold_training_fold_3" not in done.stdout
+    assert "new run" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-p", "epoch", "3"], "Did you mean 'epochs'"),
+        (["-p", "epochs", "three"], "epochs: got 'three'"),
+        (["-y", "{epochs: 0}"], "epochs: got 0"),
+        (["-y", "[1"], "not valid YAML"),
+        (["-f", "absent.yaml"], "absent.yaml"),
+        (["--only", "99"], "no single stage called '99'"),
+        (["--only", "01", "--from", "02"], "exclude each other"),
+        (["--resume", "latest"], "none yet"),
+        (["--experiment", "../elsewhere"], "experiment: got '../elsewhere'"),
+    ],
+)
+def test_what_cannot_be_meant_exits_2_before_anything_is_written(tmp_path, arguments, words):
+    done = command(*arguments, cwd=tmp_path, FVC_RUNS_DIR=str(tmp_path / "runs"))
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_option_exits_2():
+    assert command("--no-such-option").returncode == 2

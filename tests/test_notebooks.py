@@ -1,0 +1,82 @@
+"""Every notebook reads as DESIGN says, before any is run."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import statistics
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from fvc_lib.execution.notebook_files import STAGE_PARAMETERS, read_notebook
+from fvc_lib.execution.stages import STAGES
+from fvc_lib.services.config import RunConfig
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+PATHS = sorted(FOLDER.glob("*.ipynb"))
+
+
+@pytest.fixture(params=PATHS, ids=lambda path: path.stem)
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def cells(path: Path) -> list[Any]:
+    return nbformat.read(path, as_version=4).cells
+
+
+def test_every_stage_has_its_notebook_and_every_notebook_its_stage():
+    assert [path.stem for path in PATHS] == sorted(stage.name for stage in STAGES)
+
+
+def test_parameters_are_the_configurations_own_with_its_defaults(path):
+    defaults = RunConfig().model_dump(mode="json")
+    for name, value in read_notebook(path).parameters.items():
+        if name not in STAGE_PARAMETERS:
+            assert value == defaults[name], f"{path.name}: {name}"
+
+
+def test_every_parameter_is_annotated_and_commented(cells):
+    source = next(cell.source for cell in cells if "parameters" in cell.metadata.get("tags", []))
+    lines = source.splitlines()
+    for statement in ast.parse(source).body:
+        assert isinstance(statement, ast.AnnAssign), f"annotate: {ast.unparse(statement)}"
+        assert "# " in lines[statement.lineno - 1], f"say what it means: {lines[statement.lineno - 1]}"
+
+
+def test_a_notebook_opens_with_its_question_its_contract_and_its_parameters(path, cells):
+    assert cells[0].cell_type == "markdown"
+    assert cells[0].source.startswith("# ")
+    assert "?" in cells[0].source.splitlines()[0]
+    for word in ("Purpose", "Reads", "Writes", "Runtime", "Headless"):
+        assert f"**{word}**" in cells[1].source
+    assert f"--only {path.stem[:2]}" in cells[1].source
+    assert cells[2].metadata["tags"] == ["parameters"]
+    assert f'open_stage("{path.stem}", globals())' in cells[3].source
+
+
+def test_a_notebook_is_short_and_defines_nothing(cells):
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    assert 12 <= len(cells) <= 25
+    assert statistics.median(len(source.splitlines()) for source in code) <= 6
+    for source in code:
+        kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
+        assert not any(isinstance(node, kinds) for node in ast.walk(ast.parse(source))), source
+
+
+def test_a_notebook_is_committed_without_outputs(cells):
+    for cell in cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+def test_sections_are_followed_by_code(cells):
+    """A heading names a claim; the next code cell shows it."""
+    for cell, after in itertools.pairwise(cells):
+        if cell.cell_type == "markdown" and cell.source.startswith("## "):
+            assert after.cell_type == "code", cell.source
