@@ -80,6 +80,17 @@ def test_every_replicate_draws_as_many_groups_and_keeps_each_stratum(rows: list[
         assert (counts[:, members].sum(axis=1) == members.size).all()
 
 
+def test_a_replicate_has_as_many_groups_of_each_kind_as_the_sample() -> None:
+    # Two groups of reals, three with both, two of fakes.
+    labels = np.array([0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 1])
+    groups = np.array([0, 1, 2, 2, 3, 3, 4, 4, 5, 6, 6])
+    counts = np.concatenate(list(draw_group_counts(labels, groups, 7, replicates=200, seed=0)))
+    for kind, size in (([0, 1], 2), ([2, 3, 4], 3), ([5, 6], 2)):
+        assert (counts[:, kind].sum(axis=1) == size).all()
+        assert counts[:, kind].max() == size  # drawn with replacement, within its kind
+        np.testing.assert_allclose(counts[:, kind].mean(axis=0), 1, atol=0.2)
+
+
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 1)), min_size=2, max_size=30))
 def test_no_stratum_of_one_group_where_both_classes_have_two(rows: list[tuple[int, int]]) -> None:
     labels = np.array([label for _, label in rows])

@@ -50,9 +50,10 @@ def test_one_class_gives_a_half(label: int) -> None:
 
 
 def test_neighbouring_floats_are_still_separated() -> None:
-    low = 0.3
-    scores = [low, np.nextafter(low, 1)]
-    assert decide(scores, best_threshold([0, 1], scores)).tolist() == [0, 1]
+    first = np.nextafter(0.3, 1)
+    second = np.nextafter(first, 1)
+    for scores in ([0.3, first], [first, second]):  # one midpoint rounds up, the other down
+        assert decide(scores, best_threshold([0, 1], scores)).tolist() == [0, 1]
 
 
 def test_scores_of_one_and_zero_stay_in_range() -> None:
