@@ -8,7 +8,8 @@ VIDEO_EXTENSIONS = frozenset(
     {
         ".3g2",
         ".3gp", ".264", ".265", ".amv", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264", ".h265",
-        ".hevc", ".ivf", ".m1v", ".m2ts", ".m2v", ".m4v", ".mjpeg", ".mjpg", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg",
+        ".hevc", ".ivf", ".m1v", ".m2ts",
+        ".m4s", ".m2v", ".m4v", ".mjpeg", ".mjpg", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg",
         ".mpg", ".mts", ".mxf", ".nut", ".obu", ".ogg", ".ogv", ".qt", ".rm", ".rmvb", ".ts", ".vob", ".webm", ".wmv",
         ".y4m",
     }

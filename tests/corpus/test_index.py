@@ -1,0 +1,439 @@
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.corpus.folds import make_folds
+from fvc_lib.corpus.index import IndexReport, build_index, lost_labelled, video_ids
+from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.path_text import path_from_text
+from fvc_lib.services.tables import INDEX, REJECTED, read_table
+
+MakeVideo = Callable[..., Path]
+
+
+class Built:
+    """Builds indexes below one folder and reads them back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen: list[tuple[int, int]] = []
+
+    def __call__(self, corpus: Path, **options: object) -> IndexReport:
+        self.seen = []
+        settings = {"near_duplicate_bits": 10, "max_rejected_share": 0.5, "workers": 1} | options
+        return build_index(
+            corpus,
+            index_path=self.folder / "index.parquet",
+            rejected_path=self.folder / "rejected.parquet",
+            work_dir=self.folder / "work",
+            progress=lambda done, total: self.seen.append((done, total)),
+            **settings,  # type: ignore[arg-type]
+        )
+
+    @property
+    def index(self) -> pl.DataFrame:
+        return read_table(self.folder / "index.parquet", INDEX)
+
+    @property
+    def rejected(self) -> pl.DataFrame:
+        return read_table(self.folder / "rejected.parquet", REJECTED)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return dict(self.rejected.select("path", "reason").iter_rows())
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Built:
+    return Built(tmp_path / "out")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, make_video: MakeVideo) -> Path:
+    for seed in range(3):
+        make_video(tmp_path / f"corpus/real/clip{seed}.mp4", seed)
+        make_video(tmp_path / f"corpus/fake/clip{seed}.mp4", seed + 10)
+    return tmp_path / "corpus"
+
+
+def write_manifest(path: Path, *rows: tuple[str, ...], header: tuple[str, ...] = ("path", "label", "group")) -> Path:
+    text = io.StringIO()
+    csv.writer(text).writerows([header, *rows])
+    path.write_text(text.getvalue(), newline="")
+    return path
+
+
+@pytest.fixture
+def probe_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The real probe, but it logs each file it is given, and crashes, hangs, dawdles or lacks rights on some names."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "odd_probe.py").write_text(
+        "import ctypes, os, time\n"
+        "from fvc_lib.corpus.probe_worker import probe_file\n"
+        "def probe(path):\n"
+        "    with open(os.environ['PROBE_LOG'], 'a') as log:\n"
+        "        name = os.path.basename(path)\n"
+        "        log.write(name + '\\n')\n"
+        "    if 'crash' in name: ctypes.string_at(0)\n"
+        "    if 'hang' in name: time.sleep(1000)\n"
+        "    if 'slow' in name: time.sleep(0.1)\n"
+        "    if 'denied' in name and os.geteuid() == 0: os.setuid(65534)  # root may read everything\n"
+        "    return probe_file(path)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    monkeypatch.setenv("PROBE_LOG", str(tmp_path / "probed.log"))
+    return "odd_probe:probe"
+
+
+def test_every_video_is_described(corpus: Path, build: Built) -> None:
+    report = build(corpus, workers=2)
+    index = build.index
+    assert index.height == 6
+    assert index["video_id"].to_list() == sorted(index["video_id"])
+    for row in index.iter_rows(named=True):
+        path = corpus / row["path"]
+        assert row["content_sha256"] == sha256_of_file(path)
+        assert row["video_id"] == row["content_sha256"][:16]
+        assert row["group_id"] == f"video {row['video_id']}"
+        assert row["label"] == path.parent.name
+        assert (row["codec"], row["width"], row["height"], row["num_frames"]) == ("h264", 128, 96, 8)
+        assert row["size_bytes"] == path.stat().st_size
+        assert row["perceptual_hash"]
+    assert report.labels == {"real": 3, "fake": 3}
+    assert (report.num_listed, report.num_indexed, report.num_groups, report.num_known) == (6, 6, 6, 0)
+    assert report.total_bytes == index["size_bytes"].sum()
+    assert report.merges == ()
+    assert build.rejected.is_empty()
+    assert build.seen == [(done, 6) for done in range(7)]
+
+
+def test_equal_stems_in_different_folders_are_different_videos(corpus: Path, build: Built) -> None:
+    build(corpus)
+    assert build.index.filter(pl.col("path").str.ends_with("clip0.mp4"))["video_id"].n_unique() == 2
+
+
+def test_tables_do_not_depend_on_place_order_workers_or_working_directory(
+    corpus: Path, tmp_path: Path, make_video: MakeVideo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_video(corpus / "fake/again.mp4", 11)
+    (corpus / "real/broken.mp4").write_bytes(b"no video")
+    first = Built(tmp_path / "first")
+    first(corpus, workers=1)
+    moved = tmp_path / "elsewhere" / "deep"
+    files = [path for path in corpus.rglob("*") if path.is_file()]
+    random.Random(5).shuffle(files)
+    for path in files:
+        target = moved / path.relative_to(corpus)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    monkeypatch.chdir(moved.parent)
+    second = Built(tmp_path / "second")
+    second(Path("deep"), workers=2)
+    assert (first.folder / "index.parquet").read_bytes() == (second.folder / "index.parquet").read_bytes()
+    assert first.rejected.equals(second.rejected)
+    assert first.rejected.height == 2
+
+
+def test_near_duplicates_join_stated_groups_and_say_why(tmp_path: Path, make_video: MakeVideo, build: Built) -> None:
+    make_video(tmp_path / "a.mp4", 1)
+    make_video(tmp_path / "b.mp4", 1, crf=35)
+    make_video(tmp_path / "c.mp4", 2)
+    make_video(tmp_path / "d.mp4", 3)
+    rows = [("a.mp4", "real", "g1"), ("b.mp4", "fake", "g2"), ("c.mp4", "fake", "g2"), ("d.mp4", "real", "")]
+    manifest = write_manifest(tmp_path / "m.csv", *rows)
+    report = build(manifest)
+    groups = dict(build.index.select("path", "group_id").iter_rows())
+    assert groups["a.mp4"] == groups["b.mp4"] == groups["c.mp4"] == "g1+1 more"
+    assert groups["d.mp4"].startswith("video ")
+    assert report.merge_table().rows() == [("g1+1 more", "near_duplicate", "a.mp4 ~ b.mp4", "g1", "g2")]
+    assert (report.mixed_groups, report.minority_in_mixed_groups, report.largest_group) == (1, 1, 3)
+    assert (report.num_stated_groups, report.num_groups) == (2, 2)
+    assert build(manifest, near_duplicate_bits=0).merges == ()
+    assert dict(build.index.select("path", "group_id").iter_rows())["a.mp4"] == "g1"
+
+
+def test_one_content_is_one_video_and_joins_its_groups(tmp_path: Path, make_video: MakeVideo, build: Built) -> None:
+    for name, seed in {"a": 1, "b": 1, "c": 1, "d": 2, "e": 3, "f": 3, "g": 4}.items():
+        make_video(tmp_path / f"{name}.mp4", seed)
+    rows = [("c.mp4", "real", "g3"), ("b.mp4", "real", "g2"), ("a.mp4", "real", ""), ("d.mp4", "fake", "g3"),
+            ("e.mp4", "real", "g5"), ("f.mp4", "fake", "g6"), ("g.mp4", "fake", "g5")]  # fmt: skip
+    report = build(write_manifest(tmp_path / "m.csv", *rows), near_duplicate_bits=0)
+    assert dict(build.index.select("path", "group_id").iter_rows()) == {
+        "a.mp4": "g2+1 more",
+        "d.mp4": "g2+1 more",
+        "g.mp4": "g5+1 more",
+    }
+    assert build.reasons == {
+        "b.mp4": "duplicate_content",
+        "c.mp4": "duplicate_content",
+        "e.mp4": "conflicting_labels",
+        "f.mp4": "conflicting_labels",
+    }
+    assert {(merge.why, merge.first, merge.second) for merge in report.merges} == {
+        ("same_content", "a.mp4", "g2"),
+        ("same_content", "a.mp4", "g3"),
+        ("same_content", "g5", "g6"),
+    }
+    assert report.rejected_share == 2 / 5
+    detail = build.rejected.filter(pl.col("path") == "f.mp4")["detail"].item()
+    assert "'e.mp4' (real), 'f.mp4' (fake)" in detail
+
+
+def write_audio(path: Path) -> None:
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("aac", rate=8000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+def test_a_file_that_fails_is_a_row_with_a_reason(corpus: Path, make_video: MakeVideo, build: Built) -> None:
+    (corpus / "real/empty.mp4").touch()
+    (corpus / "real/page.mp4").write_text("<html>not found</html>")
+    write_audio(corpus / "real/sound.mp4")
+    whole = make_video(corpus / "real/cut.mp4", 20, num_frames=40).read_bytes()
+    (corpus / "real/cut.mp4").write_bytes(whole[: len(whole) // 2])
+    (corpus / "real/not an URL.txt").touch()
+    report = build(corpus)
+    assert build.index.height == 6
+    assert set(build.reasons) == {
+        "real/empty.mp4", "real/page.mp4", "real/sound.mp4", "real/cut.mp4", "real/not an URL.txt",
+    }  # fmt: skip
+    assert build.reasons["real/empty.mp4"] == "unreadable"
+    assert build.reasons["real/page.mp4"] == "unreadable"
+    assert build.reasons["real/sound.mp4"] == "no_video"
+    assert build.reasons["real/not an URL.txt"] == "unknown_extension"
+    assert all(build.rejected["detail"].str.len_chars() > 20)
+    assert report.rejected_share == 4 / 10
+    assert sum(report.rejected.values()) == 5
+
+
+def test_a_file_without_permission_is_a_row(
+    corpus: Path, make_video: MakeVideo, build: Built, probe_function: str
+) -> None:
+    make_video(corpus / "real/last denied.mp4", 50).chmod(0)
+    build(corpus, probe_function=probe_function)
+    assert build.reasons == {"real/last denied.mp4": "unreadable"}
+
+
+def test_a_crash_and_a_hang_cost_one_file_each(
+    corpus: Path, make_video: MakeVideo, build: Built, probe_function: str
+) -> None:
+    make_video(corpus / "real/crash.mp4", 30)
+    make_video(corpus / "fake/hang.mp4", 31)
+    build(corpus, probe_function=probe_function, timeout_seconds=3.0, workers=2)
+    assert build.index.height == 6
+    assert build.reasons == {"real/crash.mp4": "crashed", "fake/hang.mp4": "timeout"}
+    assert build.seen[-1] == (8, 8)
+    # Neither is remembered: another day, another decoder version, it may work.
+    report = build(corpus)
+    assert (report.num_indexed, report.num_known) == (8, 6)
+
+
+def test_names_of_any_bytes_go_through_the_tables(tmp_path: Path, make_video: MakeVideo, build: Built) -> None:
+    names = [
+        b"a 'b' \"c\".mp4",
+        b"two\nlines.mp4",
+        b"[x]*?{}.mp4",
+        b"caf\xe9.mp4",
+        "🎥<script>.mp4".encode(),
+        b"\\xe9.mp4",
+    ]
+    for seed, name in enumerate(names):
+        make_video(tmp_path / "corpus" / ("real" if seed % 2 else "fake") / os.fsdecode(name), seed)
+    (tmp_path / "corpus/real" / os.fsdecode(b"bad\xff\n.mp4")).touch()
+    build(tmp_path / "corpus")
+    found = {os.fsencode(path_from_text(path).name) for path in build.index["path"]}
+    assert found == set(names)
+    for path, content in build.index.select("path", "content_sha256").iter_rows():
+        assert sha256_of_file(tmp_path / "corpus" / path_from_text(path)) == content
+    assert os.fsencode(path_from_text(build.rejected["path"].item())) == b"real/bad\xff\n.mp4"
+    assert build(tmp_path / "corpus").num_known == 6
+
+
+class TestRefusals:
+    def test_one_class_only(self, corpus: Path, build: Built) -> None:
+        for path in (corpus / "fake").iterdir():
+            path.write_bytes(b"")
+        with pytest.raises(DataError, match="no readable video labelled 'fake', only 3 of the other label"):
+            build(corpus)
+        assert build.index.height == 3
+        assert build.rejected.height == 3
+
+    def test_no_readable_video(self, tmp_path: Path, build: Built) -> None:
+        for name in ("real/a.mp4", "fake/b.mp4"):
+            (tmp_path / "corpus" / name).parent.mkdir(parents=True)
+            (tmp_path / "corpus" / name).touch()
+        with pytest.raises(DataError, match=r"no readable labelled video \(2 x unreadable\)"):
+            build(tmp_path / "corpus", max_rejected_share=1.0)
+        assert build.index.is_empty()
+        assert build.rejected.height == 2
+
+    def test_empty_folders(self, tmp_path: Path, build: Built) -> None:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "fake").mkdir()
+        with pytest.raises(DataError, match="no readable labelled video"):
+            build(tmp_path)
+
+    def test_too_many_rejected(self, corpus: Path, build: Built) -> None:
+        (corpus / "real/bad.mp4").touch()
+        with pytest.raises(DataError, match=r"14% of the labelled videos .* at most 10% .*1 x unreadable") as caught:
+            build(corpus, max_rejected_share=0.1)
+        assert caught.value.exit_code == 3
+        assert build.index.height == 6
+        assert build(corpus, max_rejected_share=0.15).num_indexed == 6
+
+    def test_duplicates_and_unused_labels_are_no_loss(
+        self, tmp_path: Path, make_video: MakeVideo, build: Built
+    ) -> None:
+        make_video(tmp_path / "a.mp4", 1)
+        make_video(tmp_path / "b.mp4", 2)
+        rows = [("a.mp4", "real", ""), ("b.mp4", "fake", ""), *[("a.mp4", "real", "")] * 5, *[("x", "parody", "")] * 5]
+        report = build(write_manifest(tmp_path / "m.csv", *rows), max_rejected_share=0.0)
+        assert report.rejected == {"duplicate_path": 5, "label_not_used": 5}
+        assert report.label_source_labels == {"real": 6, "parody": 5, "fake": 1}
+        assert list(report.rejected_table().rows()) == [("duplicate_path", 5), ("label_not_used", 5)]
+
+    def test_a_missing_video_is_a_loss_except_in_fvc2018(self) -> None:
+        schema = {name: column.dtype.type for name, column in REJECTED.columns.items()}
+        rejected = pl.DataFrame([("a", "a", 1, "real", "missing_video", "gone")], schema=schema, orient="row")
+        assert lost_labelled(rejected, "manifest") == 1
+        assert lost_labelled(rejected, "fvc2018") == 0
+
+    def test_fewer_groups_than_folds(self, corpus: Path, build: Built) -> None:
+        build(corpus)
+        with pytest.raises(DataError, match=r"6 groups, 3 with real videos, 3 with fake videos.*at most 3"):
+            make_folds(build.index, 5, 0)
+
+    def test_what_is_no_corpus(self, tmp_path: Path, build: Built) -> None:
+        with pytest.raises(UsageError, match="no such file or folder"):
+            build(tmp_path / "nowhere")
+
+
+class TestContinuing:
+    def test_unchanged_files_are_not_probed_again(self, corpus: Path, make_video: MakeVideo, build: Built) -> None:
+        write_audio(corpus / "real/sound.mp4")
+        (corpus / "real/empty.mp4").touch()
+        build(corpus)
+        before = (build.index, build.rejected)
+        report = build(corpus)
+        assert report.num_known == 7  # what was only unreadable is tried again
+        assert build.seen == [(7, 8), (8, 8)]
+        assert build.index.equals(before[0])
+        assert build.rejected.equals(before[1])
+        make_video(corpus / "real/clip0.mp4", 40)
+        os.utime(corpus / "fake/clip0.mp4", ns=(1, 1))
+        assert build(corpus).num_known == 5
+        assert not build.index.equals(before[0])
+
+    def test_torn_foreign_and_outdated_lines_are_passed_over(self, corpus: Path, build: Built) -> None:
+        build(corpus)
+        index = build.index
+        (store,) = (build.folder / "work").glob("probes_*.jsonl")
+        lines = store.read_bytes().splitlines(keepends=True)
+        outdated = json.loads(lines[1]) | {"version": "old", "content_sha256": "0" * 64}
+        lacking = {key: value for key, value in json.loads(lines[2]).items() if key != "probe"}
+        foreign = [b"[1, 2]\n", b"\x00\x00\n", b"\xff\n", json.dumps(outdated).encode() + b"\n", b"{}\n"]
+        store.write_bytes(b"".join([lines[0], *foreign, json.dumps(lacking).encode() + b"\n", lines[3][:-20]]))
+        assert build(corpus).num_known == 1
+        assert build.index.equals(index)
+
+    def test_results_of_another_corpus_are_not_used(self, corpus: Path, tmp_path: Path, build: Built) -> None:
+        build(corpus)
+        other = tmp_path / "other"
+        shutil.copytree(corpus, other, copy_function=shutil.copy2)
+        first, second = sorted((other / "real").iterdir())[:2]
+        content = bytearray(first.read_bytes())
+        content[-1] ^= 1  # same path, size and time in another corpus folder
+        first.write_bytes(content)
+        os.utime(first, ns=(0, (corpus / "real" / first.name).stat().st_mtime_ns))
+        assert build(other).num_known == 0
+        assert sha256_of_file(first) in set(build.index["content_sha256"])
+        assert second.exists()
+
+    def test_a_killed_index_continues_where_it_was(
+        self, tmp_path: Path, make_video: MakeVideo, build: Built, probe_function: str
+    ) -> None:
+        for seed in range(8):
+            make_video(tmp_path / f"corpus/{'real' if seed % 2 else 'fake'}/slow{seed}.mp4", seed)
+        code = (
+            "from pathlib import Path\n"
+            "from fvc_lib.corpus.index import build_index\n"
+            f"out = Path({str(build.folder)!r})\n"
+            f"build_index(Path({str(tmp_path / 'corpus')!r}), index_path=out / 'index.parquet',\n"
+            "    rejected_path=out / 'rejected.parquet', work_dir=out / 'work', near_duplicate_bits=10,\n"
+            f"    max_rejected_share=0.5, workers=1, probe_function={probe_function!r})\n"
+        )
+        environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ['PYTHONPATH']}"}
+        with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
+            while (
+                not (stores := list((build.folder / "work").glob("*.jsonl"))) or stores[0].read_text().count("\n") < 3
+            ):
+                assert process.poll() is None
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+        assert not (build.folder / "index.parquet").exists()
+        done = [json.loads(line)["path"] for line in stores[0].read_text().splitlines()]
+        log = tmp_path / "probed.log"
+        log.write_text("")
+        report = build(tmp_path / "corpus", probe_function=probe_function)
+        assert report.num_known == len(done)
+        again = set(log.read_text().split())
+        assert again.isdisjoint(Path(path).name for path in done)
+        assert len(again) + len(done) == 8
+        assert build.index.height == 8
+
+
+@given(st.lists(st.text("ab", min_size=10, max_size=10), max_size=12, unique=True), st.integers(1, 10))
+def test_video_ids_are_distinct_prefixes(contents: list[str], length: int) -> None:
+    ids = video_ids(contents, length)
+    assert set(ids) == set(contents)
+    assert len(set(ids.values())) == len(contents)
+    for content, video_id in ids.items():
+        assert content.startswith(video_id)
+        shared = [other for other in contents if other != content and other[:length] == content[:length]]
+        assert (len(video_id) > length) == bool(shared)
+    assert video_ids(reversed(contents), length) == ids
+
+
+@pytest.mark.slow
+def test_the_real_manifest(shared: Path, build: Built) -> None:
+    report = build(shared / "media/manifest.csv", workers=0)
+    table = pl.read_csv(shared / "media/manifest.csv", infer_schema=False)
+    joined = build.index.join(table, on="path", how="inner", validate="1:1")
+    assert joined.height == report.num_indexed == 41
+    assert joined["content_sha256"].to_list() == joined["sha256"].to_list()
+    one_stream = joined.filter(~pl.col("notes").fill_null("").str.contains("two video"))
+    assert one_stream.height >= 40
+    assert one_stream["width"].to_list() == one_stream["width_right"].cast(pl.Int64).to_list()
+    assert one_stream["num_frames"].to_list() == one_stream["n_frames"].cast(pl.Int64).to_list()
+    assert joined.group_by("group").agg(pl.col("group_id").n_unique())["group_id"].max() == 1
+
+
+@pytest.mark.slow
+def test_damaged_real_files(shared: Path, make_video: MakeVideo, tmp_path: Path, build: Built) -> None:
+    shutil.copytree(shared / "media/broken", tmp_path / "corpus/fake")
+    make_video(tmp_path / "corpus/real/a.mp4", 1)
+    listed = sum(1 for _ in (tmp_path / "corpus/fake").iterdir()) + 1
+    report = build(tmp_path / "corpus", max_rejected_share=1.0, workers=0)
+    assert report.num_indexed + build.rejected.height == listed
+    assert "crashed" not in report.rejected
+    assert "timeout" not in report.rejected
