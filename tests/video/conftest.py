@@ -1,0 +1,89 @@
+"""Videos whose frames carry their number in their pixels, so that a wrong frame cannot pass for the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+BITS = 8
+TIME_BASE = Fraction(1, 1000)
+
+
+def numbered_frame(number: int, width: int, height: int) -> np.ndarray:
+    """Grey (height, width): eight vertical stripes, dark for 0 and bright for 1, are the number in binary."""
+    bits = np.array([(number >> bit) & 1 for bit in range(BITS)])
+    stripe = np.arange(width) * BITS // width
+    return np.broadcast_to(np.where(bits[stripe], 200, 50).astype(np.uint8), (height, width)).copy()
+
+
+def read_number(frame: np.ndarray) -> int:
+    """The number a decoded upright frame (3, H, W) carries."""
+    width = frame.shape[2]
+    middles = [int((bit + 0.5) * width / BITS) for bit in range(BITS)]
+    row = frame[:, frame.shape[1] // 2].mean(axis=0)
+    return sum(1 << bit for bit, middle in enumerate(middles) if row[middle] > 125)
+
+
+def write_video(
+    path: Path,
+    num_frames: int = 20,
+    *,
+    codec: str = "libx264",
+    container: str | None = None,
+    width: int = 64,
+    height: int = 48,
+    pixel_format: str = "yuv420p",
+    gop: int = 8,
+    options: dict[str, str] | None = None,
+    container_options: dict[str, str] | None = None,
+    times_ms: Sequence[int] | None = None,
+    sample_aspect_ratio: Fraction | None = None,
+    display: tuple[float, bool] | None = None,
+    frames: Sequence[np.ndarray] | None = None,
+) -> Path:
+    """Encode numbered (or the given grey or RGB) frames, 40 ms apart unless ``times_ms`` says otherwise."""
+    times = list(times_ms) if times_ms is not None else [40 * number for number in range(num_frames)]
+    with av.open(str(path), "w", format=container, options=container_options or {}) as output:
+        stream = output.add_stream(codec, rate=25, options=options or {})
+        stream.width, stream.height, stream.pix_fmt = width, height, pixel_format
+        stream.codec_context.gop_size = gop
+        stream.codec_context.thread_count = 1
+        if codec not in ("mpeg4", "mpeg2video", "h263"):
+            stream.codec_context.time_base = TIME_BASE
+        if sample_aspect_ratio is not None:
+            stream.codec_context.sample_aspect_ratio = sample_aspect_ratio
+        if display is not None:
+            stream.set_display_rotation(display[0], hflip=display[1])
+        for number in range(num_frames):
+            pixels = numbered_frame(number, width, height) if frames is None else frames[number]
+            frame = av.VideoFrame.from_ndarray(pixels, format="gray" if pixels.ndim == 2 else "rgb24")
+            frame = frame.reformat(format=pixel_format)
+            frame.pts, frame.time_base = times[number], TIME_BASE
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return path
+
+
+@pytest.fixture(scope="session")
+def shared_media() -> Path:
+    """Real files beside the repository; absent on most machines."""
+    folder = Path(__file__).resolve().parents[3] / "shared" / "media"
+    if not folder.is_dir():
+        pytest.skip("needs the media files beside the repository (../shared/media)")
+    return folder
+
+
+@pytest.fixture
+def make_video(tmp_path: Path) -> Callable[..., Path]:
+    """``write_video`` into the test's own folder: ``make_video("a.mp4", 20, ...)``."""
+    return lambda name, *args, **options: write_video(tmp_path / name, *args, **options)
+
+
+@pytest.fixture(scope="session")
+def number_of() -> Callable[[np.ndarray], int]:
+    return read_number

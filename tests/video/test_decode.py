@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.video.decode import decode_clip, uniform_places
+from fvc_lib.video.errors import TruncatedVideo, VideoError
+from fvc_lib.video.letterbox import FrameConverter
+
+# name, encoder options: what makes finding a frame hard
+CASES = {
+    "b_frames.mp4": {"options": {"bf": "3", "b_strategy": "0"}},
+    "open_gop.mp4": {"options": {"bf": "3", "x264-params": "open-gop=1:b-adapt=0"}},
+    "one_gop.mp4": {"gop": 100},
+    "fragmented.mp4": {"container_options": {"movflags": "frag_keyframe+empty_moov"}, "options": {"bf": "2"}},
+    "b_frames.mkv": {"options": {"bf": "2"}},
+    "b_frames.ts": {"options": {"bf": "2"}},
+    "open_gop.ts": {"options": {"bf": "3", "x264-params": "open-gop=1:b-adapt=0"}},
+    "flash.flv": {"options": {"bf": "2"}},
+    "odd.mp4": {"width": 63, "height": 47, "pixel_format": "yuv444p", "codec": "libx264"},
+    "ten_bit.mp4": {"pixel_format": "yuv420p10le"},
+    "old.avi": {"codec": "mpeg4"},
+    "b_frames.avi": {"options": {"bf": "2", "b_strategy": "0"}},
+    "mpeg4_b.avi": {"codec": "mpeg4", "options": {"bf": "2"}},
+    "mpeg4_b.mp4": {"codec": "mpeg4", "options": {"bf": "2"}},
+    "mpeg2.mpg": {"codec": "mpeg2video", "options": {"bf": "2"}},
+    "mpeg2.ts": {"codec": "mpeg2video", "options": {"bf": "2"}},
+    "stills.mov": {"codec": "mjpeg", "pixel_format": "yuvj420p"},
+    "vp8.webm": {"codec": "libvpx", "options": {"auto-alt-ref": "1", "lag-in-frames": "16"}},
+    "vp9.webm": {"codec": "libvpx-vp9", "options": {"auto-alt-ref": "1", "lag-in-frames": "16", "cpu-used": "8"}},
+    "raw.h264": {"container": "h264", "options": {"bf": "2"}},
+    "animation.gif": {"codec": "gif", "pixel_format": "gray"},
+    "variable.mp4": {"times_ms": [number * number * 7 for number in range(20)], "options": {"bf": "2"}},
+    "variable.mkv": {"times_ms": [number * number * 7 for number in range(20)]},
+    "late.mp4": {"times_ms": [5000 + 40 * number for number in range(20)], "options": {"bf": "2"}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("num_frames", [1, 2, 5, 20])
+def test_every_frame_is_the_one_its_index_says(make_video, number_of, name, num_frames):
+    clip = decode_clip(make_video(name, **CASES[name]), num_frames)
+    expected = np.round(np.linspace(0, 19, num_frames)).astype(int)
+    assert clip.num_source_frames == 20
+    assert clip.frame_indices.tolist() == expected.tolist()
+    assert [number_of(frame) for frame in clip.frames] == expected.tolist()
+    assert not clip.repeated
+    assert not clip.resampled
+
+
+def test_a_clip_is_described_with_its_types_and_times(make_video):
+    path = make_video("variable.mkv", times_ms=[0, 10, 500, 510, 3000], num_frames=5)
+    clip = decode_clip(path, 5, 32)
+    assert clip.frames.dtype == np.uint8
+    assert clip.frames.shape == (5, 3, 32, 32)
+    assert clip.frame_indices.dtype == np.int64
+    assert clip.pts_seconds.tolist() == pytest.approx([0, 0.01, 0.5, 0.51, 3])
+    assert (clip.source_width, clip.source_height, clip.rotation_degrees) == (64, 48, 0)
+    assert (clip.content.top, clip.content.height, clip.content.width) == (4, 24, 32)
+    assert not clip.frames[:, :, :4].any()
+    assert clip.frames[:, :, 4:28].min() > 0
+
+
+def test_fewer_frames_than_asked_are_repeated_and_said_so(make_video, number_of):
+    clip = decode_clip(make_video("short.mp4", 3), 7)
+    assert clip.repeated
+    assert clip.frame_indices.tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert [number_of(frame) for frame in clip.frames] == [0, 0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.ts", "a.avi"])
+def test_a_time_window_is_half_open_on_the_containers_clock(make_video, number_of, name):
+    path = make_video(name, options={"bf": "2"})
+    times = decode_clip(path, 20).pts_seconds
+    clip = decode_clip(path, 3, start_seconds=float(times[4]), end_seconds=float(times[9]))
+    assert [number_of(frame) for frame in clip.frames] == [4, 6, 8]
+    with pytest.raises(ValueError, match="no frame in"):
+        decode_clip(path, 3, start_seconds=900)
+
+
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("size", [None, 32])
+def test_frames_stand_upright(make_video, degrees, mirrored, size):
+    picture = np.full((48, 64, 3), 40, np.uint8)
+    picture[:24, :32] = 220  # bright upper left quarter
+    path = make_video("turned.mp4", 2, frames=[picture, picture], display=(-degrees, mirrored))
+    clip = decode_clip(path, 1, size)
+    # The container turns first and mirrors after.
+    upright = np.rot90(picture, -degrees // 90)[:, :: -1 if mirrored else 1]
+    frame = clip.frames[0]
+    content = clip.content
+    shown = frame[:, content.top : content.top + content.height, content.left : content.left + content.width]
+    assert shown.shape[1] / shown.shape[2] == pytest.approx(upright.shape[0] / upright.shape[1], rel=0.05)
+    for y in (0.25, 0.75):
+        for x in (0.25, 0.75):
+            wanted = upright[int(y * upright.shape[0]), int(x * upright.shape[1]), 0]
+            assert abs(int(shown[0, int(y * shown.shape[1]), int(x * shown.shape[2])]) - wanted) < 15
+    assert (clip.source_width, clip.source_height) == (64, 48)
+
+
+def test_pixels_that_are_not_square_are_letterboxed_as_displayed(make_video):
+    path = make_video("wide.mp4", 2, sample_aspect_ratio=Fraction(3, 2))
+    clip = decode_clip(path, 1, 96)  # 64 x 48 pixels shown as 96 x 48
+    assert (clip.content.width, clip.content.height, clip.content.top) == (96, 48, 24)
+    assert decode_clip(path, 1).frames.shape == (1, 3, 48, 64)
+
+
+def test_keyframes_are_taken_on_request(make_video, number_of):
+    clip = decode_clip(make_video("a.mp4", gop=5, options={"sc_threshold": "0"}), 3, sampling="keyframe")
+    assert clip.frame_indices.tolist() == [0, 10, 15]
+    assert [number_of(frame) for frame in clip.frames] == [0, 10, 15]
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.9])
+def test_a_truncated_file_is_an_error_or_resampled_on_request(make_video, number_of, tmp_path, keep):
+    noise = np.random.default_rng(0).integers(0, 255, (20, 48, 64, 3), np.uint8)
+    frames = []
+    for number in range(20):  # enough bytes in each frame that the cut hits frames and not the header
+        noise[number, 16:32] = decode_free_number(number)
+        frames.append(noise[number])
+    path = make_video("whole.mp4", frames=frames, container_options={"movflags": "faststart"}, options={"crf": "10"})
+    cut = tmp_path / "cut.mp4"
+    cut.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
+    with pytest.raises(TruncatedVideo, match="missing or cut short") as caught:
+        decode_clip(cut, 4)
+    assert caught.value.reason == "truncated"
+    assert caught.value.path == cut
+    clip = decode_clip(cut, 4, on_truncated="resample")
+    assert clip.resampled
+    assert 4 <= clip.num_source_frames < 20
+    assert [number_of(frame) for frame in clip.frames] == clip.frame_indices.tolist()
+    early = decode_clip(cut, 2, end_seconds=0.1)  # the frames asked for are all there
+    assert [number_of(frame) for frame in early.frames] == [0, 2]
+
+
+def decode_free_number(number: int) -> np.ndarray:
+    bits = np.array([(number >> bit) & 1 for bit in range(8)])
+    return np.where(bits[np.arange(64) * 8 // 64], 200, 50).astype(np.uint8)[None, :, None]
+
+
+@pytest.mark.parametrize("cut_share", [0.3, 0.6])
+def test_a_recording_joined_in_the_middle_gives_the_frames_that_decode(make_video, tmp_path, cut_share):
+    path = make_video("whole.ts", 40, options={"bf": "2"})
+    content = path.read_bytes()
+    joined = tmp_path / "joined.ts"
+    joined.write_bytes(content[int(len(content) * cut_share) // 188 * 188 :])
+    clip = decode_clip(joined, 3, on_truncated="resample")
+    assert 0 < clip.num_source_frames < 40
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_frames": 0},
+        {"num_frames": 1, "size": 0},
+        {"num_frames": 1, "start_seconds": 2.0, "end_seconds": 1.0},
+        {"num_frames": 1, "sampling": "random"},
+        {"num_frames": 1, "on_truncated": "ignore"},
+    ],
+)
+def test_senseless_arguments_are_named(tmp_path, arguments):
+    with pytest.raises(ValueError, match=r"got"):
+        decode_clip(tmp_path / "never_opened.mp4", **arguments)
+
+
+@given(st.integers(1, 500), st.integers(1, 40))
+def test_places_are_spread_from_the_first_to_the_last(num_source_frames, num_frames):
+    places = uniform_places(num_source_frames, num_frames)
+    assert len(places) == num_frames
+    assert places[0] == 0
+    assert (np.diff(places) >= 0).all()
+    if num_frames > 1:
+        assert places[-1] == num_source_frames - 1
+        ideal = [Fraction(k * (num_source_frames - 1), num_frames - 1) for k in range(num_frames)]
+        half = Fraction(1, 2) + Fraction(1, 10**9)
+        assert all(abs(int(place) - exact) <= half for place, exact in zip(places, ideal, strict=True))
+
+
+def test_the_decoder_needs_no_torch():
+    code = "import sys, fvc_lib.video.decode, fvc_lib.video.probe, fvc_lib.video.clip_store; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+QUICK_PIXELS = 10_000_000  # all frames together
+
+
+def _real_files(folder: str, pixels: range = range(1 << 40)) -> list[str]:
+    """Files of the manifest that have that many pixels in all their frames together."""
+    manifest = Path(__file__).resolve().parents[3] / "shared" / "media" / "manifest.csv"
+    if not manifest.is_file():
+        return ["absent"]
+    with manifest.open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["path"].startswith(folder)]
+    return [row["path"] for row in rows if _total_pixels(row) in pixels]
+
+
+def _total_pixels(row: dict[str, str]) -> int:
+    numbers = [row["width"], row["height"], row["n_frames"]]
+    return math.prod(int(number) if number.isdigit() else 1 for number in numbers)
+
+
+def _presentation(path: Path, size: int) -> list[np.ndarray]:
+    """Every frame of a full decode in presentation order, small: the naive oracle."""
+    frames: list[np.ndarray] = []
+    times: list[int | None] = []
+    with av.open(str(path), metadata_errors="ignore") as container:
+        stream = container.streams.best("video")
+        converter = FrameConverter(size, stream.sample_aspect_ratio)
+        for frame in container.decode(stream):
+            out = np.empty((3, size, size), np.uint8)
+            converter.convert(frame, out)
+            frames.append(out)
+            times.append(frame.pts)
+        stored = container.format.name not in ("avi", "h264", "mjpeg", "m4v")
+    order = sorted(range(len(frames)), key=lambda number: times[number]) if stored else range(len(frames))
+    return [frames[number] for number in order]
+
+
+@pytest.mark.parametrize("name", _real_files("decode/", range(QUICK_PIXELS)))
+def test_real_files_give_the_frames_of_a_full_decode(shared_media, name):
+    _compare_with_full_decode(shared_media / name, (1, 7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _real_files("decode/", range(QUICK_PIXELS, 1 << 40)))
+def test_large_real_files_give_the_frames_of_a_full_decode(shared_media, name):
+    _compare_with_full_decode(shared_media / name, (7,))
+
+
+def _compare_with_full_decode(path: Path, numbers_of_frames: tuple[int, ...]) -> None:
+    frames = _presentation(path, 24)
+    for num_frames in numbers_of_frames:
+        clip = decode_clip(path, num_frames, 24)
+        assert clip.num_source_frames == len(frames)
+        for place, pixels in zip(clip.frame_indices, clip.frames, strict=True):
+            np.testing.assert_array_equal(pixels, frames[place])
+
+
+@pytest.mark.parametrize("name", _real_files("broken/"))
+@pytest.mark.parametrize("on_truncated", ["raise", "resample"])
+def test_broken_files_give_a_documented_error_or_frames(shared_media, capfd, name, on_truncated):
+    path = shared_media / name
+    try:
+        clip = decode_clip(path, 4, 32, on_truncated=on_truncated)
+    except VideoError as error:
+        assert error.path == path
+        assert error.reason in {"unreadable", "no_video", "truncated", "corrupt", "refused"}
+        assert path.name in str(error)
+    else:
+        assert clip.frames.shape == (4, 3, 32, 32)
+        assert clip.frames.any()
+    assert capfd.readouterr().err == ""
+
+
+def test_names_may_hold_anything(make_video, number_of, tmp_path):
+    path = make_video("plain.mp4", 4)
+    for name in ("-dash.mp4", "http:x.mp4", 'a "b"\n[c]%03d {d} é 🎬.mp4', "\udcff\udcfe.mp4"):
+        odd = tmp_path / name
+        shutil.copy(path, odd)
+        assert [number_of(frame) for frame in decode_clip(odd, 4).frames] == [0, 1, 2, 3]

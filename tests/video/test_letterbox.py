@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import struct
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.video.letterbox import FrameConverter, Orientation, fit
+
+ONE = 1 << 16
+TURNS = {  # the four corners of ISO/IEC 14496-12's matrix {a, b, c, d}: x' = a x + c y, y' = b x + d y
+    (ONE, 0, 0, ONE): (0, lambda p: p),
+    (0, ONE, -ONE, 0): (90, lambda p: np.rot90(p, -1, (-2, -1))),
+    (-ONE, 0, 0, -ONE): (180, lambda p: np.rot90(p, 2, (-2, -1))),
+    (0, -ONE, ONE, 0): (270, lambda p: np.rot90(p, 1, (-2, -1))),
+    (-ONE, 0, 0, ONE): (0, lambda p: p[..., ::-1]),
+    (ONE, 0, 0, -ONE): (180, lambda p: p[..., ::-1, :]),
+    (0, ONE, ONE, 0): (270, lambda p: p.swapaxes(-1, -2)),
+    (0, -ONE, -ONE, 0): (90, lambda p: np.rot90(p, 2, (-2, -1)).swapaxes(-1, -2)),
+}
+
+
+@pytest.mark.parametrize("corners", TURNS)
+def test_each_display_matrix_turns_pixels_as_the_standard_says(corners):
+    a, b, c, d = corners
+    degrees, expected = TURNS[corners]
+    orientation = Orientation.from_display_matrix(struct.pack("9i", a, b, 0, c, d, 0, 0, 0, 1 << 30))
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    np.testing.assert_array_equal(orientation.apply(pixels), expected(pixels))
+    assert orientation.rotation_degrees == degrees
+
+
+def test_nonsense_and_slanted_matrices_are_rounded():
+    assert Orientation.from_display_matrix(bytes(36)) == Orientation()
+    slanted = struct.pack("9i", 9000, 60000, 0, -60000, 9000, 0, 0, 0, 1 << 30)
+    assert Orientation.from_display_matrix(slanted).rotation_degrees == 90
+    extreme = struct.pack("9i", -(1 << 31), 1, 0, 1, -(1 << 31), 0, 0, 0, 1)
+    assert Orientation.from_display_matrix(extreme).rotation_degrees == 180
+
+
+@given(
+    st.fractions(Fraction(1, 10), 8000, max_denominator=50),
+    st.fractions(Fraction(1, 10), 8000, max_denominator=50),
+    st.integers(1, 600),
+    st.integers(1, 600),
+)
+def test_the_picture_fits_touches_two_sides_and_keeps_its_aspect(display_width, display_height, width, height):
+    box = fit(display_width, display_height, width, height)
+    assert 1 <= box.width <= width
+    assert 1 <= box.height <= height
+    assert box.width == width or box.height == height
+    assert box.left in ((width - box.width) // 2, (width - box.width + 1) // 2)
+    assert box.top in ((height - box.height) // 2, (height - box.height + 1) // 2)
+    scale = min(width / display_width, height / display_height)
+    assert abs(box.width - max(1, display_width * scale)) <= Fraction(1, 2)
+    assert abs(box.height - max(1, display_height * scale)) <= Fraction(1, 2)
+
+
+@pytest.mark.parametrize("colour", [(16, 128, 128), (235, 128, 128), (126, 128, 128), (81, 90, 240), (145, 54, 34)])
+@pytest.mark.parametrize("size", [None, 40])
+def test_colours_are_those_of_the_standard_within_one_level(colour, size):
+    """A flat limited-range BT.601 frame against the formula of ITU-R BT.601: packed rgb24 would be 1.5 levels dark."""
+    y, u, v = colour
+    frame = av.VideoFrame(48, 48, "yuv420p")
+    for plane, value in zip(frame.planes, colour, strict=True):
+        plane.update(bytes([value]) * plane.buffer_size)
+    frame.colorspace, frame.color_range = 5, 1
+    converter = FrameConverter(size, None)
+    out = np.empty((3, *converter.output_shape(frame)), np.uint8)
+    converter.convert(frame, out)
+    luma, blue, red = (y - 16) * 255 / 219, (u - 128) * 255 / 224, (v - 128) * 255 / 224
+    exact = (luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue)
+    for channel, value in enumerate(exact):
+        assert np.abs(out[channel].astype(float) - min(255, max(0, value))).max() <= 1
+
+
+@pytest.mark.parametrize(("width", "height", "size"), [(320, 180, 112), (97, 211, 64), (64, 64, 32), (33, 17, 80)])
+def test_scaling_matches_an_antialiased_resize_without_bias_or_shift(width, height, size):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    smooth = np.kron(rng.integers(20, 235, (height // 8 + 1, width // 8 + 1, 3)), np.ones((8, 8, 1)))
+    rgb = np.ascontiguousarray(smooth[:height, :width].astype(np.uint8))
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(rgb), format="rgb24").reformat(format="gbrp")
+    converter = FrameConverter(size, None)
+    out = np.empty((3, size, size), np.uint8)
+    converter.convert(frame, out)
+    box = converter.content_box(frame)
+    content = out[:, box.top : box.top + box.height, box.left : box.left + box.width].astype(np.float32)
+    expected = torch.nn.functional.interpolate(
+        torch.from_numpy(rgb.transpose(2, 0, 1).astype(np.float32))[None],
+        (box.height, box.width),
+        mode="bilinear",
+        antialias=True,
+        align_corners=False,
+    )[0].numpy()
+    difference = content - expected
+    assert np.abs(difference).mean() <= 0.5
+    assert abs(difference.mean()) <= 0.1
+    out[:, box.top : box.top + box.height, box.left : box.left + box.width] = 0
+    assert not out.any()
+
+
+def test_a_later_frame_of_another_size_is_fitted_into_the_first_ones_shape():
+    converter = FrameConverter(None, None)
+    first = av.VideoFrame.from_ndarray(np.full((40, 60, 3), 90, np.uint8), format="rgb24")
+    later = av.VideoFrame.from_ndarray(np.full((60, 40, 3), 90, np.uint8), format="rgb24")
+    assert converter.output_shape(first) == (40, 60)
+    assert converter.output_shape(later) == (40, 60)
+    out = np.empty((3, 40, 60), np.uint8)
+    converter.convert(later, out)
+    box = converter.content_box(later)
+    assert (box.width, box.height) == (27, 40)
+    assert (out[:, :, box.left : box.left + box.width] == 90).all()

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+
+from fvc_lib.video.decode import decode_clip
+from fvc_lib.video.errors import NoVideoStream, RefusedVideo, UnreadableVideo, VideoError
+from fvc_lib.video.probe import probe_video
+from fvc_lib.video.source import MAX_PIXELS, open_video
+
+IMPOSTORS = {
+    "empty": b"",
+    "two_bytes": b"\n\n",
+    "html": b"<!DOCTYPE html><html><body>Not found</body></html>" * 40,
+    "lfs_pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n",
+    "text": b"I renamed my notes to .mp4\n" * 200,
+    "playlist": b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nhttp://127.0.0.1:1/a.ts\n#EXT-X-ENDLIST\n",
+    "concat": b"ffconcat version 1.0\nfile /etc/hostname\n",
+    "zeros": bytes(4096),
+    "header_only": struct.pack(">I4s4sI4s", 20, b"ftyp", b"isom", 0, b"isom"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_what_is_no_video_is_unreadable(tmp_path, capfd, name):
+    path = tmp_path / f"{name}.mp4"
+    path.write_bytes(IMPOSTORS[name])
+    for call in (probe_video, lambda p: decode_clip(p, 2)):
+        with pytest.raises(UnreadableVideo) as caught:
+            call(path)
+        assert caught.value.reason == "unreadable"
+        assert caught.value.path == path
+        assert path.name in str(caught.value)
+        assert caught.value.remedy in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_missing_folder_and_pipe_are_unreadable_and_do_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe.mp4")
+    for name, said in (("missing.mp4", "no such file"), (".", "not a regular file"), ("pipe.mp4", "not a regular file")):
+        with pytest.raises(UnreadableVideo, match=said):
+            probe_video(tmp_path / name)
+    with pytest.raises(UnreadableVideo):
+        probe_video(tmp_path / "nul\0byte.mp4")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_read_permission_is_unreadable(make_video):
+    path = make_video("a.mp4", 2)
+    path.chmod(0)
+    with pytest.raises(UnreadableVideo, match="permission denied"):
+        probe_video(path)
+
+
+def test_sound_alone_is_no_video(tmp_path):
+    path = tmp_path / "sound.mp4"
+    _write_sound(path)
+    with pytest.raises(NoVideoStream, match="audio"):
+        decode_clip(path, 2)
+
+
+def test_a_cover_picture_is_no_video(tmp_path):
+    path = tmp_path / "cover.mp3"
+    _write_mp3_with_cover(path)
+    with pytest.raises((NoVideoStream, UnreadableVideo)):
+        decode_clip(path, 2)
+
+
+def test_absurd_frame_sizes_are_refused_before_a_frame_is_made(tmp_path):
+    path = tmp_path / "huge.png"
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", len(header)) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)
+    with pytest.raises(VideoError) as caught:
+        decode_clip(path, 1, 32)
+    assert isinstance(caught.value, RefusedVideo)
+    assert f"{MAX_PIXELS:,}" in str(caught.value)
+
+
+def test_protected_sample_entries_are_told_from_noise(make_video, tmp_path):
+    """The boxes of ISO/IEC 14496-12, 8.12 in an otherwise playable file: the decoder itself would not complain."""
+    content = make_video("a.mp4", 4, options={"bf": "0"}).read_bytes()
+    path = tmp_path / "protected.mp4"
+    path.write_bytes(_protect(content))
+    with pytest.raises(UnreadableVideo, match="encrypted"):
+        decode_clip(path, 2)
+
+
+def test_the_container_is_closed_whatever_happens(make_video):
+    path = make_video("a.mp4", 4)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="on purpose"), open_video(path):
+            raise RuntimeError("on purpose")
+        with open_video(path):
+            pass
+        with pytest.raises(ValueError, match="no frame in"):
+            decode_clip(path, 1, start_seconds=99)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _write_sound(path):
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("aac", rate=16000, layout="mono")
+        for number in range(8):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = 16000, 1024 * number, Fraction(1, 16000)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+
+
+def _write_mp3_with_cover(path):
+    """ID3v2.3 (id3.org) with an APIC frame of a JPEG, then silent MPEG-1 layer III frames."""
+    encoder = av.CodecContext.create("mjpeg", "w")
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 16, 16, "yuvj420p", Fraction(1, 25)
+    picture = av.VideoFrame.from_ndarray(np.full((16, 16, 3), 99, np.uint8), format="rgb24").reformat(format="yuvj420p")
+    picture.pts = 0
+    jpeg = b"".join(bytes(packet) for packet in [*encoder.encode(picture), *encoder.encode(None)])
+    body = b"\0image/jpeg\0\x03\0" + jpeg
+    apic = b"APIC" + struct.pack(">IH", len(body), 0) + body
+    size = len(apic)
+    tag = b"ID3\x03\0\0" + bytes(size >> shift & 0x7F for shift in (21, 14, 7, 0)) + apic
+    silent = b"\xff\xfb\x90\x64" + bytes(413)  # 128 kbit/s, 44.1 kHz
+    path.write_bytes(tag + silent * 40)
+
+
+def _protect(content):
+    """Rename the sample entry ``avc1`` to ``encv`` and append a ``sinf`` box to it, growing every box around it."""
+    entry = content.index(b"avc1", content.index(b"stsd")) - 4
+    size = int.from_bytes(content[entry : entry + 4], "big")
+    frma = struct.pack(">I4s4s", 12, b"frma", b"avc1")
+    sinf = struct.pack(">I4s", 8 + len(frma), b"sinf") + frma
+    grown = bytearray(content[: entry + 4] + b"encv" + content[entry + 8 : entry + size] + sinf + content[entry + size :])
+    for kind in (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd"):
+        start = content.index(kind) - 4
+        grown[start : start + 4] = struct.pack(">I", int.from_bytes(content[start : start + 4], "big") + len(sinf))
+    grown[entry : entry + 4] = struct.pack(">I", size + len(sinf))
+    return bytes(grown)
