@@ -2,7 +2,10 @@
 
 Per frame and window the signs of the 64 lowest DCT coefficients of luma (Zauner 2010, "Implementation and Benchmarking
 of Perceptual Image Hash Functions", with the sign in place of the median, so that mirroring flips a fixed set of bits).
-Windows are the whole picture and five of nine tenths its sides: a cropped copy looks like one of its source's windows.
+Windows are the whole picture and nine of nine tenths its sides: a cropped copy looks like one of its source's windows.
+
+Measured on the sample corpus, median bits of the best window: copies of one event at most 9 of 64, different events at
+least 20. Without windows cropped copies are as far apart as strangers (25); with five windows up to 12.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ import numpy.typing as npt
 Hashes = npt.NDArray[np.uint64]
 Grid = npt.NDArray[np.float64]
 
-_GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are cut from it
-_HASH_SIDE = 32
-_KEPT = 0.9  # share of a window's sides
-_WINDOWS = ((0.0, 0.0, 1.0), *((y, x, _KEPT) for y, x in ((0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1))))
-_NOISE_FLOOR = 4.0  # a coefficient below it (orthonormal DCT of grey levels) has a sign by chance
+_GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are parts of it
+_KEPT = 0.9  # share of the picture's sides that a window keeps
+_SPANS = ((0.0, 1.0), (0.0, _KEPT), ((1 - _KEPT) / 2, (1 + _KEPT) / 2), (1 - _KEPT, 1.0))  # along one axis
+_WINDOWS = ((0, 0), *((down, right) for down in (1, 2, 3) for right in (1, 2, 3)))  # spans along both; the whole first
+_NOISE_AMPLITUDE = 0.25  # grey levels; a weaker coefficient has its sign by chance
 _MIN_SIGNIFICANT = 32  # of 64 coefficients; flat, black and striped pictures have fewer and get no hash
 _DARK_LEVEL = 24.0  # rows and columns never brighter on average are bars
 _BLOCK_PAIRS = 1 << 16
@@ -35,7 +38,7 @@ def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
         frames: uint8 (T, 3, H, W) RGB, at the same relative times for all videos that are to be compared.
 
     Returns:
-        T frames joined by ``-``; each is 6 windows of 16 hex digits.
+        T frames joined by ``-``; each is 10 windows of 16 hex digits.
 
     Raises:
         ValueError: another shape or dtype, or no frame.
@@ -43,8 +46,7 @@ def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
     if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not frames.size:
         raise ValueError(f"frames: got {frames.dtype} {frames.shape}, wanted non-empty uint8 (T, 3, H, W)")
     grids = _luma_grids(frames)
-    coefficients = np.stack([_coefficients(_cut(grids, *window)) for window in _WINDOWS], axis=1)
-    return "-".join("".join(f"{value:016x}" for value in frame) for frame in _sign_bits(coefficients).tolist())
+    return "-".join("".join(f"{value:016x}" for value in frame) for frame in _sign_bits(_amplitudes(grids)).tolist())
 
 
 def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
@@ -77,7 +79,7 @@ def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tu
 
 
 def parse_hashes(texts: Sequence[str]) -> Hashes:
-    """The texts as uint64 (N, T, 6); hashes of fewer frames repeat theirs at the nearest relative time.
+    """The texts as uint64 (N, T, 10); hashes of fewer frames repeat theirs at the nearest relative time.
 
     Raises:
         ValueError: a text that is no perceptual hash.
@@ -106,7 +108,7 @@ def _blocks(count: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _close(left: Hashes, right: Hashes, max_bits: int) -> npt.NDArray[np.bool_]:
-    """(N, M): which of N videos (N, T, 6) show the footage of which of M (M, T, 6)."""
+    """(N, M): which of N videos (N, T, 10) show the footage of which of M (M, T, 10)."""
     whole = np.s_[:, None, :, 0], np.s_[None, :, :, 0]
     close = np.zeros((len(left), len(right)), np.bool_)
     for mirror in (np.uint64(0), _MIRROR_BITS):
@@ -162,12 +164,6 @@ def _average_rows(picture: Grid, side: int) -> Grid:
     return np.asarray(np.diff(until, axis=-2) * (side / height))
 
 
-def _cut(grids: Grid, down: float, right: float, kept: float) -> Grid:
-    side = round(kept * _GRID_SIDE)
-    top, left = (round(share * (_GRID_SIDE - side)) for share in (down, right))
-    return _average(grids[:, top : top + side, left : left + side], _HASH_SIDE)
-
-
 def _lowest_frequencies() -> npt.NDArray[np.int64]:
     """The 64 (vertical, horizontal) frequencies nearest to zero, without zero itself, (64, 2)."""
     square = [(v, h) for v in range(12) for h in range(12) if v or h]
@@ -175,11 +171,14 @@ def _lowest_frequencies() -> npt.NDArray[np.int64]:
 
 
 def _cosines() -> Grid:
-    """Rows of the orthonormal DCT-II, (12, 32)."""
-    frequency, position = np.arange(12)[:, None], np.arange(_HASH_SIDE) + 0.5
-    basis = np.sqrt(2 / _HASH_SIDE) * np.cos(np.pi / _HASH_SIDE * frequency * position)
-    basis[0] /= np.sqrt(2)
-    return np.asarray(basis)
+    """Per span the 12 lowest DCT-II frequencies, zero outside of it, scaled to give amplitudes, (4, 12, 160)."""
+    position, frequency = (np.arange(_GRID_SIDE) + 0.5) / _GRID_SIDE, np.arange(12)[:, None]
+    bases = []
+    for begin, end in _SPANS:
+        inside = (position > begin) & (position < end)
+        wave = np.cos(np.pi * frequency * (position - begin) / (end - begin))
+        bases.append(np.where(inside, wave, 0.0) * (2 / inside.sum()))
+    return np.stack(bases)
 
 
 _FREQUENCIES = _lowest_frequencies()
@@ -189,14 +188,17 @@ _BIT_VALUES = np.uint64(1) << np.arange(64, dtype=np.uint64)
 _MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
 
 
-def _coefficients(pictures: Grid) -> Grid:
-    """(T, 32, 32) -> (T, 64)."""
-    spectrum = np.einsum("vy,tyx,hx->tvh", _COSINES, pictures, _COSINES, optimize=True)
-    return np.asarray(spectrum[:, _FREQUENCIES[:, 0], _FREQUENCIES[:, 1]])
+def _amplitudes(grids: Grid) -> Grid:
+    """Luma (T, 160, 160) -> amplitudes of the lowest frequencies in each window, in grey levels, (T, 10, 64)."""
+    cosines = _COSINES.reshape(-1, _GRID_SIDE)
+    spectra = (cosines @ grids @ cosines.T).reshape(len(grids), len(_SPANS), 12, len(_SPANS), 12)
+    windows = [spectra[:, down, :, right] for down, right in _WINDOWS]
+    return np.stack([window[:, _FREQUENCIES[:, 0], _FREQUENCIES[:, 1]] for window in windows], axis=1)
 
 
-def _sign_bits(coefficients: Grid) -> Hashes:
-    """(..., 64) -> (...): bit k is set where coefficient k is positive; 0 where too few stand out of the noise."""
-    bits = np.where(coefficients.round(6) > 0, _BIT_VALUES, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
-    significant = (np.abs(coefficients) > _NOISE_FLOOR).sum(axis=-1)
+def _sign_bits(amplitudes: Grid) -> Hashes:
+    """(..., 64) -> (...): bit k is set where amplitude k is positive; 0 where too few stand out of the noise."""
+    # Rounded, so that a zero stays one whatever order a matrix product adds in.
+    bits = np.where(amplitudes.round(6) > 0, _BIT_VALUES, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
+    significant = (np.abs(amplitudes) > _NOISE_AMPLITUDE).sum(axis=-1)
     return np.asarray(np.where(significant >= _MIN_SIGNIFICANT, bits, np.uint64(0)))
