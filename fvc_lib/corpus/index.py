@@ -62,6 +62,22 @@ class IndexReport:
     total_seconds: float
     total_bytes: int
 
+    def summary_table(self) -> pl.DataFrame:
+        """``what value``: the report as a short table of text."""
+        rows = {
+            "rows of the label source": f"{self.num_listed:,}",
+            "videos in the index": f"{self.num_indexed:,}",
+            **{f"  labelled {label}": f"{count:,}" for label, count in self.labels.items()},
+            "labelled videos lost": f"{self.rejected_share:.1%}",
+            "leakage groups": f"{self.num_groups:,}",
+            "  videos in the largest": f"{self.largest_group:,}",
+            "  with both labels": f"{self.mixed_groups:,}",
+            "  joined beyond what was stated": f"{len(self.merges):,} links",
+            "total duration": f"{self.total_seconds / 60:,.1f} min",
+            "total size": f"{self.total_bytes / 1e6:,.1f} MB",
+        }
+        return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
+
     def merge_table(self) -> pl.DataFrame:
         """``group_id why evidence first second``, one row per merge."""
         schema = dict.fromkeys(("group_id", "why", "evidence", "first", "second"), pl.String)

@@ -120,6 +120,7 @@ def test_every_video_is_described(corpus: Path, build: Built) -> None:
     assert (report.num_listed, report.num_indexed, report.num_groups, report.num_known) == (6, 6, 6, 0)
     assert report.total_bytes == index["size_bytes"].sum()
     assert report.merges == ()
+    assert dict(report.summary_table().rows())["videos in the index"] == "6"
     assert build.rejected.is_empty()
     assert build.seen == [(done, 6) for done in range(7)]
 
