@@ -93,6 +93,7 @@ def main(
     config = resolve_config(_files(params_files), command_line=_command_line(yaml_texts, values, experiment))
     if only and start:
         raise UsageError("--only and --from exclude each other. Give one of them.")
+    only_stage, start_stage = stage_named(only) if only else None, stage_named(start) if start else None
     run, config = _run_to_continue(
         config, resume or ("latest" if only or start else None), params_files, yaml_texts, values
     )

@@ -131,6 +131,7 @@ def execute(
     *,
     folder: Path,
     environment: Mapping[str, str],
+    log: Path,
     on_start: Callable[[int], None],
 ) -> KernelOutcome:
     """Run ``source`` with ``parameters`` in a new kernel and keep ``record`` current while it runs.
@@ -141,10 +142,11 @@ def execute(
         parameters: checked names and values of the parameters cell.
         folder: the kernel's working directory.
         environment: the kernel's whole environment.
+        log: gets what the kernel process and native libraries write past the notebook; appended to.
         on_start: called with the kernel's process id.
     """
     with tempfile.TemporaryDirectory(prefix="fvc-") as private:
-        engine = _engine(_Manager(Path(private)), dict(environment), folder, on_start)
+        engine = _engine(_Manager(Path(private)), dict(environment), folder, log, on_start)
         papermill_engines.register("fvc", engine)
         try:
             papermill.execute_notebook(
@@ -168,7 +170,9 @@ def execute(
         return KernelOutcome(engine.client.error, False, None)
 
 
-def _engine(manager: _Manager, environment: dict[str, str], folder: Path, on_start: Callable[[int], None]) -> Any:
+def _engine(
+    manager: _Manager, environment: dict[str, str], folder: Path, log: Path, on_start: Callable[[int], None]
+) -> Any:
     """Papermill wants an engine class; this one is bound to one kernel."""
 
     class BoundEngine(Engine):  # type: ignore[misc]
@@ -187,7 +191,8 @@ def _engine(manager: _Manager, environment: dict[str, str], folder: Path, on_sta
                     log=logging.getLogger("papermill"),
                 )
                 cls.client.on_start = on_start
-                cls.client.execute(env=environment, cwd=str(folder), cleanup_kc=True)
+                with log.open("ab") as stream:
+                    cls.client.execute(env=environment, cwd=str(folder), stdout=stream, stderr=stream, cleanup_kc=True)
             finally:
                 record.notebook_complete()
             return record.nb

@@ -145,6 +145,7 @@ class Runner:
                     ATTEMPT_VARIABLE: str(attempt),
                     "FVC_RUNS_DIR": self.config.runs_dir,
                 },
+                log=self._log(task),
                 on_start=watch.start,
             )
         finally:
@@ -153,6 +154,10 @@ class Runner:
             reporter.join()
             self._watch = None
         return outcome, watch
+
+    def _log(self, task: Task) -> Path:
+        self.run.logs.mkdir(exist_ok=True)
+        return self.run.logs / f"{task.key}.log"
 
     def _parameters(self, task: Task, notebook: Notebook) -> dict[str, object]:
         values: dict[str, object] = {**self.config.model_dump(mode="json"), "run_dir": str(self.run.root)}

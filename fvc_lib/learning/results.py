@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from fvc_lib.corpus.folds import check_folds
 from fvc_lib.learning import controls
-from fvc_lib.metrics.above_control import is_above_control
 from fvc_lib.metrics.calibration import expected_calibration_error
 from fvc_lib.metrics.classification import (
     average_precision,
@@ -51,37 +49,6 @@ RANKING_METRICS = (roc_auc, average_precision, equal_error_rate)
 DECISION_METRICS = (f1, balanced_accuracy)
 PROBABILITY_METRICS = (brier_score, expected_calibration_error)
 METRIC_NAMES = tuple(metric.__name__ for metric in RANKING_METRICS + DECISION_METRICS + PROBABILITY_METRICS)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The result in one sentence.
-
-    Attributes:
-        auc: the model's AUC within folds with its interval; None where undefined.
-        low: lower end; None where too few groups carry a class.
-        high: upper end, likewise.
-        num_videos: videos judged.
-        num_groups: their groups.
-        best_control: name of the control with the highest AUC, demonstrations of leakage left out.
-        control_auc: its AUC, with interval as above.
-        control_low: lower end.
-        control_high: upper end.
-        above_control: the model's AUC lies above the best control's interval, and its interval above that AUC.
-        sentence: all of it in plain words.
-    """
-
-    auc: float | None
-    low: float | None
-    high: float | None
-    num_videos: int
-    num_groups: int
-    best_control: str
-    control_auc: float | None
-    control_low: float | None
-    control_high: float | None
-    above_control: bool
-    sentence: str
 
 
 def kfold_results(
@@ -154,45 +121,6 @@ def check_predictions(
     _refuse(several["fold"], DataError, "folds have more than one threshold", again)
 
 
-def verdict(results: pl.DataFrame) -> Verdict:
-    """Is the model above its controls? Judged by AUC over all folds; ``results`` has the RESULTS schema.
-
-    The best control is the one with the highest AUC; the row-wise group lookup only demonstrates leakage and does not
-    compete. ``metrics.above_control`` has the rule.
-
-    Raises:
-        DataError: no AUC of the model over all folds, or no control, among the results.
-    """
-    rows = results.filter((pl.col("scope") == ALL_FOLDS) & (pl.col("metric") == roc_auc.__name__))
-    models = rows.filter(pl.col("source") == MODEL)
-    rivals = rows.filter((pl.col("source") != MODEL) & ~pl.col("source").is_in(sorted(DEMONSTRATIONS)))
-    if models.height != 1 or rivals.is_empty():
-        raise DataError(
-            f"results: got {models.height} rows with the model's AUC over all folds and {rivals.height} controls, "
-            "wanted one row and at least one control. Run 05_kfold_results again."
-        )
-    model = models.row(0, named=True)
-    best = rivals.sort(["value", "high", "source"], descending=[True, True, False], nulls_last=True).row(0, named=True)
-    above = is_above_control(model["value"], model["low"], best["value"], best["high"])
-    sentence = (
-        f"{_in_words('AUC', model)} over {model['num_videos']} videos in {model['num_groups']} groups; "
-        f"{_in_words('best control ' + best['source'], best)}: {'above control' if above else 'not above control'}"
-    )
-    return Verdict(
-        auc=model["value"],
-        low=model["low"],
-        high=model["high"],
-        num_videos=model["num_videos"],
-        num_groups=model["num_groups"],
-        best_control=best["source"],
-        control_auc=best["value"],
-        control_low=best["low"],
-        control_high=best["high"],
-        above_control=above,
-        sentence=sentence,
-    )
-
-
 def _source_rows(source: str, scored: pl.DataFrame, config: RunConfig) -> list[tuple[object, ...]]:
     """RESULTS rows of one source: first over all folds, then fold by fold."""
     per_fold = {
@@ -255,13 +183,6 @@ def _mean_and_deviation(values: list[float]) -> tuple[float | None, float | None
 
 def _or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _in_words(name: str, row: dict[str, float | None]) -> str:
-    if row["value"] is None:
-        return f"{name} undefined (no fold holds both real and fake videos)"
-    ends = "no interval: too few groups" if row["low"] is None else f"{row['low']:.2f}, {row['high']:.2f}"
-    return f"{name} {row['value']:.2f} [{ends}]"
 
 
 def _refuse(found: pl.Series, kind: type[DataError], what: str, remedy: str) -> None:
