@@ -19,11 +19,10 @@ from fvc_lib.corpus.listing import (
     Refusal,
     Rejections,
     annotations_of,
-    normalized_text,
     settle_rows,
 )
 from fvc_lib.corpus.video_extensions import is_hidden, is_video_name
-from fvc_lib.services.path_text import escape_text
+from fvc_lib.services.path_text import escape_text, path_to_text
 
 SEED_TABLE = "FVC.csv"
 DUPLICATE_TABLE = "FVC_dup.csv"
@@ -85,7 +84,7 @@ def read_fvc2018(folder: Path) -> Listing:
             return Refusal(
                 "missing_video", f"{row.origin} row {row.row}: no file {wanted}. Fetch it if it still exists."
             )
-        return files.check(path) or normalized_text(path)
+        return files.check(path) or path_to_text(path)
 
     entries = settle_rows(rows, rejections, locate)
     _reject_unlisted({row.source_id for row in rows}, videos, rejections)
@@ -143,10 +142,10 @@ def _videos_by_id(files: CorpusFiles, rejections: Rejections) -> dict[str, str]:
         path = f"{VIDEOS_FOLDER}/{name}"
         if not is_video_name(name):
             detail = f"{name!r} has no video extension; a download that was not finished keeps its .part."
-            rejections.add_file(normalized_text(path), Refusal("unknown_extension", detail))
+            rejections.add_file(path_to_text(path), Refusal("unknown_extension", detail))
         elif Path(name).stem in videos:
             detail = f"a second file for one platform id; {videos[Path(name).stem]!r} is used."
-            rejections.add_file(normalized_text(path), Refusal("surplus_file", detail))
+            rejections.add_file(path_to_text(path), Refusal("surplus_file", detail))
         else:
             videos[Path(name).stem] = path
     return videos
@@ -156,4 +155,4 @@ def _reject_unlisted(listed: set[str], videos: dict[str, str], rejections: Rejec
     for platform_id, path in videos.items():
         if platform_id not in listed:
             detail = f"no row of {SEED_TABLE} or {DUPLICATE_TABLE} has this platform id."
-            rejections.add_file(normalized_text(path), Refusal("not_listed", detail))
+            rejections.add_file(path_to_text(path), Refusal("not_listed", detail))

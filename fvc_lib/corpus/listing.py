@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import polars as pl
 
-from fvc_lib.services.path_text import escape_text, message_text, path_to_text
+from fvc_lib.services.path_text import message_text
 from fvc_lib.services.tables import LABELS, REJECTED
 
 Kind = Literal["folder", "manifest", "fvc2018"]
@@ -250,13 +250,3 @@ def _entry(row: LabelRow, path: str) -> Entry:
         platform=row.platform,
         row=row.row,
     )
-
-
-def refused_text(raw: str) -> str:
-    """Table text for a listed path that could not be normalized."""
-    return escape_text(raw) if raw else ""
-
-
-def normalized_text(path: str) -> str:
-    """Table text of a path that ``CorpusFiles.normalized`` gave."""
-    return path_to_text(path)

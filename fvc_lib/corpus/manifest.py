@@ -13,12 +13,10 @@ from fvc_lib.corpus.listing import (
     Rejections,
     annotations_of,
     counts_text,
-    normalized_text,
-    refused_text,
     settle_rows,
 )
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.path_text import escape_text, path_from_text
+from fvc_lib.services.path_text import escape_text, path_from_text, path_to_text
 from fvc_lib.services.tables import LABELS
 
 PATH_COLUMNS = ("path", "video_path")
@@ -68,9 +66,9 @@ def _label_rows(
         normalized = files.normalized(cells[path_column])
         if isinstance(normalized, Refusal):
             refusals[number] = Refusal(normalized.reason, f"{table.name} row {number}: {normalized.detail}")
-            path = refused_text(cells[path_column])
+            path = escape_text(cells[path_column])
         else:
-            path = normalized_text(normalized)
+            path = path_to_text(normalized)
         optional = {
             name: _escaped(optional_cell(cells, column))
             for name, column in (

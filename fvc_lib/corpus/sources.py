@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fvc_lib.corpus.fvc2018 import DUPLICATE_TABLE, SEED_TABLE, read_fvc2018
-from fvc_lib.corpus.listing import CorpusFiles, Entry, Listing, Refusal, Rejections, annotations_of, normalized_text
+from fvc_lib.corpus.listing import CorpusFiles, Entry, Listing, Refusal, Rejections, annotations_of
 from fvc_lib.corpus.manifest import read_manifest
 from fvc_lib.corpus.video_extensions import is_hidden, is_video_name
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.tables import LABELS
 
 ACCEPTED = (
@@ -63,7 +64,7 @@ def _read_label_folders(folder: Path, label_folders: list[str]) -> Listing:
     entries = []
     for name in label_folders:
         for path, is_folder in _walk(files.root, name):
-            text = normalized_text(path)
+            text = path_to_text(path)
             refusal = _folder_link_refusal(files, path) if is_folder else _file_refusal(files, path)
             if refusal is not None:
                 rejections.add_file(text, refusal, label=name.lower())
