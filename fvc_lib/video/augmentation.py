@@ -190,21 +190,22 @@ def _draw_cutout(generator: np.random.Generator, strength: float, num_frames: in
     return Cutout(_between(generator, 0, 1 - width), _between(generator, 0, 1 - height), width, height)
 
 
-def _some_frames(generator: np.random.Generator, strength: float, num_frames: int) -> list[int]:
-    """About a fifth of the frames at strength 1, at least one and at most half of them."""
+def _some_frames(generator: np.random.Generator, strength: float, num_frames: int, before: int) -> list[int]:
+    """About a fifth of the frames at strength 1, at least one and at most half of them, numbered below ``before``."""
     count = min(max(1, round(0.2 * strength * num_frames)), num_frames // 2)
-    return sorted(generator.choice(num_frames, count, replace=False).tolist())
+    return sorted(generator.choice(before, count, replace=False).tolist())
 
 
 def _draw_frame_drop(generator: np.random.Generator, strength: float, num_frames: int) -> FrameDrop:
-    dropped = set(_some_frames(generator, strength, num_frames))
+    dropped = set(_some_frames(generator, strength, num_frames, num_frames))
     kept = [number for number in range(num_frames) if number not in dropped]
     places = np.round(np.linspace(0, len(kept) - 1, num_frames)).astype(int)
     return FrameDrop(tuple(kept[place] for place in places))
 
 
 def _draw_frame_duplicate(generator: np.random.Generator, strength: float, num_frames: int) -> FrameDuplicate:
-    shown = sorted([*range(num_frames), *_some_frames(generator, strength, num_frames)])
+    # Not the last frame: its duplicate would be cut off again.
+    shown = sorted([*range(num_frames), *_some_frames(generator, strength, num_frames, num_frames - 1)])
     return FrameDuplicate(tuple(shown[:num_frames]))
 
 

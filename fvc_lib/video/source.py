@@ -22,6 +22,8 @@ from av.video.stream import VideoStream
 from fvc_lib.video.errors import CorruptVideo, NoVideoStream, RefusedVideo, UnreadableVideo, VideoError
 
 MAX_PIXELS = 100_000_000
+# For what the decoder finds in the bitstream after the container said otherwise.
+_LIMITS = {"max_pixels": str(MAX_PIXELS)}
 
 # ffmpeg would also open playlists, which fetch other files and addresses, and plain text drawn as a terminal.
 _CONTAINERS = (
@@ -77,6 +79,7 @@ def open_video(path: Path) -> Iterator[VideoSource]:
         for other in container.streams:
             if other.index != stream.index:
                 other.discard = Discard.all
+        context.options = _LIMITS
         context.thread_count = 1  # the callers are parallel over videos
         context.thread_type = ThreadType.NONE
         yield VideoSource(path, container, stream)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.services.config import AUGMENTATIONS
+from fvc_lib.services.errors import UsageError
+from fvc_lib.video.augmentation import AugmentationPlan, AugmentationSettings, apply_augmentation, draw_augmentation
+
+names = st.lists(st.sampled_from(AUGMENTATIONS), unique=True).map(tuple)
+settings = st.builds(AugmentationSettings, names, st.floats(0, 3))
+video_ids = st.text("0123456789abcdef", min_size=16, max_size=16)
+numbers = st.integers(1, 9)
+
+
+def _clip(num_frames: int = 6, height: int = 20, width: int = 28) -> np.ndarray:
+    clip = np.random.default_rng(5).integers(1, 255, (num_frames, 3, height, width)).astype(np.uint8)
+    clip[:, :, :4] = 0  # letterbox bars
+    clip[:, :, -4:] = 0
+    return clip
+
+
+@given(video_ids, numbers, settings, st.integers(1, 12))
+def test_a_clip_is_the_same_whatever_was_drawn_before_it(video_id, number, chosen, num_frames):
+    clip = _clip(num_frames)
+    plan = draw_augmentation(video_id, number, chosen, num_frames)
+    first = apply_augmentation(clip, plan)
+    np.random.default_rng().random(7)
+    draw_augmentation("another", number + 1, chosen, num_frames)
+    same = AugmentationSettings(tuple(reversed(chosen.names)), chosen.strength)
+    again = draw_augmentation(video_id, number, same, num_frames)
+    assert again == plan
+    np.testing.assert_array_equal(apply_augmentation(clip, again), first)
+
+
+@given(video_ids, numbers, settings, st.integers(1, 12))
+def test_a_clip_keeps_its_shape_its_bars_and_its_source(video_id, number, chosen, num_frames):
+    clip = _clip(num_frames)
+    before = clip.copy()
+    out = apply_augmentation(clip, draw_augmentation(video_id, number, chosen, num_frames))
+    assert out.dtype == np.uint8
+    assert out.shape == clip.shape
+    assert not out[:, :, :4].any()
+    assert not out[:, :, -4:].any()
+    assert not np.shares_memory(out, clip)
+    np.testing.assert_array_equal(clip, before)
+
+
+@given(video_ids, numbers, settings, st.integers(1, 12))
+def test_a_plan_names_only_what_was_allowed_and_survives_json(video_id, number, chosen, num_frames):
+    plan = draw_augmentation(video_id, number, chosen, num_frames)
+    entries = json.loads(plan.to_json())
+    assert {entry["name"] for entry in entries} <= set(chosen.names)
+    assert AugmentationPlan.from_json(plan.to_json()) == plan
+    if chosen.strength and set(chosen.names) - {"frame_drop", "frame_duplicate", "frame_reverse"}:
+        assert entries
+    clip = _clip(num_frames)
+    np.testing.assert_array_equal(
+        apply_augmentation(clip, AugmentationPlan.from_json(plan.to_json())), apply_augmentation(clip, plan)
+    )
+
+
+@given(video_ids, numbers, st.sampled_from(["frame_drop", "frame_duplicate"]), st.integers(2, 20), st.floats(0.1, 3))
+def test_frames_are_dropped_and_duplicated_in_order_and_length_is_kept(video_id, number, name, num_frames, strength):
+    (operation,) = draw_augmentation(video_id, number, AugmentationSettings((name,), strength), num_frames).operations
+    order = operation.order
+    assert len(order) == num_frames
+    assert list(order) == sorted(order)
+    assert set(order) < set(range(num_frames))  # something is gone: dropped, or pushed over the end
+
+
+def test_flip_is_one_decision_for_the_whole_clip():
+    clip = _clip()
+    chosen = AugmentationSettings(("flip",), 1.0)
+    out = apply_augmentation(clip, draw_augmentation("ab" * 8, 1, chosen, 6))
+    np.testing.assert_array_equal(out, clip[..., ::-1])
+
+
+def test_reverse_plays_backwards():
+    clip = _clip()
+    out = apply_augmentation(clip, draw_augmentation("ab" * 8, 1, AugmentationSettings(("frame_reverse",)), 6))
+    np.testing.assert_array_equal(out, clip[::-1])
+
+
+@pytest.mark.parametrize(
+    ("number", "strength", "allowed"), [(0, 1.0, AUGMENTATIONS), (1, 0.0, AUGMENTATIONS), (1, 1.0, ())]
+)
+def test_the_original_zero_strength_and_no_operations_change_nothing(number, strength, allowed):
+    plan = draw_augmentation("ab" * 8, number, AugmentationSettings(allowed, strength), 6)
+    assert plan == AugmentationPlan()
+    np.testing.assert_array_equal(apply_augmentation(_clip(), plan), _clip())
+
+
+def test_different_videos_numbers_and_settings_get_different_plans():
+    plans = {
+        draw_augmentation(video_id, number, AugmentationSettings(AUGMENTATIONS, strength), 6).to_json()
+        for video_id in ("a" * 16, "b" * 16)
+        for number in (1, 2, 3)
+        for strength in (1.0, 1.5)
+    }
+    assert len(plans) == 12
+
+
+def test_settings_hash_ignores_order_and_feels_everything_else():
+    base = AugmentationSettings(("flip", "noise"), 1.0)
+    assert base.settings_hash == AugmentationSettings(("noise", "flip"), 1).settings_hash
+    assert base.settings_hash != AugmentationSettings(("flip",), 1.0).settings_hash
+    assert base.settings_hash != AugmentationSettings(("flip", "noise"), 1.1).settings_hash
+
+
+def test_another_process_with_other_hashing_and_threads_makes_the_same_bytes():
+    code = (
+        "import hashlib, numpy as np\n"
+        "from fvc_lib.services.config import AUGMENTATIONS\n"
+        "from fvc_lib.video.augmentation import *\n"
+        "clip = np.random.default_rng(3).integers(0, 256, (6, 3, 40, 56)).astype(np.uint8)\n"
+        "digest = hashlib.sha256()\n"
+        "for n in range(1, 9):\n"
+        "    plan = draw_augmentation('c0ffee00c0ffee00', n, AugmentationSettings(AUGMENTATIONS, 1.0), 6)\n"
+        "    digest.update(apply_augmentation(clip, plan).tobytes())\n"
+        "print(digest.hexdigest())\n"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
+        ).stdout.strip()
+        for seed, threads in (("1", "1"), ("2", "4"))
+    }
+    clip = np.random.default_rng(3).integers(0, 256, (6, 3, 40, 56)).astype(np.uint8)
+    digest = hashlib.sha256()
+    for number in range(1, 9):
+        plan = draw_augmentation("c0ffee00c0ffee00", number, AugmentationSettings(AUGMENTATIONS, 1.0), 6)
+        digest.update(apply_augmentation(clip, plan).tobytes())
+    assert digests == {digest.hexdigest()}
+
+
+def test_what_cannot_be_meant_is_named():
+    with pytest.raises(UsageError, match=r"'flipp'.*Did you mean 'flip'"):
+        AugmentationSettings(("flipp",))
+    with pytest.raises(UsageError, match="strength"):
+        AugmentationSettings(("flip",), float("nan"))
+    with pytest.raises(ValueError, match=r"uint8 \(T, 3, H, W\)"):
+        apply_augmentation(np.zeros((2, 3, 4, 4)), AugmentationPlan())
+    for text in ('[{"name": "explode"}]', '[{"name": "blur"}]', "[3]", "{", '[{"name": "flip", "__class__": 1}]'):
+        with pytest.raises(ValueError, match=r".+"):
+            AugmentationPlan.from_json(text)
+
+
+def test_a_black_clip_stays_black():
+    clip = np.zeros((3, 3, 8, 8), np.uint8)
+    for number in range(1, 6):
+        plan = draw_augmentation("ab" * 8, number, AugmentationSettings(AUGMENTATIONS), 3)
+        assert not apply_augmentation(clip, plan).any()

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fvc_lib.video.augmentation_operations import Affine, Blur, Color, Cutout, FrameDrop, Noise
+
+
+@pytest.fixture
+def pixels():
+    return np.random.default_rng(0).uniform(0, 255, (3, 3, 12, 17)).astype(np.float32)
+
+
+def test_an_affine_that_does_nothing_changes_nothing(pixels):
+    np.testing.assert_allclose(Affine(0, 1, 0, 0).apply(pixels.copy()), pixels, atol=1e-3)
+
+
+def test_an_affine_shift_moves_whole_pixels_and_fills_with_black(pixels):
+    moved = Affine(0, 1, 2 / 17, -3 / 12).apply(pixels.copy())
+    np.testing.assert_allclose(moved[..., :-3, 2:], pixels[..., 3:, :-2], atol=1e-2)
+    assert not moved[..., :2].any()
+    assert not moved[..., -3:, :].any()
+
+
+def test_an_affine_matches_a_naive_loop(pixels):
+    operation = Affine(7, 1.1, 0.03, -0.05)
+    got = operation.apply(pixels.copy())
+    height, width = 12, 17
+    cosine, sine = math.cos(math.radians(7)) / 1.1, math.sin(math.radians(7)) / 1.1
+    for y, x in ((0, 0), (5, 8), (11, 16), (3, 14)):
+        u, v = x - 8 - 0.03 * width, y - 5.5 + 0.05 * height
+        source_x, source_y = cosine * u + sine * v + 8, cosine * v - sine * u + 5.5
+        expected = np.zeros((3, 3))
+        for row in range(height):
+            for column in range(width):
+                weight = max(0, 1 - abs(source_x - column)) * max(0, 1 - abs(source_y - row))
+                expected += weight * pixels[:, :, row, column]
+        np.testing.assert_allclose(got[:, :, y, x], expected, atol=1e-2)
+
+
+def test_colour_factors_do_what_they_are_called(pixels):
+    assert Color(1.5, 1, 1).apply(pixels.copy()).mean() == pytest.approx(1.5 * pixels.mean(), rel=1e-4)
+    flat = Color(1, 0.5, 1).apply(pixels.copy())
+    assert flat.mean() == pytest.approx(pixels.mean(), rel=1e-4)
+    assert flat.std() == pytest.approx(0.5 * pixels.std(), rel=1e-3)
+    grey = Color(1, 1, 0).apply(pixels.copy())
+    np.testing.assert_allclose(grey[:, 0], grey[:, 2], atol=1e-3)
+
+
+def test_noise_has_its_strength_and_another_pattern_in_each_frame(pixels):
+    grey = np.full((2, 3, 64, 64), 128, np.float32)
+    noise = Noise(5.0, 7).apply(grey.copy()) - 128
+    assert noise.std() == pytest.approx(5, rel=0.05)
+    assert abs(np.corrcoef(noise[0].ravel(), noise[1].ravel())[0, 1]) < 0.05
+    np.testing.assert_array_equal(noise, Noise(5.0, 7).apply(grey.copy()) - 128)
+
+
+def test_blur_keeps_the_mean_and_matches_a_naive_sum():
+    impulse = np.zeros((1, 3, 21, 21), np.float32)
+    impulse[..., 10, 10] = 100
+    got = Blur(1.2).apply(impulse.copy())
+    weights = np.exp(-0.5 * (np.arange(-4, 5) / 1.2) ** 2)
+    weights /= weights.sum()
+    np.testing.assert_allclose(got[0, 0, 6:15, 6:15], 100 * np.outer(weights, weights), atol=1e-3)
+    assert got.sum() == pytest.approx(impulse.sum(), rel=1e-4)
+    assert Blur(0.0).apply(impulse) is impulse
+
+
+def test_a_cutout_hides_one_rectangle_in_all_frames_under_the_mean_colour(pixels):
+    mean = pixels.mean(axis=(0, 2, 3))
+    got = Cutout(0.25, 0.5, 0.5, 0.25).apply(pixels.copy())
+    changed = (got != pixels).any(axis=(0, 1))
+    assert changed[6:9, 4:13].all()
+    assert changed.sum() == changed[6:9, 4:13].size
+    np.testing.assert_allclose(got[:, :, 7, 7], np.broadcast_to(mean, (3, 3)), rtol=1e-4)
+
+
+def test_an_order_picks_frames(pixels):
+    np.testing.assert_array_equal(FrameDrop((0, 2, 2)).apply(pixels), pixels[[0, 2, 2]])

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import av
+import numpy as np
+import pytest
+
+from fvc_lib.video.contact_sheet import contact_sheet, png_bytes
+
+
+def test_rows_are_clips_and_columns_are_frames():
+    short = np.full((2, 3, 4, 5), 10, np.uint8)
+    long = np.arange(3, dtype=np.uint8).repeat(3 * 4 * 5).reshape(3, 3, 4, 5)
+    sheet = contact_sheet([short, long], gap=2, background=77)
+    assert sheet.shape == (10, 3 * 5 + 2 * 2, 3)
+    assert (sheet[:4, :5] == 10).all()
+    assert (sheet[:4, 14:] == 77).all()  # the shorter clip leaves its last column free
+    assert (sheet[4:6] == 77).all()
+    for number in range(3):
+        assert (sheet[6:, 7 * number : 7 * number + 5] == number).all()
+    with pytest.raises(ValueError, match="at least one"):
+        contact_sheet([])
+
+
+def test_png_is_read_back_by_another_decoder(tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (13, 31, 3)).astype(np.uint8)
+    path = tmp_path / "sheet.png"
+    path.write_bytes(png_bytes(image))
+    with av.open(str(path)) as container:
+        (frame,) = container.decode(video=0)
+    np.testing.assert_array_equal(frame.to_ndarray(format="rgb24"), image)
+    with pytest.raises(ValueError, match=r"uint8 \(H, W, 3\)"):
+        png_bytes(image[..., 0])
