@@ -1,0 +1,99 @@
+"""Accumulators over batches: on the CPU, without gradient, nothing but what the metrics need."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fvc_lib.learning.task import Batch, LossSum, Outputs
+from fvc_lib.metrics.classification import balanced_accuracy, roc_auc
+from fvc_lib.metrics.weighting import FloatArray, IntArray
+
+
+def require_detached(values: Tensor, name: str) -> Tensor:
+    """``values`` on the CPU.
+
+    Raises:
+        ValueError: they still require grad, so keeping them would keep a whole graph in memory.
+    """
+    if values.requires_grad:
+        raise ValueError(
+            f"{name}: got a tensor {tuple(values.shape)} that requires grad, wanted a detached one; call .detach() "
+            "first, or the accumulator would hold every batch's graph."
+        )
+    return values.cpu()
+
+
+class LossMean:
+    """The weighted mean of losses over everything seen; NaN before anything was."""
+
+    def __init__(self, total: float = 0.0, weight: float = 0.0) -> None:
+        self.total = total
+        self.weight = weight
+
+    def update(self, loss: LossSum) -> None:
+        """Add one batch.
+
+        Raises:
+            ValueError: the loss still requires grad.
+        """
+        self.total += float(require_detached(loss.total, "loss total"))
+        self.weight += float(require_detached(loss.weight, "loss weight"))
+
+    def add(self, other: LossMean) -> None:
+        """Add everything ``other`` has seen."""
+        self.total += other.total
+        self.weight += other.weight
+
+    def mean(self) -> float:
+        """Sum over weight."""
+        return self.total / self.weight if self.weight else math.nan
+
+
+class BinaryScores:
+    """Probabilities of fake and labels, per sample, in the order they came.
+
+    Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._scores: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def update(self, outputs: Outputs, batch: Batch) -> None:
+        """Add one batch.
+
+        Raises:
+            ValueError: the outputs still require grad.
+        """
+        logits = require_detached(outputs["logits"], "logits")
+        self._ids.extend(batch.sample_ids)
+        self._scores.append(torch.sigmoid(logits.double()))
+        self._labels.append(require_detached(batch.tensors["label"], "label").to(torch.int64))
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        """The samples, in the order of the scores."""
+        return tuple(self._ids)
+
+    @property
+    def scores(self) -> FloatArray:
+        """float64 (N,) in [0, 1]."""
+        return torch.cat(self._scores).numpy() if self._scores else np.zeros(0)
+
+    @property
+    def labels(self) -> IntArray:
+        """int64 (N,) of 0 (real) and 1 (fake)."""
+        return torch.cat(self._labels).numpy() if self._labels else np.zeros(0, dtype=np.int64)
+
+    def compute(self) -> dict[str, float]:
+        """ROC-AUC, and balanced accuracy at the threshold 0.5; NaN with one class."""
+        decisions = (self.scores >= 0.5).astype(np.float64)
+        return {
+            "roc_auc": float(roc_auc(self.labels, self.scores)),
+            "balanced_accuracy": float(balanced_accuracy(self.labels, decisions)),
+        }

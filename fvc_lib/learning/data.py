@@ -1,0 +1,110 @@
+"""Clips from the shared store as samples: training sees originals and augmented copies, all else originals only."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import torch
+
+from fvc_lib.learning.task import Sample
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.tables import LABELS
+from fvc_lib.video.clip_store import ClipStore
+
+LABEL_NUMBERS = {label: number for number, label in enumerate(LABELS)}
+
+
+@dataclass(frozen=True)
+class ClipRow:
+    """One clip: a video, which of its clips (0 is the original), and what it is (0 real, 1 fake)."""
+
+    video_id: str
+    augmentation_index: int
+    label: int
+
+    @property
+    def clip_id(self) -> str:
+        """The name used in messages."""
+        return f"{self.video_id}#{self.augmentation_index}"
+
+
+class ClipDataset:
+    """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from the clip store; nothing is random."""
+
+    def __init__(self, store: ClipStore, rows: Sequence[ClipRow]) -> None:
+        self._store = store
+        self.rows = tuple(rows)
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The label of every row."""
+        return tuple(row.label for row in self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        row = self.rows[index]
+        frames = np.array(self._store.read(row.video_id, row.augmentation_index))  # torch refuses read-only memory
+        label = torch.tensor(float(row.label))
+        return Sample(row.clip_id, {"frames": torch.from_numpy(frames), "label": label})
+
+
+def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[ClipRow, ...]:
+    """Rows for ``videos`` (columns ``video_id``, ``label``): originals, and so many augmented copies of each."""
+    pairs = videos.sort("video_id").select("video_id", "label").iter_rows()
+    return tuple(
+        ClipRow(video_id, index, LABEL_NUMBERS[label])
+        for video_id, label in pairs
+        for index in range(augmentations_per_video + 1)
+    )
+
+
+def without_missing_originals(videos: pl.DataFrame, store: ClipStore) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """``videos`` that have an original clip, and the ids of those that do not."""
+    present = pl.Series([store.has(video_id, 0) for video_id in videos["video_id"]], dtype=pl.Boolean)
+    return videos.filter(present), tuple(videos.filter(~present)["video_id"].sort())
+
+
+def require_clips(store: ClipStore, rows: Iterable[ClipRow]) -> None:
+    """Check before training that every clip is there.
+
+    Raises:
+        DataError: some are not; up to ten are named.
+    """
+    missing = [row.clip_id for row in rows if not store.has(row.video_id, row.augmentation_index)]
+    if missing:
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        raise DataError(
+            f"{len(missing)} clips are not in the clip store: {', '.join(missing[:10])}{more}. Run 03_augmentation "
+            "again with the same decode and augmentation parameters."
+        )
+
+
+def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
+    """Loss weights (real, fake) that give both classes equal influence and average to one over ``rows``.
+
+    Raises:
+        DataError: only one class is there, so nothing can be learned.
+    """
+    counts = np.bincount([row.label for row in rows], minlength=2)
+    if not counts.all():
+        raise DataError(
+            f"training part: got {counts[0]} real and {counts[1]} fake clips, wanted some of both. Use fewer folds or "
+            "add groups of the missing class."
+        )
+    real, fake = (counts.sum() / (2 * counts)).tolist()
+    return real, fake
+
+
+def rows_fingerprint(store: ClipStore, parts: Sequence[tuple[str, Sequence[ClipRow]]]) -> str:
+    """Hex SHA-256 over which clips, with which labels, made with which settings, play which part."""
+    digest = hashlib.sha256(store.settings_hash.encode())
+    for part, rows in parts:
+        for row in rows:
+            digest.update(f"{part}\x1f{row.clip_id}\x1f{row.label}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

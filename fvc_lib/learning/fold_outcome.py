@@ -1,0 +1,75 @@
+"""What training one fold found, as a value and as the file whose presence means that the fold is finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from fvc_lib.learning.training_state import EpochRecord
+from fvc_lib.services.atomic_files import write_text
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """One finished training, of the model or of its shuffled-label control.
+
+    Attributes:
+        history: one record per epoch.
+        best_epoch: the epoch (1-based) with the lowest inner validation loss; its weights scored the outer fold.
+        threshold: of the score, with the best balanced accuracy on the inner validation part.
+        steps: effective batches consumed, those skipped included.
+        nonfinite_steps: effective batches skipped because a loss or gradient was not finite.
+        micro_batch: clips in memory at once at the end; lower than planned after an out-of-memory.
+        seconds: of the call that finished it, by the monotonic clock; earlier attempts do not count.
+    """
+
+    history: tuple[EpochRecord, ...]
+    best_epoch: int
+    threshold: float
+    steps: int
+    nonfinite_steps: int
+    micro_batch: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FoldOutcome:
+    """One finished outer fold. Nothing in it was chosen on the fold's own videos.
+
+    Attributes:
+        missing_videos: ids without a clip (they could not be decoded); they took no part.
+        control: the same recipe on labels shuffled by group; None when it was turned off.
+        peak_rss_bytes: of this process.
+        peak_device_bytes: of an accelerator; None on the CPU.
+        fingerprint: of the parameters and clips it was made with.
+    """
+
+    fold: int
+    model: str
+    num_parameters: int
+    device: str
+    num_train_videos: int
+    num_train_clips: int
+    num_validation_videos: int
+    num_test_videos: int
+    missing_videos: tuple[str, ...]
+    training: TrainingSummary
+    control: TrainingSummary | None
+    peak_rss_bytes: int
+    peak_device_bytes: int | None
+    fingerprint: str
+
+
+def write_outcome(path: Path, outcome: FoldOutcome) -> None:
+    """Replace ``path`` atomically."""
+    write_text(path, TypeAdapter(FoldOutcome).dump_json(outcome, indent=2, ensure_ascii=True).decode() + "\n")
+
+
+def read_outcome(path: Path) -> FoldOutcome | None:
+    """The outcome in ``path``; None when there is none, or none that this version understands."""
+    try:
+        return TypeAdapter(FoldOutcome).validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
