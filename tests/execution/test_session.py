@@ -1,0 +1,103 @@
+"""Opening a notebook by hand: it works on the newest run, with that run's values, and never changes the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.execution.run_record import begin_run
+from fvc_lib.execution.session import StageSession, open_stage
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.run_paths import RunPaths, list_runs
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FVC_RUNS_DIR", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def begin(runs_dir: Path, **values: object) -> RunPaths:
+    return begin_run(resolve_config({"runs_dir": str(runs_dir), **values}, environ={}), command="test")
+
+
+@pytest.fixture
+def opened():
+    sessions: list[StageSession] = []
+
+    def open_as(**cell: object) -> StageSession:
+        session = open_stage("04_fold_training", {"run_dir": "", **cell})
+        sessions.append(session)
+        return session
+
+    yield open_as
+    for session in sessions:
+        session.memory.close()
+
+
+def test_without_any_run_a_new_one_begins_with_the_cells_values(runs_dir, opened):
+    session = opened(epochs=3)
+    assert session.config.epochs == 3
+    assert list_runs(runs_dir) == [session.paths]
+    assert not session.headless
+
+
+def test_untouched_values_give_way_to_the_newest_runs_own(runs_dir, opened):
+    begin(runs_dir, epochs=2)
+    newest = begin(runs_dir, epochs=9)
+    session = opened(epochs=20, seed=0)
+    assert session.paths == newest
+    assert session.config.epochs == 9
+    assert session.settings().filter(parameter="epochs")["value"].item() == "9"
+
+
+def test_an_edited_value_never_changes_a_run_into_another(runs_dir, opened):
+    begin(runs_dir, epochs=9)
+    with pytest.raises(UsageError, match=r"epochs 9 -> 5.*run_dir = 'new'"):
+        opened(epochs=5)
+    assert opened(run_dir="new", epochs=5).config.epochs == 5
+    assert len(list_runs(runs_dir)) == 2
+
+
+def test_a_run_can_be_named_by_a_part_or_a_path(runs_dir, opened):
+    first = begin(runs_dir, epochs=9)
+    begin(runs_dir, epochs=8)
+    assert opened(run_dir=first.run_id).paths == first
+    assert opened(run_dir=str(first.root)).paths == first
+    with pytest.raises(UsageError, match="no run called 'absent'"):
+        opened(run_dir="absent")
+
+
+def test_a_fold_the_run_does_not_have_is_refused(runs_dir, opened):
+    begin(runs_dir, num_folds=3)
+    assert opened(fold=2).fold == 2
+    with pytest.raises(UsageError, match="got 3, wanted 0 to 2"):
+        opened(fold=3)
+
+
+def test_a_check_that_fails_ends_the_stage(runs_dir, opened, capsys):
+    session = opened()
+    session.check("one is one", True)
+    assert "✓ one is one" in capsys.readouterr().out
+    with pytest.raises(DataError, match="check failed: one is two"):
+        session.check("one is two", False)
+
+
+def test_a_signal_only_sets_a_flag_while_the_stage_asks_for_it(runs_dir, opened):
+    session = opened()
+    with pytest.raises(StoppedError, match="SIGUSR1"):
+        session.on_signal(10, None)
+    polling = opened()
+    assert not polling.stop()
+    polling.on_signal(10, None)
+    assert polling.stop()
+
+
+def test_closing_lists_what_was_written(runs_dir, opened):
+    session = opened()
+    session.paths.folds.parent.mkdir()
+    session.paths.folds.write_bytes(b"1234")
+    assert session.close(session.paths.folds).rows() == [("tables/folds.parquet", 4)]
+    assert session.paths.memory("04_fold_training").stat().st_size > 0
