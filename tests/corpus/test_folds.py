@@ -50,6 +50,7 @@ MIXED = st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(any)
 SIZES = st.lists(st.one_of(PURE, MIXED), min_size=4, max_size=24)
 
 
+@settings(max_examples=40)
 @given(SIZES, st.integers(2, 6), st.integers(0, 2**31 - 1))
 def test_folds_hold_every_video_once_and_every_group_whole(
     groups: list[tuple[int, int]], num_folds: int, seed: int
@@ -67,6 +68,7 @@ def test_folds_hold_every_video_once_and_every_group_whole(
     assert balance["videos"].sum() == index.height
 
 
+@settings(max_examples=40)
 @given(st.lists(PURE, min_size=4, max_size=24), st.integers(2, 6))
 def test_folds_are_balanced_within_the_stated_tolerance(groups: list[tuple[int, int]], num_folds: int) -> None:
     assume(is_feasible(groups, num_folds))
@@ -85,7 +87,7 @@ def test_fvc2018_is_balanced_to_a_video(shared: Path) -> None:
     assert spread(folds, "fake") <= 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(SIZES, st.integers(2, 5), st.integers(0, 9), st.randoms(use_true_random=False))
 def test_folds_do_not_depend_on_the_order_of_rows(
     groups: list[tuple[int, int]], num_folds: int, seed: int, random
@@ -113,7 +115,7 @@ def test_seeds_choose_between_equal_groups() -> None:
     assert not folds[0].equals(folds[2])
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(SIZES, st.integers(2, 5), st.floats(0.1, 0.5), st.integers(0, 99))
 def test_splits_are_disjoint_complete_and_hold_both_labels(
     groups: list[tuple[int, int]], num_folds: int, share: float, seed: int
@@ -156,7 +158,7 @@ def test_inner_splits_differ_between_folds_and_seeds() -> None:
     assert chosen[0] != chosen[1]
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(SIZES, st.integers(2, 5), st.integers(0, 99))
 def test_shuffled_labels_are_one_per_group_and_keep_folds(
     groups: list[tuple[int, int]], num_folds: int, seed: int
@@ -171,7 +173,7 @@ def test_shuffled_labels_are_one_per_group_and_keep_folds(
         assert shuffled.filter(pl.col("fold") == fold)["label"].n_unique() == 2
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.lists(PURE, min_size=4, max_size=24), st.integers(2, 4), st.integers(0, 99))
 def test_labels_of_pure_groups_are_permuted(groups: list[tuple[int, int]], num_folds: int, seed: int) -> None:
     assume(is_feasible(groups, num_folds))
