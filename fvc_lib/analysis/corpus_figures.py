@@ -32,10 +32,9 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
         figure.add_trace(
             _bars([figure_text(v) for v in rows["value"]], rows["num_videos"].to_list(), label, color, horizontal=True)
         )
-    figure.update_yaxes(
-        title_text=by.capitalize(), categoryorder="array", categoryarray=[figure_text(v) for v in reversed(order)],
-        showgrid=False, type="category",
-    )  # fmt: skip
+    names = [figure_text(value) for value in reversed(order)]
+    figure.update_yaxes(title_text=figure_text(by.capitalize()), showgrid=False, type="category")
+    figure.update_yaxes(categoryorder="array", categoryarray=names)
     figure.update_xaxes(title_text="Videos")
     figure.update_layout(barmode="stack", **_legend())
     return figure

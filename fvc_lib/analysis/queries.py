@@ -183,8 +183,7 @@ def fold_balance(run: RunPaths) -> Answer:
 def augmentation_counts(run: RunPaths) -> Answer:
     """How often each operation was drawn: ``operation num_clips share`` of the ``num_augmented`` clips made.
 
-    The operations column is read as JSON: a list of names, a list of objects with a ``name``, or an object with such a
-    list under ``operations``. Clips whose operations cannot be read that way are counted in the notes.
+    The operations column holds a JSON list of objects with a ``name``; clips where it does not are counted in notes.
     """
     found = read_tables([(path_to_text(run.run_id), run.augmented_metadata)], tables.AUGMENTED)
     made = found.frame.filter(pl.col("augmentation_index") > 0)
@@ -249,10 +248,6 @@ def _entries(run: RunPaths, folder: str) -> list[Path]:
 
 def _operation_names(text: str) -> set[str] | None:
     try:
-        value = json.loads(text)
-    except ValueError:
+        return {str(operation["name"]) for operation in json.loads(text)}
+    except (ValueError, TypeError, KeyError):
         return None
-    items = value.get("operations") if isinstance(value, dict) else value
-    if not isinstance(items, list):
-        return None
-    return {str(item.get("name", "unnamed")) if isinstance(item, dict) else str(item) for item in items}

@@ -48,7 +48,7 @@ def controls_figure(results: pl.DataFrame, metric: str = HEADLINE_METRIC, *, con
         height=150 + 44 * len(scores),
     )
     for score in scores:
-        figure.add_trace(_score_point(score, metric))
+        figure.add_trace(_score_point(score))
         figure.add_annotation(_value_label(_tick(score), score))
     if metric in {"roc_auc", "balanced_accuracy"}:
         figure.add_vline(x=0.5, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
@@ -57,7 +57,7 @@ def controls_figure(results: pl.DataFrame, metric: str = HEADLINE_METRIC, *, con
     if verdict:
         _stamp(figure, verdict.standing)
     figure.update_yaxes(categoryorder="array", categoryarray=[_tick(s) for s in reversed(scores)], showgrid=False)
-    figure.update_xaxes(title_text=metric_name(metric), range=_score_range(scores))
+    figure.update_xaxes(title_text=figure_text(metric_name(metric)), range=_score_range(scores))
     figure.update_layout(showlegend=False, margin={"r": 170})
     return figure
 
@@ -204,10 +204,10 @@ def run_comparison_figure(comparison: pl.DataFrame, metric: str = HEADLINE_METRI
     for row in rows.iter_rows(named=True):
         score = Score("model", row["value"], row["low"], row["high"])
         label = f"{row['run_id']} ({count_text(row['num_videos'], 'video')}, {count_text(row['num_groups'], 'group')})"
-        figure.add_trace(_point(figure_text(label), score, theme.MODEL, metric, hollow=False))
+        figure.add_trace(_point(figure_text(label), score, theme.MODEL, hollow=False))
         figure.add_annotation(_value_label(figure_text(label), score))
     figure.update_yaxes(autorange="reversed", showgrid=False)
-    figure.update_xaxes(title_text=metric_name(metric))
+    figure.update_xaxes(title_text=figure_text(metric_name(metric)))
     figure.update_layout(showlegend=False, margin={"r": 170})
     return figure
 
@@ -222,12 +222,12 @@ def _tick(score: Score) -> str:
     return f"{name}<br><i>not an honest split</i>" if score.source in DISHONEST_CONTROLS else name
 
 
-def _score_point(score: Score, metric: str) -> go.Scatter:
+def _score_point(score: Score) -> go.Scatter:
     color = theme.MODEL if score.source == "model" else theme.CONTROL
-    return _point(_tick(score), score, color, metric, hollow=score.source in DISHONEST_CONTROLS)
+    return _point(_tick(score), score, color, hollow=score.source in DISHONEST_CONTROLS)
 
 
-def _point(tick: str, score: Score, color: str, metric: str, *, hollow: bool) -> go.Scatter:
+def _point(tick: str, score: Score, color: str, *, hollow: bool) -> go.Scatter:
     value = score.value if score.value is not None else float("nan")
     known = score.low is not None and score.high is not None
     bars = {"high": score.high, "low": score.low} if known else {"high": value, "low": value}
@@ -239,7 +239,7 @@ def _point(tick: str, score: Score, color: str, metric: str, *, hollow: bool) ->
             "type": "data", "symmetric": False, "array": [(bars["high"] or value) - value],
             "arrayminus": [value - (bars["low"] or value)], "color": color, "thickness": 2, "width": 5,
         },
-        hovertemplate=f"{metric_name(metric)} %{{x:.3f}}<extra></extra>",
+        hovertemplate="%{x:.3f}<extra></extra>",
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
             _add_curve(figure, points, phase, smoothing, first=position == 0, where=where)
     figure.update_annotations(font={"size": 12, "color": theme.NEUTRAL})
     figure.update_xaxes(title_text="Step", row=num_rows)
-    figure.update_yaxes(title_text=metric_name(metric), col=1)
+    figure.update_yaxes(title_text=figure_text(metric_name(metric)), col=1)
     # Beside the subtitle: the panels' own titles take the place above them.
     beside = {"y": 1 - 42 / height, "yref": "container", "yanchor": "top"}
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", **beside})
@@ -174,7 +174,7 @@ def _add_curve(
         )
     figure.add_trace(
         go.Scatter(
-            x=steps, y=smoothed(values, smoothing).to_numpy(), name=figure_text(phase), legendgroup=phase,
+            x=steps, y=smoothed(values, smoothing).to_numpy(), name=figure_text(phase), legendgroup=figure_text(phase),
             showlegend=first, mode=_mode(points),
             line={"color": color, "width": 2, "dash": dash}, marker={"size": 5},
             customdata=points["epoch"].to_list(),

@@ -33,8 +33,6 @@ METRIC_NAMES = {
     "learning_rate": "Learning rate",
 }
 
-_BYTES_PER_MB = 1_000_000
-
 
 def source_name(source: str) -> str:
     """``metadata_only`` as ``Metadata only``; an unknown source in its own words."""
@@ -64,11 +62,14 @@ def interval_text(value: float | None, low: float | None, high: float | None, di
 
 
 def bytes_text(size_bytes: float | None) -> str:
-    """Bytes as MB or GB (powers of ten, as disks and job limits are sold)."""
+    """Bytes as kB, MB or GB (powers of ten, as disks and job limits are sold)."""
     if size_bytes is None or not math.isfinite(size_bytes):
         return NOT_RECORDED
-    megabytes = size_bytes / _BYTES_PER_MB
-    return f"{megabytes / 1000:.2f} GB" if megabytes >= 1000 else f"{megabytes:.0f} MB"
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:.2f} GB"
+    if size_bytes >= 1e6:
+        return f"{size_bytes / 1e6:.0f} MB"
+    return f"{size_bytes / 1e3:.0f} kB" if size_bytes >= 1e4 else f"{size_bytes / 1e3:.1f} kB"
 
 
 def duration_text(seconds: float | None) -> str:

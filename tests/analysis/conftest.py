@@ -1,6 +1,8 @@
 """A run folder with everything a real one has, written through the services that write real ones."""
 
+import functools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,10 +25,27 @@ CODECS = ("h264", "hevc", "vp9", "mpeg4")
 SIZES = ((1280, 720), (640, 480), (1920, 1080), (320, 240))
 
 
+@pytest.fixture(scope="session")
+def written_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, float], RunPaths]:
+    """A run by seed and skill, written once for all tests."""
+
+    @functools.cache
+    def write(seed: int, skill: float) -> RunPaths:
+        return write_run(tmp_path_factory.mktemp("written"), "demo", "run_0", seed=seed, skill=skill)
+
+    return write
+
+
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., RunPaths]:
-    def make(experiment: str = "demo", name: str = "run_20250304_101500_abcdef01", **options: object) -> RunPaths:
-        return write_run(tmp_path / "runs", experiment, name, **options)
+def make_run(tmp_path: Path, written_run: Callable[[int, float], RunPaths]) -> Callable[..., RunPaths]:
+    """A run folder of this test's own; copied, since a copied run folder is a run like any other."""
+
+    def make(
+        experiment: str = "demo", name: str = "run_20250304_101500_abcdef01", seed: int = 0, skill: float = 1.6
+    ) -> RunPaths:
+        root = tmp_path / "runs" / experiment / name
+        shutil.copytree(written_run(seed, skill).root, root)
+        return RunPaths(root)
 
     return make
 
@@ -63,8 +82,9 @@ def write_index(run: RunPaths, seed: int) -> pl.DataFrame:
         width, height = SIZES[generator.integers(4)]
         rows.append(
             {
-                "video_id": f"{number:016x}", "path": f"clips/clip {number} <b>&'\".mp4", "label": tables.LABELS[number // 4 % 2],
-                "group_id": f"group_{number // 4:03d}", "source_id": f"s{number}", "label_source": "folder",
+                "video_id": f"{number:016x}", "path": f"clips/clip {number} <b>&'\".mp4",
+                "label": tables.LABELS[number // 4 % 2], "group_id": f"group_{number // 4:03d}",
+                "source_id": f"s{number}", "label_source": "folder",
                 "stated_group": None, "manipulation": None, "platform": "camera" if number % 3 else None,
                 "codec": CODECS[generator.integers(4)], "container": "mp4", "pixel_format": "yuv420p",
                 "width": width, "height": height, "frames_per_second": 25.0, "num_frames": 50, "duration_seconds": 2.0,
@@ -163,10 +183,10 @@ def write_memory(run: RunPaths, fold: int) -> None:
             used = 420 + 14 * fold + 300 * (1 - np.exp(-second / 6)) + 20 * np.sin(second)
             lines.append(
                 {
-                    "timestamp": 1_741_083_300 + second, "phase": "train" if second > 4 else "setup", "epoch": second // 8,
-                    "batch_idx": None, "global_step": second, "allocated_mb": used, "reserved_mb": used,
-                    "max_allocated_mb": used, "total_memory_mb": 2000, "usage_percent": used / 20, "free_mb": 2000 - used,
-                    "device": "cpu", "rank": 0, "rss_mb": used - 30,
+                    "timestamp": 1_741_083_300 + second, "phase": "train" if second > 4 else "setup",
+                    "epoch": second // 8, "batch_idx": None, "global_step": second, "allocated_mb": used,
+                    "reserved_mb": used, "max_allocated_mb": used, "total_memory_mb": 2000, "usage_percent": used / 20,
+                    "free_mb": 2000 - used, "device": "cpu", "rank": 0, "rss_mb": used - 30,
                 }
             )  # fmt: skip
 
@@ -182,7 +202,8 @@ def write_status(run: RunPaths, state: str = "done") -> None:
     stages = {
         key: {
             "state": "done", "attempts": 1, "reason": None, "duration_seconds": 4.0 + 3 * number, "exit_code": 0,
-            "peak_rss_bytes": 500_000_000 + number * 40_000_000, "last_step": str(60) if "fold_" in key else None, "error": None,
+            "peak_rss_bytes": 500_000_000 + number * 40_000_000, "last_step": "60" if "fold_" in key else None,
+            "error": None,
         }
         for number, key in enumerate(keys)
     }  # fmt: skip

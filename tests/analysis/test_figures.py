@@ -1,0 +1,188 @@
+import json
+from collections.abc import Callable
+
+import numpy as np
+import plotly.graph_objects as go
+import plotly.io
+import polars as pl
+import pytest
+
+from fvc_lib.analysis import queries, theme
+from fvc_lib.analysis.corpus_figures import fold_balance_figure, index_overview_figure
+from fvc_lib.analysis.headline import stage_table
+from fvc_lib.analysis.result_figures import (
+    calibration_figure,
+    controls_figure,
+    roc_figure,
+    run_comparison_figure,
+    score_distribution_figure,
+)
+from fvc_lib.analysis.training_figures import (
+    learning_curves_figure,
+    memory_timeline_figure,
+    smoothed,
+    stage_times_figure,
+)
+from fvc_lib.services import tables
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import RESULTS
+
+
+def title(figure: go.Figure) -> str:
+    return str(figure.layout.title.text).replace("<br>", " ")
+
+
+def subtitle(figure: go.Figure) -> str:
+    return str(figure.layout.title.subtitle.text).replace("<br>", " ")
+
+
+def all_figures(run: RunPaths) -> list[go.Figure]:
+    predictions = queries.predictions([run]).frame
+    return [
+        controls_figure(queries.results([run]).frame),
+        roc_figure(predictions, replicates=50),
+        score_distribution_figure(predictions),
+        calibration_figure(predictions),
+        run_comparison_figure(queries.compare_runs([run]).frame),
+        learning_curves_figure(queries.learning_curves([run]).frame),
+        memory_timeline_figure(queries.memory_samples([run]).frame),
+        stage_times_figure(stage_table(run)),
+        index_overview_figure(queries.index_counts(run, "codec").frame, "codec"),
+        fold_balance_figure(queries.fold_balance(run).frame),
+    ]
+
+
+def test_every_figure_has_a_finding_an_n_and_units(run: RunPaths) -> None:
+    for figure in all_figures(run):
+        assert len(title(figure)) > 20
+        assert any(char.isdigit() for char in subtitle(figure)), subtitle(figure)
+        assert figure.layout.xaxis.title.text or figure.layout.xaxis4.title.text
+        assert figure.layout.paper_bgcolor is None  # the template's, which is white
+        json.loads(figure.to_json())
+
+
+def test_every_figure_of_an_empty_run_says_why_it_is_empty(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for figure in all_figures(RunPaths(tmp_path_factory.mktemp("runs") / "e" / "run_x")):
+        assert "nothing to show" in title(figure)
+        assert subtitle(figure)
+        assert not figure.data
+
+
+def test_making_figures_changes_nothing_global(run: RunPaths) -> None:
+    before = plotly.io.templates.default, plotly.io.renderers.default
+    all_figures(run)
+    assert (plotly.io.templates.default, plotly.io.renderers.default) == before
+
+
+def test_the_controls_figure_shows_each_score_with_its_interval(run: RunPaths) -> None:
+    results = tables.read_table(run.results, RESULTS)
+    figure = controls_figure(results)
+    model = results.filter((pl.col("source") == "model") & (pl.col("scope") == "all") & (pl.col("metric") == "roc_auc"))
+    point = figure.data[0]
+    row = model.row(0, named=True)
+    assert point.x[0] == row["value"]
+    assert point.x[0] + point.error_x.array[0] == pytest.approx(row["high"])
+    assert point.x[0] - point.error_x.arrayminus[0] == pytest.approx(row["low"])
+    assert point.y[0] == "Model"
+    assert any("above control" in str(note.text) for note in figure.layout.annotations)
+    assert title(figure).startswith("The model is above its best control")
+
+
+def test_missing_controls_and_intervals_are_said_not_drawn(run: RunPaths) -> None:
+    results = tables.read_table(run.results, RESULTS).filter(pl.col("source") == "model")
+    bare = results.with_columns(pl.lit(None, pl.Float64).alias("low"), pl.lit(None, pl.Float64).alias("high"))
+    figure = controls_figure(bare)
+    assert "no control to compare" in title(figure)
+    assert figure.data[0].error_x.array[0] == 0
+    assert any("no control" in str(note.text) for note in figure.layout.annotations)
+
+
+def test_the_roc_title_and_the_score_share_are_what_the_predictions_say(run: RunPaths) -> None:
+    predictions = queries.predictions([run]).frame
+    right = (predictions["score"] >= predictions["threshold"]) == (predictions["label"] == "fake")
+    assert title(score_distribution_figure(predictions)).startswith(f"{right.mean():.0%} of the videos")
+    value = queries.compare_runs([run]).frame["value"][0]
+    assert f"AUC {value:.3f}" in title(roc_figure(predictions, replicates=2))
+
+
+def test_one_video_and_one_class_do_not_break_a_figure(run: RunPaths) -> None:
+    one = queries.predictions([run]).frame.head(1)
+    assert "nothing to show" in title(roc_figure(one))
+    score_distribution_figure(one)
+    calibration_figure(one)
+    learning_curves_figure(queries.learning_curves([run]).frame.filter(pl.col("metric") == "loss").head(1))
+    memory_timeline_figure(queries.memory_samples([run]).frame.head(1))
+
+
+def test_the_best_run_is_named_among_several(make_run: Callable[..., RunPaths]) -> None:
+    good, weak = make_run(), make_run(name="run_20250305_000000_weak", seed=4, skill=0.1)
+    figure = run_comparison_figure(queries.compare_runs([weak, good]).frame)
+    assert title(figure).startswith(f"{good.run_id} has the highest ROC AUC")
+    assert len(figure.data) == 2
+
+
+def test_panels_are_one_per_fold_and_share_one_legend(run: RunPaths) -> None:
+    figure = learning_curves_figure(queries.learning_curves([run]).frame)
+    assert [note.text for note in figure.layout.annotations] == [f"fold {fold}" for fold in range(5)]
+    assert [trace.name for trace in figure.data if trace.showlegend] == ["train", "validation"]
+    assert len(figure.data) == 10
+    assert len(learning_curves_figure(queries.learning_curves([run]).frame, smoothing=0.5).data) == 20
+
+
+def test_smoothing_is_a_weighted_mean_of_what_came_before() -> None:
+    values = pl.Series([1.0, 5.0, 2.0])
+    weights = [np.array([0.6**k for k in range(n, -1, -1)]) for n in range(3)]
+    wanted = [float(w @ values[: n + 1].to_numpy() / w.sum()) for n, w in enumerate(weights)]
+    np.testing.assert_allclose(smoothed(values, 0.6), wanted)
+    assert smoothed(values, 0).to_list() == values.to_list()
+    with pytest.raises(ValueError, match=r"\[0, 1\)"):
+        smoothed(values, 1.0)
+
+
+def test_rare_values_are_gathered_and_none_is_lost() -> None:
+    rows = [
+        {"label": label, "value": f"v{n:02d}", "num_videos": 40 - n} for n in range(30) for label in ("real", "fake")
+    ]
+    figure = index_overview_figure(pl.DataFrame(rows), "codec")
+    assert sum(sum(trace.x) for trace in figure.data) == sum(row["num_videos"] for row in rows)
+    assert figure.layout.yaxis.categoryarray[0] == "other"
+    assert len(figure.layout.yaxis.categoryarray) == 15
+
+
+def test_names_are_text_in_titles_ticks_and_legends() -> None:
+    hostile = "<a href='http://x'>b</a>"
+    counts = pl.DataFrame({"label": ["real"], "value": [hostile], "num_videos": [3]})
+    comparison = pl.DataFrame(
+        {
+            "run_id": [hostile],
+            "metric": [hostile],
+            "value": [0.5],
+            "low": [0.4],
+            "high": [0.6],
+            "num_videos": [1],
+            "num_groups": [1],
+        }
+    )
+    curves = pl.DataFrame(
+        {"run_id": [hostile, "b"], "stage": ["s"] * 2, "fold": [None] * 2, "phase": [hostile] * 2,
+         "metric": [hostile] * 2, "step": [1, 1], "epoch": [0, 0], "value": [0.1, 0.2]},
+        schema_overrides={"fold": pl.Int64},
+    )  # fmt: skip
+    for figure in (
+        index_overview_figure(counts, hostile),
+        run_comparison_figure(comparison, hostile),
+        learning_curves_figure(curves, hostile),
+    ):
+        assert "<a " not in figure.to_json().replace("\\u003c", "<").replace('\\"', '"')
+
+
+def test_long_findings_are_wrapped_and_the_figure_grows() -> None:
+    short, long = theme.figure("Short", "n = 1"), theme.figure("word " * 60, "n = 1")
+    assert long.layout.title.text.count("<br>") == 3
+    assert long.layout.height > short.layout.height
+    assert long.layout.margin.t > short.layout.margin.t
+    assert long.layout.title.y < short.layout.title.y == 1
+
+
+def test_series_styles_do_not_repeat() -> None:
+    assert len({theme.series_style(position) for position in range(32)}) == 32

@@ -1,0 +1,90 @@
+from collections.abc import Callable
+
+import pytest
+
+from fvc_lib.analysis.headline import Score, judge, overall_scores, run_headline, runs_table, stage_table
+from fvc_lib.analysis.queries import results
+from fvc_lib.services import tables
+from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.run_paths import RunPaths
+
+MODEL = Score("model", 0.8, 0.7, 0.9)
+CONSTANT = Score("constant", 0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scores", "standing", "best"),
+    [
+        ([MODEL, CONSTANT, Score("metadata_only", 0.6, 0.5, 0.7)], "above control", "metadata_only"),
+        ([MODEL, Score("metadata_only", 0.69, 0.5, 0.85)], "not above control", "metadata_only"),  # within its interval
+        ([Score("model", 0.6, 0.45, 0.7), CONSTANT], "not above control", "constant"),  # its own interval holds 0.5
+        ([MODEL, CONSTANT, Score("group_lookup_by_row", 0.99, 0.98, 1.0)], "above control", "constant"),
+        ([MODEL], "no control", None),
+        ([MODEL, Score("metadata_only", None)], "no control", None),
+        ([Score("model", 0.8), CONSTANT], "not above control", "constant"),  # without an interval nothing is shown
+        ([CONSTANT], "no result", None),
+        ([Score("model", None), CONSTANT], "no result", None),
+        ([], "no result", None),
+    ],
+)
+def test_the_standing_beside_the_best_honest_control(scores: list[Score], standing: str, best: str | None) -> None:
+    verdict = judge(scores)
+    assert verdict.standing == standing
+    assert (verdict.best_control.source if verdict.best_control else None) == best
+
+
+def test_scores_come_model_first_and_demonstrations_last(run: RunPaths) -> None:
+    sources = [score.source for score in overall_scores(results([run]).frame)]
+    assert sources[0] == "model"
+    assert sources[-1] == "group_lookup_by_row"
+    assert len(sources) == 6
+
+
+def test_the_headline_repeats_what_the_run_recorded(run: RunPaths) -> None:
+    headline = run_headline(run)
+    table = tables.read_table(run.results, tables.RESULTS)
+    row = next(
+        r for r in table.iter_rows(named=True) if (r["source"], r["scope"], r["metric"]) == ("model", "all", "roc_auc")
+    )
+    assert headline.model_score == Score("model", row["value"], row["low"], row["high"])
+    assert (headline.num_videos, headline.num_groups) == (96, 24)
+    assert (headline.state, headline.peak_rss_bytes, headline.duration_seconds) == ("done", 812_000_000, 185.0)
+    assert (headline.model, headline.failure, headline.experiment) == ("frame_cnn", None, "demo")
+
+
+def test_a_run_that_has_only_begun_has_a_headline_too(run: RunPaths) -> None:
+    for path in (run.results, run.status_json, run.params_yaml):
+        path.unlink()
+    headline = run_headline(run)
+    assert headline.verdict.standing == "no result"
+    assert (headline.state, headline.duration_seconds, headline.model, headline.model_score) == (None, None, None, None)
+    assert headline.started_utc == "2025-03-04 10:15 (local)"  # from the folder's name
+    assert headline.peak_rss_bytes == pytest.approx(795e6, rel=0.01)  # from the memory log
+
+
+def test_a_failed_stage_is_told_with_its_error(run: RunPaths) -> None:
+    error = {"name": "ValueError", "message": "no such <codec>", "cell": 4}
+    write_json(
+        run.status_json, {"state": "failed", "stages": {"02_folds": {"state": "failed", "error": error}, "x": None}}
+    )
+    assert run_headline(run).failure == "Stage 02_folds failed: ValueError: no such <codec>"
+    assert stage_table(run)["error"].to_list() == ["ValueError: no such <codec>", None]
+
+
+@pytest.mark.parametrize("stages", [None, [], "x", {"a": {"state": 3, "attempts": "two", "duration_seconds": None}}])
+def test_a_foreign_status_is_read_as_far_as_it_goes(run: RunPaths, stages: object) -> None:
+    write_json(run.status_json, {"state": 5, "peak_rss_bytes": "much", "stages": stages})
+    assert run_headline(run).state is None
+    assert stage_table(run).width == 9
+
+
+def test_runs_are_listed_newest_first_with_nulls_for_what_is_missing(make_run: Callable[..., RunPaths]) -> None:
+    make_run()
+    newer = make_run(experiment="other", name="run_20250401_000000_abcdef01")
+    newer.results.unlink()
+    (newer.root.parent / "run_20250402_000000_never_began").mkdir()
+    answer = runs_table(newer.root.parent.parent)
+    assert answer.frame["run_id"].to_list() == ["run_20250401_000000_abcdef01", "run_20250304_101500_abcdef01"]
+    assert answer.frame["standing"].to_list() == ["no result", "above control"]
+    assert answer.frame["auc"].null_count() == 1
+    assert answer.frame["best_control"].to_list()[1] in ("metadata_only", "shuffled_labels")

@@ -1,0 +1,76 @@
+import os
+from html.parser import HTMLParser
+
+import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.analysis.html_table import HtmlTable
+
+HOSTILE = ["<script>alert(1)</script>", "a'b\"c", "x\ny", "&lt;", "]]>", "{{ 7*7 }}"]
+
+
+class Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.rows: list[list[str]] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data
+
+
+def read(table: HtmlTable) -> Reader:
+    reader = Reader()
+    reader.feed(table._repr_html_())
+    return reader
+
+
+@given(st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=12)), min_size=1, max_size=6))
+def test_any_text_is_shown_as_text(values: list[str]) -> None:
+    values = [value for value in values if value.isprintable() and value == " ".join(value.split())] or ["x"]
+    reader = read(HtmlTable(pl.DataFrame({"<b>": values}), caption="<i>caption"))
+    assert [row[0] for row in reader.rows[1:]] == values
+    assert set(reader.tags) == {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_undecodable_names_do_not_stop_the_page() -> None:
+    name = os.fsdecode(b"caf\xff<.mp4").encode("utf-8", "backslashreplace").decode()
+    assert "&lt;.mp4" in HtmlTable(pl.DataFrame({"path": [name]}))._repr_html_()
+
+
+def test_numbers_carry_units_and_missing_ones_say_so() -> None:
+    frame = pl.DataFrame(
+        {"peak_rss_bytes": [812_000_000, None], "duration_seconds": [185.0, 2.0], "fake_share": [0.5, 0.25],
+         "num_videos": [12_000, 1], "fold": [1000, 1], "roc_auc": [0.81249, float("nan")], "ok": [True, None]}
+    )  # fmt: skip
+    reader = read(HtmlTable(frame))
+    assert reader.rows == [
+        ["Peak memory", "Duration", "Fake (%)", "Videos", "Fold", "ROC AUC", "Ok"],
+        ["812 MB", "3 min 05 s", "50.0", "12,000", "1000", "0.812", "yes"],
+        ["not recorded", "2.0 s", "25.0", "1", "1", "undefined", "not recorded"],
+    ]
+
+
+def test_plain_text_is_the_same_table_aligned() -> None:
+    table = HtmlTable(pl.DataFrame({"source": ["model", "constant"], "num_videos": [12_000, 5]}), caption="Both")
+    assert repr(table).splitlines() == ["Both", "Source    Videos", "model     12,000", "constant       5"]
+    assert table._repr_mimebundle_() == {"text/html": table._repr_html_(), "text/plain": repr(table)}
+
+
+def test_long_tables_say_what_they_leave_out() -> None:
+    table = HtmlTable(pl.DataFrame({"n": range(250)}))
+    assert "and 50 more rows" in table._repr_html_()
+    assert repr(table).endswith("and 220 more rows")
+
+
+def test_an_empty_table_keeps_its_headings() -> None:
+    assert read(HtmlTable(pl.DataFrame(schema={"reason": pl.String}))).rows == [["Reason"]]

@@ -1,0 +1,178 @@
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.analysis import queries
+from fvc_lib.services import tables
+from fvc_lib.services.metric_log import JsonLines, MetricLog
+from fvc_lib.services.run_paths import RunPaths
+
+
+def test_learning_curves_hold_every_logged_value_in_step_order(run: RunPaths) -> None:
+    answer = queries.learning_curves([run])
+    assert answer.notes == ()
+    assert answer.frame.height == 5 * (60 * 2 + 10 * 2)
+    curve = answer.frame.filter((pl.col("fold") == 2) & (pl.col("phase") == "train") & (pl.col("metric") == "loss"))
+    assert curve["step"].to_list() == list(range(1, 61))
+    assert curve["run_id"].unique().to_list() == [run.run_id]
+    assert curve["stage"].unique().to_list() == ["04_fold_training"]
+
+
+def test_learning_curves_can_be_narrowed(run: RunPaths) -> None:
+    frame = queries.learning_curves([run], metrics=["roc_auc"], phases=["validation"], folds=[1, 3]).frame
+    assert set(frame["fold"]) == {1, 3}
+    assert set(frame["metric"]) == {"roc_auc"}
+    assert queries.learning_curves([run], metrics=["' OR 1=1 --"]).frame.is_empty()
+
+
+LOGGED = st.tuples(
+    st.integers(1, 3),
+    st.integers(0, 4),
+    st.sampled_from(["train", "test"]),
+    st.sampled_from(["a", "b'c"]),
+    st.integers(0, 1),
+)
+
+
+@given(st.lists(st.tuples(LOGGED, st.floats(-1, 1)), max_size=16))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_last_attempt_wins_as_in_a_dictionary(tmp_path: Path, logged: list[tuple[tuple, float]]) -> None:
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    run = RunPaths(tmp_path / "e" / "run_x")
+    wanted: dict[tuple, tuple[int, float]] = {}
+    path = run.metrics("stage")
+    for (attempt, step, phase, metric, fold), value in logged:
+        with MetricLog(path, run_id="x", fold=fold, attempt=attempt) as log:
+            log.log(step=step, epoch=0, phase=phase, metrics={metric: value})
+        key = (fold, phase, metric, step)
+        if attempt >= wanted.get(key, (0, 0.0))[0]:
+            wanted[key] = (attempt, value)
+    frame = queries.learning_curves([run]).frame
+    got = {
+        tuple(row[:4]): row[4:] for row in frame.select("fold", "phase", "metric", "step", "attempt", "value").rows()
+    }
+    assert got == wanted
+    assert frame.height == len(wanted)
+
+
+def test_memory_peaks_are_the_largest_samples(run: RunPaths) -> None:
+    peaks = queries.memory_peaks([run]).frame
+    samples = queries.memory_samples([run]).frame
+    assert peaks.height == 5
+    for row in peaks.iter_rows(named=True):
+        used = samples.filter(pl.col("fold") == row["fold"])["allocated_mb"].max()
+        assert row["peak_rss_bytes"] == pytest.approx(used * 1e6, abs=1)
+        assert row["peak_device_bytes"] is None
+    assert samples["seconds"].min() == 0
+    assert samples["seconds"].max() == 39
+
+
+def test_memory_on_a_device_is_told_from_resident_memory(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "e" / "run_x")
+    with JsonLines(run.memory("04_fold_training", 0)) as lines:
+        lines.append({"timestamp": "2025-01-01T00:00:00Z", "device": "cuda:0", "allocated_mb": 9000.0, "rss_mb": 700.0})
+        lines.append({"timestamp": "2025-01-01T00:00:05Z", "device": "cuda:0", "allocated_mb": 8000.0, "rss_mb": 800.0})
+    row = queries.memory_peaks([run]).frame.row(0, named=True)
+    assert (row["peak_rss_bytes"], row["peak_device_bytes"]) == (800_000_000, 9_000_000_000)
+    assert queries.memory_samples([run]).frame["seconds"].to_list() == [0.0, 5.0]
+
+
+def test_fold_table_is_the_results_turned_round(run: RunPaths) -> None:
+    table = queries.fold_table([run]).frame
+    assert table["fold"].to_list() == [0, 1, 2, 3, 4]
+    long = tables.read_table(run.results, tables.RESULTS)
+    for row in table.iter_rows(named=True):
+        same = long.filter((pl.col("source") == "model") & (pl.col("scope") == f"fold_{row['fold']}"))
+        assert {r["metric"]: r["value"] for r in same.iter_rows(named=True)} == {
+            name: row[name] for name in ("roc_auc", "average_precision", "brier_score")
+        }
+        assert row["num_videos"] == same["num_videos"][0]
+
+
+def test_predictions_are_all_folds_in_order_and_nothing_else(run: RunPaths) -> None:
+    (run.tables / "predictions_fold_7.parquet.bak").write_bytes(b"not a table of this run")
+    answer = queries.predictions([run])
+    assert answer.notes == ()
+    assert answer.frame.height == 96
+    assert answer.frame["fold"].is_sorted()
+
+
+def test_runs_are_compared_in_the_order_they_were_chosen(make_run: Callable[..., RunPaths]) -> None:
+    first, second = make_run(), make_run(name="run_20250305_000000_abcdef02", seed=4, skill=0.2)
+    rows = queries.compare_runs([second, first], metrics=["brier_score", "roc_auc"]).frame
+    assert rows.select("run_id", "metric").rows() == [
+        (run.run_id, metric) for run in (second, first) for metric in ("brier_score", "roc_auc")
+    ]
+
+
+def test_index_counts_agree_with_counting_by_hand(run: RunPaths) -> None:
+    index = tables.read_table(run.index, tables.INDEX)
+    for by in ("codec", "platform", "size"):
+        counts = queries.index_counts(run, by).frame
+        assert counts["num_videos"].sum() == 96
+        assert counts["total_bytes"].sum() == index["size_bytes"].sum()
+    real = index.filter((pl.col("codec") == "vp9") & (pl.col("label") == "real"))
+    row = queries.index_counts(run, "codec").frame.filter((pl.col("value") == "vp9") & (pl.col("label") == "real"))
+    assert row["num_videos"].item() == real.height
+    assert row["num_groups"].item() == real["group_id"].n_unique()
+    assert "not known" in queries.index_counts(run, "platform").frame["value"].to_list()
+
+
+def test_an_unknown_column_is_refused_with_the_known_ones(run: RunPaths) -> None:
+    with pytest.raises(ValueError, match="'codec; DROP', wanted one of video_id"):
+        queries.index_counts(run, "codec; DROP")
+
+
+def test_fold_balance_counts_every_video_once(run: RunPaths) -> None:
+    balance = queries.fold_balance(run).frame
+    assert balance["num_videos"].sum() == 96
+    assert balance["num_groups"].sum() == 24
+
+
+def test_augmentation_counts_leave_out_the_originals_and_say_what_they_could_not_read(run: RunPaths) -> None:
+    answer = queries.augmentation_counts(run)
+    assert answer.notes == ()
+    assert dict(answer.frame.select("operation", "num_clips").rows()) == {"flip": 192, "blur": 96, "noise": 96}
+    assert answer.frame["share"].to_list() == [1.0, 0.5, 0.5]
+    table = tables.read_table(run.augmented_metadata, tables.AUGMENTED)
+    broken = pl.when(pl.col("clip_id").str.ends_with("1_2")).then(pl.lit("{torn")).otherwise("operations")
+    tables.write_table(table.with_columns(broken.alias("operations")), tables.AUGMENTED, run.augmented_metadata)
+    assert queries.augmentation_counts(run).notes == ("6 of 192 clips name no operation.",)
+
+
+def test_an_empty_run_gives_empty_answers(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "e" / "run_x")
+    frames = [
+        *(ask([run]) for ask in (queries.learning_curves, queries.memory_samples, queries.memory_peaks)),
+        *(ask([run]) for ask in (queries.results, queries.fold_table, queries.predictions, queries.compare_runs)),
+        *(ask(run) for ask in (queries.rejected_counts, queries.fold_balance, queries.augmentation_counts)),
+        queries.index_counts(run, "codec"),
+    ]
+    assert all(answer.frame.is_empty() and answer.notes == () for answer in frames)
+    assert queries.learning_curves([]).frame.is_empty()
+
+
+def test_free_sql_sees_every_table_and_nothing_else(run: RunPaths, tmp_path: Path) -> None:
+    query = "SELECT count(*) FROM predictions p JOIN videos v USING (run_id, video_id) WHERE p.score > $s"
+    counted = queries.ask_sql([run], query, {"s": 0.5}).frame.item()
+    predictions = queries.predictions([run]).frame
+    assert counted == int(np.sum(predictions["score"].to_numpy() > 0.5))
+    for name in ("metrics", "memory", "results", "folds", "rejected"):
+        queries.ask_sql([run], f"SELECT * FROM {name} LIMIT 1")
+    with pytest.raises(duckdb.Error):
+        queries.ask_sql([run], f"SELECT * FROM read_parquet('{run.index}')")
+
+
+def test_a_run_folder_with_a_hostile_name_is_read_like_any_other(make_run: Callable[..., RunPaths]) -> None:
+    run = make_run(experiment="a[b]*'\"; DROP <b>", name="run_20250304_101500_[x]'*")
+    assert queries.learning_curves([run]).frame["run_id"].unique().to_list() == [run.run_id]
+    assert queries.predictions([run]).frame.height == 96
+    assert queries.memory_peaks([run]).frame.height == 5
+    assert queries.compare_runs([run]).frame.height == 1

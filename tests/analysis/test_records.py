@@ -1,0 +1,195 @@
+import json
+import os
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.analysis.records import METRIC_LINES, LogFile, connect, read_json_object, read_log_lines, read_tables
+from fvc_lib.services import tables
+from fvc_lib.services.metric_log import MetricLog
+
+
+def metric_line(step: int = 1, **changes: object) -> bytes:
+    row = {"run_id": "r", "ts": 1.5, "step": step, "epoch": 0, "phase": "train", "metric": "loss", "value": 0.25}
+    return json.dumps({**row, "flag": None, "fold": 0, "attempt": 1, **changes}).encode()
+
+
+def read(path: Path) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    answer = read_log_lines([LogFile(path, "run", "stage")], METRIC_LINES)
+    return answer.frame, answer.notes
+
+
+def naive(content: bytes) -> tuple[list[int], int]:
+    """Steps of the good lines and the number of bad ones, one line at a time."""
+    steps, bad = [], 0
+    for line in content.decode("utf-8", "replace").split("\n"):
+        if not line.strip(" \t\r\f\v"):
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            bad += 1
+            continue
+        needed = ("step", "phase", "metric")
+        good = isinstance(row, dict) and all(row.get(name) is not None for name in needed)
+        good = good and (row.get("value") is not None or row.get("flag") is not None)
+        if good:
+            steps.append(row["step"])
+        else:
+            bad += 1
+    return steps, bad
+
+
+BROKEN = [
+    metric_line()[:40],
+    b"\0" * 300,
+    metric_line(2) + metric_line(3),
+    b"\0\0" + metric_line(4),
+    b"[1, 2]",
+    b'"text"',
+    b"null",
+    b"{}",
+    b"\xff\xfe{",
+    metric_line(5, value=None),
+    metric_line(6, phase=None),
+    b"   \t ",
+    b"",
+]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(BROKEN),
+            st.integers(0, 10**12).map(metric_line),
+            st.just(metric_line(7, flag="nan", value=None)),
+        ),
+        max_size=12,
+    ),
+    st.integers(0, 200),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_good_lines_are_kept_and_bad_ones_counted_as_line_by_line(tmp_path: Path, lines: list[bytes], cut: int) -> None:
+    content = b"\n".join(lines)
+    content = content[: len(content) - cut] if cut < 60 else content + b"\n"
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(content)
+    frame, notes = read(path)
+    steps, bad = naive(content)
+    assert frame["step"].to_list() == steps
+    assert bool(notes) == bool(bad)
+    if bad:
+        assert notes[0].startswith(f"{bad:,} line")
+
+
+def test_what_the_writer_wrote_comes_back_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with MetricLog(path, run_id="x", fold=3, attempt=2) as log:
+        log.log(
+            step=5, epoch=1, phase="train", metrics={"loss": 0.1 + 0.2, "bad": float("nan"), "worse": float("-inf")}
+        )
+    frame, notes = read(path)
+    assert notes == ()
+    assert frame.select("step", "epoch", "phase", "metric", "value", "flag", "fold", "attempt").rows() == [
+        (5, 1, "train", "loss", 0.1 + 0.2, None, 3, 2),
+        (5, 1, "train", "bad", None, "nan", 3, 2),
+        (5, 1, "train", "worse", None, "-inf", 3, 2),
+    ]
+
+
+def test_a_line_that_is_still_being_written_appears_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    whole = metric_line(1) + b"\n" + metric_line(2)
+    path.write_bytes(whole[:-9])
+    assert read(path)[0]["step"].to_list() == [1]
+    path.write_bytes(whole)
+    assert read(path)[0]["step"].to_list() == [1, 2]
+
+
+NASTY = (
+    "a[1]*?.jsonl",
+    'it\'s "q".jsonl',
+    "'); DROP TABLE lines; --.jsonl",
+    "<script>.jsonl",
+    "n\nl.jsonl",
+    "\U0001f3ac.jsonl",
+)
+
+
+@pytest.mark.parametrize("name", [*NASTY, os.fsdecode(b"bytes\xff\xfe.jsonl")])
+def test_any_file_name_is_just_a_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(metric_line(1) + b"\n{torn")
+    (tmp_path / "a1x.jsonl").write_bytes(metric_line(99))  # what the first name would match as a pattern
+    answer = read_log_lines([LogFile(path, "run [x]'--", "stage")], METRIC_LINES)
+    assert answer.frame["step"].to_list() == [1]
+    assert answer.frame["run_id"].to_list() == ["run [x]'--"]
+    assert len(answer.notes) == 1
+    answer.notes[0].encode()  # encodable whatever the name was
+
+
+def test_lines_are_numbered_within_their_own_file(tmp_path: Path) -> None:
+    for name in ("a", "b", "empty", "c"):
+        lines = [] if name == "empty" else [metric_line(1), b"", b"torn", metric_line(2)]
+        (tmp_path / name).write_bytes(b"\n".join(lines))
+    files = [LogFile(tmp_path / name, f"run_{name}", name, fold) for fold, name in enumerate(("a", "b", "empty", "c"))]
+    answer = read_log_lines(files, METRIC_LINES)
+    assert answer.frame.select("run_id", "file_fold", "line").rows() == [
+        ("run_a", 0, 1), ("run_a", 0, 4), ("run_b", 1, 1), ("run_b", 1, 4), ("run_c", 3, 1), ("run_c", 3, 4)
+    ]  # fmt: skip
+    assert answer.notes == ("3 lines of 9 could not be read and are left out (run_a/a: 1, run_b/b: 1, run_c/c: 1).",)
+
+
+def test_a_file_that_cannot_be_opened_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_bytes(metric_line(1))
+    files = [LogFile(tmp_path / name, "run", "stage") for name in ("gone.jsonl", "good.jsonl")]
+    answer = read_log_lines(files, METRIC_LINES)
+    assert answer.frame["step"].to_list() == [1]
+    assert "gone.jsonl could not be read: No such file" in answer.notes[0]
+
+
+def test_no_files_give_an_empty_frame_with_its_columns() -> None:
+    frame = read_log_lines([], METRIC_LINES).frame
+    assert frame.height == 0
+    assert frame.schema["value"] == pl.Float64
+
+
+def test_queries_cannot_reach_files_or_change_that(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a\n1\n")
+    with connect() as connection:
+        for query in (
+            f"SELECT * FROM read_csv('{secret}')",
+            f"SELECT * FROM '{secret}'",
+            f"COPY (SELECT 1) TO '{tmp_path / 'out.csv'}'",
+            f"ATTACH '{tmp_path / 'x.db'}'",
+            "SET enable_external_access = true",
+            "INSTALL httpfs",
+        ):
+            with pytest.raises(duckdb.Error):
+                connection.execute(query).fetchall()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret.csv"]
+
+
+def test_a_foreign_table_is_left_out_and_named(tmp_path: Path) -> None:
+    good = pl.DataFrame({"video_id": ["v"], "group_id": ["g"], "label": ["real"], "fold": [0]})
+    tables.write_table(good, tables.FOLDS, tmp_path / "good.parquet")
+    pl.DataFrame({"other": [1]}).write_parquet(tmp_path / "foreign.parquet")
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 torn")
+    names = ("good", "foreign", "torn", "missing")
+    answer = read_tables([(name, tmp_path / f"{name}.parquet") for name in names], tables.FOLDS)
+    assert answer.frame.rows() == [("good", "v", "g", "real", 0)]
+    assert len(answer.notes) == 2
+    assert "foreign.parquet was left out" in answer.notes[0]
+    assert "torn.parquet was left out" in answer.notes[1]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", None])
+def test_a_missing_or_torn_record_is_an_empty_one(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "status.json").write_bytes(content)
+    assert read_json_object(tmp_path / "status.json") == {}

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from fvc_lib.analysis.roc_bands import roc_band
+
+
+def sample(seed: int, num_rows: int = 60, num_folds: int = 3, num_scores: int = 8) -> tuple[np.ndarray, ...]:
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 2, num_rows)
+    labels[: 2 * num_folds] = np.tile([0, 1], num_folds)  # both classes in each fold
+    folds = np.concatenate(
+        [np.repeat(np.arange(num_folds), 2), generator.integers(0, num_folds, num_rows - 2 * num_folds)]
+    )
+    scores = generator.integers(0, num_scores, num_rows) / num_scores + 0.1 * labels
+    groups = np.array(
+        [f"g{fold}_{number}" for fold, number in zip(folds, generator.integers(0, 6, num_rows), strict=True)]
+    )
+    return labels, scores, groups, folds
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=25, deadline=None)
+def test_the_mean_curve_is_the_folds_curves_weighted_by_pairs(seed: int) -> None:
+    labels, scores, groups, folds = sample(seed)
+    band = roc_band(labels, scores, groups, folds, replicates=2)
+    curves, areas, weights = [], [], []
+    for fold in range(3):
+        inside = folds == fold
+        x, y, _ = roc_curve(labels[inside], scores[inside], drop_intermediate=False)
+        curves.append(
+            [
+                y[x <= at + 1e-12].max() if np.isclose(x, at).any() else np.interp(at, x, y)
+                for at in band.false_positive_rates
+            ]
+        )
+        areas.append(roc_auc_score(labels[inside], scores[inside]))
+        weights.append(labels[inside].sum() * (1 - labels[inside]).sum())
+    np.testing.assert_allclose(band.fold_rates, curves, atol=1e-9)
+    np.testing.assert_allclose(band.mean, np.average(curves, axis=0, weights=weights), atol=1e-9)
+    assert band.area == pytest.approx(np.average(areas, weights=weights))
+
+
+def test_the_band_holds_the_curve_and_repeats() -> None:
+    rows = sample(3)
+    band, again = (roc_band(*rows, replicates=300, seed=5) for _ in range(2))
+    assert band.has_interval
+    np.testing.assert_array_equal(band.low, again.low)
+    assert (band.low <= band.high).all()
+    middle = (band.false_positive_rates > 0.1) & (band.false_positive_rates < 0.9)
+    assert ((band.low <= band.mean) & (band.mean <= band.high))[middle].mean() > 0.95
+
+
+def test_folds_of_one_class_are_left_out_and_no_fold_with_both_pools() -> None:
+    labels, scores, groups, folds = sample(1)
+    labels = np.where(folds == 2, 0, labels)
+    assert roc_band(labels, scores, groups, folds, replicates=2).folds == (0, 1)
+    labels = (folds == 0).astype(int)
+    pooled = roc_band(labels, scores, groups, folds, replicates=2)
+    assert pooled.folds == ()
+    assert pooled.area == pytest.approx(roc_auc_score(labels, scores))
