@@ -76,7 +76,8 @@ def decode_clip(
         start_seconds: leave out frames before this time on the container's clock.
         end_seconds: leave out frames at or after this time.
         sampling: ``uniform``, or ``keyframe``: the keyframe nearest to each of those places. Cheaper, approximate and
-            for previews only: encoders choose keyframes by content, so their choice can give a label away.
+            for previews only: encoders choose keyframes by content, so their choice can give a label away. Uniform
+            where the video has to be decoded as a stream.
         on_truncated: ``raise`` when frames that the file promises are missing, or ``resample`` those that exist.
 
     Raises:
