@@ -99,6 +99,11 @@ details.code .highlight { border:1px solid var(--line); border-radius:4px; paddi
 .runs .run { font-weight:600; } .runs .sub { font-weight:400; color:var(--soft); font-size:12.5px; }
 .plain { max-width:1320px; margin:0 auto; padding:32px; }
 footer { color:var(--faint); font-size:12.5px; margin-top:28px; }
+@media (max-width:1180px) { .hero { grid-template-columns:minmax(0,1fr); gap:20px; } }
+@media (max-width:640px) {
+  .scores td.bar, .scores th:last-child { display:none; }
+  .scores td.name { white-space:normal; }
+}
 @media (max-width:900px) {
   .page { grid-template-columns:minmax(0,1fr); }
   nav.sections { position:static; max-height:none; padding:20px 20px 0; }
