@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import logging
 import pickle
 import re
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,11 +235,13 @@ class CheckpointFolder:
             raise CheckpointWriteError(f"{str(self.folder / BEST)!r}: {error.strerror or error}.") from error
 
     def _best_bytes(self, best_epoch: int, best_model: Mapping[str, Tensor]) -> bytes:
-        metadata = {
-            "best_epoch": str(best_epoch),
+        described = {
+            "best_epoch": best_epoch,
             "config_hash": self._binding.config_hash,
             "data_fingerprint": self._binding.data_fingerprint,
         }
+        # One entry, because safetensors writes several in random order: equal models are equal files.
+        metadata = {"fvc": json.dumps(described, sort_keys=True)}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in best_model.items()}
         return safetensors.torch.save(tensors, metadata=metadata)
 
@@ -297,6 +301,8 @@ def _digest_path(path: Path) -> Path:
 
 def _load_safely(path: Path, content: bytes) -> dict[str, Any]:
     """Weights-only: a pickle that would run code is refused, whatever its digest says."""
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: it is not in torch's zip format.")
     try:
         document = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
