@@ -56,6 +56,7 @@ caption { text-align:left; color:var(--soft); padding:0 0 6px; caption-side:top;
 th { text-align:left; font-weight:600; color:var(--soft); border-bottom:1.5px solid #c9cdd2;
   padding:5px 16px 5px 0; vertical-align:bottom; }
 td { border-bottom:1px solid var(--line); padding:5px 16px 5px 0; vertical-align:top; overflow-wrap:anywhere; }
+td:first-child { overflow-wrap:break-word; }
 th.number, td.number { text-align:right; white-space:nowrap; } td.missing { color:var(--faint); }
 .scores { width:100%; }
 .scores td { vertical-align:middle; overflow-wrap:normal; }
