@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, check_table
+from fvc_lib.learning.data import ClipDataset, class_weights, clip_rows
+from fvc_lib.learning.fold_data import clip_store
+from fvc_lib.learning.video_task import VideoTask
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
+from fvc_lib.video.clip_store import ClipStore
 
 
 class ScoredTables:
@@ -86,3 +95,75 @@ class ScoredTables:
 @pytest.fixture(scope="session")
 def tables() -> type[ScoredTables]:
     return ScoredTables
+
+
+@dataclass(frozen=True)
+class TinyTraining:
+    """A run folder and clip store with which real training takes seconds: fakes have a noisy patch that jumps."""
+
+    paths: RunPaths
+    config: RunConfig
+
+    @property
+    def store(self) -> ClipStore:
+        return clip_store(self.config)
+
+    def with_config(self, **changes: object) -> TinyTraining:
+        """The same run under another configuration."""
+        return TinyTraining(self.paths, RunConfig(**{**self.config.model_dump(), **changes}))
+
+    def task(self, num_training_rows: int = 22, model: str = "frame_cnn") -> VideoTask:
+        """The video task on some of the videos, with an uneven last window at an effective batch of 8."""
+        rows = clip_rows(read_table(self.paths.folds, FOLDS), 1)
+        training = list(rows[:-12])[:num_training_rows]
+        validation = [row for row in rows[-12:] if row.augmentation_index == 0]
+        weights = class_weights(training)
+        return VideoTask(
+            ClipDataset(self.store, training), ClipDataset(self.store, validation), model=model, weights=weights
+        )
+
+
+def draw_clip(video_id: str, augmentation_index: int, fake: bool) -> np.ndarray:
+    """A smooth picture with a little noise, uint8 (4, 3, 24, 24); in a fake some cells are much noisier."""
+    seed = int.from_bytes(hashlib.sha256(f"{video_id}/{augmentation_index}".encode()).digest()[:4], "big")
+    generator = np.random.default_rng(seed)
+    slope = generator.uniform(-3, 3, (1, 3, 1, 1)) * np.arange(24)
+    clip = 128 + slope + generator.normal(0, 2, (4, 3, 24, 24))
+    if fake:
+        top, left = generator.integers(0, 12, 2)
+        clip[..., top : top + 12, left : left + 12] += generator.normal(0, 25, (4, 3, 12, 12))
+    return clip.round().clip(0, 255).astype(np.uint8)
+
+
+@pytest.fixture
+def tiny_training(tmp_path: Path) -> TinyTraining:
+    config = RunConfig(
+        cache_dir=str(tmp_path / "cache"), num_folds=3, num_frames=4, fixed_size=24, augmentations_per_video=1,
+        epochs=3, batch_size=4, effective_batch_size=8, learning_rate=0.01, device="cpu",
+    )  # fmt: skip
+    tiny = TinyTraining(RunPaths(tmp_path / "runs" / "tiny" / "run_0"), config)
+    folds = ScoredTables.folds(num_groups=18, per_group=2, num_folds=3)
+    write_table(folds, FOLDS, tiny.paths.folds)
+    for video_id, label in folds.select("video_id", "label").iter_rows():
+        for index in (0, 1):
+            tiny.store.write(video_id, index, draw_clip(video_id, index, label == "fake"))
+    return tiny
+
+
+class ListLog:
+    """A metric sink that keeps what it is told; the values as text, so that NaN equals NaN."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, int, str, str, str]] = []
+
+    def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
+        self.lines += [(step, epoch, phase, name, repr(float(value))) for name, value in metrics.items()]
+
+    def values(self, phase: str, metric: str) -> list[float]:
+        """The values of one metric in the order they came."""
+        return [float(line[4]) for line in self.lines if line[2:4] == (phase, metric)]
+
+
+@pytest.fixture
+def list_log() -> type[ListLog]:
+    return ListLog

@@ -227,7 +227,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint_and_is_named(open_folder, tmp
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_bytes", full)
         with pytest.raises(
-            CheckpointWriteError, match="No space left on device; [0-9]+ MiB free on the disk"
+            CheckpointWriteError, match=r"No space left on device; [0-9]+ MiB free on the disk"
         ) as caught:
             save(folder, 2)
     assert str(tmp_path) in str(caught.value)

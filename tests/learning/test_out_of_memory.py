@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from fvc_lib.learning.out_of_memory import is_out_of_memory
+
+
+def real_cpu_error() -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55, dtype=torch.uint8)
+    return caught.value
+
+
+def caused_by(cause: BaseException) -> RuntimeError:
+    error = RuntimeError("Caught in a loader process")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("any text"),
+        torch.cuda.OutOfMemoryError("any text"),
+        MemoryError(),
+        real_cpu_error(),
+        RuntimeError("MPS backend out of memory (MPS allocated: 17.18 GB, other allocations: 0 bytes)"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        caused_by(torch.OutOfMemoryError("deep")),
+        caused_by(caused_by(MemoryError())),
+    ],
+    ids=repr,
+)
+def test_memory_that_ended_is_told(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("no room left in zoom buffer"),
+        RuntimeError("bloom filter: the layer ran CUDA out of memory budget by design"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("CUDA out of memory"),
+        caused_by(RuntimeError("no room left in zoom buffer")),
+        None,
+    ],
+    ids=repr,
+)
+def test_other_errors_are_not(error):
+    assert not is_out_of_memory(error)
+
+
+def test_a_circle_of_causes_ends():
+    error = RuntimeError("round")
+    error.__cause__ = caused_by(error)
+    assert not is_out_of_memory(error)
