@@ -10,6 +10,7 @@ least 20. Without windows cropped copies are as far apart as strangers (25); wit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -65,16 +66,21 @@ def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tu
     """
     if not 0 <= max_bits <= 64:
         raise ValueError(f"max_bits: got {max_bits}, wanted 0 to 64")
-    known = [i for i, text in enumerate(hashes) if text is not None]
+    known = np.array([i for i, text in enumerate(hashes) if text is not None], np.int64)
     if len(known) < 2:
         return []
     table = parse_hashes([text for text in hashes if text is not None])
+    # Where more than half of the frames agree, one of every second frame does: the others need no look at first.
+    screen = _with_matchless_zeros(table)[:, ::2]
     pairs: list[tuple[int, int]] = []
     for first, last, start, stop in _blocks(len(known)):
-        close = _close(table[first:last], table[start:stop], max_bits)
-        rows, columns = np.nonzero(close)
-        found = ((known[first + r], known[start + c]) for r, c in zip(rows, columns, strict=True))
-        pairs.extend(pair for pair in found if pair[0] < pair[1])
+        nearest = _nearest_bits(screen[first:last], screen[start:stop])
+        left, right = (
+            offset + place for offset, place in zip((first, start), np.nonzero(nearest <= max_bits), strict=True)
+        )
+        left, right = left[left < right], right[left < right]
+        same = _show_the_same(table[left], table[right], max_bits)
+        pairs.extend(zip(known[left[same]].tolist(), known[right[same]].tolist(), strict=True))
     return sorted(pairs)
 
 
@@ -107,24 +113,31 @@ def _blocks(count: int) -> Iterator[tuple[int, int, int, int]]:
             yield first, min(first + side, count), start, min(start + side, count)
 
 
-def _close(left: Hashes, right: Hashes, max_bits: int) -> npt.NDArray[np.bool_]:
-    """(N, M): which of N videos (N, T, 10) show the footage of which of M (M, T, 10)."""
-    whole = np.s_[:, None, :, 0], np.s_[None, :, :, 0]
-    close = np.zeros((len(left), len(right)), np.bool_)
-    for mirror in (np.uint64(0), _MIRROR_BITS):
-        for window in range(len(_WINDOWS)):
-            close |= _frames_agree(_flip(left[whole[0]], mirror), right[None, :, :, window], max_bits)
-            close |= _frames_agree(left[:, None, :, window], _flip(right[whole[1]], mirror), max_bits)
-    return close
+def _with_matchless_zeros(table: Hashes) -> Hashes:
+    """(N, T, 10) with numbers of no meaning for zeros, which must not come up as candidates by the million."""
+    noise = np.random.default_rng(0).integers(1, 2**64, table.shape, np.uint64)
+    return np.where(table == 0, noise, table)
 
 
-def _flip(hashes: Hashes, mirror: np.uint64) -> Hashes:
-    return np.where(hashes == 0, hashes, hashes ^ mirror)
+def _nearest_bits(left: Hashes, right: Hashes) -> npt.NDArray[np.uint8]:
+    """(N, M): bits in which the nearest of the frames of (N, T, 10) and (M, T, 10) differ, over windows and mirrors."""
+    nearest = np.full((len(left), len(right)), 64, np.uint8)
+    difference, bits = np.empty(nearest.shape, np.uint64), np.empty(nearest.shape, np.uint8)
+    for frame, (one, other, mirror) in itertools.product(range(left.shape[1]), _VIEWS):
+        np.bitwise_xor((left[:, frame, one] ^ mirror)[:, None], right[:, frame, other], out=difference)
+        np.bitwise_count(difference, out=bits)
+        np.minimum(nearest, bits, out=nearest)
+    return nearest
 
 
-def _frames_agree(left: Hashes, right: Hashes, max_bits: int) -> npt.NDArray[np.bool_]:
-    agree = (np.bitwise_count(left ^ right) <= max_bits) & (left != 0) & (right != 0)
-    return np.asarray(2 * agree.sum(axis=2) > agree.shape[2])
+def _show_the_same(left: Hashes, right: Hashes, max_bits: int) -> npt.NDArray[np.bool_]:
+    """(K,): whether more than half of the frames of (K, T, 10) and (K, T, 10) agree in one and the same view."""
+    same = np.zeros(len(left), np.bool_)
+    for one, other, mirror in _VIEWS:
+        a, b = left[:, :, one], right[:, :, other]
+        agree = (np.bitwise_count(a ^ mirror ^ b) <= max_bits) & (a != 0) & (b != 0)
+        same |= 2 * agree.sum(axis=1) > agree.shape[1]
+    return same
 
 
 def _luma_grids(frames: npt.NDArray[np.uint8]) -> Grid:
@@ -186,6 +199,13 @@ _COSINES = _cosines()
 _BIT_VALUES = np.uint64(1) << np.arange(64, dtype=np.uint64)
 # Mirroring left to right turns the sign of every odd horizontal frequency.
 _MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
+
+# The whole of one video against each window of the other, and the other way round, plain and mirrored.
+_VIEWS = tuple(
+    (one, other, mirror)
+    for mirror in (np.uint64(0), _MIRROR_BITS)
+    for one, other in [(0, 0), *((0, w) for w in range(1, len(_WINDOWS))), *((w, 0) for w in range(1, len(_WINDOWS)))]
+)
 
 
 def _amplitudes(grids: Grid) -> Grid:

@@ -183,9 +183,9 @@ def _add_block(rng: np.random.Generator, luma: Plane, chroma: npt.NDArray[np.flo
 def _draw_thing(rng: np.random.Generator, shot: Shot) -> _Thing:
     h, w = (2 * int(rng.integers(side // 10, side // 5)) for side in (shot.height, shot.width))
     rows, columns = np.linspace(-1, 1, h)[:, None], np.linspace(-1, 1, w)
-    roundness = rng.choice([2.0, 4.0, 8.0])
-    # Powers by squaring of whole exponents are exact to the last bit everywhere; the exponents above are even.
-    inside = rows ** int(roundness) + columns ** int(roundness) <= 1.0
+    for _ in range(int(rng.integers(1, 4))):  # squares, not powers: the same to the last bit everywhere
+        rows, columns = rows * rows, columns * columns
+    inside = rows + columns <= 1.0
     return _Thing(
         luma=np.float32(rng.uniform(60, 190)) + texture(rng, h, w, (16, 6), 10),
         chroma=(rng.uniform(-28, 28), rng.uniform(-28, 28)),

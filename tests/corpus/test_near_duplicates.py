@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import csv
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.corpus import near_duplicates
+from fvc_lib.corpus.near_duplicates import near_duplicate_pairs, parse_hashes, perceptual_hash
+from fvc_lib.corpus.sample_scenes import generator_for, texture
+from fvc_lib.video.decode import decode_clip
+
+MEDIA = Path(__file__).resolve().parents[3] / "shared" / "media"
+NUM_WINDOWS = 10
+
+
+def footage(seed: int, height: int = 120, width: int = 160, num_frames: int = 6) -> np.ndarray:
+    """uint8 (T, 3, H, W): a random scene under a moving camera."""
+    rng = generator_for("test footage", seed)
+    scene = texture(rng, height + 12, width + 12, (60, 24, 9), 40) + 120
+    views = [scene[2 * t : 2 * t + height, t : t + width] for t in range(num_frames)]
+    luma = np.clip(np.stack(views), 0, 255).astype(np.uint8)
+    return np.repeat(luma[:, None], 3, axis=1)
+
+
+def noisy(frames: np.ndarray, sigma: float = 6) -> np.ndarray:
+    noise = generator_for("noise").normal(0, sigma, frames.shape)
+    return np.clip(frames + noise, 0, 255).astype(np.uint8)
+
+
+def mirror_bit_by_bit(value: int) -> int:
+    """Sign of every odd horizontal frequency turned, one bit at a time, from the definition of the order of bits."""
+    order = sorted(((v, h) for v in range(12) for h in range(12) if v + h), key=lambda f: (f[0] + f[1], f[0]))[:64]
+    for bit, (_, horizontal) in enumerate(order):
+        if horizontal % 2:
+            value ^= 1 << bit
+    return value
+
+
+def naive_pairs(hashes: list[str | None], max_bits: int) -> list[tuple[int, int]]:
+    """The definition, on Python integers."""
+
+    def frames_of(text: str) -> list[list[int]]:
+        return [[int(frame[i : i + 16], 16) for i in range(0, len(frame), 16)] for frame in text.split("-")]
+
+    longest = max((len(text.split("-")) for text in hashes if text), default=0)
+
+    def shows_part(one: list[list[int]], other: list[list[int]]) -> bool:
+        for window, mirrored in itertools.product(range(NUM_WINDOWS), (False, True)):
+            agreeing = 0
+            for t in range(longest):
+                whole = one[(2 * t + 1) * len(one) // (2 * longest)][0]
+                part = other[(2 * t + 1) * len(other) // (2 * longest)][window]
+                turned = mirror_bit_by_bit(whole) if mirrored else whole
+                agreeing += bool(whole and part and (turned ^ part).bit_count() <= max_bits)
+            if agreeing * 2 > longest:
+                return True
+        return False
+
+    pairs = []
+    for i, j in itertools.combinations(range(len(hashes)), 2):
+        one, other = hashes[i], hashes[j]
+        if one and other:
+            a, b = frames_of(one), frames_of(other)
+            if shows_part(a, b) or shows_part(b, a):
+                pairs.append((i, j))
+    return pairs
+
+
+@st.composite
+def hash_lists(draw: st.DrawFn) -> list[str | None]:
+    """Few centres, and hashes a few bits away from them, so that there are pairs, ties and near misses."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    num_videos = draw(st.integers(0, 9))
+    centres = rng.integers(0, 2**64, (3, NUM_WINDOWS), dtype=np.uint64)
+    texts: list[str | None] = []
+    for _ in range(num_videos):
+        if rng.random() < 0.15:
+            texts.append(None)
+            continue
+        frames = []
+        for _ in range(int(rng.integers(1, 5))):
+            values = rng.permutation(centres[rng.integers(3)])
+            for window in range(NUM_WINDOWS):
+                for bit in rng.integers(0, 64, int(rng.integers(0, 8))):
+                    values[window] ^= np.uint64(1) << np.uint64(bit)
+                if rng.random() < 0.1:
+                    values[window] = 0
+            if rng.random() < 0.3:
+                values[0] = mirror_bit_by_bit(int(values[0]))
+            frames.append("".join(f"{int(v):016x}" for v in values))
+        texts.append("-".join(frames))
+    return texts
+
+
+@given(hash_lists(), st.integers(0, 12))
+def test_pairs_equal_the_naive_definition(hashes, max_bits):
+    assert near_duplicate_pairs(hashes, max_bits) == naive_pairs(hashes, max_bits)
+
+
+def test_block_borders_change_nothing(monkeypatch):
+    hashes = [perceptual_hash(noisy(footage(seed // 2), 3 + seed % 2)) for seed in range(11)]
+    whole = near_duplicate_pairs(hashes, 10)
+    monkeypatch.setattr(near_duplicates, "_BLOCK_PAIRS", 4)
+    assert near_duplicate_pairs(hashes, 10) == whole == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+
+
+def shrunk(frames):
+    grid = np.linspace(0, 1, 70), np.linspace(0, 1, 110)
+    rows, columns = (
+        np.rint(share * (side - 1)).astype(int) for share, side in zip(grid, frames.shape[2:], strict=True)
+    )
+    return frames[:, :, rows][:, :, :, columns]
+
+
+def letterboxed(frames):
+    return np.pad(frames, ((0, 0), (0, 0), (30, 30), (0, 0)))
+
+
+COPIES = {
+    "noise": noisy,
+    "smaller": shrunk,
+    "mirrored": lambda frames: frames[..., ::-1],
+    "cropped in a corner": lambda frames: frames[:, :, 12:, 16:],
+    "cropped all round": lambda frames: frames[:, :, 5:-5, 7:-7],
+    "brighter": lambda frames: (frames * 0.8 + 40).astype(np.uint8),
+    "letterboxed": letterboxed,
+    "mirrored and cropped": lambda frames: frames[:, :, :-12, :-16][..., ::-1],
+    "one frame replaced": lambda frames: np.concatenate([footage(77)[:1], frames[1:]]),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_copies_are_found_and_strangers_are_not(copy):
+    originals = [footage(seed) for seed in range(6)]
+    copies = [COPIES[copy](frames) for frames in originals]
+    hashes = [perceptual_hash(np.ascontiguousarray(frames)) for frames in [*originals, *copies]]
+    assert near_duplicate_pairs(hashes, 10) == [(i, i + 6) for i in range(6)]
+
+
+def test_mirroring_turns_the_same_bits_in_every_hash():
+    frames = footage(3)
+    hashes = parse_hashes([perceptual_hash(frames), perceptual_hash(frames[..., ::-1])])
+    assert [mirror_bit_by_bit(int(value)) for value in hashes[0, :, 0]] == hashes[1, :, 0].tolist()
+
+
+PLAIN = {
+    "black": np.zeros((6, 3, 90, 120), np.uint8),
+    "grey": np.full((6, 3, 90, 120), 127, np.uint8),
+    "stripes": np.broadcast_to((np.arange(120) // 9 % 2 * 180 + 40).astype(np.uint8), (6, 3, 90, 120)),
+    "gradient": np.broadcast_to(np.arange(90, dtype=np.uint8)[:, None] * 2, (6, 3, 90, 120)),
+    "grainy grey": noisy(np.full((6, 3, 90, 120), 127, np.uint8), 4),
+    "one pixel": np.full((6, 3, 1, 1), 200, np.uint8),
+}
+
+
+def test_plain_pictures_join_nothing():
+    hashes = [perceptual_hash(np.ascontiguousarray(PLAIN[name])) for name in PLAIN for _ in range(2)]
+    assert near_duplicate_pairs(hashes, 32) == []
+    assert set("".join(hashes)) == {"0", "-"}
+
+
+def test_videos_that_share_only_black_frames_are_not_joined():
+    hashes = []
+    for seed in (1, 2):
+        frames = footage(seed)
+        frames[:4] = 0
+        hashes.append(perceptual_hash(frames))
+    assert near_duplicate_pairs(hashes, 10) == []
+
+
+def test_half_of_the_frames_is_not_enough():
+    shared, one, other = footage(1), footage(2), footage(3)
+    hashes = [perceptual_hash(np.concatenate([shared[:3], rest[3:]])) for rest in (one, other)]
+    assert near_duplicate_pairs(hashes, 10) == []
+    hashes = [perceptual_hash(np.concatenate([shared[:4], rest[4:]])) for rest in (one, other)]
+    assert near_duplicate_pairs(hashes, 10) == [(0, 1)]
+
+
+def test_missing_hashes_are_skipped_and_indices_kept():
+    text = perceptual_hash(footage(1))
+    assert near_duplicate_pairs([None, text, None, text], 0) == [(1, 3)]
+    assert near_duplicate_pairs([], 10) == near_duplicate_pairs([None, text], 10) == []
+
+
+@pytest.mark.parametrize("text", ["", "xyz", "00" * 79, "00" * 80 + "-", "00" * 81])
+def test_a_text_that_is_no_hash_is_refused(text):
+    with pytest.raises(ValueError, match="hex digits per frame"):
+        near_duplicate_pairs([perceptual_hash(footage(1)), text], 10)
+
+
+@pytest.mark.parametrize("max_bits", [-1, 65])
+def test_a_distance_that_cannot_be_is_refused(max_bits):
+    with pytest.raises(ValueError, match="0 to 64"):
+        near_duplicate_pairs([], max_bits)
+
+
+@pytest.mark.parametrize(
+    "frames", [np.zeros((6, 90, 120), np.uint8), np.zeros((6, 3, 9, 9), np.float32), np.zeros((0, 3, 9, 9), np.uint8)]
+)
+def test_frames_of_another_kind_are_refused(frames):
+    with pytest.raises(ValueError, match="wanted non-empty uint8"):
+        perceptual_hash(frames)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MEDIA.is_dir(), reason="the shared media folder is not beside this checkout")
+def test_real_videos_of_different_groups_are_not_joined():
+    with (MEDIA / "manifest.csv").open(encoding="utf-8", newline="") as text:
+        groups = {row["path"]: row["group"] for row in csv.DictReader(text) if row["path"].startswith("labelled/")}
+    paths = sorted(groups)
+    pairs = near_duplicate_pairs([perceptual_hash(decode_clip(MEDIA / path, 6, 96).frames) for path in paths], 10)
+    assert pairs, "the labelled clips hold several takes of one signer and several forgeries of one portrait"
+    assert [(paths[i], paths[j]) for i, j in pairs if groups[paths[i]] != groups[paths[j]]] == []

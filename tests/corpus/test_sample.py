@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.ensemble import GradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fvc_lib.corpus import sample
+from fvc_lib.corpus.near_duplicates import near_duplicate_pairs, perceptual_hash
+from fvc_lib.corpus.sample import generate_sample_corpus
+from fvc_lib.corpus.sample_plan import plan_events
+from fvc_lib.services.config import RunConfig
+from fvc_lib.video.decode import decode_clip
+from fvc_lib.video.probe import probe_video
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def rows_of(manifest: Path) -> list[dict[str, str]]:
+    with manifest.open(encoding="utf-8", newline="") as text:
+        return list(csv.DictReader(text))
+
+
+class StoppedError(Exception):
+    """The generator was interrupted."""
+
+
+@pytest.fixture
+def few_events(monkeypatch):
+    """Two short events, so that writing and reuse are tested without generating everything."""
+    events = sorted(plan_events(), key=lambda e: (e.label, len(e.clips) * e.num_frames * e.width))
+    chosen = (events[0], next(event for event in events if event.label == "real" and len(event.clips) == 2))
+    monkeypatch.setattr(sample, "plan_events", lambda: chosen)
+    return chosen
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The names of the events that were really made."""
+    names = []
+
+    def counting(event, make=sample.make_event):
+        names.append(event.name)
+        return make(event)
+
+    monkeypatch.setattr(sample, "make_event", counting)
+    return names
+
+
+def test_a_finished_corpus_is_reused(few_events, made, tmp_path):
+    calls = []
+    manifest = generate_sample_corpus(tmp_path / "new" / "corpus", progress=lambda *call: calls.append(call))
+    total = sum(len(event.clips) for event in few_events)
+    assert calls == [(i + 1, total) for i in range(total)]
+    before = {path: path.stat().st_mtime_ns for path in manifest.parent.rglob("*")}
+    made.clear()
+    calls.clear()
+    assert generate_sample_corpus(manifest.parent, progress=lambda *call: calls.append(call)) == manifest
+    assert made == []
+    assert len(calls) == total
+    assert {path: path.stat().st_mtime_ns for path in manifest.parent.rglob("*")} == before
+
+
+def test_missing_and_damaged_clips_are_made_again(few_events, made, tmp_path):
+    manifest = generate_sample_corpus(tmp_path)
+    whole = contents(tmp_path)
+    damaged = tmp_path / few_events[1].clips[-1].path
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    manifest.write_text("path,label\n")
+    (tmp_path / "note.txt").write_text("mine")
+    made.clear()
+    generate_sample_corpus(tmp_path)
+    assert made == [few_events[1].name]
+    assert contents(tmp_path) == {**whole, "note.txt": b"mine"}
+
+
+def test_an_interrupted_corpus_is_finished_to_the_same_bytes(few_events, made, tmp_path):
+    generate_sample_corpus(tmp_path / "whole")
+
+    def stop_after_first_event(done: int, total: int) -> None:
+        if done == len(few_events[0].clips):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        generate_sample_corpus(tmp_path / "stopped", progress=stop_after_first_event)
+    assert not (tmp_path / "stopped" / "manifest.csv").exists()
+    made.clear()
+    generate_sample_corpus(tmp_path / "stopped")
+    assert made == [few_events[1].name]
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{", '{"version": "0", "sha256": {}}', '{"version": "2", "sha256": 3}'])
+def test_a_record_of_another_version_or_none_counts_for_nothing(record, few_events, made, tmp_path):
+    generate_sample_corpus(tmp_path)
+    (tmp_path / "sample_corpus.json").write_text(record)
+    made.clear()
+    generate_sample_corpus(tmp_path)
+    assert sorted(made) == sorted(event.name for event in few_events)
+
+
+def test_bytes_depend_neither_on_place_nor_on_threads_nor_on_hash_seed(few_events, tmp_path):
+    here = [hashlib.sha256(content).hexdigest() for content in sample.make_event(few_events[1])]
+    program = (
+        "import hashlib, sys\n"
+        "from fvc_lib.corpus.sample import make_event\n"
+        "from fvc_lib.corpus.sample_plan import plan_events\n"
+        "event = next(e for e in plan_events() if e.name == sys.argv[1])\n"
+        "print([hashlib.sha256(c).hexdigest() for c in make_event(event)])\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "TZ": "Asia/Tokyo"}
+    there = subprocess.run(
+        [sys.executable, "-c", program, few_events[1].name],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert there.stdout.strip() == str(here)
+
+
+def test_the_manifest_lists_every_clip_with_its_group_and_says_what_was_done(few_events, tmp_path):
+    rows = rows_of(generate_sample_corpus(tmp_path))
+    fake, real = few_events
+    assert [row["path"] for row in rows] == [clip.path for event in few_events for clip in event.clips]
+    assert {row["group"] for row in rows if row["label"] == "fake"} == {fake.name}
+    assert {row["manipulation"] for row in rows} == {fake.manipulation, ""}
+    assert [row["variant_of"] for row in rows if row["group"] == real.name] == ["", real.clips[0].path]
+    assert "synthetic" in (tmp_path / "NOTICE.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    return generate_sample_corpus(tmp_path_factory.mktemp("sample"))
+
+
+def metadata_features(manifest: Path, rows: list[dict[str, str]]) -> np.ndarray:
+    """(N, F): what a probe tells of each file."""
+    probes = [probe_video(manifest.parent / row["path"]) for row in rows]
+    kinds = [f"{p.codec} {p.container}" for p in probes]
+    one_hot = np.array([[kind == other for other in sorted(set(kinds))] for kind in kinds], float)
+    numbers = [
+        (p.frames_per_second, p.width, p.height, p.num_frames, p.duration_seconds, p.size_bytes, p.bits_per_second,
+         p.size_bytes / (p.width * p.height * p.num_frames))
+        for p in probes
+    ]  # fmt: skip
+    return np.hstack([np.array(numbers, float), one_hot])
+
+
+@pytest.mark.slow
+def test_metadata_does_not_give_the_label_away(corpus):
+    rows = rows_of(corpus)
+    features = metadata_features(corpus, rows)
+    labels, groups = np.array([row["label"] == "fake" for row in rows]), [row["group"] for row in rows]
+    models = {
+        "boosting": GradientBoostingClassifier(n_estimators=60, random_state=0),
+        "linear": make_pipeline(StandardScaler(), LogisticRegression()),
+    }
+    for name, model in models.items():
+        scores = []
+        for seed in range(4):
+            folds = StratifiedGroupKFold(5, shuffle=True, random_state=seed)
+            said = cross_val_predict(model, features, labels, groups=groups, cv=folds, method="predict_proba")
+            scores.append(roc_auc_score(labels, said[:, 1]))
+        assert 0.35 < np.mean(scores) < 0.65, f"{name}: AUC {np.round(scores, 3)}"
+
+
+@pytest.mark.slow
+def test_sizes_hit_their_targets_alike_for_both_labels(corpus):
+    misses = {"real": [], "fake": []}
+    for event in plan_events():
+        for clip in event.clips:
+            probe = probe_video(corpus.parent / clip.path)
+            asked = probe.width * probe.height * event.num_frames * clip.encoding.bits_per_pixel / 8
+            assert probe.num_frames == event.num_frames
+            misses[event.label].append(probe.size_bytes / asked - 1)
+    assert all(np.abs(values).max() < 0.15 for values in misses.values())
+    assert abs(np.mean(misses["real"]) - np.mean(misses["fake"])) < 0.02
+
+
+@pytest.mark.slow
+def test_copies_are_found_without_the_given_groups_and_no_two_events_are_joined(corpus):
+    rows = rows_of(corpus)
+    hashes = [perceptual_hash(decode_clip(corpus.parent / row["path"], 6, 96).frames) for row in rows]
+    found = set(near_duplicate_pairs(hashes, RunConfig().near_duplicate_bits))
+    wanted = {(i, j) for i, j in itertools.combinations(range(len(rows)), 2) if rows[i]["group"] == rows[j]["group"]}
+    assert found - wanted == set()
+    assert len(found) >= 0.95 * len(wanted)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fvc_lib.corpus.sample_fakes import MANIPULATIONS, USES_DONOR, manipulate
+from fvc_lib.corpus.sample_scenes import Shot, draw_camera, generator_for, render_shot
+
+HEIGHT, WIDTH, FRAMES = 96, 128, 30
+
+
+@pytest.fixture(scope="module")
+def base():
+    return render_shot(Shot("base", WIDTH, HEIGHT, FRAMES, draw_camera("base")))
+
+
+@pytest.fixture(scope="module")
+def donor():
+    return render_shot(Shot("donor", WIDTH, HEIGHT, FRAMES, draw_camera("donor")))
+
+
+def forge(name, base, donor, seed=0):
+    return manipulate(name, base, donor, generator_for("forger", seed))
+
+
+@pytest.mark.parametrize("name", MANIPULATIONS)
+def test_shape_is_kept_and_inputs_are_not_written_to(name, base, donor):
+    before = base.copy(), donor.copy()
+    forged = forge(name, base, donor)
+    assert forged.shape == base.shape
+    assert forged.dtype == np.uint8
+    assert not np.array_equal(forged, base)
+    assert np.array_equal(forged, forge(name, base, donor))
+    assert np.array_equal(base, before[0])
+    assert np.array_equal(donor, before[1])
+
+
+@pytest.mark.parametrize("name", MANIPULATIONS)
+def test_the_donor_is_read_where_that_is_said(name, base, donor):
+    with_other = forge(name, base, donor[::-1])
+    assert np.array_equal(forge(name, base, donor), with_other) == (name not in USES_DONOR)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["region_splice", "local_resynthesis"])
+def test_a_region_changes_in_every_frame_and_moves(name, seed, base, donor):
+    changed = forge(name, base, donor, seed)[:, :HEIGHT] != base[:, :HEIGHT]
+    share = changed.mean(axis=(1, 2))
+    assert share.min() > 0.08
+    assert share.max() < 0.36
+    assert (changed[0] != changed[-1]).mean() > 0.005
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_spliced_region_shows_the_donor(seed, base, donor):
+    forged = forge("region_splice", base, donor, seed)
+    assert np.array_equal(forged[forged != base], donor[forged != base])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_resynthesised_region_has_lost_its_grain(seed, base, donor):
+    forged = forge("local_resynthesis", base, donor, seed)
+    region = (forged != base)[:, :HEIGHT]
+    # The lattice alternates; between frames it stands still where the grain does not.
+    flicker = np.abs(np.diff(forged[:, :HEIGHT].astype(float), axis=0))
+    stays = region[1:] & region[:-1]
+    assert np.median(flicker[stays]) < np.median(flicker[~stays])
+
+
+def repeated(frames):
+    return (frames[1:] == frames[:-1]).all(axis=(1, 2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_frame_is_held_for_about_half_of_the_clip(seed, base, donor):
+    still = np.flatnonzero(repeated(forge("frame_duplication", base, donor, seed)))
+    assert 0.4 * FRAMES <= len(still) + 1 <= 0.65 * FRAMES
+    assert (np.diff(still) == 1).all(), "one stretch"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dropped_frames_leave_three_or_four_pictures(seed, base, donor):
+    forged = forge("frame_drop", base, donor, seed)
+    assert 3 <= 1 + np.count_nonzero(~repeated(forged)) <= 5
+    assert all((base == frame).all(axis=(1, 2)).any() for frame in forged)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stretch_of_the_donor_is_spliced_in(seed, base, donor):
+    forged = forge("temporal_splice", base, donor, seed)
+    foreign = (forged == donor).all(axis=(1, 2))
+    assert (foreign | (forged == base).all(axis=(1, 2))).all()
+    assert 0.3 * FRAMES <= foreign.sum() <= 0.55 * FRAMES
+    assert (np.diff(np.flatnonzero(foreign)) == 1).all(), "one stretch"
+    assert not foreign[0]
+
+
+def test_unknown_names_and_unequal_shapes_are_refused(base, donor):
+    with pytest.raises(ValueError, match="wanted one of region_splice"):
+        forge("face_swap", base, donor)
+    with pytest.raises(ValueError, match="differ in shape"):
+        forge("region_splice", base, donor[1:])
