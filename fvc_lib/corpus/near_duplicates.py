@@ -4,7 +4,7 @@ Per frame and window the signs of the 64 lowest DCT coefficients of luma (Zauner
 of Perceptual Image Hash Functions", with the sign in place of the median, so that mirroring flips a fixed set of bits).
 Windows are the whole picture and nine of nine tenths its sides: a cropped copy looks like one of its source's windows.
 
-Measured on the sample corpus, median bits of the best window: copies of one event at most 9 of 64, different events at
+Measured on the sample corpus, median bits of the best window: copies of one event at most 8 of 64, different events at
 least 20. Without windows cropped copies are as far apart as strangers (25); with five windows up to 12.
 """
 
