@@ -177,6 +177,8 @@ class Engine:
         self._optimizer.load_state_dict(saved["optimizer"])
         self._precision.scaler.load_state_dict(saved["scaler"])
         self.state = TrainingState.from_document(saved["training"], checkpoint.best_model)
+        # A lower one than before is a remedy for memory that ended; a higher one would undo a back-off.
+        self.state.micro_batch = min(self.state.micro_batch, settings.micro_batch)
         restore_random_state(saved["random_state"], self.compute.device)
 
     def _save(self, *, epoch_ended: bool) -> None:

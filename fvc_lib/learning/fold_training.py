@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-from torch import Tensor
 
 from fvc_lib.corpus.folds import shuffle_labels_by_group
 from fvc_lib.learning.accumulators import BinaryScores
-from fvc_lib.learning.data import ClipDataset, class_weights
+from fvc_lib.learning.data import ClipDataset, ClipRow, class_weights
 from fvc_lib.learning.device import ComputeDevice, peak_device_bytes, peak_rss_bytes, resolve_device
 from fvc_lib.learning.engine import Engine, EngineSettings, MemoryObserver, MetricSink
 from fvc_lib.learning.fold_data import FoldClips, clip_store, fold_clips
 from fvc_lib.learning.fold_outcome import FoldOutcome, TrainingSummary, read_outcome, write_outcome
-from fvc_lib.learning.models import default_micro_batch
+from fvc_lib.learning.models import default_micro_batch, num_parameters
 from fvc_lib.learning.random_state import stable_seed
 from fvc_lib.learning.training_state import TrainingState
 from fvc_lib.learning.video_task import VideoTask
@@ -29,6 +28,7 @@ from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, LABELS, PREDICTIONS, read_table, write_table
+from fvc_lib.video.clip_store import ClipStore
 
 _logger = logging.getLogger(__name__)
 
@@ -56,12 +56,24 @@ class _Surroundings:
 
 
 @dataclass(frozen=True)
-class _Trained:
-    """A finished training and the outer fold's scores (float in [0, 1]) by video id."""
+class _Fitted:
+    """A finished training whose outer fold was not looked at yet."""
+
+    engine: Engine
+    state: TrainingState
+    store: ClipStore
+    clips: FoldClips
+    metrics: MetricSink
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """A finished training, the outer fold's scores (float in [0, 1]) by video id, and the labels it is judged by."""
 
     summary: TrainingSummary
     scores: Mapping[str, float]
-    num_parameters: int
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -119,15 +131,17 @@ def train_fold(
     around = _Surroundings(config, fold, resolve_device(config.device, config.amp), memory, stop)
     _logger.info("fold %d, attempt %d, on %s", fold, attempt, around.compute.describe())
     first, second = _halves(progress) if config.shuffled_label_control else (progress, None)
-    trained = _train(around, clips, paths.fold_checkpoints(fold), metric_log, first)
-    control, control_clips = None, None
+    fitted = _fit(around, clips, paths.fold_checkpoints(fold), metric_log, first)
+    fitted_control = None
     if config.shuffled_label_control:
-        control_clips = fold_clips(_shuffled(folds, config, "control"), config, fold)
+        shuffled = fold_clips(_shuffled(folds, config, "control"), config, fold)
         folder = paths.control_checkpoints(fold)
-        control = _train(around, control_clips, folder, _ControlLog(metric_log), second)
-    table = _predictions(clips, trained, control_clips, control)
-    write_table(table, PREDICTIONS, paths.predictions(fold))
-    outcome = _outcome(around, clips, trained, control, fingerprint)
+        fitted_control = _fit(around, shuffled, folder, _ControlLog(metric_log), second)
+    # Only now, when nothing is left to be chosen or interrupted, is the outer fold looked at.
+    scored = _score(fitted)
+    control = _score(fitted_control) if fitted_control else None
+    write_table(_predictions(clips, scored, control), PREDICTIONS, paths.predictions(fold))
+    outcome = _outcome(around, clips, scored, control, fingerprint)
     write_outcome(paths.fold_outcome(fold), outcome)
     return outcome
 
@@ -155,10 +169,10 @@ def engine_settings(config: RunConfig, fold: int) -> EngineSettings:
     )
 
 
-def _train(
+def _fit(
     around: _Surroundings, clips: FoldClips, folder: Path, metrics: MetricSink, progress: Progress | None
-) -> _Trained:
-    """Train, choose epoch and threshold on the inner validation part, then score the outer fold once."""
+) -> _Fitted:
+    """Train to the end, choosing the epoch on the inner validation part."""
     started = time.monotonic()
     store = clip_store(around.config)
     task = VideoTask(
@@ -179,74 +193,67 @@ def _train(
         progress=progress,
     )
     state = engine.fit()
-    validation = _scores(engine, task.validation_data, state.best_model)
-    threshold = best_threshold(validation.labels, validation.scores)
-    test = _scores(engine, ClipDataset(store, clips.test), state.best_model)
-    metrics.log(step=state.step, epoch=state.best_epoch, phase="test", metrics=test.compute())
-    summary = _summary(state, threshold, time.monotonic() - started)
-    video_ids = [row.video_id for row in clips.test]
-    return _Trained(
-        summary,
-        dict(zip(video_ids, test.scores.tolist(), strict=True)),
-        sum(t.numel() for t in state.best_model.values()),
-    )
+    return _Fitted(engine, state, store, clips, metrics, time.monotonic() - started)
 
 
-def _scores(engine: Engine, data: ClipDataset, weights: Mapping[str, Tensor]) -> BinaryScores:
-    scores = BinaryScores()
-    engine.predict(data, weights, scores)
-    return scores
-
-
-def _summary(state: TrainingState, threshold: float, seconds: float) -> TrainingSummary:
-    return TrainingSummary(
+def _score(fitted: _Fitted) -> _Scored:
+    """Choose the threshold on the inner validation part, then score the outer fold's originals once."""
+    state, clips = fitted.state, fitted.clips
+    validation = _scores(fitted, clips.validation)
+    test = _scores(fitted, clips.test)
+    fitted.metrics.log(step=state.step, epoch=state.best_epoch, phase="test", metrics=test.compute())
+    summary = TrainingSummary(
         history=tuple(state.history),
         best_epoch=state.best_epoch,
-        threshold=threshold,
+        threshold=best_threshold(validation.labels, validation.scores),
         steps=state.step,
         nonfinite_steps=state.nonfinite_steps,
         micro_batch=state.micro_batch,
-        seconds=seconds,
+        seconds=fitted.seconds,
     )
+    scores = {row.video_id: score for row, score in zip(clips.test, test.scores.tolist(), strict=True)}
+    return _Scored(summary, scores, {row.video_id: LABELS[row.label] for row in clips.test})
 
 
-def _predictions(
-    clips: FoldClips, trained: _Trained, control_clips: FoldClips | None, control: _Trained | None
-) -> pl.DataFrame:
+def _scores(fitted: _Fitted, rows: Sequence[ClipRow]) -> BinaryScores:
+    scores = BinaryScores()
+    fitted.engine.predict(ClipDataset(fitted.store, rows), fitted.state.best_model, scores)
+    return scores
+
+
+def _predictions(clips: FoldClips, scored: _Scored, control: _Scored | None) -> pl.DataFrame:
     """PREDICTIONS rows of the outer fold, in the order of the video ids."""
-    control_scores = control.scores if control else {}
-    control_labels = {row.video_id: LABELS[row.label] for row in control_clips.test} if control_clips else {}
     rows = [
         (
-            row.video_id,
-            clips.group_of[row.video_id],
-            LABELS[row.label],
+            video_id,
+            clips.group_of[video_id],
+            scored.labels[video_id],
             clips.fold,
-            trained.scores[row.video_id],
-            trained.summary.threshold,
-            control_scores.get(row.video_id),
-            control_labels.get(row.video_id),
+            score,
+            scored.summary.threshold,
+            control.scores[video_id] if control else None,
+            control.labels[video_id] if control else None,
         )
-        for row in clips.test
+        for video_id, score in scored.scores.items()
     ]
     types = {name: column.dtype.type for name, column in PREDICTIONS.columns.items()}
     return pl.DataFrame(rows, schema=types, orient="row")
 
 
 def _outcome(
-    around: _Surroundings, clips: FoldClips, trained: _Trained, control: _Trained | None, fingerprint: str
+    around: _Surroundings, clips: FoldClips, scored: _Scored, control: _Scored | None, fingerprint: str
 ) -> FoldOutcome:
     return FoldOutcome(
         fold=around.fold,
         model=around.config.model,
-        num_parameters=trained.num_parameters,
+        num_parameters=num_parameters(around.config.model),
         device=around.compute.describe(),
         num_train_videos=len({row.video_id for row in clips.train}),
         num_train_clips=len(clips.train),
         num_validation_videos=len(clips.validation),
         num_test_videos=len(clips.test),
         missing_videos=clips.missing,
-        training=trained.summary,
+        training=scored.summary,
         control=control.summary if control else None,
         peak_rss_bytes=peak_rss_bytes(),
         peak_device_bytes=peak_device_bytes(around.compute.device),

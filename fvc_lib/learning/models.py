@@ -133,6 +133,17 @@ def default_micro_batch(name: str) -> int:
     return _architecture(name).micro_batch
 
 
+def num_parameters(name: str) -> int:
+    """How many trainable numbers the named network has. Builds it without memory or random draws.
+
+    Raises:
+        UsageError: unknown name.
+    """
+    with torch.device("meta"):
+        model = _architecture(name).build()
+    return sum(p.numel() for p in model.parameters())
+
+
 def _architecture(name: str) -> _Architecture:
     if name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)

@@ -173,6 +173,19 @@ def test_an_out_of_memory_lowers_the_micro_batch_and_keeps_the_result(make_engin
         torch.testing.assert_close(state.best_model[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+def test_a_resumed_training_may_use_smaller_micro_batches_but_not_larger(make_engine, tiny_training):
+    sizes = []
+    watched = Draining(tiny_training.task(), lambda model, batch: sizes.append(len(batch)))
+    with pytest.raises(StoppedError):
+        make_engine(stop=stop_after(1)).fit()
+    with pytest.raises(StoppedError):
+        make_engine(task=watched, micro_batch=8, stop=stop_after(1)).fit()
+    assert sizes == [4, 4]
+    with pytest.raises(StoppedError):
+        make_engine(task=watched, micro_batch=2, stop=stop_after(1)).fit()
+    assert sizes[2:] == [2, 2, 2]
+
+
 class Poisoned(Draining):
     """The loss of the given training calls is NaN."""
 
