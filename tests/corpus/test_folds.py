@@ -185,14 +185,24 @@ def test_labels_of_pure_groups_are_permuted(groups: list[tuple[int, int]], num_f
     assert groups_by_label(shuffle_labels_by_group(folds, seed)).equals(groups_by_label(folds))
 
 
-def test_shuffling_breaks_the_link_between_group_and_label() -> None:
-    folds = make_folds(index_of([(3, 0)] * 100 + [(0, 3)] * 100), 5, 0)
-    agreement = [
-        float((shuffle_labels_by_group(folds, seed)["label"] == folds["label"]).mean())  # type: ignore[arg-type]
-        for seed in range(40)
-    ]
-    assert abs(np.mean(agreement) - 0.5) < 0.03
-    assert len(set(agreement)) > 1
+@settings(max_examples=20)
+@given(st.lists(PURE, min_size=4, max_size=24), st.integers(2, 4), st.integers(0, 99))
+def test_shuffled_labels_are_spread_evenly_over_the_true_ones(
+    groups: list[tuple[int, int]], num_folds: int, seed: int
+) -> None:
+    assume(is_feasible(groups, num_folds))
+    folds = make_folds(index_of(groups), num_folds, seed)
+    shuffled = shuffle_labels_by_group(folds, seed).select("group_id", pl.col("label").alias("drawn"))
+    both = folds.join(shuffled, on="group_id").unique("group_id")
+    for _, fold in both.group_by("fold"):
+        share = float((fold["drawn"] == "fake").mean())  # type: ignore[arg-type]
+        for _, stratum in fold.group_by("label"):
+            assert abs((stratum["drawn"] == "fake").sum() - share * stratum.height) <= 1
+
+
+def test_another_seed_shuffles_otherwise() -> None:
+    folds = make_folds(index_of([(3, 0)] * 20 + [(0, 3)] * 20), 5, 0)
+    assert len({tuple(shuffle_labels_by_group(folds, seed)["label"]) for seed in range(20)}) == 20
 
 
 def test_paired_corpora_keep_both_labels_when_shuffled() -> None:
