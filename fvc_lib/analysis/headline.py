@@ -23,6 +23,16 @@ HEADLINE_METRIC = "roc_auc"
 # Shown to make the leak visible: a row-wise split is what the run refuses to do, so it is nothing to be compared with.
 DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
 
+# Parameter, value, and what a reader of the number must then know.
+_CAUTIONS = (
+    (
+        "corpus",
+        "",
+        "The corpus is synthetic: the number shows that the pipeline works, not how well fakes in the world are told.",
+    ),
+    ("shuffle_labels", True, "Labels were shuffled by group on purpose: anything but chance would be a leak."),
+)
+
 Standing = Literal["above control", "not above control", "no control", "no result"]
 
 
@@ -61,6 +71,7 @@ class ReportHeadline:
     started_utc: str | None = None
     model: str | None = None
     failure: str | None = None
+    cautions: tuple[str, ...] = ()
 
     @property
     def model_score(self) -> Score | None:
@@ -97,6 +108,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     """The headline of one run from whatever it has recorded so far."""
     scores, counts = _scores_and_counts(run)
     status = read_json_object(run.status_json)
+    asked = _parameters(run.params_yaml)
     return ReportHeadline(
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
@@ -108,8 +120,9 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         peak_rss_bytes=_peak_rss_bytes(run, status),
         duration_seconds=_number(status.get("duration_seconds")),
         started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
-        model=_model_name(run.params_yaml),
+        model=_text(asked.get("model")),
         failure=_failure(status),
+        cautions=tuple(sentence for name, value, sentence in _CAUTIONS if asked.get(name) == value),
     )
 
 
@@ -225,13 +238,13 @@ def _started_from_name(run_id: str) -> str | None:
     return started.strftime("%Y-%m-%d %H:%M (local)")
 
 
-def _model_name(params_yaml: Path) -> str | None:
+def _parameters(params_yaml: Path) -> dict[str, object]:
     if not params_yaml.is_file():
-        return None
+        return {}
     try:
-        return _text(read_params_file(params_yaml).get("model"))
+        return read_params_file(params_yaml)
     except UsageError:
-        return None
+        return {}
 
 
 def _text(value: object) -> str | None:

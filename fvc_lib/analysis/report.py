@@ -118,9 +118,13 @@ def _hero(headline: ReportHeadline) -> str:
     alarm = "" if state == "done" else _alarm(headline, state)
     return (
         f'{alarm}<p class="lead {STANDING_CLASSES.get(verdict.standing, "")}">{escape(verdict.sentence)}</p>'
-        f'<p class="under">{escape(_circumstances(headline))}</p>'
+        f'<p class="under">{escape(_circumstances(headline))}{"".join(_caution(text) for text in headline.cautions)}</p>'
         f'<div class="hero">{_scores(headline)}{_facts(headline)}</div>'
     )
+
+
+def _caution(text: str) -> str:
+    return f" <strong>{escape(text)}</strong>"
 
 
 def _alarm(headline: ReportHeadline, state: str) -> str:

@@ -28,7 +28,7 @@ def summary_lines(run: RunPaths) -> list[str]:
     lines = ["", f"{headline.run_id}: {headline.state or 'not recorded'}"]
     if headline.scores:
         lines += ["", "  ROC-AUC with interval", *(f"    {_score_line(score)}" for score in headline.scores)]
-        lines += ["", f"  {headline.verdict.sentence}"]
+        lines += ["", f"  {headline.verdict.sentence}", *(f"  {caution}" for caution in headline.cautions)]
     lines += ["", *_facts(headline)]
     if run.report_html.is_file():
         lines.append(f"  report        {run.report_html}")
