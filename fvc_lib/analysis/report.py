@@ -118,7 +118,7 @@ def _hero(headline: ReportHeadline) -> str:
     alarm = "" if state == "done" else _alarm(headline, state)
     return (
         f'{alarm}<p class="lead {STANDING_CLASSES.get(verdict.standing, "")}">{escape(verdict.sentence)}</p>'
-        f'<p class="under">{escape(_circumstances(headline))}{"".join(_caution(text) for text in headline.cautions)}</p>'
+        f'<p class="under">{escape(_circumstances(headline))}{"".join(map(_caution, headline.cautions))}</p>'
         f'<div class="hero">{_scores(headline)}{_facts(headline)}</div>'
     )
 
