@@ -1,15 +1,10 @@
-"""Small real videos, made on the spot."""
+"""Where the tests of corpora find what is not part of the repository."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
-
-MakeVideo = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
@@ -19,35 +14,3 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the data in {folder}")
     return folder
-
-
-def _write(path: Path, seed: int, num_frames: int, crf: int) -> None:
-    # Blobs that differ from seed to seed and drift a little: no two seeds are near-duplicates.
-    generator = np.random.default_rng(seed)
-    coarse = generator.integers(0, 256, (6, 8, 3))
-    picture = np.kron(coarse, np.ones((16, 16, 1))).astype(np.uint8)
-    with av.open(str(path), "w", format="mp4") as container:
-        stream = container.add_stream("h264", rate=10, options={"crf": str(crf), "preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt = 128, 96, "yuv420p"
-        for number in range(num_frames):
-            frame = av.VideoFrame.from_ndarray(np.roll(picture, number, axis=1), format="rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-
-
-@pytest.fixture(scope="session")
-def make_video(tmp_path_factory: pytest.TempPathFactory) -> MakeVideo:
-    """``make_video(path, seed)`` writes an MP4; equal arguments give equal bytes, encoded once per test session."""
-    made: dict[tuple[int, int, int], bytes] = {}
-    scratch = tmp_path_factory.mktemp("encoded") / "video.mp4"
-
-    def make(path: Path, seed: int, *, num_frames: int = 8, crf: int = 23) -> Path:
-        key = (seed, num_frames, crf)
-        if key not in made:
-            _write(scratch, *key)
-            made[key] = scratch.read_bytes()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(made[key])
-        return path
-
-    return make
