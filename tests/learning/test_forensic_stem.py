@@ -27,15 +27,15 @@ def naive_maps(clip: np.ndarray, cell: int) -> np.ndarray:
         rows, columns = kernel.shape[0] // 2, kernel.shape[1] // 2
         valid = (slice(rows, height - rows), slice(columns, width - columns))
         inner[valid] = convolve(image, kernel)[valid]
-        return np.log1p(cells(np.minimum(np.abs(inner), limit))) - 1
+        return (np.log1p(cells(np.minimum(np.abs(inner), limit))) - 2.5) / 0.8
 
     for t in range(num_frames):
-        result[:3, t] = [(cells(channel) - 115) / 60 for channel in clip[t].astype(np.float64)]
+        result[:3, t] = [(cells(channel) - 115) / 120 for channel in clip[t].astype(np.float64)]
         result[3, t] = residual(luma[t], LINE, 24)
         result[4, t] = residual(luma[t], LINE.T, 24)
         result[5, t] = residual(luma[t], LINE.T @ LINE, 48)
         for channel, other in ((6, t - 1 if t else 1), (7, t + 1 if t + 1 < num_frames else t - 1)):
-            result[channel, t] = np.log1p(cells(np.minimum(np.abs(luma[other] - luma[t]), 40))) - 1
+            result[channel, t] = (np.log1p(cells(np.minimum(np.abs(luma[other] - luma[t]), 40))) - 1.5) / 1.1
     return result
 
 
@@ -51,13 +51,15 @@ def test_equal_to_loops_over_pixels(size, cell):
 
 def test_a_still_clip_has_no_motion_and_a_single_frame_has_no_answer():
     frame = torch.randint(0, 256, (1, 1, 3, 16, 16), dtype=torch.uint8)
-    assert forensic_maps(frame.expand(1, 4, 3, 16, 16), 4)[:, 6:].eq(-1).all()
+    motion = forensic_maps(frame.expand(1, 4, 3, 16, 16), 4)[:, 6:]
+    torch.testing.assert_close(motion, torch.full_like(motion, -1.5 / 1.1))
     assert forensic_maps(frame, 4)[:, 6:].eq(0).all()  # not known, which is not the same as still
 
 
 def test_a_flat_or_sloping_picture_has_no_residual():
     slope = (torch.arange(16) * 5).expand(1, 2, 3, 16, 16).to(torch.uint8)
-    torch.testing.assert_close(forensic_maps(slope, 4)[:, 3:6, :, 1:-1, 1:-1], torch.full((1, 3, 2, 2, 2), -1.0))
+    inner = forensic_maps(slope, 4)[:, 3:6, :, 1:-1, 1:-1]
+    torch.testing.assert_close(inner, torch.full_like(inner, -2.5 / 0.8))
 
 
 def test_the_maps_are_constants_for_training():
