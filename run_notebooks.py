@@ -6,21 +6,34 @@ The options are papermill's where papermill has them. Everything a run writes go
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
+from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.plan import PlannedTask, make_plan, read_notebooks
-from fvc_lib.execution.run_record import begin_run
+from fvc_lib.execution.run_lock import is_worked_on
+from fvc_lib.execution.run_record import begin_run, record_resumption
 from fvc_lib.execution.runner import Runner
 from fvc_lib.execution.session import run_config
 from fvc_lib.execution.stages import STAGES, stage_named
 from fvc_lib.execution.status import read_status
-from fvc_lib.services.config import NOT_HASHED, RunConfig, parse_text_value, read_params_file, resolve_config
+from fvc_lib.services.config import (
+    ENVIRONMENT,
+    MAY_CHANGE_ON_RESUME,
+    RunConfig,
+    environment_values,
+    parse_text_value,
+    read_params_file,
+    resolve_config,
+)
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run
 
@@ -37,6 +50,10 @@ class Commands(click.Group):
         except FvcError as error:
             click.echo(f"error: {error}", err=True)
             context.exit(error.exit_code)
+        except OSError as error:
+            where = error.filename or "a file"
+            click.echo(f"error: {where}: {error.strerror}. Is there space, and may it be written?", err=True)
+            context.exit(1)
 
 
 @click.group(
@@ -76,41 +93,71 @@ def main(
     list_only: bool,
     dry_run: bool,
 ) -> None:
-    r"""Run FVC's notebooks as one experiment: from a folder of videos to an honest report.
+    """Run FVC's notebooks as one experiment: from a folder of videos to an honest report.
 
     \b
     python run_notebooks.py --params params/demo.yaml                        the built-in sample corpus
     python run_notebooks.py --params params/demo.yaml -p corpus ~/videos     real/ and fake/ in one folder
     python run_notebooks.py --params params/demo.yaml -p corpus list.csv     a manifest: path,label[,group]
     python run_notebooks.py --resume latest                                  go on where a run stopped
-    """
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     if context.invoked_subcommand is not None:
         return
     notebooks = read_notebooks(NOTEBOOKS)
     if list_only:
         _print_notebooks(notebooks)
         return
-    config = resolve_config(_files(params_files), command_line=_command_line(yaml_texts, values, experiment))
     if only and start:
         raise UsageError("--only and --from exclude each other. Give one of them.")
     only_stage, start_stage = stage_named(only) if only else None, stage_named(start) if start else None
-    run, config = _run_to_continue(
-        config, resume or ("latest" if only or start else None), params_files, yaml_texts, values
-    )
-    plan = make_plan(notebooks, config, run, only=only_stage, start=start_stage)
-    if dry_run:
-        _print_plan(plan, config, run)
-        return
-    if run is None:
-        run = begin_run(config, command=shlex.join(["python", "run_notebooks.py", *sys.argv[1:]]))
-    click.echo(f"run {run.root}")
-    exit_code = Runner(run, config, notebooks).execute(plan)
-    from fvc_lib.analysis.run_summary import summary_lines, write_run_report
+    asked = _asked(params_files, yaml_texts, values, experiment)
+    config = asked.config
+    run = None
+    if resume or only or start:
+        run = find_run(Path(config.runs_dir), resume or "latest", experiment)
+        config = _config_to_resume(run, asked)
 
-    write_run_report(run)
+    def plan() -> list[PlannedTask]:
+        return make_plan(notebooks, config, run, only=only_stage, start=start_stage)
+
+    if dry_run:
+        _print_plan(plan(), config, run)
+        return
+    command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
+    if run is None:
+        planned = plan()
+        run = begin_run(config, command=command)
+        exit_code = _execute(run, config, notebooks, lambda: planned)
+    else:
+        exit_code = _execute(run, config, notebooks, plan, command=command)
+    context.exit(exit_code)
+
+
+def _execute(
+    run: RunPaths,
+    config: RunConfig,
+    notebooks: dict[str, Notebook],
+    plan: Callable[[], Sequence[PlannedTask]],
+    command: str | None = None,
+) -> int:
+    """Run, then report whatever there is to report; trouble with the report does not change how the run ended."""
+    click.echo(f"run {run.root}")
+
+    def plan_and_record() -> Sequence[PlannedTask]:
+        if command is not None:
+            record_resumption(run, config, command=command)
+        return plan()
+
+    exit_code = Runner(run, config, notebooks).execute(plan_and_record)
+    from fvc_lib.analysis.run_summary import summary_lines, write_run_report  # plotly takes a second to load
+
+    try:
+        write_run_report(run)
+    except (FvcError, OSError) as error:
+        click.echo(f"warning: the report could not be written: {error}", err=True)
     for line in summary_lines(run):
         click.echo(line)
-    context.exit(exit_code)
+    return exit_code
 
 
 @main.command()
@@ -120,70 +167,77 @@ def status(run: str, runs_dir: Path | None) -> None:
     """Show how far RUN is ('latest', a run id, a part of one, or a run folder)."""
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     state = read_status(paths)
-    click.echo(f"{paths.root}: {state.state}")
+    died = state.state == "running" and not is_worked_on(paths)
+    click.echo(f"{paths.root}: {'interrupted: its runner is gone; --resume goes on' if died else state.state}")
     for key, stage in state.stages.items():
         seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
         click.echo(f"  {key:<28} {stage.state:<12} {seconds}  {stage.reason or ''}")
 
 
-def _files(paths: tuple[Path, ...]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for path in paths:
-        merged.update(read_params_file(path))
-    return merged
+@dataclass(frozen=True)
+class Asked:
+    """What the command gave: the names it set anywhere, the environment included, and the configuration they make."""
+
+    names: frozenset[str]
+    config: RunConfig
 
 
-def _command_line(
-    yaml_texts: tuple[str, ...], values: tuple[tuple[str, str], ...], experiment: str | None
-) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for text in yaml_texts:
-        try:
-            document = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UsageError(f"-y {text!r} is not valid YAML: {error}") from error
-        if not isinstance(document, dict):
-            raise UsageError(f"-y {text!r}: got a {type(document).__name__}, wanted a mapping like '{{epochs: 5}}'.")
-        merged.update(document)
-    merged.update({name: parse_text_value(name, value) for name, value in values})
-    if experiment is not None:
-        merged["experiment"] = experiment
-    if merged.get("corpus"):
-        merged["corpus"] = str(Path(merged["corpus"]).expanduser().absolute())
-    return merged
-
-
-def _run_to_continue(
-    config: RunConfig,
-    name: str | None,
+def _asked(
     params_files: tuple[Path, ...],
     yaml_texts: tuple[str, ...],
     values: tuple[tuple[str, str], ...],
-) -> tuple[RunPaths | None, RunConfig]:
-    """The run to continue with its own configuration, or None for a new run with ``config``.
+    experiment: str | None,
+) -> Asked:
+    from_files: dict[str, Any] = {}
+    for path in params_files:
+        from_files.update(read_params_file(path))
+    typed: dict[str, Any] = {}
+    for text in yaml_texts:
+        typed.update(_yaml_mapping(text))
+    typed.update({name: parse_text_value(name, value) for name, value in values})
+    if experiment is not None:
+        typed["experiment"] = experiment
+    config = resolve_config(from_files, command_line=typed)
+    # A kernel works in the folder of the notebooks: every path is made absolute here, where the command was given.
+    paths = {name: getattr(config, name) for name in ("corpus", "data_dir", "runs_dir", "cache_dir")}
+    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path}
+    names = frozenset({*from_files, *typed, *environment_values()})
+    return Asked(names, config.model_copy(update=absolute))
+
+
+def _yaml_mapping(text: str) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"-y {text!r} is not valid YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"-y {text!r}: got a {type(document).__name__}, wanted a mapping like '{{epochs: 5}}'.")
+    return document
+
+
+def _config_to_resume(run: RunPaths, asked: Asked) -> RunConfig:
+    """The run's own configuration, with what may change from one attempt to the next as it is asked for now.
 
     Raises:
         UsageError: a parameter was given that differs from the run's own and could change its numbers.
     """
-    if name is None:
-        return None, config
-    run = find_run(Path(config.runs_dir), name)
     own = run_config(run)
-    if not (params_files or yaml_texts or values):
-        return run, own
-    asked = {**_files(params_files), **_command_line(yaml_texts, values, None)}
-    hashed = {key for key in asked if key not in NOT_HASHED or key == "corpus"}
-    changed = [f"{key} {getattr(own, key)!r} -> {getattr(config, key)!r}" for key in sorted(hashed)
-               if getattr(own, key) != getattr(config, key)]  # fmt: skip
+    given = asked.names - {"experiment", "runs_dir"}
+    fixed = sorted(given - MAY_CHANGE_ON_RESUME - {f for v, f in ENVIRONMENT.items() if os.environ.get(v)})
+    changed = [
+        f"{name} {getattr(own, name)!r} -> {getattr(asked.config, name)!r}"
+        for name in fixed
+        if getattr(own, name) != getattr(asked.config, name)
+    ]
     if changed:
         raise UsageError(
             f"{run.run_id} was made with other values: {'; '.join(changed)}. "
             "Leave them out to resume it, or leave --resume out to start a new run with them."
         )
-    return run, own.model_copy(update={key: getattr(config, key) for key in asked if key in NOT_HASHED})
+    return own.model_copy(update={name: getattr(asked.config, name) for name in given & MAY_CHANGE_ON_RESUME})
 
 
-def _print_notebooks(notebooks: dict[str, Any]) -> None:
+def _print_notebooks(notebooks: dict[str, Notebook]) -> None:
     for stage in STAGES:
         notebook = notebooks[stage.name]
         click.echo(f"{stage.name}: {notebook.title}{' (one run per fold)' if stage.per_fold else ''}")

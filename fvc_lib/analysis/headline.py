@@ -12,7 +12,7 @@ import polars as pl
 
 from fvc_lib.analysis.queries import memory_peaks, results
 from fvc_lib.analysis.records import Answer, read_json_object
-from fvc_lib.analysis.wording import number_text, source_name
+from fvc_lib.analysis.wording import interval_text, number_text, source_name
 from fvc_lib.metrics.above_control import is_above_control
 from fvc_lib.services.config import read_params_file
 from fvc_lib.services.errors import UsageError
@@ -22,6 +22,9 @@ from fvc_lib.services.run_paths import RunPaths, list_runs
 HEADLINE_METRIC = "roc_auc"
 # Shown to make the leak visible: a row-wise split is what the run refuses to do, so it is nothing to be compared with.
 DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
+
+SHUFFLED_LABELS = "shuffled_labels"
+CHANCE_AUC = 0.5
 
 # Parameter, value, and what a reader of the number must then know.
 _CAUTIONS = (
@@ -90,7 +93,10 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
 
 
 def judge(scores: Sequence[Score]) -> Verdict:
-    """Compare the model with its best honest control; ``metrics.above_control`` has the rule."""
+    """Compare the model with every honest control; ``metrics.above_control`` has the rule.
+
+    A network that scores above chance on shuffled labels has seen what it is tested on: then no number counts.
+    """
     model = next((score for score in scores if score.source == "model"), None)
     if model is None or model.value is None:
         return Verdict("no result", "No result over all folds is recorded.")
@@ -99,9 +105,18 @@ def judge(scores: Sequence[Score]) -> Verdict:
         return Verdict("no control", "There is no control to compare the model with, so its number proves nothing yet.")
     best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0))
     named = f"{source_name(best.source).lower()}, {number_text(best.value)}"
-    if is_above_control(model.value, model.low, best.value, best.high):
+    shuffled = next((score for score in controls if score.source == SHUFFLED_LABELS), None)
+    if shuffled is not None and shuffled.low is not None and shuffled.low > CHANCE_AUC:
+        sentence = f"Something leaks: on shuffled labels the model scores {number_text(shuffled.value)}, above chance."
+        return Verdict("not above control", sentence, shuffled)
+    in_reach = [c for c in controls if not is_above_control(model.value, model.low, c.value, c.high)]
+    if not in_reach:
         return Verdict("above control", f"The model is above its best control ({named}).", best)
-    return Verdict("not above control", f"The model is not above its best control ({named}).", best)
+    # Not always the one with the best value: a worse one may have the wider interval.
+    nearest = best if best in in_reach else max(in_reach, key=lambda score: score.high or score.value or 0.0)
+    interval = interval_text(nearest.value, nearest.low, nearest.high)
+    sentence = f"The model is not above its control ({source_name(nearest.source).lower()}, {interval})."
+    return Verdict("not above control", sentence, nearest)
 
 
 def run_headline(run: RunPaths) -> ReportHeadline:

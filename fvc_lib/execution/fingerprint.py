@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 import fvc_lib
 from fvc_lib.execution.notebook_files import STAGE_PARAMETERS, Notebook
 from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json
-from fvc_lib.services.config import NOT_HASHED, RunConfig
+from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig
 from fvc_lib.services.run_paths import RunPaths
 
 
@@ -38,14 +38,13 @@ class StageRecord:
 def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
     """What ``task`` would depend on if it ran now. Missing inputs hash as empty text."""
     values = config.model_dump(mode="json")
-    names = set(notebook.parameters) - set(STAGE_PARAMETERS) - NOT_HASHED
+    names = set(notebook.parameters) - set(STAGE_PARAMETERS) - MAY_CHANGE_ON_RESUME - {"corpus"}
     return Fingerprint(
         parameters={name: values[name] for name in sorted(names)},
         inputs=_hashes(task.stage.inputs(run, task.fold), run),
         notebook=notebook.source_hash,
         library=library_hash(),
-        # Which files are there is for the index stage to find out; whether it is the same corpus is known here.
-        corpus=sha256_of_json(config.corpus) if "corpus" in notebook.parameters else "",
+        corpus=corpus_hash(config.corpus) if "corpus" in notebook.parameters else "",
     )
 
 
@@ -77,7 +76,7 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
         values = ", ".join(f"{n} {then.parameters.get(n)!r} -> {now.parameters.get(n)!r}" for n in changed)
         return f"parameters changed: {values}"
     if then.corpus != now.corpus:
-        return "another corpus"
+        return "the corpus changed"
     inputs = sorted(name for name in {*then.inputs, *now.inputs} if then.inputs.get(name) != now.inputs.get(name))
     if inputs:
         return f"input changed: {', '.join(inputs)}"
@@ -90,11 +89,33 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
     return f"output missing or changed: {', '.join(stale)}" if stale else None
 
 
-@cache
-def library_hash() -> str:
-    """Over every source file of ``fvc_lib``: coarse, so that no change of code can hide behind a finished stage."""
+def library_hash(rooms: Sequence[str] = ("",)) -> str:
+    """Over every source file of ``fvc_lib`` (or some rooms of it), as they are now.
+
+    Coarse, so that no change of code can hide behind a finished stage.
+    """
     root = Path(fvc_lib.__file__).parent
-    return sha256_of_json({str(p.relative_to(root)): sha256_of_file(p) for p in sorted(root.rglob("*.py"))})
+    files = [path for room in rooms for path in sorted((root / room).rglob("*.py"))]
+    return sha256_of_json({str(path.relative_to(root)): sha256_of_file(path) for path in files})
+
+
+def corpus_hash(corpus: str) -> str:
+    """Over what a corpus lists: a manifest's content, or names, sizes and times of a folder's files.
+
+    Moving a corpus as it is does not change it. The sample corpus (an empty name) is ``fvc_lib``'s own.
+    """
+    path = Path(corpus)
+    if not corpus:
+        return ""
+    if not path.is_dir():
+        return sha256_of_file(path) if path.is_file() else "missing"
+    found = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            file = Path(folder) / name
+            status = file.lstat()
+            found[os.fsencode(file.relative_to(path)).hex()] = [status.st_size, status.st_mtime_ns]
+    return sha256_of_json(found)
 
 
 def _hashes(paths: Iterable[Path], run: RunPaths) -> dict[str, str]:

@@ -16,12 +16,18 @@ from fvc_lib.services.run_paths import RunPaths
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task and the decision about it. ``finished_before`` tells a stale result from one that never was."""
+    """One task and the decision about it.
+
+    Attributes:
+        finished_before: it has been finished at some time, with whatever parameters and code.
+        redo: what it wrote before counts no more and makes room; otherwise it goes on from what is there.
+    """
 
     task: Task
     run: bool
     reason: str
     finished_before: bool = False
+    redo: bool = False
 
 
 def read_notebooks(folder: Path, stages: Sequence[Stage] = STAGES) -> dict[str, Notebook]:
@@ -62,38 +68,44 @@ def make_plan(
         stages: the run's stages.
     """
     tasks = tasks_in_order(config, stages)
-    if only is not None:
-        return [
-            PlannedTask(task, task.stage is only, "asked for by --only" if task.stage is only else "not asked for")
-            for task in tasks
-        ]
-    if run is None or not config.use_mlops_pipeline:
-        why = "new run" if run is None else "USE_MLOPS_PIPELINE is false: nothing is skipped"
-        return [PlannedTask(task, True, why) for task in tasks]
-    return _continue_run(tasks, notebooks, config, run, start)
-
-
-def _continue_run(
-    tasks: Sequence[Task],
-    notebooks: Mapping[str, Notebook],
-    config: RunConfig,
-    run: RunPaths,
-    start: Stage | None,
-) -> list[PlannedTask]:
-    again: set[str] = set()
-    plan = []
+    if run is None:
+        return [PlannedTask(task, True, "new run") for task in tasks]
+    plan: list[PlannedTask] = []
     for task in tasks:
-        stage = task.stage
-        upstream = sorted(again.intersection(stage.needs))
-        changed = reason_to_run(task, fingerprint_of(task, notebooks[stage.name], run, config), run)
-        if stage is start:
-            reason: str | None = "asked for by --from"
-        elif upstream:
-            reason = f"after {', '.join(upstream)}"
-        else:
-            reason = changed
-        if reason is not None:
-            again.add(stage.name)
-        finished = read_record(run.stage_checkpoint(stage.name, task.fold)) is not None
-        plan.append(PlannedTask(task, reason is not None, reason or "finished, nothing changed", finished))
+        finished = read_record(run.stage_checkpoint(task.stage.name, task.fold)) is not None
+        asked, reason = _asked_for(task, tasks, config, only, start)
+        if asked is None:
+            reason = _why_again(task, plan, notebooks, config, run)
+            asked = reason is not None
+        forced = asked and (task.stage in (only, start) or not config.use_mlops_pipeline)
+        plan.append(
+            PlannedTask(task, asked, reason or "finished, nothing changed", finished, asked and (finished or forced))
+        )
     return plan
+
+
+def _asked_for(
+    task: Task, tasks: Sequence[Task], config: RunConfig, only: Stage | None, start: Stage | None
+) -> tuple[bool | None, str | None]:
+    """Whether the command itself decides about ``task``; None when its state has to."""
+    stage = task.stage
+    if only is not None:
+        return stage is only, "asked for by --only" if stage is only else "not asked for"
+    if stage is start:
+        return True, "asked for by --from"
+    if not config.use_mlops_pipeline:
+        names = [other.stage.name for other in tasks]
+        if start is not None and names.index(stage.name) < names.index(start.name):
+            return False, "before --from"
+        return True, "USE_MLOPS_PIPELINE is false: nothing is skipped"
+    return None, None
+
+
+def _why_again(
+    task: Task, before: Sequence[PlannedTask], notebooks: Mapping[str, Notebook], config: RunConfig, run: RunPaths
+) -> str | None:
+    again = {planned.task.stage.name for planned in before if planned.run}
+    upstream = sorted(again.intersection(task.stage.needs))
+    if upstream:
+        return f"after {', '.join(upstream)}"
+    return reason_to_run(task, fingerprint_of(task, notebooks[task.stage.name], run, config), run)

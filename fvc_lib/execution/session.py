@@ -17,6 +17,7 @@ from typing import Any
 import polars as pl
 
 from fvc_lib.execution.progress import Report, bar_reporter, file_reporter, progress_path
+from fvc_lib.execution.run_lock import is_worked_on
 from fvc_lib.execution.run_record import begin_run
 from fvc_lib.services.atomic_files import sweep_temporaries
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
@@ -24,7 +25,7 @@ from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.path_text import path_to_text
-from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
+from fvc_lib.services.run_paths import RunPaths, find_run, list_runs, stage_key
 
 ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
 
@@ -113,18 +114,26 @@ def open_stage(stage: str, namespace: Mapping[str, Any]) -> StageSession:
             ``fold``, and fields of RunConfig.
 
     Raises:
-        UsageError: no such run; or a value in the cell was edited that differs from the run's own.
+        UsageError: no such run; the run is being worked on; or a value in the cell was edited that differs from the
+            run's own.
     """
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
     given = {name: namespace[name] for name in parameters}
     attempt = os.environ.get(ATTEMPT_VARIABLE)
-    paths, config = _find_or_begin(str(namespace["run_dir"]), given)
+    paths, config = _find_or_begin(str(namespace["run_dir"]), given, attempt is not None)
     fold = int(namespace["fold"]) if "fold" in namespace else None
     if fold is not None and not 0 <= fold < config.num_folds:
         raise UsageError(
             f"fold: got {fold}, wanted 0 to {config.num_folds - 1}: this run has {config.num_folds} folds."
         )
-    memory = MemorySampler(paths.memory(stage, fold), mem_gb=config.mem_gb)
+    if attempt is None and is_worked_on(paths):
+        raise UsageError(
+            f"{paths.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
+            "done (run_notebooks.py status), or name another run in run_dir."
+        )
+    # Opened by hand, a notebook leaves the run's own memory log as it is.
+    by_hand = paths.logs / f"{stage_key(stage, fold)}.by_hand_memory.jsonl"
+    memory = MemorySampler(by_hand if attempt is None else paths.memory(stage, fold), mem_gb=config.mem_gb)
     session = StageSession(stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory)
     if session.headless:
         sweep_temporaries(paths.root)
@@ -133,24 +142,28 @@ def open_stage(stage: str, namespace: Mapping[str, Any]) -> StageSession:
     return session
 
 
-def _find_or_begin(run_dir: str, given: dict[str, Any]) -> tuple[RunPaths, RunConfig]:
+def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool) -> tuple[RunPaths, RunConfig]:
+    if headless:  # the runner has checked everything, and its values count before this kernel's environment
+        paths = find_run(Path(run_dir).parents[1], run_dir)
+        return paths, run_config(paths)
     fresh = resolve_config(given)
     runs_dir = Path(fresh.runs_dir)
     if run_dir == "new" or (not run_dir and not list_runs(runs_dir)):
-        return begin_run(fresh, command="JupyterLab"), fresh
+        return begin_run(fresh, command="by hand, from a notebook"), fresh
     paths = find_run(runs_dir, run_dir or "latest")
     config = run_config(paths)
-    defaults = RunConfig()
+    asked, defaults = resolve_config(given, environ={}), RunConfig()
     edited = {
-        name: value
-        for name, value in given.items()
-        if getattr(fresh, name) not in (getattr(defaults, name), getattr(config, name))
+        name: getattr(asked, name)
+        for name in given
+        if getattr(asked, name) not in (getattr(defaults, name), getattr(config, name))
     }
     if edited:
         changes = ", ".join(f"{name} {getattr(config, name)!r} -> {value!r}" for name, value in edited.items())
+        options = " ".join(f"-p {name} {_as_text(value)}" for name, value in edited.items())
         raise UsageError(
             f"{paths.run_id} was made with other values ({changes}), and a run is never changed into another one. "
-            "Set run_dir = 'new' in the parameters cell to start a new run with your values, or put them back."
+            f"Start a new one with: python run_notebooks.py {options}. Or put the values back."
         )
     return paths, config
 

@@ -44,6 +44,11 @@ NOT_HASHED = frozenset(
 )  # fmt: skip
 
 
+# What a run may be resumed with although it was begun with something else: the effective batch keeps the result the
+# same up to rounding, and a fold that ran out of memory, or lost its GPU, must be able to go on.
+MAY_CHANGE_ON_RESUME = (NOT_HASHED - {"corpus", "experiment", "runs_dir"}) | {"batch_size", "device"}
+
+
 def _split_names(value: Any) -> Any:
     """``-p augmentations flip,noise`` and a YAML list mean the same."""
     if isinstance(value, str):
@@ -149,11 +154,6 @@ class RunConfig(BaseModel):
     def config_hash(self) -> str:
         """Hex SHA-256 over the fields that can change a number: equal on any machine for the same experiment."""
         return sha256_of_json({k: v for k, v in self.model_dump(mode="json").items() if k not in NOT_HASHED})
-
-    def subset_hash(self, names: set[str]) -> str:
-        """Hex SHA-256 over the hashed fields among ``names``: what one stage depends on."""
-        values = self.model_dump(mode="json")
-        return sha256_of_json({k: values[k] for k in sorted(names) if k in values and k not in NOT_HASHED})
 
     def to_yaml(self) -> str:
         """The resolved parameters as YAML in field order, each with its description as a comment."""

@@ -141,13 +141,16 @@ def new_run(runs_dir: Path, experiment: str, config_hash: str) -> RunPaths:
     if not experiment or experiment != Path(experiment).name or experiment.startswith("."):
         raise UsageError(f"experiment: got {experiment!r}, wanted one folder name without '/' or a leading dot.")
     while True:
-        root = runs_dir / experiment / f"run_{time.strftime('%Y%m%d_%H%M%S')}_{config_hash[:8]}"
-        try:
-            root.mkdir(parents=True)
-        except FileExistsError:
-            time.sleep(0.2)
-            continue
-        return RunPaths(root.absolute())
+        second = time.strftime("%Y%m%d_%H%M%S")
+        root = runs_dir / experiment / f"run_{second}_{config_hash[:8]}"
+        # One run a second, whatever its hash: the newest run is the one whose name sorts last.
+        if not any(runs_dir.glob(f"*/run_{second}_*")):
+            try:
+                root.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            return RunPaths(root.absolute())
+        time.sleep(0.1)
 
 
 def list_runs(runs_dir: Path, experiment: str | None = None) -> list[RunPaths]:

@@ -88,3 +88,20 @@ def test_runs_are_listed_newest_first_with_nulls_for_what_is_missing(make_run: C
     assert answer.frame["standing"].to_list() == ["no result", "above control"]
     assert answer.frame["auc"].null_count() == 1
     assert answer.frame["best_control"].to_list()[1] in ("metadata_only", "shuffled_labels")
+
+
+def test_every_honest_control_counts_not_only_the_best_one() -> None:
+    model = Score("model", 0.7, 0.55, 0.85)
+    constant, wide = Score("constant", 0.5, 0.5, 0.5), Score("metadata_only", 0.49, 0.3, 0.78)
+    assert judge([model, constant]).standing == "above control"
+    told = judge([model, constant, wide])
+    assert told.standing == "not above control"
+    assert told.best_control == wide
+
+
+def test_a_control_that_learns_shuffled_labels_is_called_a_leak() -> None:
+    told = judge([Score("model", 0.99, 0.97, 1.0), Score("shuffled_labels", 0.8, 0.65, 0.9)])
+    assert told.standing == "not above control"
+    assert "Something leaks" in told.sentence
+    below = judge([Score("model", 0.99, 0.97, 1.0), Score("shuffled_labels", 0.3, 0.1, 0.45)])
+    assert below.standing == "above control"

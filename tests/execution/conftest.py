@@ -75,7 +75,7 @@ class Project:
         """Run; returns exit code, status and what the terminal showed."""
         shown = io.StringIO()
         runner = Runner(run, self.config, self.notebooks(), Terminal(shown))
-        code = runner.execute(self.plan(run) if plan is None else plan)
+        code = runner.execute(lambda: self.plan(run) if plan is None else plan)
         return code, read_status(run), shown.getvalue()
 
     def times_run(self, run: RunPaths, name: str) -> int:

@@ -10,13 +10,16 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from fvc_lib.execution import fingerprint, superseding
 from fvc_lib.execution.plan import make_plan, read_notebooks
 from fvc_lib.execution.status import read_status
+from fvc_lib.execution.superseding import begin_fold_state
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
@@ -143,9 +146,9 @@ def test_a_second_process_on_one_run_is_refused_by_name(make_project):
     script = textwrap.dedent(f"""
         import time
         from pathlib import Path
-        from fvc_lib.execution.runner import _only_one
+        from fvc_lib.execution.run_lock import run_lock
         from fvc_lib.services.run_paths import RunPaths
-        with _only_one(RunPaths(Path({str(run.root)!r}))):
+        with run_lock(RunPaths(Path({str(run.root)!r}))):
             print("held", flush=True)
             time.sleep(60)
     """)
@@ -181,7 +184,7 @@ def stage(name, *needs):
 stages = [stage("one"), stage("two", "one")]
 notebooks = {s.name: read_notebook(folder / f"{s.name}.ipynb") for s in stages}
 config = run_config(run)
-sys.exit(Runner(run, config, notebooks).execute(make_plan(notebooks, config, run, stages=stages)))
+sys.exit(Runner(run, config, notebooks).execute(lambda: make_plan(notebooks, config, run, stages=stages)))
 """
 
 
@@ -232,6 +235,58 @@ def test_a_signal_reaches_the_stage_which_stops_and_can_go_on(make_project, numb
     assert status.state == state
     assert status.stages["two"].state == "interrupted"
     assert "--resume" in shown
+
+
+def test_a_redo_that_fails_leaves_no_old_result_standing(make_project):
+    project = make_project(one=[ONE], two=[TWO])
+    run = project.begin()
+    project.execute(run)
+    path = project.folder / "one.ipynb"
+    path.write_text(path.read_text().replace("output('one'", "1 / 0; output('one'"))
+    one, _ = project.stages
+    code, status, _ = project.execute(run, project.plan(run, start=one))
+    assert code == 1
+    assert not (run.tables / "two.txt").exists()
+    assert (run.root / "superseded" / "1" / "tables" / "two.txt").read_text() == "seed 0!"
+    assert status.stages["two"].state == "pending"
+    assert [p.run for p in project.plan(run)] == [True, True]
+
+
+def test_repeating_one_stage_does_not_call_an_unfinished_run_done(make_project):
+    project = make_project(one=[ONE], two=["1 / 0"])
+    run = project.begin()
+    assert project.execute(run)[0] == 1
+    one, _ = project.stages
+    code, status, _ = project.execute(run, project.plan(run, only=one))
+    assert code == 0
+    assert status.stages["one"].state == "done"
+    assert status.state == "interrupted"
+
+
+def test_a_fold_half_trained_by_other_code_begins_anew(make_project, monkeypatch):
+    project = make_project(per_fold=("folds",), folds=["output(f'folds_{fold}', str(fold))"])
+    run = project.begin()
+    state = run.fold_checkpoints(1) / "latest_checkpoint.pt"
+    begin_fold_state(run, project.plan(run)[1].task)
+    state.write_text("half trained")
+    begin_fold_state(run, project.plan(run)[1].task)
+    assert state.exists()  # the same code goes on
+    monkeypatch.setattr(superseding, "library_hash", lambda rooms: "other")
+    begin_fold_state(run, project.plan(run)[1].task)
+    assert not state.exists()
+    assert (run.root / "superseded/1/checkpoints/fold_1/latest_checkpoint.pt").read_text() == "half trained"
+
+
+def test_code_that_changes_while_a_stage_runs_is_not_recorded_as_one_version(make_project, monkeypatch):
+    project = make_project(one=[ONE])
+    run = project.begin()
+    hashes = iter(["before", "after", "after", "after"])
+    monkeypatch.setattr(fingerprint, "library_hash", lambda *rooms: next(hashes, "after"))
+    plan = [replace(planned, reason="test") for planned in project.plan(None)]
+    code, _, shown = project.execute(run, plan)
+    assert code == 0
+    assert "changed while it ran" in shown
+    assert project.plan(run)[0].reason == "not finished yet"
 
 
 def test_the_plan_refuses_a_notebook_parameter_no_configuration_knows(make_project, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fvc_lib.execution.run_lock import run_lock
 from fvc_lib.execution.run_record import begin_run
 from fvc_lib.execution.session import StageSession, open_stage
 from fvc_lib.services.config import resolve_config
@@ -55,7 +56,7 @@ def test_untouched_values_give_way_to_the_newest_runs_own(runs_dir, opened):
 
 def test_an_edited_value_never_changes_a_run_into_another(runs_dir, opened):
     begin(runs_dir, epochs=9)
-    with pytest.raises(UsageError, match=r"epochs 9 -> 5.*run_dir = 'new'"):
+    with pytest.raises(UsageError, match=r"epochs 9 -> 5.*run_notebooks.py -p epochs 5"):
         opened(epochs=5)
     assert opened(run_dir="new", epochs=5).config.epochs == 5
     assert len(list_runs(runs_dir)) == 2
@@ -100,4 +101,12 @@ def test_closing_lists_what_was_written(runs_dir, opened):
     session.paths.folds.parent.mkdir()
     session.paths.folds.write_bytes(b"1234")
     assert session.close(session.paths.folds).rows() == [("tables/folds.parquet", 4)]
-    assert session.paths.memory("04_fold_training").stat().st_size > 0
+    assert not session.paths.memory("04_fold_training").exists()  # by hand, the run's own log stays as it is
+    assert (session.paths.logs / "04_fold_training.by_hand_memory.jsonl").stat().st_size > 0
+
+
+def test_a_run_that_is_being_worked_on_is_not_opened_by_hand(runs_dir, opened):
+    run = begin(runs_dir)
+    with run_lock(run), pytest.raises(UsageError, match="being worked on"):
+        opened()
+    assert opened().paths == run

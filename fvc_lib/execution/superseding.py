@@ -1,0 +1,63 @@
+"""Making room for a stage that runs anew: what it wrote before is moved, never deleted, and never shown as current."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from fvc_lib.execution.fingerprint import library_hash
+from fvc_lib.execution.stages import Task
+from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.run_paths import RunPaths
+
+# The rooms whose code a half-trained fold depends on: going on with other code would make a network of two halves.
+TRAINING_ROOMS = ("learning", "video", "corpus", "metrics", "services")
+
+
+def set_aside(run: RunPaths, tasks: Iterable[Task]) -> None:
+    """Move everything the ``tasks`` wrote to ``superseded/<number>/``, each file under its old name."""
+    paths = [path for task in tasks for path in _written(run, task) if path.exists()]
+    if not paths:
+        return
+    folder = _next_folder(run.root / "superseded")
+    for path in paths:
+        target = folder / path.relative_to(run.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+
+
+def begin_fold_state(run: RunPaths, task: Task) -> None:
+    """Before a fold trains: what is left of a training under other code is set aside, and this code is noted."""
+    if task.fold is None:
+        return
+    note = run.fold_checkpoints(task.fold) / "code.json"
+    code = library_hash(TRAINING_ROOMS)
+    try:
+        same = json.loads(note.read_text())["sha256"] == code
+    except (OSError, ValueError, KeyError, TypeError):
+        same = not note.parent.exists()
+    if not same:
+        set_aside(run, [task])
+    write_json(note, {"sha256": code, "rooms": TRAINING_ROOMS})
+
+
+def _written(run: RunPaths, task: Task) -> list[Path]:
+    name, fold = task.stage.name, task.fold
+    return [
+        # The record first: killed half-way, the stage must not look finished.
+        run.stage_checkpoint(name, fold),
+        *task.stage.outputs(run, fold),
+        run.metrics(name, fold),
+        run.memory(name, fold),
+        run.executed_notebook(name, fold),
+        run.partial_notebook(name, fold),
+        *([] if fold is None else [run.fold_checkpoints(fold)]),
+    ]
+
+
+def _next_folder(parent: Path) -> Path:
+    number = 1
+    while (folder := parent / str(number)).exists():
+        number += 1
+    return folder
