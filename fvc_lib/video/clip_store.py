@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
+import av
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -26,9 +27,14 @@ from fvc_lib.video.errors import UnreadableVideo, VideoError
 
 Pixels = npt.NDArray[np.uint8]
 
-# Part of the decode settings' hash: raise it whenever the same settings would give other pixels.
-_DECODE_VERSION = 1
+# The code that makes the pixels is part of a clip's key: a mended decoder must not be served what the old one made.
+_DECODE_CODE = ("decode.py", "frame_reader.py", "frame_table.py", "letterbox.py", "source.py")
+_AUGMENTATION_CODE = ("augmentation.py", "augmentation_operations.py")
 _PLAIN_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
+
+
+def _code_hash(names: tuple[str, ...]) -> str:
+    return sha256_of_json([sha256_of_file(Path(__file__).with_name(name)) for name in names])
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,19 @@ class ClipStore:
 
     @cached_property
     def decode_hash(self) -> str:
-        """Hex SHA-256 of what decides an original clip besides the video's content."""
-        return sha256_of_json({"version": _DECODE_VERSION, "frames": self.num_frames, "size": self.fixed_size})
+        """Hex SHA-256 of what decides an original clip besides the video's content: settings, code and PyAV's build."""
+        made_by = {"code": _code_hash(_DECODE_CODE), "av": av.__version__}
+        return sha256_of_json({**made_by, "frames": self.num_frames, "size": self.fixed_size})
+
+    @cached_property
+    def augmentation_hash(self) -> str:
+        """Hex SHA-256 of what decides an augmented clip besides the original: settings and code."""
+        return sha256_of_json([self.augmentation.settings_hash, _code_hash(_AUGMENTATION_CODE)])
 
     @cached_property
     def settings_hash(self) -> str:
         """Hex SHA-256 of what decides every clip besides the video's content."""
-        return sha256_of_json([self.decode_hash, self.augmentation.settings_hash])
+        return sha256_of_json([self.decode_hash, self.augmentation_hash])
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -66,7 +78,7 @@ class ClipStore:
         folder = self.cache_dir / "clips" / f"decode_{self.decode_hash[:32]}"
         if augmentation_index == 0:
             return folder / "original" / video_id[:2] / f"{video_id}.npy"
-        name = f"augmented_{self.augmentation.settings_hash[:32]}"
+        name = f"augmented_{self.augmentation_hash[:32]}"
         return folder / name / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
