@@ -26,8 +26,9 @@ from fvc_lib.metrics.thresholds import best_threshold
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import FOLDS, LABELS, PREDICTIONS, read_table, write_table
+from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, PREDICTIONS, read_table, write_table
 from fvc_lib.video.clip_store import ClipStore
 
 _logger = logging.getLogger(__name__)
@@ -123,6 +124,7 @@ def train_fold(
     if config.shuffle_labels:
         folds = _shuffled(folds, config, "shuffle_labels")
     clips = fold_clips(folds, config, fold)
+    _refuse_thinned_store(paths, clips)
     fingerprint = sha256_of_json([training_parameters(config, fold), clips.fingerprint])
     outcome = read_outcome(paths.fold_outcome(fold))
     if outcome is not None and outcome.fingerprint == fingerprint and paths.predictions(fold).exists():
@@ -130,11 +132,11 @@ def train_fold(
 
     around = _Surroundings(config, fold, resolve_device(config.device, config.amp), memory, stop)
     _logger.info("fold %d, attempt %d, on %s", fold, attempt, around.compute.describe())
-    first, second = _halves(progress) if config.shuffled_label_control else (progress, None)
+    shuffled = _control_clips(folds, config, fold) if config.shuffled_label_control else None
+    first, second = _halves(progress) if shuffled else (progress, None)
     fitted = _fit(around, clips, paths.fold_checkpoints(fold), metric_log, first)
     fitted_control = None
-    if config.shuffled_label_control:
-        shuffled = fold_clips(_shuffled(folds, config, "control"), config, fold)
+    if shuffled is not None:
         folder = paths.control_checkpoints(fold)
         fitted_control = _fit(around, shuffled, folder, _ControlLog(metric_log), second)
     # Only now, when nothing is left to be chosen or interrupted, is the outer fold looked at.
@@ -144,6 +146,26 @@ def train_fold(
     outcome = _outcome(around, clips, scored, control, fingerprint)
     write_outcome(paths.fold_outcome(fold), outcome)
     return outcome
+
+
+def _refuse_thinned_store(paths: RunPaths, clips: FoldClips) -> None:
+    """A clip that was made and is gone since would make folds train on different videos."""
+    made = set(read_table(paths.augmented_metadata, AUGMENTED)["video_id"])
+    gone = [video_id for video_id in clips.missing if video_id in made]
+    if gone:
+        raise DataError(
+            f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
+            f"{', '.join(gone[:5])}. Make them again: run_notebooks.py --from 03."
+        )
+
+
+def _control_clips(folds: pl.DataFrame, config: RunConfig, fold: int) -> FoldClips | None:
+    """The fold under shuffled labels; None where a few mixed groups cannot carry them: no fault of the data."""
+    try:
+        return fold_clips(_shuffled(folds, config, "control"), config, fold)
+    except DataError as error:
+        _logger.warning("fold %d has no shuffled-label control: %s", fold, error)
+        return None
 
 
 def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fvc_lib.learning.fold_data import clip_store
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
+from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
 from fvc_lib.video.clip_store import ClipStore
 
 
@@ -112,6 +112,20 @@ class TinyTraining:
         """The same run under another configuration."""
         return TinyTraining(self.paths, RunConfig(**{**self.config.model_dump(), **changes}))
 
+    def note_clips(self) -> None:
+        """Write ``augmented_metadata.csv`` of the videos whose original is in the store: what 03 would have made."""
+        rows = [
+            {
+                "clip_id": f"{video_id}_{number}", "video_id": video_id, "group_id": group, "label": label,
+                "augmentation_index": number, "operations": "[]", "settings_hash": self.store.settings_hash,
+                "clip_path": "x",
+            }
+            for video_id, group, label, _ in read_table(self.paths.folds, FOLDS).iter_rows()
+            if self.store.has(video_id, 0)
+            for number in (0, 1)
+        ]  # fmt: skip
+        write_table(pl.DataFrame(rows), AUGMENTED, self.paths.augmented_metadata)
+
     def task(self, num_training_rows: int = 22, model: str = "frame_cnn") -> VideoTask:
         """The video task on some of the videos, with an uneven last window at an effective batch of 8."""
         rows = clip_rows(read_table(self.paths.folds, FOLDS), 1)
@@ -147,6 +161,7 @@ def tiny_training(tmp_path: Path) -> TinyTraining:
     for video_id, label in folds.select("video_id", "label").iter_rows():
         for index in (0, 1):
             tiny.store.write(video_id, index, draw_clip(video_id, index, label == "fake"))
+    tiny.note_clips()
     return tiny
 
 

@@ -77,6 +77,7 @@ def test_a_fold_stopped_in_model_and_control_goes_on_and_changes_nothing(tiny_tr
     whole_paths = type(tiny_training.paths)(tmp_path / "runs" / "tiny" / "run_1")
     whole_paths.tables.mkdir(parents=True)
     whole_paths.folds.write_bytes(tiny_training.paths.folds.read_bytes())
+    whole_paths.augmented_metadata.write_bytes(tiny_training.paths.augmented_metadata.read_bytes())
     whole_log = list_log()
     train_fold(whole_paths, tiny_training.config, 0, metric_log=whole_log)
     assert stopped.equals(read_table(whole_paths.predictions(0), PREDICTIONS))
@@ -168,6 +169,7 @@ def test_loader_processes_and_the_folder_change_no_prediction(tiny_training, lis
     paths = type(moved.paths)(tmp_path / "elsewhere" / "run_9")
     paths.tables.mkdir(parents=True)
     paths.folds.write_bytes(moved.paths.folds.read_bytes())
+    paths.augmented_metadata.write_bytes(moved.paths.augmented_metadata.read_bytes())
     train_fold(paths, moved.config, 0, metric_log=list_log())
     assert read_table(paths.predictions(0), PREDICTIONS).equals(
         read_table(tiny_training.paths.predictions(0), PREDICTIONS)
@@ -205,6 +207,7 @@ def test_videos_that_could_not_be_decoded_are_named_and_left_out(tiny_training, 
     for video_id in lost:
         for index in (0, 1):
             tiny_training.store.clip_path(video_id, index).unlink()
+    tiny_training.note_clips()
     outcome = run(tiny_training, list_log())
     assert outcome.missing_videos == tuple(lost)
     assert "3 videos have no clip and take no part: video00000, video00007, video00020" in caplog.text
@@ -213,8 +216,15 @@ def test_videos_that_could_not_be_decoded_are_named_and_left_out(tiny_training, 
 
 def test_too_many_of_them_stop_the_fold(tiny_training, list_log):
     tiny_training.store.clip_path("video00000", 0).unlink()
+    tiny_training.note_clips()
     with pytest.raises(DataError, match=r"1 of 36 videos have no clip .*video00000.*03_augmentation"):
         run(tiny_training.with_config(max_rejected_share=0.0), list_log())
+
+
+def test_a_clip_that_was_made_and_is_gone_stops_the_fold(tiny_training, list_log):
+    tiny_training.store.clip_path("video00000", 0).unlink()
+    with pytest.raises(DataError, match=r"clips of 1 videos were made and are gone.*video00000.*--from 03"):
+        run(tiny_training, list_log())
 
 
 def test_unfinished_augmentation_is_named_before_training(tiny_training, list_log, monkeypatch):
