@@ -29,10 +29,10 @@ lab: $(STAMP)  ## Open the notebooks in JupyterLab
 	$(VENV)/bin/jupyter lab notebooks
 
 test: $(STAMP)  ## Run all tests
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --dist worksteal
 
 test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m pytest -n auto --dist worksteal -m "not slow"
 
 lint: $(STAMP)  ## Check style, types and that notebooks are committed without outputs
 	$(VENV)/bin/ruff check .
