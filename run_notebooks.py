@@ -17,6 +17,7 @@ from typing import Any
 import click
 import yaml
 
+from fvc_lib.corpus.sources import ACCEPTED
 from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.plan import PlannedTask, make_plan, read_notebooks
 from fvc_lib.execution.run_lock import is_worked_on
@@ -113,6 +114,9 @@ def main(
     asked = _asked(params_files, yaml_texts, values, experiment)
     config = asked.config
     run = None
+    if not (resume or only or start) and config.corpus and not Path(config.corpus).exists():
+        # The index stage would find out as well, after a kernel has started and a run has begun.
+        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. {ACCEPTED}")
     if resume or only or start:
         run = find_run(Path(config.runs_dir), resume or "latest", experiment)
         config = _config_to_resume(run, asked)

@@ -54,6 +54,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
         (["--only", "99"], "no single stage called '99'"),
         (["--only", "01", "--from", "02"], "exclude each other"),
         (["--resume", "latest"], "none yet"),
+        (["-p", "corpus", "absent"], "no such file or folder"),
         (["--experiment", "../elsewhere"], "experiment: got '../elsewhere'"),
     ],
 )

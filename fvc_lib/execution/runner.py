@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import signal
 import threading
 import time
@@ -187,7 +188,8 @@ class Runner:
             what = f"{stage.error.name}: {stage.error.message}{where}"
         self.terminal.line(f"  what happened: {what}")
         self.terminal.line(f"  record: {self.run.partial_notebook(task.stage.name, task.fold)}")
-        self.terminal.line(f"  to go on: python run_notebooks.py --resume {self.run.root}")
+        when = "to go on" if stage.state == "interrupted" else "once mended, go on"
+        self.terminal.line(f"  {when}: python run_notebooks.py --resume {shlex.quote(str(self.run.root))}")
 
     def _report(self, task: Task, watch: KernelWatch, ended: threading.Event) -> None:
         started = time.monotonic()
