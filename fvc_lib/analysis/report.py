@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -97,7 +98,7 @@ def _top(title: str, headline: ReportHeadline | None) -> str:
 
 def _navigation(sections: Sequence[NotebookHtml]) -> str:
     links = "".join(
-        f'<li><a href="#section-{number}"{" class=failed" if section.error else ""}>{escape(section.title)}'
+        f'<li><a href="#section-{number}"{" class=failed" if section.error else ""}>{escape(_short(section.title))}'
         f"{' (failed)' if section.error else ''}</a></li>"
         for number, section in enumerate(sections, start=1)
     )
@@ -106,6 +107,13 @@ def _navigation(sections: Sequence[NotebookHtml]) -> str:
         f"{_toggle('details.section', 'Open all sections', 'Close all sections')}"
         f"{_toggle('details.code', 'Show all code', 'Hide all code')}</nav>"
     )
+
+
+def _short(title: str) -> str:
+    """``Fold training, fold 2`` of ``Fold training: can a network tell fakes it has never seen?, fold 2``."""
+    name, _, rest = title.partition(": ")
+    fold = re.search(r", fold \d+$", rest)
+    return name + (fold[0] if fold else "")
 
 
 def _toggle(what: str, closed: str, opened: str) -> str:
