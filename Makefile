@@ -7,7 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo lab test test-quick lint format bench lock clean
+.PHONY: help setup demo lab test test-quick honesty lint format bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -32,7 +32,10 @@ test: $(STAMP)  ## Run all tests
 	$(RUN) -m pytest -n auto --dist worksteal
 
 test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
-	$(RUN) -m pytest -n auto --dist worksteal -m "not slow"
+	$(RUN) -m pytest -n auto --dist worksteal -m "not slow and not long"
+
+honesty: $(STAMP)  ## Show that real labels are learned and shuffled ones are not: two whole runs
+	$(RUN) -m pytest -m long tests/test_honesty.py
 
 lint: $(STAMP)  ## Check style, types and that notebooks are committed without outputs
 	$(VENV)/bin/ruff check .
