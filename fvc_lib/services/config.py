@@ -22,7 +22,8 @@ AugmentationName = Literal[
 ]
 AUGMENTATIONS: tuple[AugmentationName, ...] = get_args(AugmentationName)
 # Noise, blur, cutout, resampling and repeated frames imitate the very traces a fake leaves, and teach a forensic
-# network to overlook them: with an earlier network the sample AUC fell from 0.97-0.99 (flips alone) to 0.73-0.91 (all nine operations).
+# network to overlook them: with an earlier network the sample corpus's AUC fell from 0.97-0.99 (flips alone) to
+# 0.73-0.91 (all nine operations).
 DEFAULT_AUGMENTATIONS: tuple[AugmentationName, ...] = ("flip",)
 
 # The only environment variables that change a run, and the field each one sets.
