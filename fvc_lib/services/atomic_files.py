@@ -10,15 +10,19 @@ import hashlib
 import json
 import os
 import re
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Thread and process in the name: two writers of one target never share a temporary, and the sweep can tell a dead
-# writer's by its pid.
-_TEMPORARY = re.compile(r"^\..+\.(?P<pid>\d+)\.tmp$")
+# Host, thread and process in the name: two writers of one target never share a temporary, wherever they run, and the
+# sweep can tell a dead writer's by its pid. A name without a host is one of this machine's.
+_TEMPORARY = re.compile(r"^\..+?(?:\.@(?P<host>[^.]+)\.\d+)?\.(?P<pid>\d+)\.tmp$", re.DOTALL)
+# Whether a process of another host lives cannot be told from here; no write of ours leaves its file alone for a day.
+_FOREIGN_SECONDS = 24 * 3600.0
 
 
 def fsync_folder(folder: Path) -> None:
@@ -42,8 +46,8 @@ def atomic_output(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name is cut because a legal 255-byte name plus the suffix would not be legal any more.
-    stem = os.fsdecode(os.fsencode(path.name)[:200])
-    temporary = path.parent / f".{stem}.{threading.get_native_id()}.{os.getpid()}.tmp"
+    stem = os.fsdecode(os.fsencode(path.name)[:160])
+    temporary = path.parent / f".{stem}.@{_host()}.{threading.get_native_id()}.{os.getpid()}.tmp"
     try:
         yield temporary
         descriptor = os.open(temporary, os.O_RDONLY)
@@ -75,14 +79,36 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sweep_temporaries(folder: Path) -> list[Path]:
-    """Remove what killed writers left anywhere under ``folder``; a living process's temporaries stay."""
+    """Remove what killed writers left anywhere under ``folder``; returns what was removed.
+
+    A living process's temporaries stay. Those of another host, which shares the folder, are taken for a dead writer's
+    when nobody has touched them for a day.
+    """
     swept = []
     for path in folder.rglob(".*.tmp"):
         match = _TEMPORARY.match(path.name)
-        if match and not _process_lives(int(match["pid"])):
+        if match and _is_left_over(path, match["host"], int(match["pid"])):
             path.unlink(missing_ok=True)
             swept.append(path)
     return sorted(swept)
+
+
+def _is_left_over(path: Path, host: str | None, pid: int) -> bool:
+    if host in (None, _host()):
+        return not _process_lives(pid)
+    try:
+        return time.time() - path.stat(follow_symlinks=False).st_mtime > _FOREIGN_SECONDS
+    except FileNotFoundError:
+        return False  # its writer has finished meanwhile
+
+
+def _host() -> str:
+    """Where a pid means something: the host's name and, within it, the container's space of pids."""
+    name = re.sub(r"[^0-9A-Za-z_-]", "-", socket.gethostname())[:40]
+    try:
+        return f"{name}-{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:  # not on macOS
+        return f"{name}-0"
 
 
 def sha256_of_file(path: Path, block_bytes: int = 1 << 20) -> str:

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,56 @@ def test_the_sweep_takes_the_dead_writers_files_and_no_others(tmp_path):
     assert sweep_temporaries(tmp_path) == [stale]
     assert living.exists()
     assert unrelated.exists()
+
+
+WRITER = """
+import socket, sys
+from pathlib import Path
+from fvc_lib.services.atomic_files import atomic_output
+host, folder = sys.argv[1], Path(sys.argv[2])
+if host:
+    socket.gethostname = lambda: host
+with atomic_output(folder / "shared.bin") as temporary:
+    temporary.write_bytes(host.encode() * 1000)
+    print(temporary.name, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def start_writer(host: str, folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """A process in the middle of writing ``shared.bin`` as a machine called ``host``, and its temporary's name."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, host, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    return writer, writer.stdout.readline().strip()
+
+
+def kill(writer: subprocess.Popen[str]) -> None:
+    writer.kill()
+    writer.communicate()
+
+
+def test_machines_that_share_a_folder_never_sweep_each_others_live_temporaries(tmp_path):
+    """Two nodes and this one in mid-write; those of dead writers go at once here, after a day from elsewhere."""
+    writers = [start_writer(host, tmp_path) for host in ("", "node-1.cluster.local", "node2", "")]
+    assert len({name for _, name in writers}) == 4
+    kill(writers[0][0])
+    kill(writers[1][0])  # dead as well, but this machine cannot know
+    assert [path.name for path in sweep_temporaries(tmp_path)] == [writers[0][1]]
+    old = time.time() - 25 * 3600
+    os.utime(tmp_path / writers[1][1], (old, old))
+    os.utime(tmp_path / writers[3][1], (old, old))  # slow, but alive
+    assert [path.name for path in sweep_temporaries(tmp_path)] == [writers[1][1]]
+    for writer, _ in (writers[2], writers[3]):
+        writer.communicate("go on\n")
+        assert writer.returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["shared.bin"]
+
+
+def test_leftovers_without_a_host_are_this_machines(tmp_path):
+    stale = tmp_path / ".a\nname.7.999999999.tmp"
+    stale.touch()
+    assert sweep_temporaries(tmp_path) == [stale]
 
 
 def test_a_name_of_full_length_can_be_written(tmp_path):
