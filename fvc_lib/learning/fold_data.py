@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
@@ -12,7 +11,6 @@ from fvc_lib.corpus.folds import split_for_fold
 from fvc_lib.learning.data import ClipRow, clip_rows, require_clips, rows_fingerprint, without_missing_originals
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.video.augmentation import AugmentationSettings
 from fvc_lib.video.clip_store import ClipStore
 
 _logger = logging.getLogger(__name__)
@@ -40,16 +38,6 @@ class FoldClips:
     fingerprint: str
 
 
-def clip_store(config: RunConfig) -> ClipStore:
-    """The shared store that ``config``'s decode and augmentation settings name."""
-    return ClipStore(
-        Path(config.cache_dir),
-        num_frames=config.num_frames,
-        fixed_size=config.fixed_size,
-        augmentation=AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength),
-    )
-
-
 def fold_clips(folds: pl.DataFrame, config: RunConfig, fold: int) -> FoldClips:
     """Split ``folds`` (FOLDS) for ``fold`` and look up the clips.
 
@@ -59,7 +47,7 @@ def fold_clips(folds: pl.DataFrame, config: RunConfig, fold: int) -> FoldClips:
     Raises:
         DataError: too many videos without a clip, unfinished augmentation, no such fold, or one class only.
     """
-    store = clip_store(config)
+    store = ClipStore.of(config)
     usable, missing = without_missing_originals(folds, store)
     if len(missing) > config.max_rejected_share * folds.height:
         raise DataError(

@@ -16,7 +16,7 @@ from fvc_lib.learning.accumulators import BinaryScores
 from fvc_lib.learning.data import ClipDataset, ClipRow, class_weights
 from fvc_lib.learning.device import ComputeDevice, peak_device_bytes, peak_rss_bytes, resolve_device
 from fvc_lib.learning.engine import Engine, EngineSettings, MemoryObserver, MetricSink
-from fvc_lib.learning.fold_data import FoldClips, clip_store, fold_clips
+from fvc_lib.learning.fold_data import FoldClips, fold_clips
 from fvc_lib.learning.fold_outcome import FoldOutcome, TrainingSummary, read_outcome, write_outcome
 from fvc_lib.learning.models import default_micro_batch, num_parameters
 from fvc_lib.learning.random_state import stable_seed
@@ -196,7 +196,7 @@ def _fit(
 ) -> _Fitted:
     """Train to the end, choosing the epoch on the inner validation part."""
     started = time.monotonic()
-    store = clip_store(around.config)
+    store = ClipStore.of(around.config)
     task = VideoTask(
         ClipDataset(store, clips.train),
         ClipDataset(store, clips.validation),

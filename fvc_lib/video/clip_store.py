@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import csv
+import contextlib
+import os
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
 
 import av
 import numpy as np
-import numpy.typing as npt
-import polars as pl
 
-from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, sha256_of_json, sweep_temporaries
+from fvc_lib.services.atomic_files import sha256_of_json, write_json
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.isolated_workers import available_cores
-from fvc_lib.services.path_text import path_from_text
-from fvc_lib.services.tables import AUGMENTED, write_table
-from fvc_lib.video.augmentation import AugmentationSettings, apply_augmentation, draw_augmentation
-from fvc_lib.video.decode import decode_clip
-from fvc_lib.video.errors import UnreadableVideo, VideoError
+from fvc_lib.video.augmentation import AugmentationSettings
+from fvc_lib.video.clip_file import Pixels, Shape, clip_file_bytes, map_clip_file, write_clip_file
+from fvc_lib.video.code_version import code_hash
 
-Pixels = npt.NDArray[np.uint8]
-
-# The code that makes the pixels is part of a clip's key: a mended decoder must not be served what the old one made.
-_DECODE_CODE = ("decode.py", "frame_reader.py", "frame_table.py", "letterbox.py", "source.py")
-_AUGMENTATION_CODE = ("augmentation.py", "augmentation_operations.py")
+CLIPS_FOLDER = "clips"
+SETTINGS_FILE = "settings.json"
 _PLAIN_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
-
-
-def _code_hash(names: tuple[str, ...]) -> str:
-    return sha256_of_json([sha256_of_file(Path(__file__).with_name(name)) for name in names])
 
 
 @dataclass(frozen=True)
@@ -50,16 +37,22 @@ class ClipStore:
     fixed_size: int
     augmentation: AugmentationSettings
 
+    @classmethod
+    def of(cls, config: RunConfig) -> ClipStore:
+        """The shared store that ``config``'s decode and augmentation settings name."""
+        augmentation = AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength)
+        return cls(Path(config.cache_dir), config.num_frames, config.fixed_size, augmentation)
+
     @cached_property
     def decode_hash(self) -> str:
         """Hex SHA-256 of what decides an original clip besides the video's content: settings, code and PyAV's build."""
-        made_by = {"code": _code_hash(_DECODE_CODE), "av": av.__version__}
+        made_by = {"code": code_hash("decode"), "av": av.__version__}
         return sha256_of_json({**made_by, "frames": self.num_frames, "size": self.fixed_size})
 
     @cached_property
     def augmentation_hash(self) -> str:
         """Hex SHA-256 of what decides an augmented clip besides the original: settings and code."""
-        return sha256_of_json([self.augmentation.settings_hash, _code_hash(_AUGMENTATION_CODE)])
+        return sha256_of_json([self.augmentation.settings_hash, code_hash("augmentation")])
 
     @cached_property
     def settings_hash(self) -> str:
@@ -67,19 +60,31 @@ class ClipStore:
         return sha256_of_json([self.decode_hash, self.augmentation_hash])
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         """(T, 3, S, S) of every clip."""
         return (self.num_frames, 3, self.fixed_size, self.fixed_size)
 
+    @property
+    def decode_folder(self) -> Path:
+        """Where everything made with these decode settings lies."""
+        return self.cache_dir / CLIPS_FOLDER / f"decode_{self.decode_hash[:32]}"
+
+    @property
+    def originals_folder(self) -> Path:
+        """Where original clips lie."""
+        return self.decode_folder / "original"
+
+    @property
+    def augmented_folder(self) -> Path:
+        """Where augmented clips lie."""
+        return self.decode_folder / f"augmented_{self.augmentation_hash[:32]}"
+
     def clip_path(self, video_id: str, augmentation_index: int) -> Path:
         """The file of a clip; index 0 is the original."""
-        if not _PLAIN_ID.fullmatch(video_id) or augmentation_index < 0:
-            raise ValueError(f"clip: got {video_id!r} number {augmentation_index}, wanted a plain id and 0 or more")
-        folder = self.cache_dir / "clips" / f"decode_{self.decode_hash[:32]}"
+        check_clip_name(video_id, augmentation_index)
         if augmentation_index == 0:
-            return folder / "original" / video_id[:2] / f"{video_id}.npy"
-        name = f"augmented_{self.augmentation_hash[:32]}"
-        return folder / name / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
+            return self.originals_folder / video_id[:2] / f"{video_id}.npy"
+        return self.augmented_folder / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Whether the clip is there in full; a file of another size counts as absent."""
@@ -87,7 +92,7 @@ class ClipStore:
             size_bytes = self.clip_path(video_id, augmentation_index).stat().st_size
         except FileNotFoundError:
             return False
-        return size_bytes == self._file_bytes
+        return size_bytes == clip_file_bytes(self.shape)
 
     def read(self, video_id: str, augmentation_index: int) -> Pixels:
         """The clip as a read-only memory map, uint8 (T, 3, S, S).
@@ -97,15 +102,12 @@ class ClipStore:
         """
         path = self.clip_path(video_id, augmentation_index)
         try:
-            clip: Pixels = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"clip {str(path)!r}: {error}. Run 03_augmentation again.") from error
-        if clip.dtype != np.uint8 or clip.shape != self.shape:
-            raise DataError(
-                f"clip {str(path)!r}: got {clip.dtype} {clip.shape}, wanted uint8 {self.shape}. "
-                "Delete the file and run 03_augmentation again."
-            )
-        return clip
+            return map_clip_file(path, self.shape)
+        except OSError as error:
+            raise DataError(f"clip {str(path)!r}: {error.strerror}. Run 03_augmentation again.") from error
+        except ValueError as error:
+            message = f"clip {str(path)!r}: {error}. Delete the file and run 03_augmentation again."
+            raise DataError(message) from error
 
     def write(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
         """Store a clip atomically; of several writers of one clip the last wins, with equal content.
@@ -116,133 +118,34 @@ class ClipStore:
         """
         if frames.dtype != np.uint8 or frames.shape != self.shape:
             raise ValueError(f"clip: got {frames.dtype} {frames.shape}, wanted uint8 {self.shape}")
-        with (
-            atomic_output(self.clip_path(video_id, augmentation_index)) as temporary,
-            temporary.open("wb") as stream,
-        ):
-            np.save(stream, frames, allow_pickle=False)
+        write_clip_file(self.clip_path(video_id, augmentation_index), frames)
 
-    @cached_property
-    def _file_bytes(self) -> int:
-        return 128 + int(np.prod(self.shape))  # the header of a plain .npy file of such a shape fills two cache lines
+    def note_use(self) -> None:
+        """Leave word that the clips are used now and what they are, for whoever has to make room later.
 
-
-@dataclass(frozen=True)
-class ClipReport:
-    """What ``make_clips`` did: clips made and reused, and (video id, what was wrong) of the videos that failed."""
-
-    made: int
-    reused: int
-    failed: tuple[tuple[str, str], ...]
+        Reading from a store that may not be written is fine: then nothing is noted.
+        """
+        decode = {"num_frames": self.num_frames, "fixed_size": self.fixed_size, "av": av.__version__}
+        augmentation = {"augmentations": sorted(self.augmentation.names), "strength": self.augmentation.strength}
+        note_use(self.originals_folder, decode)
+        note_use(self.augmented_folder, {**decode, **augmentation})
 
 
-def make_clips(
-    store: ClipStore,
-    index: pl.DataFrame,
-    corpus_root: Path,
-    augmentations_per_video: int,
-    metadata_csv: Path,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-    workers: int = 0,
-) -> ClipReport:
-    """Make the original clip and ``augmentations_per_video`` augmented ones of every video, reusing what is there.
+def note_use(folder: Path, settings: dict[str, object]) -> None:
+    """Set the time of ``folder``'s settings file to now, writing it when it is not there; nothing where none may be."""
+    path = folder / SETTINGS_FILE
+    with contextlib.suppress(OSError):
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            write_json(path, settings)
 
-    ``metadata_csv`` grows by a video's rows as soon as its clips are there; a killed run may leave its last line
-    torn. At the end it is replaced by the whole table, checked against ``AUGMENTED``, in the order of ``index``.
 
-    Args:
-        store: where clips are kept.
-        index: an INDEX table.
-        corpus_root: what its ``path`` column is relative to.
-        augmentations_per_video: clips besides the original.
-        metadata_csv: the table to write, one row per clip; ``clip_path`` is relative to ``store.cache_dir``.
-        progress: called with (videos done, videos in all).
-        workers: threads that decode (ffmpeg lets go of the interpreter lock); 0: one per core. Clips do not
-            depend on it.
+def check_clip_name(video_id: str, augmentation_index: int) -> None:
+    """Refuse what could be taken for a path.
 
     Raises:
-        OSError: clips or the table cannot be written. A video that fails is reported instead.
+        ValueError: ``video_id`` is no plain name or the number is negative.
     """
-    sweep_temporaries(store.cache_dir / "clips")
-    metadata_csv.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    made, failed = 0, []
-    with metadata_csv.open("w", encoding="utf-8", newline="") as stream:
-        _append(stream, [list(AUGMENTED.columns)])
-        videos = list(index.iter_rows(named=True))
-        outcomes = _in_order(lambda video: _make(store, video, corpus_root, augmentations_per_video), videos, workers)
-        for done, (video, outcome) in enumerate(zip(videos, outcomes, strict=True), start=1):
-            if isinstance(outcome, VideoError):
-                failed.append((video["video_id"], str(outcome)))
-            else:
-                made += outcome
-                new = [_row(store, video, number) for number in range(augmentations_per_video + 1)]
-                _append(stream, [list(row.values()) for row in new])
-                rows += new
-            if progress is not None:
-                progress(done, len(videos))
-    schema = {name: column.dtype.type for name, column in AUGMENTED.columns.items()}
-    write_table(pl.DataFrame(rows, schema=schema), AUGMENTED, metadata_csv)
-    return ClipReport(made, len(rows) - made, tuple(failed))
-
-
-def _make(store: ClipStore, video: dict[str, Any], corpus_root: Path, augmentations_per_video: int) -> int | VideoError:
-    """The number of clips that had to be made, or what is wrong with the video."""
-    video_id = video["video_id"]
-    missing = [number for number in range(augmentations_per_video + 1) if not store.has(video_id, number)]
-    if not missing:
-        return 0
-    if 0 in missing:
-        try:
-            store.write(video_id, 0, _decode(store, video, corpus_root))
-        except VideoError as error:
-            return error
-    original = store.read(video_id, 0)
-    for number in missing:
-        if number:
-            plan = draw_augmentation(video_id, number, store.augmentation, store.num_frames)
-            store.write(video_id, number, apply_augmentation(original, plan))
-    return len(missing)
-
-
-def _decode(store: ClipStore, video: dict[str, Any], corpus_root: Path) -> Pixels:
-    path = corpus_root / path_from_text(video["path"])
-    try:
-        content = sha256_of_file(path)
-    except OSError as error:
-        raise UnreadableVideo(path, (error.strerror or type(error).__name__).lower()) from error
-    if content != video["content_sha256"]:
-        # Stored under the id of what was indexed, it would be taken for that by every later run.
-        raise UnreadableVideo(path, "its content has changed since it was indexed; build the index again")
-    return decode_clip(path, store.num_frames, store.fixed_size).frames
-
-
-def _row(store: ClipStore, video: dict[str, Any], number: int) -> dict[str, Any]:
-    video_id = video["video_id"]
-    return {
-        "clip_id": f"{video_id}_{number}",
-        "video_id": video_id,
-        "group_id": video["group_id"],
-        "label": video["label"],
-        "augmentation_index": number,
-        "operations": draw_augmentation(video_id, number, store.augmentation, store.num_frames).to_json(),
-        "settings_hash": store.settings_hash,
-        "clip_path": store.clip_path(video_id, number).relative_to(store.cache_dir).as_posix(),
-    }
-
-
-def _append(stream: TextIO, lines: list[list[Any]]) -> None:
-    csv.writer(stream, lineterminator="\n").writerows(lines)
-    stream.flush()
-
-
-def _in_order(
-    work: Callable[[dict[str, Any]], int | VideoError], items: list[dict[str, Any]], workers: int
-) -> Iterator[int | VideoError]:
-    """Results in the order of ``items``; what has not begun when the caller stops is never begun."""
-    with ThreadPoolExecutor(workers or available_cores()) as pool:
-        try:
-            yield from pool.map(work, items)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    if not _PLAIN_ID.fullmatch(video_id) or augmentation_index < 0:
+        raise ValueError(f"clip: got {video_id!r} number {augmentation_index}, wanted a plain id and 0 or more")

@@ -12,7 +12,6 @@ import polars as pl
 import pytest
 
 from fvc_lib.learning.data import ClipDataset, class_weights, clip_rows
-from fvc_lib.learning.fold_data import clip_store
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
@@ -106,7 +105,7 @@ class TinyTraining:
 
     @property
     def store(self) -> ClipStore:
-        return clip_store(self.config)
+        return ClipStore.of(self.config)
 
     def with_config(self, **changes: object) -> TinyTraining:
         """The same run under another configuration."""

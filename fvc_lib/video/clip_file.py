@@ -1,0 +1,54 @@
+"""One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape."""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.services.atomic_files import atomic_output
+
+Pixels = npt.NDArray[np.uint8]
+Shape = tuple[int, int, int, int]
+
+
+@lru_cache(maxsize=32)
+def clip_header(shape: Shape) -> bytes:
+    """The ``.npy`` header of a clip of ``shape`` (T, 3, S, S): version 1.0, uint8, C order."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return stream.getvalue()
+
+
+def clip_file_bytes(shape: Shape) -> int:
+    """The size of the file of a clip of ``shape``."""
+    return len(clip_header(shape)) + int(np.prod(shape))
+
+
+def write_clip_file(path: Path, frames: Pixels) -> None:
+    """Replace ``path`` by a clip, uint8 (T, 3, S, S), atomically.
+
+    Raises:
+        OSError: as the file system gave it.
+    """
+    height, width = frames.shape[2:]
+    with atomic_output(path) as temporary, temporary.open("wb") as stream:
+        stream.write(clip_header((frames.shape[0], 3, height, width)))
+        stream.write(np.ascontiguousarray(frames).data)
+
+
+def map_clip_file(path: Path, shape: Shape) -> Pixels:
+    """The clip as a read-only memory map, uint8 of ``shape``; nothing is parsed, so nothing in the file is executed.
+
+    Raises:
+        OSError: as the file system gave it.
+        ValueError: the file is not such a clip.
+    """
+    header = clip_header(shape)
+    with path.open("rb") as stream:
+        if stream.read(len(header)) != header:
+            raise ValueError(f"the file does not begin as a clip of uint8 {shape} does")
+        return np.memmap(stream, np.uint8, "r", len(header), shape)
