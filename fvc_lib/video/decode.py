@@ -1,9 +1,10 @@
 """Sparse decoding: a few frames of a video, chosen by their place in the presentation, as one uint8 array.
 
-The packets are read once without decoding to learn which frames there are; then each group of pictures that holds a
-wanted frame is decoded from its keyframe. Where that is not known to be exact (no time stamps, damaged seeking, frames
-before the first keyframe) the video is decoded as a stream, twice: once to count, once to take. Never are more frames
-held than the decoder itself needs.
+The container's index, or a pass over the packets, tells which frames there are; then each group of pictures that holds
+a wanted frame is decoded from its keyframe, without the frames nobody refers to. Where that is not known to be exact
+(no time stamps, damaged seeking, frames before the first keyframe) the whole video is decoded as a stream, a second
+time where the first shows that the packets promised another number of frames. Never are more frames held than the
+decoder itself needs.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.video.errors import CorruptVideo, TruncatedVideo, VideoError
-from fvc_lib.video.frame_reader import FrameSink, count_frames, read_by_place, read_by_pts
-from fvc_lib.video.frame_table import FrameTable, check_not_empty, read_frame_table
+from fvc_lib.video.frame_reader import read_by_pts
+from fvc_lib.video.frame_sink import FrameSink
+from fvc_lib.video.frame_table import FrameTable, check_not_empty
 from fvc_lib.video.letterbox import Box
+from fvc_lib.video.packet_scan import read_frame_table
 from fvc_lib.video.source import VideoSource, open_video
+from fvc_lib.video.stream_reader import count_frames, read_as_promised, read_by_place
 
 Sampling = Literal["uniform", "keyframe"]
 OnTruncated = Literal["raise", "resample"]
@@ -139,7 +143,7 @@ def _decode_sparse(
     chosen = places[uniform_places(len(places), num_frames)]
     if sampling == "keyframe":
         chosen = _nearest(np.flatnonzero(table.is_key[order]), chosen)
-    sink = FrameSink(size, source.stream.sample_aspect_ratio, chosen)
+    sink = FrameSink(source, size, chosen)
     try:
         complete = read_by_pts(source, table, order, sink)
     except VideoError:
@@ -150,7 +154,11 @@ def _decode_sparse(
 def _decode_stream(
     path: Path, table: FrameTable, num_frames: int, size: int | None, window: _Window, on_truncated: OnTruncated
 ) -> Clip:
-    """The slow and sure way: count the frames by decoding all of them, then decode again and take some."""
+    """The slow and sure way: every frame is decoded, and the places are those of the frames that came out."""
+    if table.damage is None and table.num_shown and window == _Window(None, None):
+        clip = _decode_as_promised(path, table, num_frames, size)
+        if clip is not None:
+            return clip
     count = count_frames(path, table)
     if not count.num_frames:
         raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
@@ -158,11 +166,16 @@ def _decode_stream(
         raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
     places = window.places(count.seconds, path)
     chosen = places[uniform_places(len(places), num_frames)]
-    with open_video(path) as source:
-        sink = FrameSink(size, source.stream.sample_aspect_ratio, chosen)
-        if not read_by_place(source, count.order, sink):
-            raise CorruptVideo(path, "decoding it twice gives different frames")
+    sink = read_by_place(path, count.order, chosen, size)
     return _clip(sink, count.seconds, resampled=count.missing is not None)
+
+
+def _decode_as_promised(path: Path, table: FrameTable, num_frames: int, size: int | None) -> Clip | None:
+    try:
+        found = read_as_promised(path, table, uniform_places(table.num_shown, num_frames), size)
+    except VideoError:
+        return None  # counting will say what is wrong
+    return _clip(found[0], found[1], resampled=False) if found is not None else None
 
 
 def _clip(sink: FrameSink, seconds: npt.NDArray[np.float64], *, resampled: bool) -> Clip:

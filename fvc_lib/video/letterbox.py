@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
-from av.sidedata.sidedata import SideData
+from av.sidedata.sidedata import SideData, SideDataContainer
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
@@ -42,7 +42,9 @@ class Orientation:
     @classmethod
     def of(cls, frame: VideoFrame) -> Orientation:
         """As tagged on ``frame`` by the container or the bitstream."""
-        data = frame.side_data.get("DISPLAYMATRIX")
+        # frame.side_data would keep the container in the frame and so both, with a decoder's buffer, until the
+        # garbage collector comes by.
+        data = SideDataContainer(frame).get("DISPLAYMATRIX")  # type: ignore[call-arg]  # the stub lacks it
         return cls.from_display_matrix(bytes(data)) if isinstance(data, SideData) else cls()
 
     @property

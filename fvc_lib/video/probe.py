@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fvc_lib.video.errors import CorruptVideo
-from fvc_lib.video.frame_reader import count_frames, first_frame
-from fvc_lib.video.frame_table import FrameTable, check_not_empty, read_frame_table
+from fvc_lib.video.frame_table import FrameTable, check_not_empty
 from fvc_lib.video.letterbox import Orientation
+from fvc_lib.video.packet_scan import read_frame_table
 from fvc_lib.video.source import VideoSource, check_size, open_video
+from fvc_lib.video.stream_reader import count_frames, first_frame
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from fvc_lib.video.errors import CorruptVideo, TruncatedVideo
-from fvc_lib.video.frame_table import FrameTable, check_not_empty, read_frame_table
+from fvc_lib.video.frame_table import FrameTable, check_not_empty
+from fvc_lib.video.packet_scan import read_frame_table
 from fvc_lib.video.source import open_video
 
 

@@ -1,0 +1,254 @@
+"""The frames of an MP4 or QuickTime file from its own index, without reading a packet.
+
+ffmpeg reads the same index but shows only decoding times of it; presentation times need the box ``ctts``. The sample
+tables are read here (ISO/IEC 14496-12, 8.6 and 8.7), and only where they say plainly which frames are shown: fragments,
+edit lists that trim or repeat, several sample descriptions and anything unexpected give none, and the packets have to
+be read instead.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SampleTable:
+    """The samples of one track in decoding order, N of them; times in the track's time scale, from the first dts.
+
+    Attributes:
+        pts: int64 (N,), presentation times.
+        dts: int64 (N,), decoding times.
+        is_key: bool (N,), sync samples: decoding can start there.
+        smallest_bytes: size of the smallest sample.
+        num_missing: samples that end behind the end of the file.
+        last_duration: of the last sample.
+    """
+
+    pts: IntArray
+    dts: IntArray
+    is_key: npt.NDArray[np.bool_]
+    smallest_bytes: int
+    num_missing: int
+    last_duration: int
+
+
+class _NotPlain(Exception):  # noqa: N818 - not an error: the packets will be read instead
+    """The index does not say plainly which frames are shown."""
+
+
+def read_sample_table(path: Path, track_id: int, num_samples: int) -> SampleTable | None:
+    """The samples of a track, or none where the index does not tell the presentation plainly.
+
+    Args:
+        path: an MP4 or QuickTime file.
+        track_id: of the track, as its header states it.
+        num_samples: how many ffmpeg found; a table that claims another number is not believed, and so never allocated.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if num_samples < 1:
+        return None
+    try:
+        with path.open("rb") as file:
+            return _sample_table(_File(file), track_id, num_samples)
+    except (_NotPlain, struct.error):
+        return None
+
+
+@dataclass(frozen=True)
+class _Box:
+    kind: bytes
+    start: int  # of its content in the file
+    end: int  # behind its content
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.start
+
+
+class _File:
+    """Boxes and numbers of an open file; nothing is read that is not asked for."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.num_bytes = file.seek(0, 2)
+        self.whole = _Box(b"", 0, self.num_bytes)
+
+    def children(self, parent: _Box) -> Iterator[_Box]:
+        """The boxes inside a box."""
+        start = parent.start
+        while start + 8 <= parent.end:
+            size, kind = self._unpack(">I4s", start)
+            header = 8
+            if size == 1:
+                (size,) = self._unpack(">Q", start + 8)
+                header = 16
+            elif size == 0:
+                size = parent.end - start
+            if size < header:
+                raise _NotPlain
+            yield _Box(kind, start + header, min(start + size, parent.end))
+            start += size
+
+    def child(self, parent: _Box, *kinds: bytes) -> _Box:
+        """The only descendant along a path of kinds."""
+        for kind in kinds:
+            found = [box for box in self.children(parent) if box.kind == kind]
+            if len(found) != 1:
+                raise _NotPlain
+            parent = found[0]
+        return parent
+
+    def numbers(self, box: _Box, offset: int, layout: str) -> tuple[Any, ...]:
+        """``struct`` numbers at ``offset`` of a box."""
+        if box.start + offset + struct.calcsize(layout) > box.end:
+            raise _NotPlain
+        return self._unpack(layout, box.start + offset)
+
+    def table(self, box: _Box, offset: int, count: int, columns: int = 1, dtype: str = ">u4") -> IntArray:
+        """int64 (count, columns) from ``offset`` of a box on."""
+        num_bytes = count * columns * np.dtype(dtype).itemsize
+        if offset + num_bytes > box.num_bytes:
+            raise _NotPlain
+        self._file.seek(box.start + offset)
+        content = self._file.read(num_bytes)
+        if len(content) < num_bytes:
+            raise _NotPlain
+        return np.frombuffer(content, dtype).astype(np.int64).reshape(count, columns)
+
+    def _unpack(self, layout: str, position: int) -> tuple[Any, ...]:
+        self._file.seek(position)
+        return struct.unpack(layout, self._file.read(struct.calcsize(layout)))
+
+
+def _sample_table(file: _File, track_id: int, num_samples: int) -> SampleTable:
+    kinds = [box.kind for box in file.children(file.whole)]
+    if b"moof" in kinds:
+        raise _NotPlain
+    movie = file.child(file.whole, b"moov")
+    track = _track(file, movie, track_id)
+    media = file.child(track, b"mdia")
+    boxes = {box.kind: box for box in file.children(file.child(media, b"minf", b"stbl"))}
+    if b"stps" in boxes or file.numbers(_need(boxes, b"stsd"), 4, ">I") != (1,):
+        raise _NotPlain
+    if b"sbgp" in boxes and file.numbers(boxes[b"sbgp"], 4, ">4s") == (b"rap ",):  # more places to start decoding
+        raise _NotPlain
+    durations = _runs(file.table(*_counted(file, _need(boxes, b"stts"), 2)), num_samples)
+    dts = np.cumsum(durations) - durations
+    pts = dts
+    if b"ctts" in boxes:  # signed in both versions, as ffmpeg and QuickTime read it
+        pts = dts + _runs(file.table(*_counted(file, boxes[b"ctts"], 2), dtype=">i4"), num_samples)
+    _check_edits(file, movie, track, media, pts)
+    sizes, ends = _sizes_and_ends(file, boxes, num_samples)
+    return SampleTable(
+        pts=pts,
+        dts=dts,
+        is_key=_sync_samples(file, boxes, num_samples),
+        smallest_bytes=int(sizes.min()),
+        num_missing=int(np.count_nonzero(ends > file.num_bytes)),
+        last_duration=int(durations[-1]),
+    )
+
+
+def _need(boxes: dict[bytes, _Box], kind: bytes) -> _Box:
+    if kind not in boxes:
+        raise _NotPlain
+    return boxes[kind]
+
+
+def _counted(file: _File, box: _Box, columns: int) -> tuple[_Box, int, int, int]:
+    """Arguments of ``table`` for a box of version and flags, an entry count, and the entries."""
+    return box, 8, file.numbers(box, 4, ">I")[0], columns
+
+
+def _runs(counts_and_values: IntArray, num_samples: int) -> IntArray:
+    """int64 (num_samples,) from run lengths; the lengths are added up before anything of their size is made."""
+    counts = counts_and_values[:, 0]
+    if int(counts.sum()) != num_samples:
+        raise _NotPlain
+    return np.repeat(counts_and_values[:, 1], counts)
+
+
+def _track(file: _File, movie: _Box, track_id: int) -> _Box:
+    for track in file.children(movie):
+        if track.kind == b"trak":
+            header = file.child(track, b"tkhd")
+            (version,) = file.numbers(header, 0, ">B")
+            if file.numbers(header, 20 if version else 12, ">I") == (track_id,):
+                return track
+    raise _NotPlain
+
+
+def _time_scale(file: _File, header: _Box) -> int:
+    (version,) = file.numbers(header, 0, ">B")
+    scale: int = file.numbers(header, 20 if version else 12, ">I")[0]
+    if not scale:
+        raise _NotPlain
+    return scale
+
+
+def _check_edits(file: _File, movie: _Box, track: _Box, media: _Box, pts: IntArray) -> None:
+    """Only a delay and an edit that shows every frame once leave the presentation as the sample table has it."""
+    edits = [box for box in file.children(track) if box.kind == b"edts"]
+    if not edits:
+        return
+    box = file.child(edits[0], b"elst")
+    (version,), (count,) = file.numbers(box, 0, ">B"), file.numbers(box, 4, ">I")
+    layout = ">QqI" if version else ">IiI"
+    if count > 2:
+        raise _NotPlain
+    entries = [file.numbers(box, 8 + number * struct.calcsize(layout), layout) for number in range(count)]
+    if len(entries) == 2 and entries[0][1] == -1:  # the delay before the video starts
+        entries = entries[1:]
+    if len(entries) != 1:
+        raise _NotPlain
+    duration, media_start, rate = entries[0]
+    if rate != 1 << 16 or media_start != int(pts.min()):
+        raise _NotPlain
+    scales = _time_scale(file, file.child(media, b"mdhd")), _time_scale(file, file.child(movie, b"mvhd"))
+    if duration and int(pts.max()) - media_start >= duration * scales[0] // scales[1]:
+        raise _NotPlain
+
+
+def _sync_samples(file: _File, boxes: dict[bytes, _Box], num_samples: int) -> npt.NDArray[np.bool_]:
+    if b"stss" not in boxes:
+        return np.ones(num_samples, bool)
+    numbers = file.table(*_counted(file, boxes[b"stss"], 1))[:, 0]
+    if not len(numbers) or numbers.min() < 1 or numbers.max() > num_samples:
+        raise _NotPlain
+    is_key = np.zeros(num_samples, bool)
+    is_key[numbers - 1] = True
+    return is_key
+
+
+def _sizes_and_ends(file: _File, boxes: dict[bytes, _Box], num_samples: int) -> tuple[IntArray, IntArray]:
+    """Bytes of each sample, and the offset in the file behind each."""
+    same_size, count = file.numbers(_need(boxes, b"stsz"), 4, ">II")
+    if count != num_samples:
+        raise _NotPlain
+    sizes = np.full(count, same_size) if same_size else file.table(boxes[b"stsz"], 12, count)[:, 0]
+    if b"co64" in boxes:
+        offsets = file.table(*_counted(file, boxes[b"co64"], 1), dtype=">i8")[:, 0]
+    else:
+        offsets = file.table(*_counted(file, _need(boxes, b"stco"), 1))[:, 0]
+    runs = file.table(*_counted(file, _need(boxes, b"stsc"), 3))
+    first_chunks = runs[:, 0] - 1
+    if not len(runs) or first_chunks[0] != 0 or (np.diff(first_chunks) <= 0).any() or first_chunks[-1] >= len(offsets):
+        raise _NotPlain
+    per_chunk = np.repeat(runs[:, 1], np.diff(np.append(first_chunks, len(offsets))))
+    chunk_of = np.repeat(np.arange(len(offsets)), per_chunk) if int(per_chunk.sum()) == num_samples else None
+    if chunk_of is None:
+        raise _NotPlain
+    behind = np.cumsum(sizes)
+    before_chunk = np.append(0, behind)[np.cumsum(per_chunk) - per_chunk]
+    return sizes, offsets[chunk_of] + behind - before_chunk[chunk_of]
