@@ -1,10 +1,11 @@
-"""Clips from the shared store as samples: training sees originals and augmented copies, all else originals only."""
+"""Stored clips as samples: training sees originals and augmented copies, all else originals only."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import polars as pl
@@ -13,7 +14,7 @@ import torch
 from fvc_lib.learning.task import Sample
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import LABELS
-from fvc_lib.video.clip_store import ClipStore
+from fvc_lib.video.clip_file import Pixels
 
 LABEL_NUMBERS = {label: number for number, label in enumerate(LABELS)}
 
@@ -32,11 +33,28 @@ class ClipRow:
         return f"{self.video_id}#{self.augmentation_index}"
 
 
-class ClipDataset:
-    """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from the clip store; nothing is random."""
+class ClipSource(Protocol):
+    """Where clips are read from: ``video.clip_store.ClipStore`` and ``video.shard_reading.ClipShards`` are such."""
 
-    def __init__(self, store: ClipStore, rows: Sequence[ClipRow]) -> None:
-        self._store = store
+    @property
+    def settings_hash(self) -> str:
+        """What decides every clip besides the video's content."""
+        ...
+
+    def has(self, video_id: str, augmentation_index: int, /) -> bool:
+        """Whether the clip is there; 0 is the original."""
+        ...
+
+    def read(self, video_id: str, augmentation_index: int, /) -> Pixels:
+        """The clip, uint8 (T, 3, S, S)."""
+        ...
+
+
+class ClipDataset:
+    """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from stored clips; nothing is random."""
+
+    def __init__(self, source: ClipSource, rows: Sequence[ClipRow]) -> None:
+        self._source = source
         self.rows = tuple(rows)
 
     @property
@@ -49,7 +67,9 @@ class ClipDataset:
 
     def __getitem__(self, index: int) -> Sample:
         row = self.rows[index]
-        frames = np.array(self._store.read(row.video_id, row.augmentation_index))  # torch refuses read-only memory
+        frames = self._source.read(row.video_id, row.augmentation_index)
+        if not frames.flags.writeable:
+            frames = np.array(frames)  # torch refuses read-only memory
         label = torch.tensor(float(row.label))
         return Sample(row.clip_id, {"frames": torch.from_numpy(frames), "label": label})
 
@@ -64,19 +84,19 @@ def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[C
     )
 
 
-def without_missing_originals(videos: pl.DataFrame, store: ClipStore) -> tuple[pl.DataFrame, tuple[str, ...]]:
+def without_missing_originals(videos: pl.DataFrame, source: ClipSource) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """``videos`` that have an original clip, and the ids of those that do not."""
-    present = pl.Series([store.has(video_id, 0) for video_id in videos["video_id"]], dtype=pl.Boolean)
+    present = pl.Series([source.has(video_id, 0) for video_id in videos["video_id"]], dtype=pl.Boolean)
     return videos.filter(present), tuple(videos.filter(~present)["video_id"].sort())
 
 
-def require_clips(store: ClipStore, rows: Iterable[ClipRow]) -> None:
+def require_clips(source: ClipSource, rows: Iterable[ClipRow]) -> None:
     """Check before training that every clip is there.
 
     Raises:
         DataError: some are not; up to ten are named.
     """
-    missing = [row.clip_id for row in rows if not store.has(row.video_id, row.augmentation_index)]
+    missing = [row.clip_id for row in rows if not source.has(row.video_id, row.augmentation_index)]
     if missing:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         raise DataError(
@@ -101,9 +121,9 @@ def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
     return real, fake
 
 
-def rows_fingerprint(store: ClipStore, parts: Sequence[tuple[str, Sequence[ClipRow]]]) -> str:
+def rows_fingerprint(source: ClipSource, parts: Sequence[tuple[str, Sequence[ClipRow]]]) -> str:
     """Hex SHA-256 over which clips, with which labels, made with which settings, play which part."""
-    digest = hashlib.sha256(store.settings_hash.encode())
+    digest = hashlib.sha256(source.settings_hash.encode())
     for part, rows in parts:
         for row in rows:
             digest.update(f"{part}\x1f{row.clip_id}\x1f{row.label}\n".encode("utf-8", "surrogateescape"))

@@ -13,10 +13,10 @@ import polars as pl
 
 from fvc_lib.corpus.folds import shuffle_labels_by_group
 from fvc_lib.learning.accumulators import BinaryScores
-from fvc_lib.learning.data import ClipDataset, ClipRow, class_weights
+from fvc_lib.learning.data import ClipDataset, ClipRow, ClipSource, class_weights
 from fvc_lib.learning.device import ComputeDevice, peak_device_bytes, peak_rss_bytes, resolve_device
 from fvc_lib.learning.engine import Engine, EngineSettings, MemoryObserver, MetricSink
-from fvc_lib.learning.fold_data import FoldClips, fold_clips
+from fvc_lib.learning.fold_data import FoldClips, fold_clips, open_clips
 from fvc_lib.learning.fold_outcome import FoldOutcome, TrainingSummary, read_outcome, write_outcome
 from fvc_lib.learning.models import default_micro_batch, num_parameters
 from fvc_lib.learning.random_state import stable_seed
@@ -29,7 +29,6 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, PREDICTIONS, read_table, write_table
-from fvc_lib.video.clip_store import ClipStore
 
 _logger = logging.getLogger(__name__)
 
@@ -51,6 +50,7 @@ class _Surroundings:
 
     config: RunConfig
     fold: int
+    source: ClipSource
     compute: ComputeDevice
     memory: MemoryObserver | None
     stop: Callable[[], bool] | None
@@ -62,7 +62,7 @@ class _Fitted:
 
     engine: Engine
     state: TrainingState
-    store: ClipStore
+    source: ClipSource
     clips: FoldClips
     metrics: MetricSink
     seconds: float
@@ -101,7 +101,7 @@ def train_fold(
 ) -> FoldOutcome:
     """Train and score outer fold ``fold``, going on from what an earlier attempt saved.
 
-    Reads ``tables/folds.parquet`` and the clip store; writes ``checkpoints/fold_K`` and
+    Reads ``tables/folds.parquet`` and the clips; writes ``checkpoints/fold_K`` and
     ``tables/predictions_fold_K.parquet``. A finished fold returns its outcome without training.
 
     Args:
@@ -123,16 +123,18 @@ def train_fold(
     folds = read_table(paths.folds, FOLDS)
     if config.shuffle_labels:
         folds = _shuffled(folds, config, "shuffle_labels")
-    clips = fold_clips(folds, config, fold)
-    _refuse_thinned_store(paths, clips)
+    made = read_table(paths.augmented_metadata, AUGMENTED)
+    source = open_clips(config, made)
+    clips = fold_clips(folds, source, config, fold)
+    _refuse_thinned_store(made, clips)
     fingerprint = sha256_of_json([training_parameters(config, fold), clips.fingerprint])
     outcome = read_outcome(paths.fold_outcome(fold))
     if outcome is not None and outcome.fingerprint == fingerprint and paths.predictions(fold).exists():
         return outcome
 
-    around = _Surroundings(config, fold, resolve_device(config.device, config.amp), memory, stop)
+    around = _Surroundings(config, fold, source, resolve_device(config.device, config.amp), memory, stop)
     _logger.info("fold %d, attempt %d, on %s", fold, attempt, around.compute.describe())
-    shuffled = _control_clips(folds, config, fold) if config.shuffled_label_control else None
+    shuffled = _control_clips(folds, source, config, fold) if config.shuffled_label_control else None
     first, second = _halves(progress) if shuffled else (progress, None)
     fitted = _fit(around, clips, paths.fold_checkpoints(fold), metric_log, first)
     fitted_control = None
@@ -148,10 +150,10 @@ def train_fold(
     return outcome
 
 
-def _refuse_thinned_store(paths: RunPaths, clips: FoldClips) -> None:
+def _refuse_thinned_store(made: pl.DataFrame, clips: FoldClips) -> None:
     """A clip that was made and is gone since would make folds train on different videos."""
-    made = set(read_table(paths.augmented_metadata, AUGMENTED)["video_id"])
-    gone = [video_id for video_id in clips.missing if video_id in made]
+    known = set(made["video_id"])
+    gone = [video_id for video_id in clips.missing if video_id in known]
     if gone:
         raise DataError(
             f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
@@ -159,10 +161,10 @@ def _refuse_thinned_store(paths: RunPaths, clips: FoldClips) -> None:
         )
 
 
-def _control_clips(folds: pl.DataFrame, config: RunConfig, fold: int) -> FoldClips | None:
+def _control_clips(folds: pl.DataFrame, source: ClipSource, config: RunConfig, fold: int) -> FoldClips | None:
     """The fold under shuffled labels; None where a few mixed groups cannot carry them: no fault of the data."""
     try:
-        return fold_clips(_shuffled(folds, config, "control"), config, fold)
+        return fold_clips(_shuffled(folds, config, "control"), source, config, fold)
     except DataError as error:
         _logger.warning("fold %d has no shuffled-label control: %s", fold, error)
         return None
@@ -196,10 +198,9 @@ def _fit(
 ) -> _Fitted:
     """Train to the end, choosing the epoch on the inner validation part."""
     started = time.monotonic()
-    store = ClipStore.of(around.config)
     task = VideoTask(
-        ClipDataset(store, clips.train),
-        ClipDataset(store, clips.validation),
+        ClipDataset(around.source, clips.train),
+        ClipDataset(around.source, clips.validation),
         model=around.config.model,
         weights=class_weights(clips.train) if around.config.class_balance == "loss" else (1.0, 1.0),
     )
@@ -215,7 +216,7 @@ def _fit(
         progress=progress,
     )
     state = engine.fit()
-    return _Fitted(engine, state, store, clips, metrics, time.monotonic() - started)
+    return _Fitted(engine, state, around.source, clips, metrics, time.monotonic() - started)
 
 
 def _score(fitted: _Fitted) -> _Scored:
@@ -239,7 +240,7 @@ def _score(fitted: _Fitted) -> _Scored:
 
 def _scores(fitted: _Fitted, rows: Sequence[ClipRow]) -> BinaryScores:
     scores = BinaryScores()
-    fitted.engine.predict(ClipDataset(fitted.store, rows), fitted.state.best_model, scores)
+    fitted.engine.predict(ClipDataset(fitted.source, rows), fitted.state.best_model, scores)
     return scores
 
 

@@ -40,14 +40,15 @@ ENVIRONMENT = {
 NOT_HASHED = frozenset(
     {
         "corpus", "data_dir", "runs_dir", "cache_dir", "experiment", "probe_workers", "num_workers", "mem_gb",
-        "use_mlops_pipeline",
+        "use_mlops_pipeline", "clip_source",
     }
 )  # fmt: skip
 
 
 # What a run may be resumed with although it was begun with something else: the effective batch keeps the result the
-# same up to rounding, and a fold that ran out of memory, or lost its GPU, must be able to go on.
-MAY_CHANGE_ON_RESUME = (NOT_HASHED - {"corpus", "experiment", "runs_dir"}) | {"batch_size", "device"}
+# same up to rounding, and a fold that ran out of memory, or lost its GPU, must be able to go on. Not the source of the
+# clips: whether shards are written is decided in a stage that would be skipped as finished.
+MAY_CHANGE_ON_RESUME = (NOT_HASHED - {"corpus", "experiment", "runs_dir", "clip_source"}) | {"batch_size", "device"}
 
 
 def _split_names(value: Any) -> Any:
@@ -98,6 +99,9 @@ class RunConfig(BaseModel):
         DEFAULT_AUGMENTATIONS, description=f"operations a clip may receive, of {', '.join(AUGMENTATIONS)}"
     )
     augmentation_strength: float = Field(1.0, ge=0, le=3, description="scales every operation; 1 is moderate")
+    clip_source: Literal["store", "shards"] = Field(
+        "store", description="training reads clips from the store's files or from a few large shards; equal results"
+    )
 
     # Training
     model: Literal["frame_cnn", "r2plus1d"] = Field("frame_cnn", description="network for the video task")

@@ -189,7 +189,7 @@ def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):
 
 
 def test_training_sees_copies_and_the_rest_originals_only_of_disjoint_groups(tiny_training):
-    clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.config, 1)
+    clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.store, tiny_training.config, 1)
     assert {row.augmentation_index for row in clips.train} == {0, 1}
     assert {row.augmentation_index for row in (*clips.validation, *clips.test)} == {0}
     split = split_for_fold(
@@ -229,7 +229,7 @@ def test_a_clip_that_was_made_and_is_gone_stops_the_fold(tiny_training, list_log
 
 def test_unfinished_augmentation_is_named_before_training(tiny_training, list_log, monkeypatch):
     monkeypatch.setattr(fold_training, "Engine", lambda *_, **__: pytest.fail("it trains"))
-    clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.config, 0)
+    clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.store, tiny_training.config, 0)
     video_id = clips.train[0].video_id
     tiny_training.store.clip_path(video_id, 1).unlink()
     with pytest.raises(DataError, match=f"1 clips are not in the clip store: {video_id}#1"):

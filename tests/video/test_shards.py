@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.tables import AUGMENTED
+from fvc_lib.video.augmentation import AugmentationSettings
+from fvc_lib.video.clip_store import ClipStore
+from fvc_lib.video.shard_reading import ClipShards
+from fvc_lib.video.shards import MANIFEST, ClipRecord, read_manifest, shards_folder, write_shards
+
+SHARD_BYTES = 4 * (128 + 2 * 3 * 16 * 16)  # four clips a shard
+
+
+def filled_store(folder: Path, num_videos: int = 5, copies: int = 1) -> tuple[ClipStore, pl.DataFrame]:
+    """A store of noise, and the AUGMENTED rows of what is in it, with awkward texts."""
+    store = ClipStore(folder, 2, 16, AugmentationSettings(("flip",)))
+    rows = []
+    for video in range(num_videos):
+        video_id = f"{video:016x}"
+        for number in range(copies + 1):
+            frames = np.random.default_rng([video, number]).integers(0, 256, store.shape, np.uint8)
+            store.write(video_id, number, frames)
+            path = store.clip_path(video_id, number).relative_to(store.cache_dir).as_posix()
+            label, group = ("fake", "real")[video % 2], f'g "{video}"\n<b>🎬'
+            rows.append((f"{video_id}_{number}", video_id, group, label, number, "[]", store.settings_hash, path))
+    return store, pl.DataFrame(rows, schema=list(AUGMENTED.columns), orient="row")
+
+
+@pytest.fixture
+def written(tmp_path):
+    store, clips = filled_store(tmp_path / "cache")
+    return store, clips, write_shards(store, clips, shard_bytes=SHARD_BYTES)
+
+
+def test_every_clip_and_row_comes_back(written):
+    store, clips, folder = written
+    shards = ClipShards(folder)
+    assert [len(entry.clips) for entry in shards.manifest.shards] == [4, 4, 2]
+    assert (shards.settings_hash, shards.shape) == (store.settings_hash, store.shape)
+    assert sorted(shards.clips) == sorted(clips.select("video_id", "augmentation_index").rows())
+    for row in clips.iter_rows(named=True):
+        name = row["video_id"], row["augmentation_index"]
+        assert shards.has(*name)
+        frames = shards.read(*name)
+        np.testing.assert_array_equal(frames, store.read(*name))
+        assert frames.flags.writeable
+        assert shards.record(*name).model_dump() == row
+    assert not shards.has("0" * 16, 7)
+    with pytest.raises(DataError, match=r"number 7 is not in the shards .*03_augmentation"):
+        shards.read("0" * 16, 7)
+
+
+def test_a_row_of_a_shard_has_the_columns_of_the_table():
+    assert list(ClipRecord.model_fields) == list(AUGMENTED.columns)
+
+
+def test_the_bytes_depend_on_the_clips_alone(written, tmp_path):
+    """Other folder, other order of rows, another day, and clips that were written at other times."""
+    _, clips, folder = written
+    other, _ = filled_store(tmp_path / "elsewhere" / "cache")
+    again = write_shards(other, clips.sample(fraction=1, shuffle=True, seed=3), shard_bytes=SHARD_BYTES)
+    assert again.name == folder.name
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["clips-000000.tar", "clips-000001.tar", "clips-000002.tar", MANIFEST, "settings.json"]
+    for name in names:
+        assert (again / name).read_bytes() == (folder / name).read_bytes(), name
+    with tarfile.open(folder / names[0]) as tar:
+        assert {(member.mtime, member.uid, member.gid, member.uname, member.mode) for member in tar} == {
+            (0, 0, 0, "", 0o644)
+        }
+
+
+def test_other_clips_have_another_folder(written):
+    store, clips, folder = written
+    assert shards_folder(store, clips.head(9)) != folder
+    assert shards_folder(store, clips.with_columns(label=pl.lit("real"))) != folder
+
+
+def test_webdataset_reads_the_same(written):
+    webdataset = pytest.importorskip("webdataset")
+    store, clips, folder = written
+    paths = [str(path) for path in sorted(folder.glob("*.tar"))]
+    samples = list(webdataset.WebDataset(paths, shardshuffle=False).decode())
+    assert [sample["__key__"] for sample in samples] == [f"{i}_{n}" for i, n in ClipShards(folder).clips]
+    rows = {row["clip_id"]: row for row in clips.iter_rows(named=True)}
+    for sample in samples:
+        assert sample["json"] == rows[sample["__key__"]]
+        video_id, number = sample["json"]["video_id"], sample["json"]["augmentation_index"]
+        np.testing.assert_array_equal(sample["npy"], store.read(video_id, number))
+
+
+def test_what_is_there_and_whole_is_not_written_again(written):
+    store, clips, folder = written
+    before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.glob("clips-*")}
+    damaged = folder / "clips-000001.tar"
+    flip_bit(damaged, 3000)
+    stray = folder / "clips-000009.tar"
+    stray.touch()
+    seen = []
+    write_shards(store, clips, shard_bytes=SHARD_BYTES, progress=lambda done, total: seen.append((done, total)))
+    after = {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.glob("clips-*")}
+    assert seen == [(4, 10), (8, 10), (10, 10)]
+    assert not stray.exists()
+    assert {name: content for name, (_, content) in after.items()} == {n: content for n, (_, content) in before.items()}
+    assert {name for name in after if after[name][0] != before[name][0]} == {damaged.name}
+
+
+def flip_bit(path: Path, byte: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 16
+    path.write_bytes(content)
+
+
+def test_any_flipped_bit_and_any_cut_is_found_before_a_clip_is_given(written):
+    _, _, folder = written
+    path = folder / "clips-000000.tar"
+    whole = path.read_bytes()
+    first, other = ClipShards(folder).clips[0], ClipShards(folder).clips[-1]
+    draw = random.Random(0)
+    for byte in draw.sample(range(len(whole)), 40):
+        flip_bit(path, byte)
+        with pytest.raises(DataError, match=r"clips-000000\.tar.*SHA-256.*03_augmentation"):
+            ClipShards(folder).read(*first)
+        path.write_bytes(whole)
+    for size in (0, 511, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=f"got {size} bytes, wanted {len(whole)}"):
+            ClipShards(folder).verify()
+        ClipShards(folder).read(*other)  # the other shards are whole
+    path.unlink()
+    with pytest.raises(DataError, match="No such file"):
+        ClipShards(folder).verify()
+
+
+def test_a_shard_that_is_replaced_while_open_elsewhere_is_checked_again(written):
+    _, _, folder = written
+    shards = ClipShards(folder)
+    clip = shards.clips[0]
+    shards.verify()
+    fresh = pickle.loads(pickle.dumps(shards))  # as a spawned loader process gets it: nothing open, all checked
+    flip_bit(folder / "clips-000000.tar", 2000)
+    with pytest.raises(DataError, match="SHA-256"):
+        fresh.read(*clip)
+
+
+def replace_members(folder: Path, change) -> None:
+    """Rewrite the first shard through ``change`` (member, content) -> list of such, and sign it in the manifest."""
+    path = folder / "clips-000000.tar"
+    with tarfile.open(path) as tar:
+        members = [(member, tar.extractfile(member).read()) for member in tar]
+    with tarfile.open(path, "w") as tar:
+        for number, (member, content) in enumerate(members):
+            for new, data in change(member, content) if number == 0 else [(member, content)]:
+                new.size = len(data)
+                tar.addfile(new, io.BytesIO(data))
+    document = json.loads((folder / MANIFEST).read_text())
+    document["shards"][0].update(sha256=sha256_of_file(path), size_bytes=path.stat().st_size)
+    (folder / MANIFEST).write_text(json.dumps(document))
+
+
+class Bomb:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def pickled_array(value: object) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.array([value], object), allow_pickle=True)
+    return stream.getvalue()
+
+
+def named(name: str, **attributes: object) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    for attribute, value in attributes.items():
+        setattr(member, attribute, value)
+    return member
+
+
+def hostile_members(bomb: Bomb) -> dict[str, object]:
+    return {
+        "pickle": lambda m, c: [(m, c), (named("0.pyd"), pickle.dumps(bomb))],
+        "pickle under a clip's name": lambda m, c: [(m, pickle.dumps(bomb).ljust(len(c), b"\0"))],
+        "pickled array": lambda m, c: [(m, pickled_array(bomb).ljust(len(c), b"\0"))],
+        "path that leaves": lambda m, c: [(named("../../outside.npy"), c)],
+        "absolute path": lambda m, c: [(named("/tmp/outside.npy"), c)],
+        "link": lambda m, c: [(named(m.name, type=tarfile.SYMTYPE, linkname="/etc/passwd"), b"")],
+        "hard link": lambda m, c: [(named(m.name, type=tarfile.LNKTYPE, linkname="x.json"), b"")],
+        "folder": lambda m, c: [(named(m.name, type=tarfile.DIRTYPE), b"")],
+        "device": lambda m, c: [(named(m.name, type=tarfile.CHRTYPE), b"")],
+        "another size": lambda m, c: [(m, c[:-1])],
+        "another clip": lambda m, c: [(named("f" * 16 + "_0.npy"), c)],
+        "twice": lambda m, c: [(m, c), (m, c)],
+        "nothing": lambda m, c: [],
+    }
+
+
+@pytest.mark.parametrize("kind", hostile_members(Bomb(Path())))
+def test_hostile_members_are_refused_by_name_and_never_executed(written, tmp_path, kind):
+    _, _, folder = written
+    bomb = Bomb(tmp_path / "bomb went off")
+    before = set(tmp_path.rglob("*"))
+    replace_members(folder, hostile_members(bomb)[kind])
+    shards = ClipShards(folder)
+    for clip in shards.clips[:4]:
+        with pytest.raises(DataError, match=r"clips-000000\.tar.*member '"):
+            shards.read(*clip)
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_row_that_is_none_is_refused(written):
+    _, _, folder = written
+    shards = ClipShards(folder)
+    clip, place = shards.clips[0], folder / "clips-000000.tar"
+    row = shards.record(*clip).model_dump_json()
+    for wrong in (row.replace('"group_id"', '"gruop_id"'), row.replace(clip[0], "f" * 16), "[" + row[1:]):
+        content = place.read_bytes().replace(row.encode(), wrong.encode())
+        place.write_bytes(content)
+        document = json.loads((folder / MANIFEST).read_text())
+        document["shards"][0]["sha256"] = sha256_of_file(place)
+        (folder / MANIFEST).write_text(json.dumps(document))
+        with pytest.raises(DataError, match=r"member '\w+\.json' is "):
+            ClipShards(folder).record(*clip)
+        place.write_bytes(content.replace(wrong.encode(), row.encode()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "something else"},
+        {"shape": [2, 3, 16]},
+        {"more": 1},
+        {"shards": [{"name": "../clips-000000.tar", "sha256": "0" * 64, "size_bytes": 1, "clips": []}]},
+        {"shards": [{"name": "clips-000000.tar\n", "sha256": "0" * 64, "size_bytes": 1, "clips": []}]},
+        {"shards": [{"name": "clips-000000.tar", "sha256": "0" * 64, "size_bytes": 1, "clips": [["../x", 0]]}]},
+        {"shards": [{"name": "clips-000000.tar", "sha256": "0" * 64, "size_bytes": 1, "clips": [["x", 0], ["x", 0]]}]},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_cannot_be_meant_is_refused(written, change):
+    _, _, folder = written
+    path = folder / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DataError, match=r"shards: .*03_augmentation"):
+        read_manifest(folder)
+
+
+def test_torn_and_absent_manifests_are_refused(written):
+    _, _, folder = written
+    path = folder / MANIFEST
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="no manifest of clip shards"):
+        ClipShards(folder)
+    path.unlink()
+    with pytest.raises(DataError, match="No such file"):
+        ClipShards(folder)
+
+
+def test_a_clip_that_is_missing_in_the_store_is_named_and_leaves_no_manifest(tmp_path):
+    store, clips = filled_store(tmp_path)
+    store.clip_path(f"{3:016x}", 1).unlink()
+    with pytest.raises(DataError, match="0000000000000003_1"):
+        write_shards(store, clips, shard_bytes=SHARD_BYTES)
+    assert not (shards_folder(store, clips) / MANIFEST).exists()
+
+
+def test_long_ids_and_more_shards_than_files_may_be_open(tmp_path):
+    store = ClipStore(tmp_path, 1, 16, AugmentationSettings(()))
+    rows = []
+    for number in range(70):
+        video_id = f"{number:0128d}"
+        store.write(video_id, 0, np.full(store.shape, number, np.uint8))
+        rows.append((f"{video_id}_0", video_id, "g", "real", 0, "[]", store.settings_hash, "x"))
+    folder = write_shards(store, pl.DataFrame(rows, schema=list(AUGMENTED.columns), orient="row"), shard_bytes=1)
+    shards = ClipShards(folder)
+    for _ in range(2):
+        assert [int(shards.read(f"{number:0128d}", 0)[0, 0, 0, 0]) for number in range(70)] == list(range(70))
