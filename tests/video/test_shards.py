@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import webdataset
 
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import DataError
@@ -87,8 +88,9 @@ def test_other_clips_have_another_folder(written):
     assert shards_folder(store, clips.with_columns(label=pl.lit("real"))) != folder
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # it leaves closing to the garbage collector
+@pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 def test_webdataset_reads_the_same(written):
-    webdataset = pytest.importorskip("webdataset")
     store, clips, folder = written
     paths = [str(path) for path in sorted(folder.glob("*.tar"))]
     samples = list(webdataset.WebDataset(paths, shardshuffle=False).decode())
