@@ -15,7 +15,8 @@ from fvc_lib.learning.fold_training import train_fold
 from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError, load_best_model
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.metric_log import MetricLog
-from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
+from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
+from fvc_lib.video.shards import write_shards
 
 ROOT = Path(__file__).parents[2]
 
@@ -174,6 +175,42 @@ def test_loader_processes_and_the_folder_change_no_prediction(tiny_training, lis
     assert read_table(paths.predictions(0), PREDICTIONS).equals(
         read_table(tiny_training.paths.predictions(0), PREDICTIONS)
     )
+
+
+def test_store_and_shards_give_the_same_run_to_the_bit(tiny_training, list_log, tmp_path):
+    """Weights, every logged number, predictions and control; from shards with the store's clips gone."""
+    log = list_log()
+    outcome = run(tiny_training, log)
+    tiny = tiny_training.with_config(clip_source="shards", num_workers=2)
+    folder = write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
+    assert len(list(folder.glob("*.tar"))) > 5
+    for path in tiny.store.decode_folder.rglob("*.npy"):
+        path.unlink()
+    paths = type(tiny.paths)(tmp_path / "elsewhere" / "run_9")
+    paths.tables.mkdir(parents=True)
+    for table in (tiny.paths.folds, tiny.paths.augmented_metadata):
+        (paths.tables / table.name).write_bytes(table.read_bytes())
+    shards_log = list_log()
+    shards_outcome = train_fold(paths, tiny.config, 0, metric_log=shards_log)
+    assert shards_log.lines == log.lines
+    assert shards_outcome.fingerprint == outcome.fingerprint
+    assert paths.predictions(0).read_bytes() == tiny.paths.predictions(0).read_bytes()
+    for checkpoints in ("fold_checkpoints", "control_checkpoints"):
+        ours, theirs = (getattr(at, checkpoints)(0) / BEST for at in (paths, tiny.paths))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert tiny.config.config_hash == tiny_training.config.config_hash
+
+
+def test_shards_that_are_missing_or_damaged_stop_the_fold_before_training(tiny_training, list_log, monkeypatch):
+    monkeypatch.setattr(fold_training, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    tiny = tiny_training.with_config(clip_source="shards")
+    with pytest.raises(DataError, match=r"manifest\.json.*No such file.*--from 03"):
+        run(tiny, list_log())
+    folder = write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
+    victim = sorted(folder.glob("*.tar"))[-1]
+    victim.write_bytes(victim.read_bytes()[:-1] + b"\1")
+    with pytest.raises(DataError, match=rf"{victim.name}.*SHA-256.*--from 03"):
+        run(tiny, list_log())
 
 
 def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):
