@@ -16,7 +16,7 @@ Why = Literal["same_source", "same_content", "near_duplicate"]
 _Node = tuple[str, str]  # ("group", stated group), or ("source", source id) of a video without one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GroupMember:
     """One video file as far as its group is concerned.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 
 import polars as pl
@@ -16,6 +17,7 @@ from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION, DEFAULT_TIMEOUT_SECON
 from fvc_lib.corpus.sources import read_corpus
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import INDEX, LABELS, REJECTED, write_table
+from fvc_lib.video.probe import VideoProbe
 
 VIDEO_ID_LENGTH = 16
 
@@ -89,10 +91,18 @@ class IndexReport:
         return pl.DataFrame(rows, schema={"reason": pl.String, "videos": pl.Int64}, orient="row")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Probed:
     entry: Entry
     result: ProbeResult
+
+
+# Where in a _Probed the columns of the INDEX table are found.
+_FOUND_IN = {
+    field.name: attrgetter(f"{place}.{field.name}")
+    for place, kind in (("result", ProbeResult), ("result.probe", VideoProbe), ("entry", Entry))
+    for field in fields(kind)
+}
 
 
 def build_index(
@@ -134,15 +144,11 @@ def build_index(
         listing.root, [entry.path for entry in listing.entries], work_dir,
         workers=workers, progress=progress, timeout_seconds=timeout_seconds, probe_function=probe_function,
     )  # fmt: skip
-    rejections = Rejections()
-    probed = _readable(listing.entries, results, rejections)
-    grouping = _group(probed, listing, near_duplicate_bits)
-    kept = _settle_contents(probed, rejections)
-    index = _index_table(probed, kept, grouping, listing.kind)
-    rejected = rejections.frame(listing.rejected)
+    index, rejected, merges = _tables(listing, results, near_duplicate_bits)
+    del results  # the tables hold what is needed of them, in a third of the memory
     write_table(rejected, REJECTED, rejected_path)
     write_table(index, INDEX, index_path)
-    report = _report(listing, index, rejected, grouping, num_known)
+    report = _report(listing, index, rejected, merges, num_known)
     _refuse_unusable(report, rejected, max_rejected_share)
     return report
 
@@ -169,6 +175,18 @@ def video_ids(contents: Iterable[str], length: int = VIDEO_ID_LENGTH) -> dict[st
             needed += 1
         ids.update({content: content[:needed] for content in sharing})
     return ids
+
+
+def _tables(
+    listing: Listing, results: dict[str, ProbeResult], near_duplicate_bits: int
+) -> tuple[pl.DataFrame, pl.DataFrame, tuple[Merge, ...]]:
+    """The INDEX and REJECTED tables, and what was merged."""
+    rejections = Rejections()
+    probed = _readable(listing.entries, results, rejections)
+    grouping = _group(probed, listing, near_duplicate_bits)
+    kept = _settle_contents(probed, rejections)
+    index = _index_table(probed, kept, grouping, listing.kind)
+    return index, rejections.frame(listing.rejected), grouping.merges
 
 
 def _readable(entries: Sequence[Entry], results: dict[str, ProbeResult], rejections: Rejections) -> list[_Probed]:
@@ -219,28 +237,24 @@ def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[
 
 
 def _index_table(probed: Sequence[_Probed], kept: Sequence[int], grouping: Grouping, kind: Kind) -> pl.DataFrame:
-    ids = video_ids(probed[place].result.content_sha256 for place in kept)
-    rows = []
-    for place in kept:
-        entry, result = probed[place].entry, probed[place].result
-        rows.append(
-            {
-                **asdict(entry),
-                **(asdict(result.probe) if result.probe is not None else {}),
-                "video_id": ids[result.content_sha256],
-                "group_id": grouping.group_ids[place],
-                "label_source": kind,
-                "content_sha256": result.content_sha256,
-                "perceptual_hash": result.perceptual_hash,
-            }
-        )
-    schema = {name: column.dtype.type for name, column in INDEX.columns.items()}
-    columns = {name: [row[name] for row in rows] for name in schema}
-    return pl.DataFrame(columns, schema=schema).sort("video_id")
+    id_of = video_ids(probed[place].result.content_sha256 for place in kept)
+    ids = {place: id_of[probed[place].result.content_sha256] for place in kept}
+    places = sorted(kept, key=ids.__getitem__)
+    made: dict[str, list[object]] = {
+        "video_id": [ids[place] for place in places],
+        "group_id": [grouping.group_ids[place] for place in places],
+        "label_source": [kind] * len(places),
+    }
+    # Column by column: rows of Python objects would take several times the memory of the table.
+    columns = []
+    for name, column in INDEX.columns.items():
+        values = made[name] if name in made else [_FOUND_IN[name](probed[place]) for place in places]
+        columns.append(pl.Series(name, values, dtype=column.dtype.type))
+    return pl.DataFrame(columns)
 
 
 def _report(
-    listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame, grouping: Grouping, num_known: int
+    listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame, merges: tuple[Merge, ...], num_known: int
 ) -> IndexReport:
     sizes = index.group_by("group_id").agg(
         pl.len(), *((pl.col("label") == label).sum().alias(label) for label in LABELS)
@@ -262,7 +276,7 @@ def _report(
         largest_group=int(sizes["len"].max() or 0),  # type: ignore[arg-type]  # polars types max() as any literal
         mixed_groups=mixed.height,
         minority_in_mixed_groups=int(mixed.select(pl.min_horizontal(*LABELS)).to_series().sum()),
-        merges=grouping.merges,
+        merges=merges,
         total_seconds=float(index["duration_seconds"].sum()),
         total_bytes=int(index["size_bytes"].sum()),
     )

@@ -42,7 +42,7 @@ class Refusal:
     detail: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One labelled file of a corpus. Text is table text (``services.path_text``)."""
 
@@ -55,7 +55,7 @@ class Entry:
     row: int | None = None  # 1-based data row of the table that listed it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LabelRow:
     """One data row of a label table before anything was looked up on disk. Text is table text."""
 
@@ -128,16 +128,17 @@ class CorpusFiles:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
+        self._root_prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
         self._real_root = os.path.realpath(root)
-        self._real_folders: dict[Path, str] = {}
+        self._real_folders: dict[str, bool] = {}
 
     def normalized(self, raw: str) -> str | Refusal:
         """The listed path relative to the root without ``.`` and ``..`` (not yet table text), or why not."""
         if not raw or "\0" in raw:
             return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
         path = os.path.normpath(raw)
-        if Path(path).is_absolute():
-            roots = (f"{self.root}{os.sep}", f"{self._real_root}{os.sep}")
+        if os.path.isabs(path):  # noqa: PTH117 - text, as in check
+            roots = (self._root_prefix, f"{self._real_root}{os.sep}")
             inside = next((root for root in roots if path.startswith(root)), None)
             if inside is None:
                 return self._outside(raw, "is absolute and not below it")
@@ -148,11 +149,11 @@ class CorpusFiles:
 
     def check(self, path: str) -> Refusal | None:
         """Why the normalized ``path`` cannot be used, or None when it is a regular file inside the corpus."""
-        full = self.root / path
+        full = f"{self._root_prefix}{path}"  # text: a Path for each of 100,000 files would take longer than their stat
         try:
             if not self._is_inside(full):
                 return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
-            mode = full.stat().st_mode
+            mode = os.stat(full).st_mode  # noqa: PTH116
         except FileNotFoundError:
             return Refusal("missing_video", f"no file {path!r} in the corpus folder. Restore it, or drop its row.")
         except OSError as error:
@@ -161,12 +162,15 @@ class CorpusFiles:
             return Refusal("not_a_file", f"{path!r} is not a regular file. List video files only.")
         return None
 
-    def _is_inside(self, full: Path) -> bool:
-        real = self._real_folders.get(full.parent)
-        if real is None:
-            real = self._real_folders[full.parent] = os.path.realpath(full.parent)
-        if full.is_symlink():
-            real = os.path.realpath(full)
+    def _is_inside(self, full: str) -> bool:
+        if os.path.islink(full):  # noqa: PTH114
+            return self._is_below_root(os.path.realpath(full))
+        folder = os.path.dirname(full)  # noqa: PTH120
+        if folder not in self._real_folders:
+            self._real_folders[folder] = self._is_below_root(os.path.realpath(folder))
+        return self._real_folders[folder]
+
+    def _is_below_root(self, real: str) -> bool:
         return real == self._real_root or real.startswith(self._real_root.rstrip(os.sep) + os.sep)
 
     def _outside(self, path: str, how: str) -> Refusal:

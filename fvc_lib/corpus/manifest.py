@@ -16,7 +16,7 @@ from fvc_lib.corpus.listing import (
     settle_rows,
 )
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.path_text import escape_text, path_from_text, path_to_text
+from fvc_lib.services.path_text import escape_text, path_from_text
 from fvc_lib.services.tables import LABELS
 
 PATH_COLUMNS = ("path", "video_path")
@@ -68,7 +68,7 @@ def _label_rows(
             refusals[number] = Refusal(normalized.reason, f"{table.name} row {number}: {normalized.detail}")
             path = escape_text(cells[path_column])
         else:
-            path = path_to_text(normalized)
+            path = escape_text(normalized)
         optional = {
             name: _escaped(optional_cell(cells, column))
             for name, column in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _PROBING_CODE = ("near_duplicates.py", "probe_worker.py")
 _LASTING = frozenset({"no_video", "truncated", "corrupt", "refused"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileState:
     """What tells that a file is unchanged."""
 
@@ -33,7 +33,7 @@ class FileState:
     mtime_ns: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ProbeResult:
     """What became of one file: ``probe`` and the hashes, or ``reason`` and ``detail`` why there are none."""
 
@@ -72,8 +72,7 @@ def probe_files(
     store = work_dir / f"probes_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}.jsonl"
     states = {path: _file_state(root / path_from_text(path)) for path in paths}
     version = _code_version()
-    known = _read_known(store, version)
-    results = {path: known[path, state] for path, state in states.items() if state and (path, state) in known}
+    results = _read_known(store, version, states)
     todo = [path for path in paths if path not in results]
     num_known = len(results)
     if progress is not None:
@@ -129,9 +128,12 @@ def _file_state(path: Path) -> FileState | None:
     return FileState(status.st_size, status.st_mtime_ns)
 
 
-def _read_known(store: Path, version: str) -> dict[tuple[str, FileState], ProbeResult]:
-    """Earlier results by path and state; torn, foreign and outdated lines are passed over, a later line wins."""
-    known: dict[tuple[str, FileState], ProbeResult] = {}
+def _read_known(store: Path, version: str, states: Mapping[str, FileState | None]) -> dict[str, ProbeResult]:
+    """Earlier results of files in these states; torn, foreign and outdated lines are passed over, a later line wins.
+
+    What is known of other files or of earlier states is not held in memory.
+    """
+    known: dict[str, ProbeResult] = {}
     if not store.is_file():
         return known
     with store.open("rb") as stream:
@@ -142,8 +144,8 @@ def _read_known(store: Path, version: str) -> dict[tuple[str, FileState], ProbeR
                 continue
             if isinstance(row, dict) and row.get("version") == version:
                 found = _known_row(row)
-                if found is not None:
-                    known[found[1].path, found[0]] = found[1]
+                if found is not None and found[0] == states.get(found[1].path):
+                    known[found[1].path] = found[1]
     return known
 
 

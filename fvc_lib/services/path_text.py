@@ -18,6 +18,8 @@ _ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(\\))")
 
 def escape_text(text: str) -> str:
     r"""``text`` as valid UTF-8: surrogate-escaped bytes become ``\xNN``, a backslash ``\\``. Injective."""
+    if text.isascii() and "\\" not in text:  # nearly every name
+        return text
     return os.fsencode(text.replace("\\", "\\\\")).decode("utf-8", "backslashreplace")
 
 
@@ -37,6 +39,8 @@ def path_from_text(text: str) -> Path:
     Raises:
         DataError: ``text`` holds a backslash that ``path_to_text`` cannot have written.
     """
+    if text.isascii() and "\\" not in text:
+        return Path(text)
     raw = text.encode("utf-8")
     if _ESCAPE.sub(b"", raw).count(b"\\"):
         raise DataError(

@@ -14,7 +14,7 @@ import pandera.polars as pa
 import polars as pl
 from pandera.errors import SchemaError, SchemaErrors
 
-from fvc_lib.services.atomic_files import write_bytes
+from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.errors import DataError
 
 LABELS = ("real", "fake")
@@ -167,17 +167,16 @@ def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) ->
 def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: Path) -> None:
     """Check ``frame`` and replace ``path`` atomically; the suffix chooses Parquet, Feather (Arrow IPC) or CSV."""
     check_table(frame, schema, str(path))
-    buffer = io.BytesIO()
-    if path.suffix == ".parquet":
-        frame.write_parquet(buffer, statistics=True)
-    elif path.suffix == ".feather":
-        # Uncompressed so that every Feather reader (pandas, R) opens it without a codec.
-        frame.write_ipc(buffer, compression="uncompressed")
-    elif path.suffix == ".csv":
-        frame.write_csv(buffer)
-    else:
+    if path.suffix not in {".parquet", ".feather", ".csv"}:
         raise ValueError(f"{path}: got suffix {path.suffix!r}, wanted .parquet, .feather or .csv")
-    write_bytes(path, buffer.getvalue())
+    with atomic_output(path) as temporary, temporary.open("wb") as stream:
+        if path.suffix == ".parquet":
+            frame.write_parquet(stream, statistics=True)
+        elif path.suffix == ".feather":
+            # Uncompressed so that every Feather reader (pandas, R) opens it without a codec.
+            frame.write_ipc(stream, compression="uncompressed")
+        else:
+            frame.write_csv(stream)
 
 
 def read_table(path: Path, schema: pa.DataFrameSchema) -> pl.DataFrame:
