@@ -7,7 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo lab test test-quick honesty lint format bench lock clean
+.PHONY: help setup demo lab test test-quick honesty lint format bench bench-quick lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -48,8 +48,11 @@ format: $(STAMP)  ## Put code and notebooks into the committed form
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/nbstripout notebooks/*.ipynb
 
-bench: $(STAMP)  ## Measure sparse decoding against its peers, as ratios of CPU time
-	$(RUN) benchmarks/decode.py
+bench: $(STAMP)  ## Measure decoding beside its peers, about an hour; peers: pip install '.[bench]'
+	$(RUN) -m benchmarks.decode
+
+bench-quick: $(STAMP)  ## The same for two videos, in a few minutes
+	$(RUN) -m benchmarks.decode --quick
 
 lock:  ## Resolve the newest allowed versions anew into requirements.lock
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

@@ -1,0 +1,117 @@
+"""What was measured, as plain values."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+# Scalers differ by one or two grey levels; frames of other moments differ by tens.
+LARGEST_DIFFERENCE_OF_SCALERS = 6.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One clip from one generated video."""
+
+    video: str
+    num_frames: int
+    size: int
+
+
+@dataclass(frozen=True)
+class CpuCost:
+    """One contestant on one case.
+
+    Attributes:
+        seconds: CPU time of each round.
+        difference: mean absolute difference to ours of the worst frame, in grey levels; infinite for another shape.
+        wrong_frames: how many of the frames are not the ones asked for, by the number they carry.
+    """
+
+    case: Case
+    peer: str
+    seconds: tuple[float, ...]
+    difference: float
+    wrong_frames: int
+
+    @property
+    def median_seconds(self) -> float:
+        """Over the rounds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def gave_the_same(self) -> bool:
+        """Whether it decoded what was asked for; if not, its cost is no measure."""
+        return not self.wrong_frames and self.difference <= LARGEST_DIFFERENCE_OF_SCALERS
+
+
+@dataclass(frozen=True)
+class FloorCount:
+    """Packets that must be decoded for a case, of those in the file."""
+
+    case: Case
+    necessary: int
+    there: int
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Bytes over the imports that one decode takes in a fresh process."""
+
+    case: Case
+    peer: str
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Clips of a corpus by one contestant, started together.
+
+    Attributes:
+        how: ``threads`` of one process, or ``processes``.
+        seconds: wall-clock time of each round.
+        busy_elsewhere: processors that others kept busy meanwhile, the median over the rounds.
+    """
+
+    peer: str
+    how: str
+    workers: int
+    num_clips: int
+    seconds: tuple[float, ...]
+    busy_elsewhere: float
+
+    @property
+    def clips_per_second(self) -> float:
+        """Of the median round."""
+        return self.num_clips / statistics.median(self.seconds)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of whole processes.
+
+    Attributes:
+        worker_peak_bytes: a process that only decodes one 1080p clip, all of it.
+        worker_has_torch: torch was imported there.
+        growth_bytes: of one process from its first pass over a corpus to the last of ``num_decodes``.
+        num_decodes: in that process.
+    """
+
+    worker_peak_bytes: int
+    worker_has_torch: bool
+    growth_bytes: int
+    num_decodes: int
+
+
+@dataclass
+class Results:
+    """All there is to report; parts that were not asked for stay empty."""
+
+    absent: dict[str, str]
+    versions: dict[str, str]
+    failures: dict[str, str] = field(default_factory=dict)
+    cpu: list[CpuCost] = field(default_factory=list)
+    floor: list[FloorCount] = field(default_factory=list)
+    memory: list[PeakMemory] = field(default_factory=list)
+    throughput: list[Throughput] = field(default_factory=list)
+    footprint: Footprint | None = None
