@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.tables import AUGMENTED
+from fvc_lib.video.augmentation import AugmentationSettings
+from fvc_lib.video.clip_pruning import prune_set, stored_sets
+from fvc_lib.video.clip_store import ClipStore
+from fvc_lib.video.shards import write_shards
+
+
+def content(folder: Path) -> dict[str, bytes | str]:
+    """Every file and link under ``folder``."""
+    return {
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Two videos with a copy each, and shards of them."""
+    store = ClipStore(tmp_path / "cache", 1, 16, AugmentationSettings(("flip", "noise"), 0.5))
+    store.note_use()
+    rows = []
+    for video_id in ("aaaa", "bbbb"):
+        for number in (0, 1):
+            store.write(video_id, number, np.zeros(store.shape, np.uint8))
+            rows.append((f"{video_id}_{number}", video_id, "g", "real", number, "[]", store.settings_hash, "x"))
+    write_shards(store, pl.DataFrame(rows, schema=list(AUGMENTED.columns), orient="row"))
+    return store
+
+
+def test_sets_are_told_by_settings_size_and_last_use(store):
+    augmented, original, shards = stored_sets(store.cache_dir)
+    assert [each.kind for each in (augmented, original, shards)] == ["augmented", "original", "shards"]
+    assert (original.folder, augmented.folder) == (store.originals_folder, store.augmented_folder)
+    assert original.settings["fixed_size"] == 16
+    assert augmented.settings["augmentations"] == ["flip", "noise"]
+    assert shards.settings["clips"] == 4
+    files = [path for path in original.folder.rglob("*") if path.is_file()]
+    assert original.num_files == len(files) == 3
+    assert original.size_bytes == sum(path.stat().st_size for path in files)
+    for path in files:
+        os.utime(path, (1000, 1000))
+    assert stored_sets(store.cache_dir)[1].last_used == 1000
+    store.note_use()
+    assert stored_sets(store.cache_dir)[1].last_used > 10**9
+
+
+def test_looking_changes_nothing(store):
+    before = content(store.cache_dir)
+    stored_sets(store.cache_dir)
+    assert content(store.cache_dir) == before
+    assert stored_sets(store.cache_dir / "absent") == []
+
+
+def test_one_set_goes_and_the_others_stand(store):
+    before = content(store.cache_dir)
+    augmented = stored_sets(store.cache_dir)[0]
+    pruned = prune_set(augmented)
+    assert (pruned.num_files, pruned.size_bytes, pruned.left) == (3, augmented.size_bytes, ())
+    assert not store.augmented_folder.exists()
+    gone = {name for name in before if "augmented_" in name}
+    assert content(store.cache_dir) == {name: data for name, data in before.items() if name not in gone}
+    for clip_set in stored_sets(store.cache_dir):
+        prune_set(clip_set)
+    assert list((store.cache_dir / "clips").iterdir()) == []
+
+
+def test_links_and_foreign_files_stand_and_nothing_is_deleted_through_them(store, tmp_path):
+    outside = tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep" / "aaaa.npy").write_bytes(b"precious")
+    (store.originals_folder / "cc").symlink_to(outside / "deep")
+    (store.originals_folder / "dddd.npy").symlink_to(outside / "deep" / "aaaa.npy")
+    (store.originals_folder / "notes.txt").write_text("mine")
+    (store.cache_dir / "clips" / ("decode_" + "0" * 32)).symlink_to(outside)
+    (store.decode_folder / ("augmented_" + "1" * 32)).symlink_to(outside / "deep")
+    (store.decode_folder / "elsewhere").mkdir()
+    sets = stored_sets(store.cache_dir)
+    assert len(sets) == 3
+    left = [path for clip_set in sets for path in prune_set(clip_set).left]
+    assert sorted(path.name for path in left) == ["cc", "dddd.npy", "notes.txt"]
+    assert (outside / "deep" / "aaaa.npy").read_bytes() == b"precious"
+    assert set(content(store.cache_dir)) == {
+        str(path.relative_to(store.cache_dir)) for path in (*left, store.decode_folder / ("augmented_" + "1" * 32))
+    } | {"clips/decode_" + "0" * 32}
+
+
+def test_a_clips_folder_that_is_a_link_is_refused(store, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "clips").symlink_to(store.cache_dir / "clips")
+    with pytest.raises(UsageError, match="is a link to"):
+        stored_sets(tmp_path / "other")
+
+
+def test_half_pruned_shards_are_none(store, monkeypatch):
+    """Whatever was deleted before a kill: without its manifest a set of shards is not there."""
+    deleted = []
+    real = Path.unlink
+
+    def unlink_once(path: Path, **options) -> None:
+        if deleted:
+            raise KeyboardInterrupt
+        deleted.append(path.name)
+        real(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink_once)
+    with pytest.raises(KeyboardInterrupt):
+        prune_set(stored_sets(store.cache_dir)[2])
+    assert deleted == ["manifest.json"]
