@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -129,3 +133,104 @@ def test_the_table_grows_with_each_video_and_a_killed_run_is_continued(tmp_path,
     assert report.made + report.reused == 6
     assert len(read_table(table, AUGMENTED)) == 6
     assert not stale.exists()
+
+
+DANGEROUS = """
+import ctypes, os, sys, time
+from pathlib import Path
+from fvc_lib.video.clip_worker import make_original
+
+def dangerous(item):
+    (Path(os.environ["MARKS"]) / str(os.getpid())).touch()
+    name = Path(item["source"]).name
+    if name.startswith("new"):
+        ctypes.string_at(0)
+    if name.startswith("\\udcff"):
+        time.sleep(1000)
+    assert "torch" not in sys.modules
+    return make_original(item)
+"""
+
+
+@pytest.fixture
+def dangerous(tmp_path, monkeypatch) -> str:
+    """A decoder that dies of the second video and hangs on the third; it leaves a mark per process."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "dangerous.py").write_text(DANGEROUS)
+    (tmp_path / "marks").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    monkeypatch.setenv("MARKS", str(tmp_path / "marks"))
+    return "dangerous:dangerous"
+
+
+def test_a_crash_and_a_hang_of_the_decoder_cost_their_video_only(tmp_path, corpus, dangerous):
+    root, index = corpus
+    store, table = _store(tmp_path / "cache"), tmp_path / "t.csv"
+    report = make_clips(store, index, root, 1, table, timeout_seconds=4, decode_function=dangerous, workers=2)
+    ids = index["video_id"].to_list()
+    assert [video_id for video_id, _ in report.failed] == ids[1:]
+    assert "crashed: the decoder gave up on this file: SIGSEGV" in report.failed[0][1]
+    assert r"new\nline 🎬.mp4" in report.failed[0][1]
+    assert "timeout: the decoder gave up on this file: no answer within 4 s" in report.failed[1][1]
+    assert report.made == 2
+    assert read_table(table, AUGMENTED)["video_id"].to_list() == [ids[0]] * 2
+
+
+def test_an_interrupt_ends_the_children_also_in_the_middle_of_a_video(tmp_path, corpus, dangerous):
+    root, index = corpus
+    index = index.filter(~pl.col("path").str.starts_with("new"))
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_clips(
+            _store(tmp_path / "cache"), index, root, 0, tmp_path / "t.csv",
+            progress=interrupt, decode_function=dangerous, workers=2,
+        )  # fmt: skip
+    pids = [int(mark.name) for mark in (tmp_path / "marks").iterdir()]
+    assert pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_store_that_cannot_be_written_is_an_error_and_no_fault_of_the_video(tmp_path, corpus):
+    root, index = corpus
+    store = _store(tmp_path / "cache")
+    store.originals_folder.mkdir(parents=True)
+    for video_id in index["video_id"]:
+        (store.originals_folder / video_id[:2]).touch()  # a file where a folder has to be
+    with pytest.raises(OSError, match=r"exists|directory"):
+        make_clips(store, index, root, 1, tmp_path / "t.csv")
+
+
+def test_copies_are_made_anew_without_decoding(tmp_path, corpus, dangerous):
+    root, index = corpus
+    store = _store(tmp_path / "cache")
+    make_clips(store, index, root, 2, tmp_path / "t.csv")
+    whole = {path: path.read_bytes() for path in store.decode_folder.rglob("*.npy")}
+    for path in store.augmented_folder.rglob("*_2.npy"):
+        path.unlink()
+    report = make_clips(store, index, root, 2, tmp_path / "t.csv", decode_function=dangerous)
+    assert (report.made, report.reused, report.failed) == (3, 6, ())
+    assert {path: path.read_bytes() for path in store.decode_folder.rglob("*.npy")} == whole
+    assert not any((tmp_path / "marks").iterdir())
+
+
+def test_a_worker_imports_neither_torch_nor_tables():
+    code = "import sys, fvc_lib.video.clip_worker; sys.exit(bool({'torch', 'kornia', 'polars'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_use_of_a_store_is_noted_and_one_that_may_not_be_written_can_be_read(tmp_path, corpus):
+    root, index = corpus
+    store = _store(tmp_path / "cache")
+    make_clips(store, index, root, 0, tmp_path / "t.csv")
+    noted = store.originals_folder / "settings.json"
+    os.utime(noted, (1000, 1000))
+    store.note_use()
+    assert noted.stat().st_mtime > 10**9
+    assert json.loads(noted.read_text())["num_frames"] == 4
+    blocked = _store(tmp_path / "t.csv")  # a file where the cache folder should be
+    blocked.note_use()
