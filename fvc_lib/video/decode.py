@@ -22,7 +22,7 @@ from fvc_lib.video.frame_sink import FrameSink
 from fvc_lib.video.frame_table import FrameTable, check_not_empty
 from fvc_lib.video.letterbox import Box
 from fvc_lib.video.packet_scan import read_frame_table
-from fvc_lib.video.source import VideoSource, open_video
+from fvc_lib.video.source import VideoSource, ffmpeg_errors, open_video
 from fvc_lib.video.stream_reader import count_frames, read_as_promised, read_by_place
 
 Sampling = Literal["uniform", "keyframe"]
@@ -144,8 +144,11 @@ def _decode_sparse(
     if sampling == "keyframe":
         chosen = _nearest(np.flatnonzero(table.is_key[order]), chosen)
     sink = FrameSink(source, size, chosen)
+    if table.begins_anew:
+        source.refuse_damage()
     try:
-        complete = read_by_pts(source, table, order, sink)
+        with ffmpeg_errors(source.path, CorruptVideo):
+            complete = read_by_pts(source, table, order, sink)
     except VideoError:
         return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
     return _clip(sink, seconds, resampled=False) if complete else None

@@ -68,6 +68,7 @@ def _groups(table: FrameTable, order: IntArray, wanted: list[int]) -> Iterator[_
             if group is not None:
                 yield group
             group = _Group(start, position, {}, [])
+        group.start = min(group.start, start)  # a leading picture of the keyframe that began the group
         group.packet_pts = table.pts[group.start : position + 1].tolist()
         group.last = position
         group.places[int(table.pts[position])] = place
@@ -126,7 +127,7 @@ def _read_group(source: VideoSource, cursor: _PacketCursor, group: _Group, sink:
     skips = source.codec_name in _SKIPS_NON_REFERENCES
     for pts in group.packet_pts:
         packet = cursor.next()
-        if packet is None or packet.pts != pts:
+        if packet is None or packet.pts != pts or packet.is_corrupt:
             return False
         if skips:
             context.skip_frame = "DEFAULT" if pts in group.places else "NONREF"

@@ -30,6 +30,7 @@ class FrameTable:
         is_key: bool (N,), decoding can start here.
         is_shown: bool (N,), the packet yields a frame (not trimmed by an edit list, not a hidden reference).
         trusted: frame i of the presentation is the packet with the i-th smallest pts, and can be found by its pts.
+        begins_anew: no frame after a keyframe refers to one before it, so a seek never leaves out a reference.
         stores_pts: the container states presentation times, so that their order is the order of the frames.
         damage: what the container promises and the file does not hold, or none.
         duration: int, of the last shown packet in ``time_base`` units, 0 where not stated.
@@ -40,6 +41,7 @@ class FrameTable:
     is_key: BoolArray
     is_shown: BoolArray
     trusted: bool
+    begins_anew: bool
     stores_pts: bool
     damage: str | None
     duration: int

@@ -55,6 +55,7 @@ def _table_of_index(source: VideoSource, scan: _Scan) -> FrameTable | None:
         is_key=samples.is_key,
         is_shown=is_shown,
         trusted=_codes_every_frame(source, samples.smallest_bytes) and order_is_sure(pts, samples.is_key, is_shown),
+        begins_anew=True,  # what a sync sample is; where a file breaks its word, the decoder will fail
         stores_pts=True,
         damage=None,
         duration=samples.last_duration,
@@ -70,6 +71,7 @@ def _table_of_packets(source: VideoSource, scan: _Scan) -> FrameTable:
         is_key=is_key,
         is_shown=is_shown,
         trusted=in_order and _codes_every_frame(source, scan.smallest_bytes) and order_is_sure(pts, is_key, is_shown),
+        begins_anew=scan.begins_anew,
         stores_pts=source.container_name in _STORES_PTS,
         damage=scan.damage(),
         duration=scan.duration,
@@ -84,6 +86,7 @@ class _Scan:
         self.dts = array("q")
         self.is_key = array("b")
         self.is_shown = array("b")
+        self.begins_anew = True
         self.duration = 0
         self.smallest_bytes = 1 << 30
         self._source = source
@@ -120,6 +123,7 @@ class _Scan:
         self.pts.append(NO_PTS if packet.pts is None else packet.pts)
         self.dts.append(NO_PTS if packet.dts is None else packet.dts)
         self.is_key.append(packet.is_keyframe)
+        self.begins_anew &= not packet.is_keyframe or self._source.begins_anew(bytes(packet))
         self.is_shown.append(not hidden)
         self.smallest_bytes = min(self.smallest_bytes, packet.size)
         self.duration = self.duration if hidden else packet.duration or 0

@@ -17,6 +17,7 @@ def _table(pts, keys, shown=None, damage=None):
         is_key=np.isin(np.arange(len(pts)), keys),
         is_shown=np.ones(len(pts), bool) if shown is None else np.array(shown, bool),
         trusted=True,
+        begins_anew=True,
         stores_pts=True,
         damage=damage,
         duration=1,
