@@ -11,15 +11,20 @@ from fvc_lib.services.errors import FvcError
 
 
 class VideoError(FvcError):
-    """A video that cannot be used: ``path`` says which, ``reason`` (a small vocabulary) and ``detail`` why."""
+    """A video that cannot be used: ``path`` says which, ``reason`` (a small vocabulary) and ``detail`` why.
+
+    ``remedy`` is what usually helps for the reason, or what helps with this very file where that is known.
+    """
 
     reason: ClassVar[str] = "unreadable"
-    remedy: ClassVar[str] = "Fetch or export the file again."
+    remedy = "Fetch or export the file again."
 
-    def __init__(self, path: Path, detail: str) -> None:
+    def __init__(self, path: Path, detail: str, remedy: str | None = None) -> None:
         self.path = path
         self.detail = detail
-        super().__init__(path, detail)
+        if remedy is not None:
+            self.remedy = remedy
+        super().__init__(path, detail, remedy)  # what pickling hands to the copy
 
     def __str__(self) -> str:
         return f"{str(self.path)!r}: {self.reason}: {self.detail}. {self.remedy}"
@@ -29,7 +34,7 @@ class UnreadableVideo(VideoError):
     """No container that can be read: missing, empty, no permission, no media at all, or encrypted."""
 
     reason = "unreadable"
-    remedy = "Check that the file is a complete, unprotected video and may be read."
+    remedy = "Fetch the file again and check that a player opens it."
 
 
 class NoVideoStream(VideoError):

@@ -21,6 +21,7 @@ from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
 from fvc_lib.video.errors import CorruptVideo, NoVideoStream, RefusedVideo, UnreadableVideo, VideoError
+from fvc_lib.video.impostors import what_it_is
 
 MAX_PIXELS = 100_000_000
 # For what the decoder finds in the bitstream after the container said otherwise.
@@ -44,6 +45,10 @@ _CONTAINERS = (
     "mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,nut,obu,ogg,png_pipe,rm,vc1,vvc,webm,webp_pipe,wtv,yuv4mpegpipe"
 )
 _HEAD_BYTES = 512
+_OPENING_REMEDIES: dict[type[Exception], str] = {
+    FileNotFoundError: "Check the name, or restore the file.",
+    PermissionError: "Grant the right to read it: chmod u+r, or ask its owner.",
+}
 # Containers that state everything the decoder has to know before the first packet.
 _TELLING_HEADS = re.compile(rb"....ftyp|\x1a\x45\xdf\xa3", re.DOTALL)
 # A protected sample entry of MP4: the box "sinf" begins with the box "frma" (ISO/IEC 14496-12, 8.12).
@@ -114,7 +119,7 @@ def open_video(path: Path, *, thorough: bool = False) -> Iterator[VideoSource]:
     options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
     if not thorough and _TELLING_HEADS.match(head):
         options["codec_whitelist"] = "none"  # the one way to keep ffmpeg from decoding frames while it opens a file
-    with ffmpeg_errors(path, UnreadableVideo):
+    with _opening_errors(path, head):
         container = av.open(
             # An absolute name behind "file:" keeps a colon or a dash in a name from being read as a protocol or option.
             "file:" + os.path.abspath(path),  # noqa: PTH100  Path.absolute() keeps "..", abspath does not
@@ -133,7 +138,7 @@ def open_video(path: Path, *, thorough: bool = False) -> Iterator[VideoSource]:
             raise UnreadableVideo(path, "its compression format is unknown")
         check_size(path, context.width, context.height)
         if _is_encrypted(path, container, stream):
-            raise UnreadableVideo(path, "its frames are encrypted")
+            raise UnreadableVideo(path, "its frames are encrypted", "Get an unprotected copy, or leave the file out.")
         for other in container.streams:
             if other.index != stream.index:
                 other.discard = Discard.all
@@ -159,10 +164,23 @@ def ffmpeg_errors(path: Path, kind: type[VideoError]) -> Iterator[None]:
     """Turn ffmpeg's errors into ``kind``. Only ffmpeg's: a mistake in our own code must not pass for a bad video."""
     try:
         yield
-    except av.error.MemoryError as error:
-        raise RefusedVideo(path, "a frame needs more memory than can be had") from error
+    except MemoryError as error:  # ffmpeg's, or numpy's for a frame that ffmpeg could make
+        raise RefusedVideo(path, "its frames need more memory than can be had") from error
     except av.error.FFmpegError as error:
         raise kind(path, (error.strerror or type(error).__name__).strip().rstrip(".").lower()) from error
+
+
+@contextmanager
+def _opening_errors(path: Path, head: bytes) -> Iterator[None]:
+    """``UnreadableVideo`` for what cannot be opened, by what its first bytes show it to be where that is known."""
+    try:
+        with ffmpeg_errors(path, UnreadableVideo):
+            yield
+    except UnreadableVideo as error:
+        known = what_it_is(head)
+        if known is None:
+            raise
+        raise UnreadableVideo(path, *known) from error
 
 
 def _check_file(path: Path) -> bytes:
@@ -175,11 +193,12 @@ def _check_file(path: Path) -> bytes:
                 head = file.read(_HEAD_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UnreadableVideo(path, (reason or type(error).__name__).lower()) from error
+        remedy = _OPENING_REMEDIES.get(type(error), "Check the name and the disk.")
+        raise UnreadableVideo(path, (reason or type(error).__name__).lower(), remedy) from error
     if not stat.S_ISREG(status.st_mode):
-        raise UnreadableVideo(path, "not a regular file")
+        raise UnreadableVideo(path, "not a regular file", "Name video files only.")
     if status.st_size == 0:
-        raise UnreadableVideo(path, "an empty file")
+        raise UnreadableVideo(path, "an empty file", "Fetch the file again.")
     return head
 
 
