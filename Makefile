@@ -7,7 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo lab test test-quick honesty lint format bench bench-quick lock clean
+.PHONY: help setup demo lab test test-quick honesty lint format bench bench-quick bench-clips lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ bench: $(STAMP)  ## Measure decoding beside its peers, about an hour; peers: pip
 
 bench-quick: $(STAMP)  ## The same for two videos, in a few minutes
 	$(RUN) -m benchmarks.decode --quick
+
+bench-clips: $(STAMP)  ## Measure how fast stored clips are read back and how long training waits for them
+	$(RUN) benchmarks/clips.py
 
 lock:  ## Resolve the newest allowed versions anew into requirements.lock
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
