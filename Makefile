@@ -7,7 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo lab test test-quick honesty lint format bench bench-quick bench-clips lock clean
+.PHONY: help setup demo lab test test-quick honesty fuzz lint format bench bench-quick bench-clips lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
 
 honesty: $(STAMP)  ## Show that real labels are learned and shuffled ones are not: two whole runs
 	$(RUN) -m pytest -m long tests/test_honesty.py
+
+fuzz: $(STAMP)  ## Give 2,000 damaged videos to the index and the decoder; FVC_FUZZ_SEED=n for others
+	$(RUN) -m pytest -m long tests/video/test_fuzz.py
 
 lint: $(STAMP)  ## Check style, types and that notebooks are committed without outputs
 	$(VENV)/bin/ruff check .

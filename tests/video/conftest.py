@@ -85,5 +85,11 @@ def make_video(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def encode_video() -> Callable[..., Path]:
+    """``write_video`` itself, for files that several tests share."""
+    return write_video
+
+
+@pytest.fixture(scope="session")
 def number_of() -> Callable[[np.ndarray], int]:
     return read_number
