@@ -71,7 +71,13 @@ def test_the_library_never_calls_what_calls_it():
         assert "run_notebooks" not in all_imports(path), path
 
 
-@pytest.mark.parametrize("room", ["corpus.index", "video.decode", "video.probe", "execution.runner", "analysis.report"])
+@pytest.mark.parametrize(
+    "room",
+    [
+        "corpus.index", "video.decode", "video.probe", "video.clip_making", "video.clip_pruning", "video.shard_stream",
+        "execution.runner", "analysis.report",
+    ],
+)  # fmt: skip
 def test_rooms_that_do_not_learn_do_not_load_torch(room):
     code = f"import sys, fvc_lib.{room}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -126,10 +126,11 @@ def test_the_controls_stand_beside_the_result(finished):
 
 
 def test_the_same_command_elsewhere_gives_the_same_predictions(finished, corpus, tmp_path):
-    """Another working directory, another mount point of the corpus, other caches, and two loader workers."""
+    """Another working directory, mount point of the corpus and cache, two loader workers, and clips out of shards."""
     moved = tmp_path / "mounted elsewhere"
     shutil.copytree(corpus.parent, moved)
-    other, _ = Place(tmp_path / "there", moved / corpus.name).run(num_workers=2, probe_workers=2)
+    other, _ = Place(tmp_path / "there", moved / corpus.name).run(num_workers=2, probe_workers=2, clip_source="shards")
+    assert len(list((tmp_path / "there" / "cache").rglob("*.tar"))) == 1
     assert scores(other).equals(scores(finished[0]))
     assert read_table(other.results, RESULTS).equals(read_table(finished[0].results, RESULTS))
 

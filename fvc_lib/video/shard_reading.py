@@ -19,11 +19,10 @@ from pydantic import ValidationError
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.video.clip_file import Pixels, Shape, clip_file_bytes, clip_header
-from fvc_lib.video.shards import ClipRecord, ShardEntry, member_names, read_manifest
+from fvc_lib.video.shards import REMEDY, ClipRecord, ShardEntry, member_names, read_manifest
 
 _OPEN_FILES = 64
 _MOST_ROW_BYTES = 1 << 20
-_REMEDY = "Run 03_augmentation again: run_notebooks.py --from 03."
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class _OpenShard:
             self.descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
             self.descriptor = -1
-            raise DataError(f"shard {str(path)!r}: {error.strerror}. {_REMEDY}") from error
+            raise DataError(f"shard {str(path)!r}: {error.strerror}. {REMEDY}") from error
         status = os.fstat(self.descriptor)
         state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if known is None or known.file_state != state:
@@ -116,7 +115,7 @@ class ClipShards:
         shard, place = self._find(number)
         frames = np.empty(self.shape, np.uint8)
         if os.preadv(shard.descriptor, [frames.data], place.pixels_offset) != frames.nbytes:
-            raise DataError(f"{self._name(number)}: it became shorter while it was read. {_REMEDY}")
+            raise DataError(f"{self._name(number)}: it became shorter while it was read. {REMEDY}")
         return frames
 
     def record(self, video_id: str, augmentation_index: int) -> ClipRecord:
@@ -135,9 +134,9 @@ class ClipShards:
         try:
             record = ClipRecord.model_validate_json(content)
         except ValidationError as error:
-            raise DataError(f"{self._name(number)}: member {member!r} is no row of a clip. {_REMEDY}") from error
+            raise DataError(f"{self._name(number)}: member {member!r} is no row of a clip. {REMEDY}") from error
         if (record.video_id, record.augmentation_index) != self.clips[number]:
-            raise DataError(f"{self._name(number)}: member {member!r} is the row of another clip. {_REMEDY}")
+            raise DataError(f"{self._name(number)}: member {member!r} is the row of another clip. {REMEDY}")
         return record
 
     def shard_of(self, number: int) -> int:
@@ -158,7 +157,7 @@ class ClipShards:
         if number is None:
             where = str(self.folder)
             raise DataError(
-                f"clip {video_id!r} number {augmentation_index} is not in the shards of {where!r}. {_REMEDY}"
+                f"clip {video_id!r} number {augmentation_index} is not in the shards of {where!r}. {REMEDY}"
             )
         return number
 
@@ -190,10 +189,10 @@ def _checked_places(stream: BufferedReader, path: Path, entry: ShardEntry, shape
     """
     size_bytes = stream.seek(0, os.SEEK_END)
     if size_bytes != entry.size_bytes:
-        raise DataError(f"shard {str(path)!r}: got {size_bytes} bytes, wanted {entry.size_bytes}. {_REMEDY}")
+        raise DataError(f"shard {str(path)!r}: got {size_bytes} bytes, wanted {entry.size_bytes}. {REMEDY}")
     stream.seek(0)
     if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
-        raise DataError(f"shard {str(path)!r}: its content is not what was written (SHA-256). {_REMEDY}")
+        raise DataError(f"shard {str(path)!r}: its content is not what was written (SHA-256). {REMEDY}")
     stream.seek(0)
     wanted = [name for clip in entry.clips for name in member_names(*clip)]
     try:
@@ -203,7 +202,7 @@ def _checked_places(stream: BufferedReader, path: Path, entry: ShardEntry, shape
                 for member, name in zip_longest(tar, wanted, fillvalue=None)
             ]
     except (tarfile.TarError, ValueError, EOFError) as error:
-        raise DataError(f"shard {str(path)!r}: it is no readable tar file: {error}. {_REMEDY}") from error
+        raise DataError(f"shard {str(path)!r}: it is no readable tar file: {error}. {REMEDY}") from error
     for pixels, row in zip(members[::2], members[1::2], strict=True):
         yield _Place(pixels.offset_data + len(clip_header(shape)), row.offset_data, row.size)
 
@@ -213,21 +212,21 @@ def _checked_member(
 ) -> tarfile.TarInfo:
     """``member`` when it is the plain file ``name``, of the size and beginning that such a file has."""
     if member is None:
-        raise DataError(f"shard {str(path)!r}: member {name!r} is missing. {_REMEDY}")
+        raise DataError(f"shard {str(path)!r}: member {name!r} is missing. {REMEDY}")
     if member.name != name or member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
         raise DataError(
             f"shard {str(path)!r}: member {member.name!r} was refused unread: got a {_kind(member)}, wanted the plain "
-            f"file {name!r}. A shard holds clips (.npy) and rows (.json) only. {_REMEDY}"
+            f"file {name!r}. A shard holds clips (.npy) and rows (.json) only. {REMEDY}"
         )
     if name.endswith(".json"):
         if member.size > _MOST_ROW_BYTES:
-            raise DataError(f"shard {str(path)!r}: member {name!r}: {member.size} bytes are no row. {_REMEDY}")
+            raise DataError(f"shard {str(path)!r}: member {name!r}: {member.size} bytes are no row. {REMEDY}")
         return member
     header = clip_header(shape)
     if member.size != clip_file_bytes(shape) or os.pread(stream.fileno(), len(header), member.offset_data) != header:
         raise DataError(
             f"shard {str(path)!r}: member {name!r} was refused unread: it is no plain array of uint8 {shape}. "
-            f"Pickled arrays are never loaded. {_REMEDY}"
+            f"Pickled arrays are never loaded. {REMEDY}"
         )
     return member
 

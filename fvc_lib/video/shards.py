@@ -30,7 +30,7 @@ from fvc_lib.video.clip_store import ClipStore, check_clip_name, note_use
 
 MANIFEST = "manifest.json"
 DEFAULT_SHARD_BYTES = 256 << 20
-_REMEDY = "Run 03_augmentation again: run_notebooks.py --from 03."
+REMEDY = "Run 03_augmentation again: run_notebooks.py --from 03."
 
 Progress = Callable[[int, int], None]
 
@@ -138,7 +138,7 @@ def write_shards(
             progress(min(len(records), (number + 1) * size), len(records))
     manifest = ShardManifest(shape=store.shape, settings_hash=store.settings_hash, shards=tuple(entries))
     for stray in set(folder.glob("clips-*.tar")) - {folder / entry.name for entry in entries}:
-        stray.unlink()
+        stray.unlink(missing_ok=True)
     write_text(folder / MANIFEST, manifest.model_dump_json() + "\n")
     return folder
 
@@ -156,14 +156,14 @@ def read_manifest(folder: Path) -> ShardManifest:
         for clip in clips:
             check_clip_name(*clip)
     except OSError as error:
-        raise DataError(f"shards: {str(path)!r}: {error.strerror}. {_REMEDY}") from error
+        raise DataError(f"shards: {str(path)!r}: {error.strerror}. {REMEDY}") from error
     except ValidationError as error:
         what = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:3])
-        raise DataError(f"shards: {str(path)!r} is no manifest of clip shards: {what}. {_REMEDY}") from error
+        raise DataError(f"shards: {str(path)!r} is no manifest of clip shards: {what}. {REMEDY}") from error
     except ValueError as error:
-        raise DataError(f"shards: {str(path)!r}: {error}. {_REMEDY}") from error
+        raise DataError(f"shards: {str(path)!r}: {error}. {REMEDY}") from error
     if len(set(clips)) != len(clips) or len({shard.name for shard in manifest.shards}) != len(manifest.shards):
-        raise DataError(f"shards: {str(path)!r} names a clip or a shard twice. {_REMEDY}")
+        raise DataError(f"shards: {str(path)!r} names a clip or a shard twice. {REMEDY}")
     return manifest
 
 
