@@ -12,7 +12,7 @@ import polars as pl
 
 from fvc_lib.corpus.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Kind, Listing, Refusal, Rejections
-from fvc_lib.corpus.near_duplicates import near_duplicate_pairs
+from fvc_lib.corpus.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION, DEFAULT_TIMEOUT_SECONDS, ProbeResult, probe_files
 from fvc_lib.corpus.sources import read_corpus
 from fvc_lib.services.errors import DataError
@@ -211,7 +211,7 @@ def _group(probed: Sequence[_Probed], listing: Listing, near_duplicate_bits: int
         first = {item.result.content_sha256: place for place, item in reversed(list(enumerate(probed)))}
         places = sorted(first.values())  # equal contents are linked by their hash already
         hashes = [probed[place].result.perceptual_hash for place in places]
-        pairs = [(places[a], places[b]) for a, b in near_duplicate_pairs(hashes, near_duplicate_bits)]
+        pairs = [(places[a], places[b]) for a, b in near_duplicate_links(hashes, near_duplicate_bits)]
     return join_groups(members, pairs, listing.memberships)
 
 

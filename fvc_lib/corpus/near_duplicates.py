@@ -1,11 +1,7 @@
-"""Perceptual hashes of videos, and the pairs whose hashes say: the same footage.
+"""Which videos show the same footage, by their perceptual hashes: all pairs, or as few as connect them.
 
-Per frame and window the signs of the 64 lowest DCT coefficients of luma (Zauner 2010, "Implementation and Benchmarking
-of Perceptual Image Hash Functions", with the sign in place of the median, so that mirroring flips a fixed set of bits).
-Windows are the whole picture and nine of nine tenths its sides: a cropped copy looks like one of its source's windows.
-
-Measured on the sample corpus, median bits of the best window: copies of one event at most 8 of 64, different events at
-least 20. Without windows cropped copies are as far apart as strangers (25); with five windows up to 12.
+Where more than half of the frames of two videos agree, one of every second frame does. So candidates are found by those
+frames alone, in few videos by comparing all, in many by looking up near codes, and then judged by all frames.
 """
 
 from __future__ import annotations
@@ -16,46 +12,28 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-Hashes = npt.NDArray[np.uint64]
-Grid = npt.NDArray[np.float64]
+from fvc_lib.corpus.hamming_search import codes_within, num_lookups
+from fvc_lib.corpus.perceptual_hash import MIRROR_BITS, WINDOWS, Hashes, parse_hashes
 
-_GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are parts of it
-_KEPT = 0.9  # share of the picture's sides that a window keeps
-_SPANS = ((0.0, 1.0), (0.0, _KEPT), ((1 - _KEPT) / 2, (1 + _KEPT) / 2), (1 - _KEPT, 1.0))  # along one axis
-_WINDOWS = ((0, 0), *((down, right) for down in (1, 2, 3) for right in (1, 2, 3)))  # spans along both; the whole first
-_NOISE_AMPLITUDE = 0.25  # grey levels; a weaker coefficient has its sign by chance
-_MIN_SIGNIFICANT = 32  # of 64 coefficients; flat, black and striped pictures have fewer and get no hash
-_DARK_LEVEL = 24.0  # rows and columns never brighter on average are bars
+Places = npt.NDArray[np.int64]
+
 _BLOCK_PAIRS = 1 << 16
+_LOOKUP_COST = 5  # from this many videos per lookup on, looking up is faster than comparing (measured)
 
-
-def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
-    """The hash of a video by its sampled frames.
-
-    Black bars are cut off first, so letterboxed frames hash as the picture does. Frames too plain to be told from
-    others hash to zeros, which match nothing.
-
-    Args:
-        frames: uint8 (T, 3, H, W) RGB, at the same relative times for all videos that are to be compared.
-
-    Returns:
-        T frames joined by ``-``; each is 10 windows of 16 hex digits.
-
-    Raises:
-        ValueError: another shape or dtype, or no frame.
-    """
-    if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not frames.size:
-        raise ValueError(f"frames: got {frames.dtype} {frames.shape}, wanted non-empty uint8 (T, 3, H, W)")
-    grids = _luma_grids(frames)
-    return "-".join("".join(f"{value:016x}" for value in frame) for frame in _sign_bits(_amplitudes(grids)).tolist())
+# The whole of one video against each window of the other, and the other way round, plain and mirrored.
+_VIEWS = tuple(
+    (one, other, mirror)
+    for mirror in (np.uint64(0), MIRROR_BITS)
+    for one, other in [(0, 0), *((0, w) for w in range(1, len(WINDOWS))), *((w, 0) for w in range(1, len(WINDOWS)))]
+)
 
 
 def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
-    """Index pairs (i < j), ascending, of videos that show the same footage.
+    """All index pairs (i < j), ascending, of videos that show the same footage.
 
     They do when, the right way round or mirrored, more than half of the frames of one differ in at most ``max_bits``
-    of 64 bits from the frames at the same relative times in one and the same window of the other. Compared in blocks:
-    memory grows with the number of videos and of pairs found, not with its square.
+    of 64 bits from the frames at the same relative times in one and the same window of the other. Memory grows with
+    the number of videos and of pairs found.
 
     Args:
         hashes: what ``perceptual_hash`` gave; ``None`` (no hash) matches nothing.
@@ -64,53 +42,131 @@ def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tu
     Raises:
         ValueError: ``max_bits`` out of range, or a text that is no perceptual hash.
     """
-    if not 0 <= max_bits <= 64:
-        raise ValueError(f"max_bits: got {max_bits}, wanted 0 to 64")
-    known = np.array([i for i, text in enumerate(hashes) if text is not None], np.int64)
-    if len(known) < 2:
-        return []
-    table = parse_hashes([text for text in hashes if text is not None])
-    # Where more than half of the frames agree, one of every second frame does: the others need no look at first.
-    screen = _with_matchless_zeros(table)[:, ::2]
-    pairs: list[tuple[int, int]] = []
-    for first, last, start, stop in _blocks(len(known)):
-        nearest = _nearest_bits(screen[first:last], screen[start:stop])
-        left, right = (
-            offset + place for offset, place in zip((first, start), np.nonzero(nearest <= max_bits), strict=True)
-        )
-        left, right = left[left < right], right[left < right]
+    known, table = _known_hashes(hashes, max_bits)
+    pairs: set[tuple[int, int]] = set()
+    for left, right in _candidates(table, max_bits):
         same = _show_the_same(table[left], table[right], max_bits)
-        pairs.extend(zip(known[left[same]].tolist(), known[right[same]].tolist(), strict=True))
+        pairs.update(zip(known[left[same]].tolist(), known[right[same]].tolist(), strict=True))
     return sorted(pairs)
 
 
-def parse_hashes(texts: Sequence[str]) -> Hashes:
-    """The texts as uint64 (N, T, 10); hashes of fewer frames repeat theirs at the nearest relative time.
+def near_duplicate_links(hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
+    """Some of ``near_duplicate_pairs``, ascending: as few as connect all videos that those connect.
+
+    Memory grows with the number of videos only, also where thousands of them show the same footage.
+
+    Args:
+        hashes: as for ``near_duplicate_pairs``; their order decides which of the pairs are chosen.
+        max_bits: 0 to 64.
 
     Raises:
-        ValueError: a text that is no perceptual hash.
+        ValueError: as ``near_duplicate_pairs``.
     """
-    parsed = [_parse(text) for text in texts]
-    num_frames = max(len(hashes) for hashes in parsed)
-    share = (np.arange(num_frames) + 0.5) / num_frames
-    return np.stack([hashes[(share * len(hashes)).astype(np.int64)] for hashes in parsed])
+    known, table = _known_hashes(hashes, max_bits)
+    clusters = _Clusters(len(known))
+    first = _first_of_kind(table)
+    _link(clusters, table, first, np.arange(len(table)), max_bits)
+    distinct = np.unique(first)
+    for left, right in _gathered(_candidates(table[distinct], max_bits), distinct, clusters):
+        _link(clusters, table, left, right, max_bits)
+    return sorted((int(known[a]), int(known[b])) for a, b in clusters.links)
 
 
-def _parse(text: str) -> Hashes:
-    try:
-        raw = [bytes.fromhex(frame) for frame in text.split("-")]
-        return np.frombuffer(b"".join(raw), ">u8").reshape(len(raw), len(_WINDOWS)).astype(np.uint64)
-    except ValueError as error:
-        raise ValueError(
-            f"perceptual hash: got {text[:60]!r}, wanted {16 * len(_WINDOWS)} hex digits per frame"
-        ) from error
+class _Clusters:
+    """Which videos are connected so far: ``label`` (N,) is equal for those that are."""
+
+    def __init__(self, count: int) -> None:
+        self.label = np.arange(count)
+        self.links: list[tuple[int, int]] = []
+        self._members: dict[int, list[int]] = {}
+
+    def join(self, left: int, right: int) -> None:
+        """Connect two videos; nothing happens when they are connected already."""
+        kept, lost = int(self.label[left]), int(self.label[right])
+        if kept == lost:
+            return
+        members = [self._members.pop(label, [label]) for label in (kept, lost)]
+        if len(members[0]) < len(members[1]):
+            kept, members = lost, members[::-1]
+        self.label[members[1]] = kept
+        members[0].extend(members[1])
+        self._members[kept] = members[0]
+        self.links.append((left, right))
 
 
-def _blocks(count: int) -> Iterator[tuple[int, int, int, int]]:
+def _known_hashes(hashes: Sequence[str | None], max_bits: int) -> tuple[Places, Hashes]:
+    """Positions (N,) of the videos that have a hash, and the hashes (N, T, 10)."""
+    if not 0 <= max_bits <= 64:
+        raise ValueError(f"max_bits: got {max_bits}, wanted 0 to 64")
+    known = np.array([i for i, text in enumerate(hashes) if text is not None], np.int64)
+    return known, parse_hashes([text for text in hashes if text is not None])
+
+
+def _first_of_kind(table: Hashes) -> Places:
+    """(N,): the first video whose hash is the same to the bit."""
+    if not len(table):
+        return np.empty(0, np.int64)
+    _, first, kind = np.unique(table.reshape(len(table), -1), axis=0, return_index=True, return_inverse=True)
+    return np.asarray(first[kind.reshape(-1)])
+
+
+def _gathered(
+    candidates: Iterator[tuple[Places, Places]], distinct: Places, clusters: _Clusters
+) -> Iterator[tuple[Places, Places]]:
+    """Candidates that are not connected yet, each once, in portions worth the effort."""
+    count = len(clusters.label)
+    waiting, num_waiting = [np.empty(0, np.int64)], 0
+    for left, right in candidates:
+        left, right = distinct[left], distinct[right]
+        apart = clusters.label[left] != clusters.label[right]
+        waiting.append(left[apart] * count + right[apart])
+        num_waiting += len(waiting[-1])
+        if num_waiting > _BLOCK_PAIRS:
+            yield np.divmod(np.unique(np.concatenate(waiting)), count)
+            waiting, num_waiting = [], 0
+    if num_waiting:
+        yield np.divmod(np.unique(np.concatenate(waiting)), count)
+
+
+def _link(clusters: _Clusters, table: Hashes, left: Places, right: Places, max_bits: int) -> None:
+    """Connect those of the pairs (K,), (K,) that show the same footage."""
+    for start in range(0, len(left), _BLOCK_PAIRS):
+        some_left, some_right = left[start : start + _BLOCK_PAIRS], right[start : start + _BLOCK_PAIRS]
+        apart = clusters.label[some_left] != clusters.label[some_right]
+        some_left, some_right = some_left[apart], some_right[apart]
+        same = _show_the_same(table[some_left], table[some_right], max_bits)
+        for pair in zip(some_left[same].tolist(), some_right[same].tolist(), strict=True):
+            clusters.join(*pair)
+
+
+def _candidates(table: Hashes, max_bits: int) -> Iterator[tuple[Places, Places]]:
+    """Yield pairs (K,), (K,) of positions, left < right, among them every pair that shows the same; some repeatedly."""
+    screen = _with_matchless_zeros(table)[:, ::2]
+    if len(table) > _LOOKUP_COST * num_lookups(max_bits):
+        return _looked_up(screen, max_bits)
+    return _compared(screen, max_bits)
+
+
+def _looked_up(screen: Hashes, max_bits: int) -> Iterator[tuple[Places, Places]]:
+    """Candidates found through ``codes_within``: the whole of each video against all windows of all."""
+    for frame, mirror in itertools.product(range(screen.shape[1]), (np.uint64(0), MIRROR_BITS)):
+        windows = screen[:, frame].reshape(-1)
+        for one, window in codes_within(screen[:, frame, 0] ^ mirror, windows, max_bits):
+            other = window // len(WINDOWS)
+            different = one != other
+            one, other = one[different], other[different]
+            yield np.minimum(one, other), np.maximum(one, other)
+
+
+def _compared(screen: Hashes, max_bits: int) -> Iterator[tuple[Places, Places]]:
+    """Candidates found by comparing all pairs, block by block."""
     side = int(_BLOCK_PAIRS**0.5)
-    for first in range(0, count, side):
-        for start in range(first, count, side):
-            yield first, min(first + side, count), start, min(start + side, count)
+    for first in range(0, len(screen), side):
+        for start in range(first, len(screen), side):
+            nearest = _nearest_bits(screen[first : first + side], screen[start : start + side])
+            left, right = np.nonzero(nearest <= max_bits)
+            ascending = left + first < right + start
+            yield left[ascending] + first, right[ascending] + start
 
 
 def _with_matchless_zeros(table: Hashes) -> Hashes:
@@ -138,87 +194,3 @@ def _show_the_same(left: Hashes, right: Hashes, max_bits: int) -> npt.NDArray[np
         agree = (np.bitwise_count(a ^ mirror ^ b) <= max_bits) & (a != 0) & (b != 0)
         same |= 2 * agree.sum(axis=1) > agree.shape[1]
     return same
-
-
-def _luma_grids(frames: npt.NDArray[np.uint8]) -> Grid:
-    """Luma of the picture without bars, averaged to (T, 160, 160), 0 to 255."""
-    weights = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
-    row_levels, column_levels = np.zeros(frames.shape[2]), np.zeros(frames.shape[3])
-    for frame in frames:
-        luma = (frame * weights).sum(axis=0)
-        row_levels = np.maximum(row_levels, luma.mean(axis=1))
-        column_levels = np.maximum(column_levels, luma.mean(axis=0))
-    rows, columns = _picture_span(row_levels), _picture_span(column_levels)
-    return np.stack([_average((f[:, rows, columns] * weights).sum(axis=0), _GRID_SIDE) for f in frames])
-
-
-def _picture_span(levels: npt.NDArray[np.float64]) -> slice:
-    """The rows (or columns) between dark bars; all of them when less than a quarter would be left."""
-    bright = np.flatnonzero(levels > _DARK_LEVEL)
-    if len(bright) and 4 * (bright[-1] + 1 - bright[0]) >= len(levels):
-        return slice(int(bright[0]), int(bright[-1]) + 1)
-    return slice(0, len(levels))
-
-
-def _average(picture: npt.NDArray[np.floating], side: int) -> Grid:
-    """Area average of (..., H, W) onto (..., side, side), cell borders weighted by what they cut off."""
-    averaged = picture.astype(np.float64)
-    for _ in range(2):  # rows, then columns; each pass swaps the two
-        averaged = np.swapaxes(_average_rows(averaged, side), -1, -2)
-    return averaged
-
-
-def _average_rows(picture: Grid, side: int) -> Grid:
-    height = picture.shape[-2]
-    total = np.concatenate([np.zeros_like(picture[..., :1, :]), np.cumsum(picture, axis=-2)], axis=-2)
-    border = np.arange(side + 1) * (height / side)
-    whole = np.minimum(border.astype(np.int64), height - 1)
-    until = total[..., whole, :] + (border - whole)[:, None] * picture[..., whole, :]
-    return np.asarray(np.diff(until, axis=-2) * (side / height))
-
-
-def _lowest_frequencies() -> npt.NDArray[np.int64]:
-    """The 64 (vertical, horizontal) frequencies nearest to zero, without zero itself, (64, 2)."""
-    square = [(v, h) for v in range(12) for h in range(12) if v or h]
-    return np.array(sorted(square, key=lambda f: (f[0] + f[1], f[0]))[:64])
-
-
-def _cosines() -> Grid:
-    """Per span the 12 lowest DCT-II frequencies, zero outside of it, scaled to give amplitudes, (4, 12, 160)."""
-    position, frequency = (np.arange(_GRID_SIDE) + 0.5) / _GRID_SIDE, np.arange(12)[:, None]
-    bases = []
-    for begin, end in _SPANS:
-        inside = (position > begin) & (position < end)
-        wave = np.cos(np.pi * frequency * (position - begin) / (end - begin))
-        bases.append(np.where(inside, wave, 0.0) * (2 / inside.sum()))
-    return np.stack(bases)
-
-
-_FREQUENCIES = _lowest_frequencies()
-_COSINES = _cosines()
-_BIT_VALUES = np.uint64(1) << np.arange(64, dtype=np.uint64)
-# Mirroring left to right turns the sign of every odd horizontal frequency.
-_MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
-
-# The whole of one video against each window of the other, and the other way round, plain and mirrored.
-_VIEWS = tuple(
-    (one, other, mirror)
-    for mirror in (np.uint64(0), _MIRROR_BITS)
-    for one, other in [(0, 0), *((0, w) for w in range(1, len(_WINDOWS))), *((w, 0) for w in range(1, len(_WINDOWS)))]
-)
-
-
-def _amplitudes(grids: Grid) -> Grid:
-    """Luma (T, 160, 160) -> amplitudes of the lowest frequencies in each window, in grey levels, (T, 10, 64)."""
-    cosines = _COSINES.reshape(-1, _GRID_SIDE)
-    spectra = (cosines @ grids @ cosines.T).reshape(len(grids), len(_SPANS), 12, len(_SPANS), 12)
-    windows = [spectra[:, down, :, right] for down, right in _WINDOWS]
-    return np.stack([window[:, _FREQUENCIES[:, 0], _FREQUENCIES[:, 1]] for window in windows], axis=1)
-
-
-def _sign_bits(amplitudes: Grid) -> Hashes:
-    """(..., 64) -> (...): bit k is set where amplitude k is positive; 0 where too few stand out of the noise."""
-    # Rounded, so that a zero stays one whatever order a matrix product adds in.
-    bits = np.where(amplitudes.round(6) > 0, _BIT_VALUES, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
-    significant = (np.abs(amplitudes) > _NOISE_AMPLITUDE).sum(axis=-1)
-    return np.asarray(np.where(significant >= _MIN_SIGNIFICANT, bits, np.uint64(0)))

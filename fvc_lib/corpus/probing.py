@@ -20,7 +20,7 @@ from fvc_lib.video.probe import VideoProbe
 DEFAULT_TIMEOUT_SECONDS = 120.0
 DEFAULT_PROBE_FUNCTION = "fvc_lib.corpus.probe_worker:probe_file"
 
-_PROBING_CODE = ("near_duplicates.py", "probe_worker.py")
+_PROBING_CODE = ("perceptual_hash.py", "probe_worker.py")
 # Failures that lie in the file's content. Others (permissions, a crash, a busy machine) may be gone next time.
 _LASTING = frozenset({"no_video", "truncated", "corrupt", "refused"})
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fvc_lib.corpus import near_duplicates
-from fvc_lib.corpus.near_duplicates import near_duplicate_pairs, parse_hashes, perceptual_hash
+from fvc_lib.corpus.near_duplicates import near_duplicate_links, near_duplicate_pairs
+from fvc_lib.corpus.perceptual_hash import parse_hashes, perceptual_hash
 from fvc_lib.corpus.sample_scenes import generator_for, texture
 from fvc_lib.video.decode import decode_clip
 
@@ -98,9 +99,56 @@ def hash_lists(draw: st.DrawFn) -> list[str | None]:
     return texts
 
 
-@given(hash_lists(), st.integers(0, 12))
-def test_pairs_equal_the_naive_definition(hashes, max_bits):
-    assert near_duplicate_pairs(hashes, max_bits) == naive_pairs(hashes, max_bits)
+@pytest.fixture(params=["compared", "looked up"])
+def _either_way(request, monkeypatch):
+    if request.param == "looked up":
+        monkeypatch.setattr(near_duplicates, "_LOOKUP_COST", 0)
+
+
+@pytest.mark.usefixtures("_either_way")
+class TestAgainstTheNaiveDefinition:
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(hash_lists(), st.integers(0, 8))
+    def test_pairs(self, hashes, max_bits):
+        assert near_duplicate_pairs(hashes, max_bits) == naive_pairs(hashes, max_bits)
+
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(hash_lists(), st.integers(0, 8))
+    def test_links_connect_what_the_pairs_connect_and_no_more(self, hashes, max_bits):
+        links = near_duplicate_links(hashes, max_bits)
+        pairs = naive_pairs(hashes, max_bits)
+        assert set(links) <= set(pairs)
+        assert links == sorted(links)
+        clusters = connected(len(hashes), pairs)
+        assert connected(len(hashes), links) == clusters
+        assert len(links) == len(hashes) - len(set(clusters))
+
+    def test_many_copies_of_few_videos(self, monkeypatch):
+        monkeypatch.setattr(near_duplicates, "_BLOCK_PAIRS", 64)
+        rng = np.random.default_rng(0)
+        centres = rng.integers(0, 2**64, (3, 2, NUM_WINDOWS), dtype=np.uint64)
+        hashes = []
+        for number in range(90):
+            frames = centres[number % 3].copy()
+            frames[:, 0] ^= np.uint64(1 << number % 40)  # some are equal to the bit
+            hashes.append("-".join("".join(f"{int(value):016x}" for value in frame) for frame in frames))
+        assert len(near_duplicate_pairs(hashes, 4)) == 3 * 30 * 29 / 2
+        links = near_duplicate_links(hashes, 4)
+        assert len(links) == 90 - 3
+        assert connected(90, links) == [number % 3 for number in range(90)]
+
+
+def connected(count, pairs):
+    """The smallest member of each one's connected component."""
+    smallest = list(range(count))
+    changed = True
+    while changed:
+        changed = False
+        for a, b in pairs:
+            if smallest[a] != smallest[b]:
+                smallest[a] = smallest[b] = min(smallest[a], smallest[b])
+                changed = True
+    return smallest
 
 
 def test_block_borders_change_nothing(monkeypatch):
@@ -185,7 +233,9 @@ def test_half_of_the_frames_is_not_enough():
 def test_missing_hashes_are_skipped_and_indices_kept():
     text = perceptual_hash(footage(1))
     assert near_duplicate_pairs([None, text, None, text], 0) == [(1, 3)]
+    assert near_duplicate_links([None, text, None, text], 0) == [(1, 3)]
     assert near_duplicate_pairs([], 10) == near_duplicate_pairs([None, text], 10) == []
+    assert near_duplicate_links([], 10) == near_duplicate_links([None, text], 10) == []
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "00" * 79, "00" * 80 + "-", "00" * 81])

@@ -18,7 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fvc_lib.corpus import sample
-from fvc_lib.corpus.near_duplicates import near_duplicate_pairs, perceptual_hash
+from fvc_lib.corpus.near_duplicates import near_duplicate_pairs
+from fvc_lib.corpus.perceptual_hash import perceptual_hash
 from fvc_lib.corpus.sample import generate_sample_corpus
 from fvc_lib.corpus.sample_plan import plan_events
 from fvc_lib.services.config import RunConfig
