@@ -6,10 +6,11 @@ Videos are generated once and kept in a folder. The report goes to stdout as Mar
 from __future__ import annotations
 
 import argparse
+from itertools import cycle, islice
 from pathlib import Path
 
-from benchmarks.decode import comparison
-from benchmarks.decode.cases import CASES, NUM_FRAMES, SIZES
+from benchmarks.decode import comparison, throughput
+from benchmarks.decode.cases import CASES, CORPUS, CORPUS_NUM_FRAMES, CORPUS_SIZE, GOP_250, LENGTHS, NUM_FRAMES, SIZES
 from benchmarks.decode.comparison import progress
 from benchmarks.decode.peers import DECORD, FLOOR, OURS, PEERS, TORCHCODEC
 from benchmarks.decode.report import whole_report
@@ -17,7 +18,8 @@ from benchmarks.decode.results import Case, Results
 from benchmarks.decode.videos import Video, make_video
 from benchmarks.decode.workers import PeerError
 
-PARTS = ("cpu", "memory")
+PARTS = ("cpu", "memory", "lengths", "footprint", "throughput", "scaling")
+SCALING_CLIPS = 200
 # Whose figures are targets. The others take their turn once.
 MAIN = (OURS, TORCHCODEC, DECORD, FLOOR)
 
@@ -68,6 +70,10 @@ def main() -> None:
         measure_cpu(results, names, cases, paths, arguments.rounds)
     if "memory" in arguments.only:
         measure_memory(results, names, cases, paths)
+    if "lengths" in arguments.only:
+        measure_lengths(results, arguments.folder)
+    if {"footprint", "throughput", "scaling"} & set(arguments.only):
+        measure_corpus(results, arguments)
     print(whole_report(results))
 
 
@@ -94,6 +100,32 @@ def measure_memory(results: Results, names: list[str], cases: dict[Case, Video],
                 results.memory.append(comparison.measure_memory(name, paths[video], case))
             except PeerError as failure:
                 results.failures[f"{name} on {video.name}"] = str(failure)
+
+
+def measure_lengths(results: Results, folder: Path) -> None:
+    """Our peak memory on the same picture at three lengths."""
+    for video in LENGTHS:
+        progress(f"peak memory: {video.name}")
+        case = Case(video.name, CORPUS_NUM_FRAMES, CORPUS_SIZE)
+        results.memory.append(comparison.measure_memory(OURS, make_video(video, folder), case))
+
+
+def measure_corpus(results: Results, arguments: argparse.Namespace) -> None:
+    """What is measured on many files."""
+    kinds = CORPUS[:: len(CORPUS) // 12] if arguments.quick else CORPUS
+    corpus = [(video, make_video(video, arguments.folder)) for video in kinds]
+    if "footprint" in arguments.only:
+        full_hd = make_video(GOP_250, arguments.folder)
+        results.footprint = throughput.measure_footprint(full_hd, corpus, 200)
+    if "throughput" in arguments.only:
+        peers = [name for name in (OURS, TORCHCODEC) if name not in results.absent]
+        plan: throughput.Plan = [(name, "threads", number) for number in (1, 2) for name in peers]
+        results.throughput = throughput.measure_throughput(corpus, plan, arguments.rounds)
+    if "scaling" in arguments.only:
+        number = throughput.processors()
+        alone: throughput.Plan = [(OURS, "threads", 1), (OURS, "threads", number), (OURS, "processes", number)]
+        many = list(islice(cycle(corpus), SCALING_CLIPS // 5 if arguments.quick else SCALING_CLIPS))
+        results.scaling = throughput.measure_throughput(many, alone, 1)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class Floor:
         return np.stack([taken[place] for place in self._all_places])
 
     def _copied(self, content: bytes, facts: PacketFacts) -> Packet[VideoStream]:
-        packet: Packet[VideoStream] = av.Packet(content)
+        packet = cast(Packet[VideoStream], av.Packet(content))
         packet.pts, packet.dts, packet.time_base = facts.pts, None, self._time_base
         packet.is_keyframe = facts.is_key
         return packet

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 
 from benchmarks.decode.peers import FLOOR, OURS
-from benchmarks.decode.results import Case, Results
+from benchmarks.decode.results import Case, Results, Throughput
 from benchmarks.decode.targets import MEBIBYTE, Verdict, verdicts
 
 _MET = {True: "met", False: "**missed**", None: "not measured"}
@@ -41,6 +42,23 @@ def memory_table(results: Results) -> str:
     return table(("video", "frames", "px", "by", "peak MiB"), rows)
 
 
+def throughput_table(passes: Sequence[Throughput]) -> str:
+    """Clips per second of whole corpora."""
+    rows = [
+        (
+            each.peer,
+            f"{each.workers} {each.how}",
+            str(each.num_clips),
+            f"{each.clips_per_second:.2f}",
+            f"{each.num_clips / statistics.median(each.cpu_seconds):.2f}",
+            f"{each.busy_elsewhere:.1f}",
+            str(each.wrong_clips) if each.wrong_clips else "",
+        )
+        for each in passes
+    ]
+    return table(("by", "workers", "clips", "clips/s", "clips/CPU s", "cores busy elsewhere", "wrong clips"), rows)
+
+
 def notes(results: Results) -> str:
     """Versions, and who is missing and why."""
     lines = [f"- {name} {version}" for name, version in results.versions.items()]
@@ -56,6 +74,7 @@ def whole_report(results: Results) -> str:
         parts.append(cpu_table(results))
     if results.memory:
         parts.append(memory_table(results))
+    parts += [throughput_table(passes) for passes in (results.throughput, results.scaling) if passes]
     return "\n\n".join(parts) + "\n"
 
 

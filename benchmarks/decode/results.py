@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from typing import Literal
 
 # Scalers differ by one or two grey levels; frames of other moments differ by tens.
 LARGEST_DIFFERENCE_OF_SCALERS = 6.0
@@ -65,20 +66,24 @@ class PeakMemory:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Clips of a corpus by one contestant, started together.
+    """A corpus decoded by several workers at once.
 
     Attributes:
         how: ``threads`` of one process, or ``processes``.
         seconds: wall-clock time of each round.
-        busy_elsewhere: processors that others kept busy meanwhile, the median over the rounds.
+        cpu_seconds: of each round, over all workers.
+        busy_elsewhere: processors that other programs kept busy meanwhile, the mean over the rounds.
+        wrong_clips: clips in which a frame is not the one asked for.
     """
 
     peer: str
-    how: str
+    how: Literal["threads", "processes"]
     workers: int
     num_clips: int
     seconds: tuple[float, ...]
+    cpu_seconds: tuple[float, ...]
     busy_elsewhere: float
+    wrong_clips: int
 
     @property
     def clips_per_second(self) -> float:
@@ -91,16 +96,19 @@ class Footprint:
     """Memory of whole processes.
 
     Attributes:
-        worker_peak_bytes: a process that only decodes one 1080p clip, all of it.
+        worker_peak_bytes: of a process that only decodes one 1080p clip; everything counts.
         worker_has_torch: torch was imported there.
-        growth_bytes: of one process from its first pass over a corpus to the last of ``num_decodes``.
-        num_decodes: in that process.
+        resident_bytes: of one process after each of many decodes.
     """
 
     worker_peak_bytes: int
     worker_has_torch: bool
-    growth_bytes: int
-    num_decodes: int
+    resident_bytes: tuple[int, ...]
+
+    @property
+    def growth_bytes(self) -> int:
+        """From after the first decode to after the last."""
+        return self.resident_bytes[-1] - self.resident_bytes[0]
 
 
 @dataclass
@@ -114,4 +122,5 @@ class Results:
     floor: list[FloorCount] = field(default_factory=list)
     memory: list[PeakMemory] = field(default_factory=list)
     throughput: list[Throughput] = field(default_factory=list)
+    scaling: list[Throughput] = field(default_factory=list)
     footprint: Footprint | None = None

@@ -7,7 +7,6 @@ decoded and scaled picture which frame it is. Long videos repeat the packets of 
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from dataclasses import dataclass
 from fractions import Fraction
@@ -60,8 +59,9 @@ class Video:
     @property
     def file_name(self) -> str:
         """Readable, and different for all that makes a difference to the content."""
-        facts = [_GENERATOR_VERSION, FRAMES_PER_SECOND, dataclasses.asdict(self.encoding), self.suffix, self.repeats]
-        readable = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        encoding = self.encoding
+        facts = [_GENERATOR_VERSION, FRAMES_PER_SECOND, dataclasses.asdict(encoding), self.suffix, self.repeats]
+        readable = f"{encoding.codec}-{encoding.width}x{encoding.height}-{self.num_frames}"
         return f"{readable}-{sha256_of_json(facts)[:10]}{self.suffix}"
 
 
@@ -71,7 +71,7 @@ def make_video(video: Video, folder: Path) -> Path:
     if path.exists():
         return path
     if video.repeats > 1:
-        once = make_video(dataclasses.replace(video, name=f"{video.name} once", repeats=1), folder)
+        once = make_video(dataclasses.replace(video, repeats=1), folder)
         with atomic_output(path) as temporary:
             _repeat_packets(once, temporary, video)
         return path
@@ -98,7 +98,7 @@ def _encode(video: Video, path: Path) -> None:
 
 def _repeat_packets(once: Path, path: Path, video: Video) -> None:
     with av.open(str(path), "w", format=_CONTAINER_OF[video.suffix]) as output, av.open(str(once)) as first:
-        added = output.add_stream_from_template(first.streams.video[0])
+        added = output.add_stream_from_template(first.streams.video[0], opaque=True)
         step_seconds = Fraction(video.encoding.num_frames, FRAMES_PER_SECOND)
         for repeat in range(video.repeats):
             with av.open(str(once)) as source:

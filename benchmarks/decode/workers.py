@@ -10,8 +10,8 @@ import multiprocessing
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -100,13 +100,24 @@ def peak_bytes_of(name: str, path: Path, num_frames: int, size: int) -> int:
     return status_bytes("VmHWM") - before + max(child, default=0)
 
 
-def resident_bytes_after(paths: list[Path], num_frames: int, size: int) -> list[int]:
+def resident_bytes_after(paths: Sequence[Path], num_frames: int, size: int) -> list[int]:
     """Resident bytes of this process after each of several decodes by ``decode_clip``."""
     resident = []
     for path in paths:
         PEERS[OURS].decode(path, num_frames, size)
         resident.append(status_bytes("VmRSS"))
     return resident
+
+
+def decode_in_threads(
+    name: str, paths: Sequence[Path], num_frames: int, size: int, num_threads: int
+) -> tuple[float, float, list[Pixels]]:
+    """Wall-clock seconds and CPU seconds for a clip of each path by ``num_threads`` threads, and the clips."""
+    decode = PEERS[name].decode
+    with ThreadPoolExecutor(num_threads) as pool:
+        started, before = time.perf_counter(), _cpu_seconds()
+        clips = list(pool.map(lambda path: decode(path, num_frames, size), paths))
+        return time.perf_counter() - started, _cpu_seconds() - before, clips
 
 
 def status_bytes(field: str, process: str = "self") -> int:
