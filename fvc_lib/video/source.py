@@ -16,6 +16,7 @@ import av
 import av.error
 from av.codec.context import ThreadType
 from av.container import InputContainer
+from av.packet import Packet
 from av.stream import Discard, Disposition
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
@@ -36,6 +37,7 @@ _GUESSING = frozenset(
         "mjpeg",
     }
 )  # fmt: skip
+_MAX_LATE_STREAMS = 32
 _START_CODE = re.compile(rb"\x00\x00\x01(?=.)", re.DOTALL)
 _H264_IDR = 5  # nal_unit_type of a slice of an IDR picture (ITU-T H.264, table 7-1)
 
@@ -72,6 +74,22 @@ class VideoSource:
     def codec_name(self) -> str:
         """Name of the compression format (``av1``), not of the decoder that happens to read it (``libdav1d``)."""
         return str(self.stream.codec_context.codec.canonical_name)
+
+    def packets(self) -> Iterator[Packet[VideoStream]]:
+        """The packets of the stream from where the container stands; the last, empty one flushes the decoder.
+
+        Raises:
+            CorruptVideo: streams keep appearing.
+        """
+        # FLV, MPEG-PS and MPEG-TS may begin a stream in the middle. PyAV does not know its number and raises on its
+        # first packet, which is none of ours; asked again, it passes such packets over.
+        for _ in range(_MAX_LATE_STREAMS):
+            try:
+                yield from self.container.demux(self.stream)
+            except IndexError:
+                continue
+            return
+        raise CorruptVideo(self.path, f"more than {_MAX_LATE_STREAMS} streams begin in the middle of the file")
 
     def begins_anew(self, keyframe: bytes) -> bool:
         """Whether no frame after this keyframe's packet refers to one before it, as far as the packet tells.
