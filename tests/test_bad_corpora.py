@@ -129,7 +129,7 @@ def test_one_class_only(tmp_path, make_video):
         make_video(tmp_path / f"corpus/real/clip{seed}.mp4", seed)
     (tmp_path / "corpus/fake").mkdir()
     ended = use_corpus(tmp_path / "corpus", tmp_path)
-    words = ("no readable video labelled 'fake'", "only 3 of the other label", "Add fake videos")
+    words = ("no usable video labelled 'fake'", "only 3 of the other label", "Add fake videos")
     assert_one_clear_error(ended, 3, "DataError", *words)
     assert_told_by_its_run(ended, "01_data_index", "DataError", *words)
 
@@ -140,7 +140,7 @@ def test_no_readable_video(tmp_path):
         for number in range(2):
             (tmp_path / "corpus" / label / f"clip{number}.mp4").write_text(f"this is {label} text, not a video\n")
     ended = use_corpus(tmp_path / "corpus", tmp_path)
-    words = ("no readable labelled video", "4 x unreadable", "repair or fetch")
+    words = ("no usable labelled video", "4 x unreadable", "Repair or fetch")
     assert_one_clear_error(ended, 3, "DataError", *words)
     assert_told_by_its_run(ended, "01_data_index", "DataError", *words)
     assert sorted(ended.rejected["path"]) == ["fake/clip0.mp4", "fake/clip1.mp4", "real/clip0.mp4", "real/clip1.mp4"]
@@ -162,7 +162,7 @@ def test_every_path_leaves_the_corpus(tmp_path, make_video):
         make_video(tmp_path / f"private/{seed}.mp4", seed)
         rows.append((f"../private/{seed}.mp4", label))
     ended = use_corpus(write_manifest(tmp_path / "corpus/list.csv", *rows), tmp_path)
-    words = ("no readable labelled video", "4 x outside_corpus")
+    words = ("no usable labelled video", "4 x outside_corpus", "copy them into it")
     assert_one_clear_error(ended, 3, "DataError", *words)
     assert_told_by_its_run(ended, "01_data_index", "DataError", *words)
     for row, detail in ended.rejected.select("row", "detail").iter_rows():

@@ -120,11 +120,14 @@ def split_for_fold(folds: pl.DataFrame, fold: int, *, inner_validation_share: fl
         raise DataError(f"fold {fold}: no such fold; there are {sorted(folds['fold'].unique())}.")
     groups = _group_counts(rest)
     matrix = _matrix(groups)
-    few = [f"{label} in {n}" for label, n in zip(LABELS, np.count_nonzero(matrix, axis=0), strict=True) if n < 2]
+    few = [
+        f"{n} with {label} videos" for label, n in zip(LABELS, np.count_nonzero(matrix, axis=0), strict=True) if n < 2
+    ]
     if few:
         raise DataError(
-            f"fold {fold}: of the {len(groups)} training groups, {' and '.join(few)}; training and inner validation "
-            "need one each of both labels. Add groups, or raise num_folds so that more groups stay for training."
+            f"fold {fold}: the other folds hold {_counted(len(groups))}, {' and '.join(few)}; wanted at least "
+            "2 with each label, one to train on and one for inner validation. Raise num_folds so that more groups stay "
+            "for training, or add videos of other events."
         )
     shares = np.array([1 - inner_validation_share, inner_validation_share])
     part_of_group = balance_groups(matrix, shares, np.random.default_rng([seed, _INNER, fold]))
@@ -190,12 +193,22 @@ def _require_groups(groups: pl.DataFrame, num_folds: int) -> None:
     most = min(with_label.values())
     if min(groups.height, most) >= num_folds:
         return
-    got = ", ".join(f"{count} with {label} videos" for label, count in with_label.items())
-    remedy = f"Set num_folds to at most {most}" if most >= 2 else "No number of folds works"
-    raise DataError(
-        f"{num_folds} folds: got {groups.height} groups, {got}; every fold needs a group of each label. "
-        f"{remedy}, or add videos of other events."
+    got = " and ".join(f"{count} with {label} videos" for label, count in with_label.items())
+    rarer = min(with_label, key=lambda label: with_label[label])
+    add = f"add {rarer} videos of other events: each brings a group"
+    remedy = (
+        f"Set num_folds to at most {most}, or {add}."
+        if most >= 2
+        else f"Fewer folds do not help, since the least are two; {add}."
     )
+    raise DataError(
+        f"num_folds: got {num_folds}, but the index has {_counted(groups.height)}, {got}; wanted a group with real and "
+        f"one with fake videos for every fold. {remedy}"
+    )
+
+
+def _counted(num_groups: int) -> str:
+    return "1 group" if num_groups == 1 else f"{num_groups} groups"
 
 
 def _refuse_shared(frame: pl.DataFrame, column: str, part: str) -> None:

@@ -214,7 +214,7 @@ def test_paired_corpora_keep_both_labels_when_shuffled() -> None:
 
 class TestRefusals:
     def test_fewer_groups_than_folds(self) -> None:
-        with pytest.raises(DataError, match=r"4 groups, 3 with real videos, 2 with fake.*num_folds to at most 2"):
+        with pytest.raises(DataError, match=r"3 with real videos and 2 with fake videos.*num_folds to at most 2"):
             make_folds(index_of([(2, 1), (1, 0), (1, 0), (0, 5)]), 5, 0)
 
     def test_a_label_in_fewer_groups_than_folds(self) -> None:
@@ -225,8 +225,13 @@ class TestRefusals:
 
     @pytest.mark.parametrize("groups", [[(1, 0)] * 9, [(1, 0)] * 9 + [(0, 9)]])
     def test_no_number_of_folds_works(self, groups: list[tuple[int, int]]) -> None:
-        with pytest.raises(DataError, match="No number of folds works"):
+        with pytest.raises(DataError, match=r"Fewer folds do not help.*; add fake videos of other events") as caught:
             make_folds(index_of(groups), 2, 0)
+        assert "at most" not in str(caught.value)
+
+    def test_one_group_is_counted_in_the_singular(self) -> None:
+        with pytest.raises(DataError, match="the index has 1 group, 1 with real videos and 1 with fake videos"):
+            make_folds(index_of([(2, 2)]), 2, 0)
 
     def test_a_shared_group_is_listed(self) -> None:
         folds = make_folds(index_of([(2, 0), (2, 0), (0, 2), (0, 2)]), 2, 0)
@@ -263,5 +268,5 @@ class TestRefusals:
 
     def test_too_few_groups_to_hold_some_back(self) -> None:
         folds = make_folds(index_of([(1, 0), (1, 0), (0, 1), (0, 1)]), 2, 0)
-        with pytest.raises(DataError, match=r"real in 1 and fake in 1.*raise num_folds"):
+        with pytest.raises(DataError, match=r"2 groups, 1 with real videos and 1 with fake videos.*Raise num_folds"):
             split_for_fold(folds, 0, inner_validation_share=0.25, seed=0)

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvc_lib.corpus.folds import make_folds
-from fvc_lib.corpus.index import IndexReport, build_index, lost_labelled, video_ids
+from fvc_lib.corpus.index import build_index, video_ids
+from fvc_lib.corpus.index_report import IndexReport, lost_labelled
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.path_text import path_from_text
@@ -76,6 +77,7 @@ def corpus(tmp_path: Path, make_video: MakeVideo) -> Path:
 def write_manifest(path: Path, *rows: tuple[str, ...], header: tuple[str, ...] = ("path", "label", "group")) -> Path:
     text = io.StringIO()
     csv.writer(text).writerows([header, *rows])
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text.getvalue(), newline="")
     return path
 
@@ -274,7 +276,7 @@ class TestRefusals:
     def test_one_class_only(self, corpus: Path, build: Built) -> None:
         for path in (corpus / "fake").iterdir():
             path.write_bytes(b"")
-        with pytest.raises(DataError, match="no readable video labelled 'fake', only 3 of the other label"):
+        with pytest.raises(DataError, match="no usable video labelled 'fake', only 3 of the other label"):
             build(corpus)
         assert build.index.height == 3
         assert build.rejected.height == 3
@@ -283,15 +285,32 @@ class TestRefusals:
         for name in ("real/a.mp4", "fake/b.mp4"):
             (tmp_path / "corpus" / name).parent.mkdir(parents=True)
             (tmp_path / "corpus" / name).touch()
-        with pytest.raises(DataError, match=r"no readable labelled video \(2 x unreadable\)"):
+        with pytest.raises(DataError, match=r"no usable labelled video \(2 x unreadable\)"):
             build(tmp_path / "corpus", max_rejected_share=1.0)
         assert build.index.is_empty()
         assert build.rejected.height == 2
 
+    def test_what_lies_outside_is_not_to_be_repaired(self, tmp_path: Path, make_video: MakeVideo, build: Built) -> None:
+        make_video(tmp_path / "elsewhere/a.mp4", 1)
+        manifest = write_manifest(tmp_path / "m/list.csv", ("../elsewhere/a.mp4", "real", ""))
+        with pytest.raises(
+            DataError, match=r"1 x outside_corpus\)\. Files outside .* copy them into it, or put"
+        ) as caught:
+            build(manifest)
+        assert "epair" not in str(caught.value)
+
+    def test_every_reason_has_its_remedy(self, tmp_path: Path, build: Built) -> None:
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m/page.mp4").write_text("<html>")
+        rows = [("gone.mp4", "real", ""), ("page.mp4", "fake", ""), ("x.mp4", "parody", "")]
+        with pytest.raises(DataError, match=r"Fetch the files that are missing.* Repair or fetch again") as caught:
+            build(write_manifest(tmp_path / "m/list.csv", *rows))
+        assert "Only videos labelled" not in str(caught.value)
+
     def test_empty_folders(self, tmp_path: Path, build: Built) -> None:
         (tmp_path / "real").mkdir()
         (tmp_path / "fake").mkdir()
-        with pytest.raises(DataError, match="no readable labelled video"):
+        with pytest.raises(DataError, match=r"no usable labelled video \(nothing rejected\).*Put videos into it"):
             build(tmp_path)
 
     def test_too_many_rejected(self, corpus: Path, build: Built) -> None:
@@ -321,7 +340,7 @@ class TestRefusals:
 
     def test_fewer_groups_than_folds(self, corpus: Path, build: Built) -> None:
         build(corpus)
-        with pytest.raises(DataError, match=r"6 groups, 3 with real videos, 3 with fake videos.*at most 3"):
+        with pytest.raises(DataError, match=r"6 groups, 3 with real videos and 3 with fake videos.*at most 3"):
             make_folds(build.index, 5, 0)
 
     def test_what_is_no_corpus(self, tmp_path: Path, build: Built) -> None:
