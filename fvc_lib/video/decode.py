@@ -9,7 +9,7 @@ decoder itself needs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.video.errors import CorruptVideo, TruncatedVideo, VideoError
-from fvc_lib.video.frame_reader import read_by_pts
+from fvc_lib.video.frame_reader import OpenGroupError, read_by_pts
 from fvc_lib.video.frame_sink import FrameSink
 from fvc_lib.video.frame_table import FrameTable, check_not_empty
 from fvc_lib.video.letterbox import Box
@@ -144,11 +144,12 @@ def _decode_sparse(
     if sampling == "keyframe":
         chosen = _nearest(np.flatnonzero(table.is_key[order]), chosen)
     sink = FrameSink(source, size, chosen)
-    if table.begins_anew:
-        source.refuse_damage()
     try:
         with ffmpeg_errors(source.path, CorruptVideo):
             complete = read_by_pts(source, table, order, sink)
+    except OpenGroupError:
+        with open_video(source.path) as again:
+            return _decode_sparse(again, replace(table, begins_anew=False), num_frames, size, window, sampling)
     except VideoError:
         return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
     return _clip(sink, seconds, resampled=False) if complete else None

@@ -22,6 +22,10 @@ _SEEK_MARGINS_SECONDS = (0, 1, 5)
 _SKIPS_NON_REFERENCES = frozenset({"h264", "hevc", "mpeg4"})
 
 
+class OpenGroupError(Exception):
+    """The packets promised that groups of pictures stand alone, and one does not say so itself."""
+
+
 def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: FrameSink) -> bool:
     """Seek to each group of pictures that holds a wanted frame and decode only there.
 
@@ -36,7 +40,12 @@ def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: F
 
     Returns:
         Whether every wanted frame turned up whole; otherwise the sink is incomplete and must be given up.
+
+    Raises:
+        OpenGroupError: the table's ``begins_anew`` is wrong; decode again with another that says so.
     """
+    if table.begins_anew:
+        source.refuse_damage()
     cursor = _PacketCursor(source, table)
     reorder_depth = table.reorder_depth()
     for group in _groups(table, order, sorted(sink.wanted)):
@@ -45,7 +54,7 @@ def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: F
         source.stream.codec_context.flush_buffers()
         # The decoder may have to guess how long to hold frames back, and drops those that come late by its guess.
         source.stream.codec_context.reorder_depth = reorder_depth
-        if not _read_group(source, cursor, group, sink):
+        if not _read_group(source, cursor, group, sink, must_begin_anew=table.begins_anew):
             return False
     return not sink.wanted
 
@@ -122,13 +131,18 @@ def _chain(first: Packet[VideoStream], rest: Iterator[Packet[VideoStream]]) -> I
     yield from rest
 
 
-def _read_group(source: VideoSource, cursor: _PacketCursor, group: _Group, sink: FrameSink) -> bool:
+def _read_group(
+    source: VideoSource, cursor: _PacketCursor, group: _Group, sink: FrameSink, *, must_begin_anew: bool
+) -> bool:
     context = source.stream.codec_context
     skips = source.codec_name in _SKIPS_NON_REFERENCES
     for pts in group.packet_pts:
         packet = cursor.next()
         if packet is None or packet.pts != pts or packet.is_corrupt:
             return False
+        if must_begin_anew and not source.begins_anew(bytes(packet)):
+            raise OpenGroupError
+        must_begin_anew = False  # the frames after the first have their references
         if skips:
             context.skip_frame = "DEFAULT" if pts in group.places else "NONREF"
         if not _take(context.decode(packet), group, sink):
@@ -139,9 +153,8 @@ def _read_group(source: VideoSource, cursor: _PacketCursor, group: _Group, sink:
 
 def _take(frames: list[VideoFrame], group: _Group, sink: FrameSink) -> bool:
     for frame in frames:
-        if frame.pts is None or frame.pts not in group.places:
-            continue
-        if frame.is_corrupt:
+        place = None if frame.pts is None else group.places.pop(frame.pts, None)
+        if place is not None and frame.is_corrupt:
             return False
-        sink.accept(group.places.pop(frame.pts), frame)
+        sink.offer(place, frame)
     return True

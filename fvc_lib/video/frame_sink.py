@@ -6,7 +6,7 @@ import numpy as np
 from av.video.frame import VideoFrame
 
 from fvc_lib.video.frame_table import IntArray
-from fvc_lib.video.letterbox import Box, FrameConverter, Orientation, Pixels
+from fvc_lib.video.letterbox import Box, FrameConverter, Pixels
 from fvc_lib.video.source import VideoSource
 
 
@@ -26,18 +26,25 @@ class FrameSink:
         self.source_width = self.source_height = self.rotation_degrees = 0
         self.content = Box(0, 0, 0, 0)
         self._source = source
-        self._size = size
-        self._converter: FrameConverter | None = None
+        self._converter = FrameConverter(size, None)
 
-    def accept(self, place: int, frame: VideoFrame) -> None:
-        """Convert ``frame`` into every slot that wants ``place``; the frame itself is not kept."""
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        """Convert a decoded frame into every slot that wants ``place``; the frame itself is not kept.
+
+        Args:
+            place: of the frame, or none where it is known not to be wanted.
+            frame: every frame the decoder puts out, in presentation order.
+        """
         converter = self._converter
-        if converter is None:  # only a decoded frame tells the aspect ratio where the container does not
-            converter = self._converter = FrameConverter(self._size, self._source.sample_aspect_ratio)
+        converter.observe(frame)
+        if place is None or place not in self.wanted:
+            return
+        if not self.frames.size:  # only a decoded frame tells the aspect ratio where the container does not
+            converter.sample_aspect_ratio = self._source.sample_aspect_ratio
             self.frames = np.empty((len(self.places), 3, *converter.output_shape(frame)), np.uint8)
         if place == self.places[0]:
             self.source_width, self.source_height = frame.width, frame.height
-            self.rotation_degrees = Orientation.of(frame).rotation_degrees
+            self.rotation_degrees = converter.orientation.rotation_degrees
             self.content = converter.content_box(frame)
         slots = np.flatnonzero(self.places == place)
         converter.convert(frame, self.frames[slots[0]])

@@ -40,12 +40,12 @@ class Orientation:
         return cls(True, bool(c < 0), bool(b < 0))
 
     @classmethod
-    def of(cls, frame: VideoFrame) -> Orientation:
-        """As tagged on ``frame`` by the container or the bitstream."""
+    def tagged_on(cls, frame: VideoFrame) -> Orientation | None:
+        """As the container or the bitstream tells with ``frame``, or none where it tells nothing."""
         # frame.side_data would keep the container in the frame and so both, with a decoder's buffer, until the
         # garbage collector comes by.
         data = SideDataContainer(frame).get("DISPLAYMATRIX")  # type: ignore[call-arg]  # the stub lacks it
-        return cls.from_display_matrix(bytes(data)) if isinstance(data, SideData) else cls()
+        return cls.from_display_matrix(bytes(data)) if isinstance(data, SideData) else None
 
     @property
     def rotation_degrees(self) -> int:
@@ -84,6 +84,9 @@ def fit(display_width: Fraction, display_height: Fraction, width: int, height: i
 class FrameConverter:
     """Writes frames of one video into a uint8 array (3, H, W), upright; one scaler is reused for all of them.
 
+    A bitstream may tell the orientation with its keyframes only (ITU-T H.264, D.2.27): it holds until the next. So the
+    frames between must be shown too, with ``observe``.
+
     Args:
         size: side of the square each frame is letterboxed to with black bars; none keeps the pixels of the first
             frame as stored (turned upright, not stretched where pixels are not square), and fits later frames of
@@ -92,28 +95,36 @@ class FrameConverter:
     """
 
     def __init__(self, size: int | None, sample_aspect_ratio: Fraction | None) -> None:
+        self.sample_aspect_ratio = sample_aspect_ratio
+        self.orientation = Orientation()
         self._size = size
-        self._sample_aspect_ratio = sample_aspect_ratio or Fraction(1)
         self._reformatter = VideoReformatter()
         self._shape: tuple[int, int] | None = None if size is None else (size, size)
+
+    def observe(self, frame: VideoFrame) -> None:
+        """Take note of what a frame tells about the orientation; every decoded frame, in presentation order."""
+        tagged = Orientation.tagged_on(frame)
+        if tagged is not None:
+            self.orientation = tagged
+        elif frame.key_frame:
+            self.orientation = Orientation()
 
     def output_shape(self, frame: VideoFrame) -> tuple[int, int]:
         """(H, W) of every output; without a given size the first frame that is asked about decides it."""
         if self._shape is None:
-            upright = (frame.width, frame.height) if Orientation.of(frame).transposed else (frame.height, frame.width)
-            self._shape = upright
+            self._shape = (frame.width, frame.height) if self.orientation.transposed else (frame.height, frame.width)
         return self._shape
 
     def content_box(self, frame: VideoFrame) -> Box:
         """Where the picture lies in the output; the rest is black."""
         height, width = self.output_shape(frame)
         sides = (frame.width * self._pixel_aspect(), Fraction(frame.height))
-        display_width, display_height = sides[::-1] if Orientation.of(frame).transposed else sides
+        display_width, display_height = sides[::-1] if self.orientation.transposed else sides
         return fit(display_width, display_height, width, height)
 
     def convert(self, frame: VideoFrame, out: Pixels) -> None:
-        """Fill ``out`` (3, H, W) uint8 with the frame as RGB."""
-        orientation, box = Orientation.of(frame), self.content_box(frame)
+        """Fill ``out`` (3, H, W) uint8 with the frame, which was observed last, as RGB."""
+        orientation, box = self.orientation, self.content_box(frame)
         stored = (box.height, box.width) if orientation.transposed else (box.width, box.height)
         planar = self._reformatter.reformat(frame, stored[0], stored[1], "gbrp", interpolation=int(_SCALER), threads=1)
         out[...] = 0
@@ -124,4 +135,4 @@ class FrameConverter:
             content[channel] = orientation.apply(rows[: planar.height, : planar.width])
 
     def _pixel_aspect(self) -> Fraction:
-        return self._sample_aspect_ratio if self._size is not None else Fraction(1)
+        return (self.sample_aspect_ratio if self._size is not None else None) or Fraction(1)

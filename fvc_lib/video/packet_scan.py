@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 
+import av
 import av.error
 import numpy as np
 from av.packet import Packet
@@ -113,7 +114,17 @@ class _Scan:
         if missing > 0:
             return f"{missing} of its {len(self.pts) + missing} frames are missing or cut short"
         num_missing = missing_bytes(self._source.path)
-        return f"the file ends {num_missing:,} bytes before the size its container states" if num_missing else None
+        if not num_missing or self._reaches_stated_end():  # all frames may be there, and only the index behind them cut
+            return None
+        return f"the file ends {num_missing:,} bytes before the size its container states"
+
+    def _reaches_stated_end(self) -> bool:
+        """Whether the last frame ends where the container says that the video does, give or take a frame."""
+        stated, time_base = self._source.container.duration, self._source.stream.time_base
+        if not stated or not time_base or not self.pts or NO_PTS in self.pts:
+            return False
+        seconds = float((max(self.pts) - min(self.pts)) * time_base)
+        return seconds + 1.5 * seconds / max(1, len(self.pts) - 1) >= stated / av.time_base
 
     def _add(self, packet: Packet[VideoStream]) -> None:
         if packet.is_corrupt and self._is_mp4:  # the file ends inside this packet

@@ -76,7 +76,7 @@ def probe_video(path: Path) -> VideoProbe:
         frames_per_second=rate,
         num_frames=num_frames,
         duration_seconds=duration,
-        rotation_degrees=Orientation.of(frame).rotation_degrees,
+        rotation_degrees=(Orientation.tagged_on(frame) or Orientation()).rotation_degrees,
         has_audio=has_audio,
         size_bytes=size_bytes,
         bits_per_second=8 * size_bytes / duration if duration else None,

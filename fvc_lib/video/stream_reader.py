@@ -60,10 +60,9 @@ def read_as_promised(
         sink = FrameSink(source, size, places)
         for number, frame in enumerate(_decode_all(source)):
             times.append(frame.pts)
-            if number in sink.wanted:
-                if frame.is_corrupt:
-                    return None
-                sink.accept(number, frame)
+            if number in sink.wanted and frame.is_corrupt:
+                return None
+            sink.offer(number, frame)
         order, seconds = _order_and_seconds(source, times, table)
     kept = len(times) == table.num_shown and bool((order == np.arange(len(order))).all())
     return (sink, seconds) if kept and not sink.wanted else None
@@ -104,10 +103,9 @@ def read_by_place(path: Path, order: IntArray, places: IntArray, size: int | Non
         sink = FrameSink(source, size, places)
         place_of = {int(order[place]): place for place in sink.wanted}
         for number, frame in enumerate(_decode_all(source)):
-            if number in place_of:
-                if frame.is_corrupt:
-                    raise CorruptVideo(path, f"frame {place_of[number]} is damaged")
-                sink.accept(place_of[number], frame)
+            if number in place_of and frame.is_corrupt:
+                raise CorruptVideo(path, f"frame {place_of[number]} is damaged")
+            sink.offer(place_of.get(number), frame)
             if not sink.wanted:
                 return sink
     raise CorruptVideo(path, "decoding it twice gives different frames")

@@ -93,3 +93,8 @@ def encode_video() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def number_of() -> Callable[[np.ndarray], int]:
     return read_number
+
+
+@pytest.fixture(scope="session")
+def numbered() -> Callable[[int, int, int], np.ndarray]:
+    return numbered_frame

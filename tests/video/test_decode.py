@@ -11,11 +11,13 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from av.bitstream import BitStreamFilterContext
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fvc_lib.video import decode, frame_reader
 from fvc_lib.video.decode import decode_clip, uniform_places
-from fvc_lib.video.errors import TruncatedVideo, VideoError
+from fvc_lib.video.errors import CorruptVideo, TruncatedVideo, VideoError
 from fvc_lib.video.letterbox import FrameConverter
 
 # name, encoder options: what makes finding a frame hard
@@ -43,6 +45,24 @@ CASES = {
     "animation.gif": {"codec": "gif", "pixel_format": "gray"},
     "variable.mp4": {"times_ms": [number * number * 7 for number in range(20)], "options": {"bf": "2"}},
     "variable.mkv": {"times_ms": [number * number * 7 for number in range(20)]},
+    "hevc.mp4": {"codec": "libx265", "options": {"x265-params": "log-level=none:bframes=3:open-gop=0"}},
+    "hevc_open_gop.mkv": {"codec": "libx265", "options": {"x265-params": "log-level=none:bframes=3:open-gop=1"}},
+    "hevc_ten_bit.ts": {
+        "codec": "libx265",
+        "pixel_format": "yuv420p10le",
+        "options": {"x265-params": "log-level=none:bframes=3"},
+    },
+    "av1.mp4": {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "hierarchical-levels=3"}},
+    "av1.mkv": {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "hierarchical-levels=3"}},
+    "interlaced.mp4": {"options": {"bf": "2", "x264-params": "tff=1"}},
+    "interlaced.ts": {"codec": "mpeg2video", "options": {"bf": "2", "flags": "+ildct+ilme"}},
+    "alpha.webm": {"codec": "libvpx-vp9", "pixel_format": "yuva420p", "options": {"cpu-used": "8"}},
+    "alpha.mov": {"codec": "prores_ks", "pixel_format": "yuva444p10le"},
+    "full_range.mp4": {"pixel_format": "yuvj420p"},
+    "rgb.mkv": {"codec": "ffv1", "pixel_format": "bgr0"},
+    "live.mkv": {"container_options": {"live": "1"}, "options": {"bf": "2"}},  # neither duration nor index
+    "pictures.apng": {"codec": "apng", "pixel_format": "rgb24", "container": "apng"},
+    "media.wmv": {"codec": "wmv2", "container": "asf"},
     "late.mp4": {"times_ms": [5000 + 40 * number for number in range(20)], "options": {"bf": "2"}},
 }
 
@@ -222,6 +242,7 @@ def _presentation(path: Path, size: int) -> list[np.ndarray]:
         converter = FrameConverter(size, stream.sample_aspect_ratio)
         for frame in container.decode(stream):
             out = np.empty((3, size, size), np.uint8)
+            converter.observe(frame)
             converter.convert(frame, out)
             frames.append(out)
             times.append(frame.pts)
@@ -267,6 +288,99 @@ def test_broken_files_give_a_documented_error_or_frames(shared_media, capfd, nam
         assert error.reason in {"unreadable", "no_video", "truncated", "corrupt", "refused"}
         assert path.name in str(error)
     assert capfd.readouterr().err == ""
+
+
+def test_the_best_of_several_streams_is_read_and_no_other(tmp_path, number_of, numbered):
+    path = tmp_path / "two.mkv"
+    with av.open(str(path), "w") as output:
+        streams = [output.add_stream("libx264", rate=25) for _ in range(2)]
+        for stream, (width, height) in zip(streams, ((64, 48), (96, 64)), strict=True):
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for number in range(8):
+            for offset, stream in ((100, streams[0]), (0, streams[1])):
+                pixels = numbered(number + offset, stream.width, stream.height)
+                output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="gray").reformat(format="yuv420p")))
+        for stream in streams:
+            output.mux(stream.encode(None))
+    with av.open(str(path)) as container:
+        best = container.streams.best("video")
+        offset = 0 if best.width == 96 else 100
+    clip = decode_clip(path, 8)
+    assert clip.source_width == best.width
+    assert [number_of(frame) for frame in clip.frames] == [offset + number for number in range(8)]
+
+
+def test_size_and_orientation_may_change_in_mid_stream(tmp_path, number_of, numbered):
+    """One transport stream: 64 x 48 upright, then 96 x 64 with a note to turn it by 180 degrees."""
+    path = tmp_path / "changing.ts"
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        turn = BitStreamFilterContext("h264_metadata=display_orientation=insert:rotate=180", stream)
+        for first, (width, height) in ((0, (64, 48)), (10, (96, 64))):
+            encoder = av.CodecContext.create("libx264", "w")
+            encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuv420p"
+            encoder.time_base, encoder.gop_size = Fraction(1, 25), 10
+            encoder.options = {"bf": "2", "sc_threshold": "0"}
+            packets = []
+            for number in range(first, first + 10):
+                frame = av.VideoFrame.from_ndarray(numbered(number, width, height), format="gray")
+                frame = frame.reformat(format="yuv420p")
+                frame.pts, frame.time_base = number, Fraction(1, 25)
+                packets += encoder.encode(frame)
+            packets += encoder.encode(None)
+            turned = [result for packet in packets for result in turn.filter(packet)] if first else packets
+            for packet in turned:
+                packet.stream = stream
+                output.mux(packet)
+    clip = decode_clip(path, 20)
+    assert clip.frames.shape == (20, 3, 48, 64)
+    numbers = [number_of(frame) for frame in clip.frames[:10]]
+    numbers += [number_of(frame[:, ::-1, ::-1]) for frame in clip.frames[10:]]
+    assert numbers == list(range(20))
+
+
+def test_an_open_group_whose_index_calls_it_closed_is_decoded_all_the_same(make_video, number_of, monkeypatch):
+    """x264 lists every I picture; only behind IDR pictures can damage be told from references that are missing."""
+    path = make_video("open.mp4", 40, **CASES["open_gop.mp4"])
+    tables = []
+    read = frame_reader.read_by_pts
+    monkeypatch.setattr(decode, "read_by_pts", lambda *arguments: tables.append(arguments[1]) or read(*arguments))
+    monkeypatch.setattr(decode, "_decode_stream", None)  # sparse decoding must do
+    clip = decode_clip(path, 13)
+    assert [number_of(frame) for frame in clip.frames] == clip.frame_indices.tolist()
+    assert [table.begins_anew for table in tables] == [True, False]
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])
+def test_frames_that_nothing_refers_to_are_not_decoded(make_video, monkeypatch, codec):
+    options = {"bf": "3", "b_strategy": "0", "x264-params": "b-pyramid=none"}
+    if codec == "libx265":
+        options = {"x265-params": "log-level=none:bframes=3:b-adapt=0:b-pyramid=0"}
+    path = make_video("b.mp4", 60, codec=codec, gop=60, options=options)
+    decoded = []
+    take = frame_reader._take
+    monkeypatch.setattr(frame_reader, "_take", lambda frames, *rest: decoded.extend(frames) or take(frames, *rest))
+    decode_clip(path, 2)
+    assert len(decoded) <= 60 // 3 + 4
+
+
+@pytest.mark.parametrize(("codec", "where"), [("libx264", 0.3), ("mpeg4", 0.3), ("mpeg4", 0.6), ("mpeg4", 0.8)])
+def test_a_damaged_frame_is_an_error_and_never_a_guess(make_video, codec, where):
+    """Where the decoder notices: some damage of H.264 and HEVC, and all of VP8 and VP9, decodes as if it were data."""
+    noise = np.random.default_rng(0).integers(0, 255, (20, 48, 64, 3), np.uint8)
+    path = make_video("whole.mp4", codec=codec, frames=list(noise), gop=20, options={"bf": "0"})
+    whole = decode_clip(path, 20).frames
+    content = bytearray(path.read_bytes())
+    start = int(len(content) * where)
+    content[start : start + 200] = bytes(200)
+    path.write_bytes(content)
+    with pytest.raises(CorruptVideo, match="frames decode, then"):
+        decode_clip(path, 20)
+    clip = decode_clip(path, 20, on_truncated="resample")
+    assert clip.resampled
+    assert 0 < clip.num_source_frames < 20
+    np.testing.assert_array_equal(clip.frames, whole[clip.frame_indices])
 
 
 def test_names_may_hold_anything(make_video, number_of, tmp_path):
