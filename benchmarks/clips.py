@@ -85,8 +85,9 @@ def readers(store: ClipStore, shards: ClipShards) -> dict[str, Reader]:
     paths = [store.clip_path(each, 0) for each in ids]
     tars = [str(shards.folder / entry.name) for entry in shards.manifest.shards]
     found: dict[str, Reader] = {
-        "store, shuffled": lambda: (np.array(store.read(each, 0)) for each in ids),
-        "shards, shuffled": lambda: (shards.read(each, 0) for each in ids),
+        "store, shuffled": lambda: (store.load(each, 0) for each in ids),
+        "store, mapped and copied": lambda: (np.array(store.read(each, 0)) for each in ids),
+        "shards, shuffled": lambda: (shards.load(each, 0) for each in ids),
         "shards, streamed with rows": lambda: (clip.frames for clip in ClipStream(shards, 0).clips(StreamPosition())),
         "np.load of the store's files": lambda: (np.load(path) for path in paths),
     }

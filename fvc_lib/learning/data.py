@@ -45,8 +45,8 @@ class ClipSource(Protocol):
         """Whether the clip is there; 0 is the original."""
         ...
 
-    def read(self, video_id: str, augmentation_index: int, /) -> Pixels:
-        """The clip, uint8 (T, 3, S, S)."""
+    def load(self, video_id: str, augmentation_index: int, /) -> Pixels:
+        """The clip as a new array, uint8 (T, 3, S, S)."""
         ...
 
 
@@ -67,9 +67,7 @@ class ClipDataset:
 
     def __getitem__(self, index: int) -> Sample:
         row = self.rows[index]
-        frames = self._source.read(row.video_id, row.augmentation_index)
-        if not frames.flags.writeable:
-            frames = np.array(frames)  # torch refuses read-only memory
+        frames = self._source.load(row.video_id, row.augmentation_index)
         label = torch.tensor(float(row.label))
         return Sample(row.clip_id, {"frames": torch.from_numpy(frames), "label": label})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -49,6 +50,27 @@ def map_clip_file(path: Path, shape: Shape) -> Pixels:
     """
     header = clip_header(shape)
     with path.open("rb") as stream:
-        if stream.read(len(header)) != header:
-            raise ValueError(f"the file does not begin as a clip of uint8 {shape} does")
+        _check(stream.read(len(header)) == header, shape)
         return np.memmap(stream, np.uint8, "r", len(header), shape)
+
+
+def load_clip_file(path: Path, shape: Shape) -> Pixels:
+    """The clip as a new array, uint8 of ``shape``: half the time of copying the map, page by page.
+
+    Raises:
+        OSError: as the file system gave it.
+        ValueError: the file is not such a clip.
+    """
+    header, frames = bytearray(len(clip_header(shape))), np.empty(shape, np.uint8)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        got = os.preadv(descriptor, [header, frames.data], 0)
+    finally:
+        os.close(descriptor)
+    _check(header == clip_header(shape) and got == clip_file_bytes(shape), shape)
+    return frames
+
+
+def _check(is_clip: bool, shape: Shape) -> None:
+    if not is_clip:
+        raise ValueError(f"the file is no clip of uint8 {shape}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from fvc_lib.services.atomic_files import sha256_of_json, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.video.augmentation import AugmentationSettings
-from fvc_lib.video.clip_file import Pixels, Shape, clip_file_bytes, map_clip_file, write_clip_file
+from fvc_lib.video.clip_file import Pixels, Shape, clip_file_bytes, load_clip_file, map_clip_file, write_clip_file
 from fvc_lib.video.code_version import code_hash
 
 CLIPS_FOLDER = "clips"
@@ -100,14 +101,15 @@ class ClipStore:
         Raises:
             DataError: it is missing or not such a clip; the message says how to make it.
         """
-        path = self.clip_path(video_id, augmentation_index)
-        try:
-            return map_clip_file(path, self.shape)
-        except OSError as error:
-            raise DataError(f"clip {str(path)!r}: {error.strerror}. Run 03_augmentation again.") from error
-        except ValueError as error:
-            message = f"clip {str(path)!r}: {error}. Delete the file and run 03_augmentation again."
-            raise DataError(message) from error
+        return self._open(map_clip_file, video_id, augmentation_index)
+
+    def load(self, video_id: str, augmentation_index: int) -> Pixels:
+        """The clip as a new array, uint8 (T, 3, S, S), for training, which needs it in memory of its own.
+
+        Raises:
+            DataError: as ``read``.
+        """
+        return self._open(load_clip_file, video_id, augmentation_index)
 
     def write(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
         """Store a clip atomically; of several writers of one clip the last wins, with equal content.
@@ -119,6 +121,16 @@ class ClipStore:
         if frames.dtype != np.uint8 or frames.shape != self.shape:
             raise ValueError(f"clip: got {frames.dtype} {frames.shape}, wanted uint8 {self.shape}")
         write_clip_file(self.clip_path(video_id, augmentation_index), frames)
+
+    def _open(self, opened: Callable[[Path, Shape], Pixels], video_id: str, augmentation_index: int) -> Pixels:
+        path = self.clip_path(video_id, augmentation_index)
+        try:
+            return opened(path, self.shape)
+        except OSError as error:
+            raise DataError(f"clip {str(path)!r}: {error.strerror}. Run 03_augmentation again.") from error
+        except ValueError as error:
+            message = f"clip {str(path)!r}: {error}. Delete the file and run 03_augmentation again."
+            raise DataError(message) from error
 
     def note_use(self) -> None:
         """Leave word that the clips are used now and what they are, for whoever has to make room later.

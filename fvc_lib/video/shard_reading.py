@@ -64,7 +64,7 @@ class _OpenShard:
 
 
 class ClipShards:
-    """The clips in a folder of shards, readable like those of a ``ClipStore``.
+    """The clips in a folder of shards, loaded like those of a ``ClipStore``.
 
     A shard is checked when a clip of it is first read, or all of them by ``verify``. Pixels are read straight into a
     new array, so memory stays flat whatever was read before. Safe for threads, forked and spawned processes.
@@ -102,16 +102,16 @@ class ClipShards:
         """Whether the manifest names the clip."""
         return (video_id, augmentation_index) in self._number_of
 
-    def read(self, video_id: str, augmentation_index: int) -> Pixels:
+    def load(self, video_id: str, augmentation_index: int) -> Pixels:
         """The clip as a new array, uint8 (T, 3, S, S).
 
         Raises:
             DataError: there is no such clip, or its shard is missing, damaged or holds what it must not.
         """
-        return self.read_number(self._number(video_id, augmentation_index))
+        return self.load_number(self._number(video_id, augmentation_index))
 
-    def read_number(self, number: int) -> Pixels:
-        """The clip ``clips[number]``; else like ``read``."""
+    def load_number(self, number: int) -> Pixels:
+        """The clip ``clips[number]``; else like ``load``."""
         shard, place = self._find(number)
         frames = np.empty(self.shape, np.uint8)
         if os.preadv(shard.descriptor, [frames.data], place.pixels_offset) != frames.nbytes:
@@ -122,7 +122,7 @@ class ClipShards:
         """The clip's row.
 
         Raises:
-            DataError: as ``read``, or the row is none.
+            DataError: as ``load``, or the row is none.
         """
         return self.record_number(self._number(video_id, augmentation_index))
 

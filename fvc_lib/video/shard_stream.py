@@ -95,7 +95,7 @@ class ClipStream:
         for place in range(start.taken + worker, order.size, num_workers):
             number = int(order[place])
             position = StreamPosition(start.epoch, place + 1)
-            yield StreamedClip(self.shards.record_number(number), self.shards.read_number(number), position)
+            yield StreamedClip(self.shards.record_number(number), self.shards.load_number(number), position)
 
     def _numbers_by_shard(self) -> list[IntArray]:
         wanted = np.array([self.wanted is None or self.wanted(*clip) for clip in self.shards.clips], bool)

@@ -34,6 +34,10 @@ def test_a_clip_comes_back_as_a_read_only_map(tmp_path):
     np.testing.assert_array_equal(clip, _clip())
     with pytest.raises(ValueError, match="read-only"):
         clip[0] = 1
+    loaded = store.load(ID, 1)
+    np.testing.assert_array_equal(loaded, clip)
+    loaded[:] = 1
+    np.testing.assert_array_equal(store.read(ID, 1), _clip())
 
 
 def test_clips_of_other_settings_never_meet_but_originals_are_shared(tmp_path):
@@ -53,10 +57,12 @@ def test_an_id_that_is_no_plain_name_is_refused(tmp_path, video_id):
         _store(tmp_path).clip_path(video_id, 0)
 
 
-def test_damaged_and_foreign_files_are_not_clips(tmp_path):
+@pytest.mark.parametrize("way", ["read", "load"])
+def test_damaged_and_foreign_files_are_not_clips(tmp_path, way):
     store = _store(tmp_path)
-    with pytest.raises(DataError, match="03_augmentation"):
-        store.read(ID, 0)
+    get = getattr(store, way)
+    with pytest.raises(DataError, match=r"No such file.*03_augmentation"):
+        get(ID, 0)
     with pytest.raises(ValueError, match="wanted uint8"):
         store.write(ID, 0, _clip()[:2])
     store.write(ID, 0, _clip())
@@ -64,13 +70,13 @@ def test_damaged_and_foreign_files_are_not_clips(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     assert not store.has(ID, 0)
     with pytest.raises(DataError, match=str(path)):
-        store.read(ID, 0)
+        get(ID, 0)
     np.save(path, np.zeros((1, 3, 16, 16), np.uint8))
     with pytest.raises(DataError, match="Delete the file"):
-        store.read(ID, 0)
+        get(ID, 0)
     np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
-    with pytest.raises(DataError):
-        store.read(ID, 0)
+    with pytest.raises(DataError, match="no clip"):
+        get(ID, 0)
 
 
 def _write_many(folder: str, value: int) -> None:

@@ -56,7 +56,7 @@ def test_the_ranks_of_an_epoch_together_give_every_clip_once(folder, sizes, worl
 class Numbers(ClipShards):
     """Shards whose clips are their own numbers: what is streamed is seen without files."""
 
-    def read_number(self, number: int):
+    def load_number(self, number: int):
         return np.array(number)
 
     def record_number(self, number: int) -> ClipRecord:
