@@ -216,6 +216,6 @@ def test_bad_rows_are_counted_and_the_run_goes_on_without_them(bad_rows):
 
 
 def test_fewer_groups_than_folds(bad_rows):
-    words = ("2 folds", "1 with real videos, 1 with fake videos", "add videos of other events")
+    words = ("num_folds: got 2", "1 with real videos and 1 with fake videos", "videos of other events")
     assert_one_clear_error(bad_rows, 3, "DataError", *words)
     assert_told_by_its_run(bad_rows, "02_folds", "DataError", *words)
