@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import os
+import pickle
 import struct
 from fractions import Fraction
 from pathlib import Path
@@ -9,10 +11,17 @@ import av
 import numpy as np
 import pytest
 
+from fvc_lib.video import source as source_module
 from fvc_lib.video.decode import decode_clip
-from fvc_lib.video.errors import NoVideoStream, RefusedVideo, UnreadableVideo
+from fvc_lib.video.errors import (
+    CorruptVideo,
+    NoVideoStream,
+    RefusedVideo,
+    UnreadableVideo,
+)
 from fvc_lib.video.probe import probe_video
 from fvc_lib.video.source import MAX_PIXELS, open_video
+from tests.video.mutations import textured_frames
 
 IMPOSTORS = {
     "empty": b"",
@@ -147,3 +156,101 @@ def _protect(content):
         grown[start : start + 4] = struct.pack(">I", int.from_bytes(content[start : start + 4], "big") + len(sinf))
     grown[entry : entry + 4] = struct.pack(">I", size + len(sinf))
     return bytes(grown)
+
+
+def _damage_frames(path):
+    """Change eight bytes within two frames: decoders that guess put out all frames and no error."""
+    with av.open(str(path)) as container:
+        spans = [(packet.pos, packet.size) for packet in container.demux(container.streams.video[0]) if packet.size]
+    content = bytearray(path.read_bytes())
+    for start, size in (spans[3], spans[5]):
+        place = start + size * 4 // 5
+        content[place : place + 8] = bytes(byte ^ 0x55 for byte in content[place : place + 8])
+    path.write_bytes(content)
+
+
+def _count_decoded(path, *, refuse_damage):
+    with open_video(path) as source:
+        if refuse_damage:
+            source.refuse_damage()
+        return sum(len(packet.decode()) for packet in source.packets())
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"), [("a.avi", "mpeg4"), ("a.mpg", "mpeg2video"), ("a.flv", "flv"), ("a.3gp", "h263")]
+)
+def test_damage_is_an_error_and_not_a_guess(make_video, monkeypatch, name, codec):
+    path = make_video(name, 16, codec=codec, width=176, height=144, frames=textured_frames(16, 176, 144))
+    assert _count_decoded(path, refuse_damage=False) == 16
+    _damage_frames(path)
+    with pytest.raises(CorruptVideo):
+        decode_clip(path, 16)
+    monkeypatch.setattr(source_module, "_GUESSING", frozenset())
+    assert _count_decoded(path, refuse_damage=False) == 16  # so much for the decoder's own judgement
+
+
+def test_damage_of_h264_is_refused_on_demand(make_video):
+    path = make_video("a.mp4", 16, width=176, height=144, frames=textured_frames(16, 176, 144), options={"bf": "0"})
+    assert _count_decoded(path, refuse_damage=True) == 16
+    _damage_frames(path)
+    assert _count_decoded(path, refuse_damage=False) == 16
+    with pytest.raises(CorruptVideo):
+        _count_decoded(path, refuse_damage=True)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
+def test_keyframes_that_begin_anew(make_video, name):
+    """With closed groups of pictures all do; with open ones only the first, which is an IDR picture."""
+    for options, expected in ({"bf": "2"}, {True}), ({"bf": "2", "x264-params": "open-gop=1"}, {True, False}):
+        path = make_video(name, 33, frames=textured_frames(33, 64, 48), options=options | {"sc_threshold": "0"})
+        with open_video(path) as source:
+            keys = [source.begins_anew(bytes(packet)) for packet in source.packets() if packet.is_keyframe]
+        assert len(keys) > 3
+        assert keys[0]
+        assert set(keys) == expected
+
+
+def test_begins_anew_takes_any_bytes(make_video):
+    for name in ("a.mp4", "a.ts"):
+        with open_video(make_video(name, 4)) as source:
+            for junk in (b"", b"\0", b"\0\0\1", b"\0\0\0\0", b"\xff" * 9, b"\0\0\0\2\x65"):
+                assert source.begins_anew(junk) in (True, False)
+
+
+def test_a_stream_that_begins_in_the_middle_is_passed_over(shared_media, tmp_path):
+    """Found by ``make fuzz``: elements of a real FLV file swapped so that its demuxer meets a tag of another stream."""
+    original = shared_media / "decode" / "ExoPlayer__8e5a05_sample-with-metadata.flv"
+    content = original.read_bytes()
+    step = len(content) // 16
+    pieces = [content[start : start + step] for start in range(0, len(content), step)]
+    for first, second in itertools.combinations(range(1, len(pieces)), 2):
+        swapped = list(pieces)
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+        path = tmp_path / "a.flv"
+        path.write_bytes(b"".join(swapped))
+        with open_video(path) as source:
+            if _raises_index_error(source):
+                break
+    else:
+        pytest.fail("no file in which a stream begins in the middle")
+    with open_video(path) as source:
+        assert sum(1 for packet in source.packets() if packet.size) > 300
+
+
+def _raises_index_error(source):
+    """What PyAV makes of a packet whose stream it does not know."""
+    try:
+        for _ in source.container.demux(source.stream):
+            pass
+    except IndexError:
+        return True
+    except av.error.FFmpegError:
+        return False
+    return False
+
+
+def test_errors_survive_pickling():
+    error = UnreadableVideo(Path("a.mp4"), "an empty file", "Fetch it.")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.remedy, copy.reason) == (str(error), "Fetch it.", "unreadable")
+    assert "Re-encode" in RefusedVideo(Path("a.mp4"), "too large").remedy
