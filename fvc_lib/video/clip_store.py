@@ -5,19 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import av
-import numpy as np
 
 from fvc_lib.services.atomic_files import sha256_of_json, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.video.augmentation import AugmentationSettings
-from fvc_lib.video.clip_file import Pixels, Shape, clip_file_bytes, load_clip_file, map_clip_file, write_clip_file
+from fvc_lib.video.clip_file import (
+    Pixels,
+    Shape,
+    check_pixels,
+    clip_file_bytes,
+    load_clip_file,
+    map_clip_file,
+    write_clip_file,
+)
 from fvc_lib.video.code_version import code_hash
 
 CLIPS_FOLDER = "clips"
@@ -101,15 +108,19 @@ class ClipStore:
         Raises:
             DataError: it is missing or not such a clip; the message says how to make it.
         """
-        return self._open(map_clip_file, video_id, augmentation_index)
+        with self._naming(video_id, augmentation_index) as path:
+            return map_clip_file(path, self.shape)
 
-    def load(self, video_id: str, augmentation_index: int) -> Pixels:
-        """The clip as a new array, uint8 (T, 3, S, S), for training, which needs it in memory of its own.
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
+        """Fill ``frames``, uint8 (T, 3, S, S) in C order, with the clip: for training, straight into its batch.
 
         Raises:
             DataError: as ``read``.
+            ValueError: ``frames`` is not such an array.
         """
-        return self._open(load_clip_file, video_id, augmentation_index)
+        check_pixels(frames, self.shape)
+        with self._naming(video_id, augmentation_index) as path:
+            load_clip_file(path, frames)
 
     def write(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
         """Store a clip atomically; of several writers of one clip the last wins, with equal content.
@@ -118,14 +129,15 @@ class ClipStore:
             ValueError: not uint8 of the store's shape.
             OSError: as the file system gave it.
         """
-        if frames.dtype != np.uint8 or frames.shape != self.shape:
-            raise ValueError(f"clip: got {frames.dtype} {frames.shape}, wanted uint8 {self.shape}")
+        check_pixels(frames, self.shape)
         write_clip_file(self.clip_path(video_id, augmentation_index), frames)
 
-    def _open(self, opened: Callable[[Path, Shape], Pixels], video_id: str, augmentation_index: int) -> Pixels:
+    @contextlib.contextmanager
+    def _naming(self, video_id: str, augmentation_index: int) -> Iterator[Path]:
+        """The clip's path; what is wrong with the file becomes an error that names it and the remedy."""
         path = self.clip_path(video_id, augmentation_index)
         try:
-            return opened(path, self.shape)
+            yield path
         except OSError as error:
             raise DataError(f"clip {str(path)!r}: {error.strerror}. Run 03_augmentation again.") from error
         except ValueError as error:

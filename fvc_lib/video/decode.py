@@ -27,6 +27,7 @@ from fvc_lib.video.stream_reader import count_frames, read_as_promised, read_by_
 
 Sampling = Literal["uniform", "keyframe"]
 OnTruncated = Literal["raise", "resample"]
+Seconds = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Clip:
     """
 
     frames: npt.NDArray[np.uint8]
-    pts_seconds: npt.NDArray[np.float64]
+    pts_seconds: Seconds
     frame_indices: npt.NDArray[np.int64]
     num_source_frames: int
     source_width: int
@@ -107,19 +108,21 @@ class _Window:
     start_seconds: float | None
     end_seconds: float | None
 
-    def places(self, seconds: npt.NDArray[np.float64], path: Path) -> npt.NDArray[np.int64]:
-        """The places whose time lies in the half-open window."""
-        inside = np.ones(len(seconds), bool)
-        if self.start_seconds is not None:
-            inside &= seconds >= self.start_seconds
-        if self.end_seconds is not None:
-            inside &= seconds < self.end_seconds
-        if not inside.any():
+    def span(self, seconds: Seconds, path: Path) -> tuple[int, int]:
+        """First place (of ascending times) in the half-open window, and the place behind its last."""
+        first = 0 if self.start_seconds is None else int(np.searchsorted(seconds, self.start_seconds, "left"))
+        stop = len(seconds) if self.end_seconds is None else int(np.searchsorted(seconds, self.end_seconds, "left"))
+        if first >= stop:
             raise ValueError(
                 f"{str(path)!r}: no frame in [{self.start_seconds}, {self.end_seconds}) seconds; its frames lie in "
                 f"[{seconds.min():.3f}, {seconds.max():.3f}]. Choose a window inside."
             )
-        return np.flatnonzero(inside)
+        return first, stop
+
+    def choose(self, seconds: Seconds, num_frames: int, path: Path) -> npt.NDArray[np.int64]:
+        """int64 (num_frames,), places spread evenly over the window."""
+        first, stop = self.span(seconds, path)
+        return first + uniform_places(stop - first, num_frames)
 
     def ends_before(self, source: VideoSource, table: FrameTable) -> bool:
         """Whether a truncated file still has all frames of the window: none of them is decoded after the cut."""
@@ -138,9 +141,8 @@ def _decode_sparse(
 ) -> Clip | None:
     """The clip, or none when a frame did not turn up where the packets promised it."""
     order = table.presentation_order()
-    seconds = table.pts[order].astype(np.float64) * _time_base(source)
-    places = window.places(seconds, source.path)
-    chosen = places[uniform_places(len(places), num_frames)]
+    seconds = table.pts[order] * _time_base(source)
+    chosen = window.choose(seconds, num_frames, source.path)
     if sampling == "keyframe":
         chosen = _nearest(np.flatnonzero(table.is_key[order]), chosen)
     sink = FrameSink(source, size, chosen)
@@ -168,9 +170,7 @@ def _decode_stream(
         raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
     if count.missing is not None and on_truncated == "raise":
         raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
-    places = window.places(count.seconds, path)
-    chosen = places[uniform_places(len(places), num_frames)]
-    sink = read_by_place(path, count.order, chosen, size)
+    sink = read_by_place(path, count.order, window.choose(count.seconds, num_frames, path), size)
     return _clip(sink, count.seconds, resampled=count.missing is not None)
 
 
@@ -182,7 +182,7 @@ def _decode_as_promised(path: Path, table: FrameTable, num_frames: int, size: in
     return _clip(found[0], found[1], resampled=False) if found is not None else None
 
 
-def _clip(sink: FrameSink, seconds: npt.NDArray[np.float64], *, resampled: bool) -> Clip:
+def _clip(sink: FrameSink, seconds: Seconds, *, resampled: bool) -> Clip:
     return Clip(
         frames=sink.frames,
         pts_seconds=seconds[sink.places],

@@ -47,7 +47,7 @@ def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: F
     if table.begins_anew:
         source.refuse_damage()
     cursor = _PacketCursor(source, table)
-    reorder_depth = table.reorder_depth()
+    reorder_depth = table.reorder_depth(order)
     for group in _groups(table, order, sorted(sink.wanted)):
         if not cursor.move_to(group.start):
             return False

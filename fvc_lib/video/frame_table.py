@@ -61,11 +61,11 @@ class FrameTable:
         shown = np.flatnonzero(self.is_shown)
         return shown[np.argsort(self.pts[shown], kind="stable")]
 
-    def reorder_depth(self) -> int:
-        """How many frames a decoder must hold back to put them out in presentation order."""
-        shown = self.pts[self.is_shown]
-        # Entry r of the argsort is the decoding place of the r-th frame shown; the frame waits for r places to fill.
-        return int((np.argsort(shown, kind="stable") - np.arange(len(shown))).max(initial=0))
+    def reorder_depth(self, order: IntArray) -> int:
+        """How many frames a decoder must hold back to put them out in ``order``, the presentation order."""
+        # The r-th frame shown is the d-th of the shown ones to be decoded: it is held back until d - r others came out.
+        decoded = order if self.is_shown.all() else np.cumsum(self.is_shown)[order] - 1
+        return int((decoded - np.arange(len(order))).max(initial=0))
 
     def decoding_start(self, position: int) -> int:
         """Where decoding must start so that the packet at ``position`` decodes exactly.
@@ -86,7 +86,8 @@ def order_is_sure(pts: IntArray, is_key: BoolArray, is_shown: BoolArray) -> bool
         return False
     # A hidden reference may share its pts with the frame shown next; two frames or two keyframes may not.
     for chosen in (is_shown, is_key):
-        if len(np.unique(pts[chosen])) < np.count_nonzero(chosen):
+        ordered = np.sort(pts[chosen])
+        if (ordered[1:] == ordered[:-1]).any():
             return False
     # Frames shown before the first keyframe refer to frames that are not in the file; decoders drop them.
     return bool((pts[is_shown] >= pts[0]).all())

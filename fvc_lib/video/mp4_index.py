@@ -29,7 +29,7 @@ class SampleTable:
         dts: int64 (N,), decoding times.
         is_key: bool (N,), sync samples: decoding can start there.
         smallest_bytes: size of the smallest sample.
-        num_missing: samples that end behind the end of the file.
+        is_complete: no sample ends behind the end of the file.
         last_duration: of the last sample.
     """
 
@@ -37,7 +37,7 @@ class SampleTable:
     dts: IntArray
     is_key: npt.NDArray[np.bool_]
     smallest_bytes: int
-    num_missing: int
+    is_complete: bool
     last_duration: int
 
 
@@ -115,8 +115,8 @@ class _File:
             raise _NotPlain
         return self._unpack(layout, box.start + offset)
 
-    def table(self, box: _Box, offset: int, count: int, columns: int = 1, dtype: str = ">u4") -> IntArray:
-        """int64 (count, columns) from ``offset`` of a box on."""
+    def table(self, box: _Box, offset: int, count: int, columns: int = 1, dtype: str = ">u4") -> npt.NDArray[Any]:
+        """Array (count, columns) of ``dtype`` from ``offset`` of a box on, read-only."""
         num_bytes = count * columns * np.dtype(dtype).itemsize
         if offset + num_bytes > box.num_bytes:
             raise _NotPlain
@@ -124,7 +124,7 @@ class _File:
         content = self._file.read(num_bytes)
         if len(content) < num_bytes:
             raise _NotPlain
-        return np.frombuffer(content, dtype).astype(np.int64).reshape(count, columns)
+        return np.frombuffer(content, dtype).reshape(count, columns)
 
     def _unpack(self, layout: str, position: int) -> tuple[Any, ...]:
         self._file.seek(position)
@@ -143,20 +143,21 @@ def _sample_table(file: _File, track_id: int, num_samples: int) -> SampleTable:
         raise _NotPlain
     if b"sbgp" in boxes and file.numbers(boxes[b"sbgp"], 4, ">4s") == (b"rap ",):  # more places to start decoding
         raise _NotPlain
-    durations = _runs(file.table(*_counted(file, _need(boxes, b"stts"), 2)), num_samples)
-    dts = np.cumsum(durations) - durations
+    durations = file.table(*_counted(file, _need(boxes, b"stts"), 2))
+    dts = np.zeros(num_samples, np.int64)
+    np.cumsum(_runs(durations, num_samples)[:-1], out=dts[1:])
     pts = dts
     if b"ctts" in boxes:  # signed in both versions, as ffmpeg and QuickTime read it
         pts = dts + _runs(file.table(*_counted(file, boxes[b"ctts"], 2), dtype=">i4"), num_samples)
     _check_edits(file, movie, track, media, pts)
-    sizes, ends = _sizes_and_ends(file, boxes, num_samples)
+    sizes = _sizes(file, boxes, num_samples)
     return SampleTable(
         pts=pts,
         dts=dts,
         is_key=_sync_samples(file, boxes, num_samples),
         smallest_bytes=int(sizes.min()),
-        num_missing=int(np.count_nonzero(ends > file.num_bytes)),
-        last_duration=int(durations[-1]),
+        is_complete=_end_of_samples(file, boxes, sizes) <= file.num_bytes,
+        last_duration=int(durations[-1, 1]),
     )
 
 
@@ -171,12 +172,12 @@ def _counted(file: _File, box: _Box, columns: int) -> tuple[_Box, int, int, int]
     return box, 8, file.numbers(box, 4, ">I")[0], columns
 
 
-def _runs(counts_and_values: IntArray, num_samples: int) -> IntArray:
-    """int64 (num_samples,) from run lengths; the lengths are added up before anything of their size is made."""
-    counts = counts_and_values[:, 0]
-    if int(counts.sum()) != num_samples:
+def _runs(counts_and_values: npt.NDArray[Any], num_samples: int) -> npt.NDArray[Any]:
+    """Integers (num_samples,) from run lengths; the lengths are added up before anything of their size is made."""
+    counts, values = counts_and_values.T
+    if (counts < 0).any() or int(counts.sum(dtype=np.int64)) != num_samples:
         raise _NotPlain
-    return np.repeat(counts_and_values[:, 1], counts)
+    return np.repeat(values, counts)
 
 
 def _track(file: _File, movie: _Box, track_id: int) -> _Box:
@@ -231,24 +232,24 @@ def _sync_samples(file: _File, boxes: dict[bytes, _Box], num_samples: int) -> np
     return is_key
 
 
-def _sizes_and_ends(file: _File, boxes: dict[bytes, _Box], num_samples: int) -> tuple[IntArray, IntArray]:
-    """Bytes of each sample, and the offset in the file behind each."""
+def _sizes(file: _File, boxes: dict[bytes, _Box], num_samples: int) -> npt.NDArray[Any]:
+    """Unsigned (num_samples,), bytes of each sample."""
     same_size, count = file.numbers(_need(boxes, b"stsz"), 4, ">II")
     if count != num_samples:
         raise _NotPlain
-    sizes = np.full(count, same_size) if same_size else file.table(boxes[b"stsz"], 12, count)[:, 0]
-    if b"co64" in boxes:
-        offsets = file.table(*_counted(file, boxes[b"co64"], 1), dtype=">i8")[:, 0]
-    else:
-        offsets = file.table(*_counted(file, _need(boxes, b"stco"), 1))[:, 0]
-    runs = file.table(*_counted(file, _need(boxes, b"stsc"), 3))
+    return np.full(count, same_size, np.uint32) if same_size else file.table(boxes[b"stsz"], 12, count)[:, 0]
+
+
+def _end_of_samples(file: _File, boxes: dict[bytes, _Box], sizes: npt.NDArray[Any]) -> int:
+    """The largest offset behind any chunk: samples lie in chunks without gaps, chunks anywhere in the file."""
+    kind, dtype = (b"co64", ">i8") if b"co64" in boxes else (b"stco", ">u4")
+    offsets = file.table(*_counted(file, _need(boxes, kind), 1), dtype=dtype)[:, 0].astype(np.int64)
+    runs = file.table(*_counted(file, _need(boxes, b"stsc"), 3)).astype(np.int64)
     first_chunks = runs[:, 0] - 1
     if not len(runs) or first_chunks[0] != 0 or (np.diff(first_chunks) <= 0).any() or first_chunks[-1] >= len(offsets):
         raise _NotPlain
     per_chunk = np.repeat(runs[:, 1], np.diff(np.append(first_chunks, len(offsets))))
-    chunk_of = np.repeat(np.arange(len(offsets)), per_chunk) if int(per_chunk.sum()) == num_samples else None
-    if chunk_of is None:
+    if (per_chunk < 1).any() or int(per_chunk.sum()) != len(sizes):
         raise _NotPlain
-    behind = np.cumsum(sizes)
-    before_chunk = np.append(0, behind)[np.cumsum(per_chunk) - per_chunk]
-    return sizes, offsets[chunk_of] + behind - before_chunk[chunk_of]
+    chunk_bytes = np.add.reduceat(sizes, np.cumsum(per_chunk) - per_chunk, dtype=np.int64)
+    return int((offsets + chunk_bytes).max())

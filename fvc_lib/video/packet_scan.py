@@ -47,7 +47,7 @@ def _table_of_index(source: VideoSource, scan: _Scan) -> FrameTable | None:
     if not scan.pts or scan.pts[0] == NO_PTS or not scan.is_shown[0]:
         return None
     samples = read_sample_table(source.path, source.stream.id, len(source.stream.index_entries))
-    if samples is None or samples.num_missing or samples.is_key[0] != scan.is_key[0]:
+    if samples is None or not samples.is_complete or samples.is_key[0] != scan.is_key[0]:
         return None
     pts, is_shown = samples.pts + (scan.pts[0] - samples.pts[0]), np.ones(len(samples.pts), bool)
     return FrameTable(

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import available_cores
-from fvc_lib.video.clip_file import Pixels, Shape, clip_file_bytes, clip_header
+from fvc_lib.video.clip_file import Pixels, Shape, check_pixels, clip_file_bytes, clip_header
 from fvc_lib.video.shards import REMEDY, ClipRecord, ShardEntry, member_names, read_manifest
 
 _OPEN_FILES = 64
@@ -66,8 +66,8 @@ class _OpenShard:
 class ClipShards:
     """The clips in a folder of shards, loaded like those of a ``ClipStore``.
 
-    A shard is checked when a clip of it is first read, or all of them by ``verify``. Pixels are read straight into a
-    new array, so memory stays flat whatever was read before. Safe for threads, forked and spawned processes.
+    A shard is checked when a clip of it is first read, or all of them by ``verify``. Pixels are read straight into
+    the caller's array, so memory stays flat whatever was read before. Safe for threads, forked and spawned processes.
 
     Args:
         folder: what ``write_shards`` returned.
@@ -102,20 +102,19 @@ class ClipShards:
         """Whether the manifest names the clip."""
         return (video_id, augmentation_index) in self._number_of
 
-    def load(self, video_id: str, augmentation_index: int) -> Pixels:
-        """The clip as a new array, uint8 (T, 3, S, S).
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
+        """Fill ``frames``, uint8 (T, 3, S, S) in C order, with the clip.
 
         Raises:
             DataError: there is no such clip, or its shard is missing, damaged or holds what it must not.
+            ValueError: ``frames`` is not such an array.
         """
-        return self.load_number(self._number(video_id, augmentation_index))
+        self._load(self._number(video_id, augmentation_index), frames)
 
     def load_number(self, number: int) -> Pixels:
-        """The clip ``clips[number]``; else like ``load``."""
-        shard, place = self._find(number)
+        """The clip ``clips[number]`` as a new array; raises like ``load``."""
         frames = np.empty(self.shape, np.uint8)
-        if os.preadv(shard.descriptor, [frames.data], place.pixels_offset) != frames.nbytes:
-            raise DataError(f"{self._name(number)}: it became shorter while it was read. {REMEDY}")
+        self._load(number, frames)
         return frames
 
     def record(self, video_id: str, augmentation_index: int) -> ClipRecord:
@@ -160,6 +159,12 @@ class ClipShards:
                 f"clip {video_id!r} number {augmentation_index} is not in the shards of {where!r}. {REMEDY}"
             )
         return number
+
+    def _load(self, number: int, frames: Pixels) -> None:
+        check_pixels(frames, self.shape)
+        shard, place = self._find(number)
+        if os.preadv(shard.descriptor, [frames.data], place.pixels_offset) != frames.nbytes:
+            raise DataError(f"{self._name(number)}: it became shorter while it was read. {REMEDY}")
 
     def _name(self, number: int) -> str:
         return f"shard {str(self.folder / self.manifest.shards[self.shard_of(number)].name)!r}"
