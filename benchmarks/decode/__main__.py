@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.decode import comparison, throughput
 from benchmarks.decode.cases import CASES, CORPUS, CORPUS_NUM_FRAMES, CORPUS_SIZE, GOP_250, LENGTHS, NUM_FRAMES, SIZES
 from benchmarks.decode.comparison import progress
-from benchmarks.decode.peers import DECORD, FLOOR, OURS, PEERS, TORCHCODEC
+from benchmarks.decode.peers import DECORD, DEMUXING, FLOOR, OURS, PEERS, TORCHCODEC
 from benchmarks.decode.report import whole_report
 from benchmarks.decode.results import Case, Results
 from benchmarks.decode.videos import Video, make_video
@@ -107,7 +107,8 @@ def measure_lengths(results: Results, folder: Path) -> None:
     for video in LENGTHS:
         progress(f"peak memory: {video.name}")
         case = Case(video.name, CORPUS_NUM_FRAMES, CORPUS_SIZE)
-        results.memory.append(comparison.measure_memory(OURS, make_video(video, folder), case))
+        path = make_video(video, folder)
+        results.memory += [comparison.measure_memory(name, path, case) for name in (OURS, DEMUXING)]
 
 
 def measure_corpus(results: Results, arguments: argparse.Namespace) -> None:

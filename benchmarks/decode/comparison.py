@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.decode import workers
-from benchmarks.decode.peers import FLOOR, OURS, Pixels, uniform_places
+from benchmarks.decode.peers import DEMUXING, FLOOR, OURS, Pixels, uniform_places
 from benchmarks.decode.results import Case, CpuCost, FloorCount, PeakMemory
 from benchmarks.decode.videos import Video, read_numbers
 from benchmarks.decode.workers import PeerError, Worker
@@ -72,6 +72,8 @@ def measure_memory(name: str, path: Path, case: Case) -> PeakMemory:
         PeerError: it cannot decode this.
     """
     with Worker() as worker:
+        if name == DEMUXING:
+            return PeakMemory(case, name, worker.run(workers.peak_bytes_of_demuxing, path))
         return PeakMemory(case, name, worker.run(workers.peak_bytes_of, name, path, case.num_frames, case.size))
 
 

@@ -21,6 +21,7 @@ Decoder = Callable[[Path, int, int], Pixels]
 
 OURS = "decode_clip"
 FLOOR = "floor"  # not a peer: see the module of that name
+DEMUXING = "demuxing alone"  # nor is this: ffmpeg's own index, which grows with the length
 TORCHCODEC = "torchcodec"
 DECORD = "decord"
 

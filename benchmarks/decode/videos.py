@@ -71,7 +71,9 @@ def make_video(video: Video, folder: Path) -> Path:
     if path.exists():
         return path
     if video.repeats > 1:
-        once = make_video(dataclasses.replace(video, repeats=1), folder)
+        # Matroska keeps no decoding times, so its packets could not be shifted.
+        kept_in = video.suffix if video.suffix == ".webm" else ".mp4"
+        once = make_video(dataclasses.replace(video, repeats=1, suffix=kept_in), folder)
         with atomic_output(path) as temporary:
             _repeat_packets(once, temporary, video)
         return path
@@ -105,8 +107,9 @@ def _repeat_packets(once: Path, path: Path, video: Video) -> None:
                 stream = source.streams.video[0]
                 shift = int(repeat * step_seconds / cast(Fraction, stream.time_base))
                 for packet in source.demux(stream):
-                    if packet.size and packet.pts is not None and packet.dts is not None:
-                        packet.pts, packet.dts, packet.stream = packet.pts + shift, packet.dts + shift, added
+                    if packet.size:
+                        packet.pts, packet.dts = cast(int, packet.pts) + shift, cast(int, packet.dts) + shift
+                        packet.stream = added
                         output.mux(packet)
 
 

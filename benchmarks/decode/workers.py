@@ -100,6 +100,18 @@ def peak_bytes_of(name: str, path: Path, num_frames: int, size: int) -> int:
     return status_bytes("VmHWM") - before + max(child, default=0)
 
 
+def peak_bytes_of_demuxing(path: Path) -> int:
+    """Peak resident bytes over the import of opening ``path`` and reading its packets: ffmpeg's own index."""
+    import av
+
+    before = status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    with av.open(str(path)) as container:
+        for _ in container.demux(video=0):
+            pass
+    return status_bytes("VmHWM") - before
+
+
 def resident_bytes_after(paths: Sequence[Path], num_frames: int, size: int) -> list[int]:
     """Resident bytes of this process after each of several decodes by ``decode_clip``."""
     resident = []

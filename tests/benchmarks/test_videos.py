@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import dataclasses
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.decode.comparison import count_wrong_frames, worst_difference
+from benchmarks.decode.peers import decode_pyav, uniform_places
+from benchmarks.decode.videos import Encoding, Scene, Video, make_video, number_strip, read_numbers
+from fvc_lib.video.decode import decode_clip
+
+SMALL = Video("small", Encoding("libx264", 160, 96, 30, 10, 300, (("preset", "veryfast"), ("bf", "2"))))
+
+
+@given(number=st.integers(0, 2**16 - 1), width=st.integers(48, 300))
+def test_a_number_is_read_back_from_its_strip(number, width):
+    picture = np.broadcast_to(number_strip(number, width)[None, None, None], (1, 3, 40, width))
+    assert read_numbers(picture) == [number]
+
+
+def test_equal_frames_of_a_scene_are_equal_and_others_are_not():
+    scene = Scene(160, 96)
+    np.testing.assert_array_equal(scene.picture(3), Scene(160, 96).picture(3))
+    assert np.abs(scene.picture(3).astype(int) - scene.picture(20)).mean() > 5
+
+
+def test_a_video_is_made_once_and_named_by_what_is_in_it(tmp_path):
+    path = make_video(SMALL, tmp_path)
+    written = path.stat().st_mtime_ns
+    assert make_video(dataclasses.replace(SMALL, name="other words"), tmp_path) == path
+    assert path.stat().st_mtime_ns == written
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    longer = dataclasses.replace(SMALL, encoding=dataclasses.replace(SMALL.encoding, keyframe_interval=5))
+    assert longer.file_name != SMALL.file_name
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+def test_a_repeated_video_has_all_frames_in_order_at_an_even_rate(tmp_path, suffix):
+    video = dataclasses.replace(SMALL, repeats=4, suffix=suffix)
+    path = make_video(video, tmp_path)
+    with av.open(str(path)) as container:
+        times = [float(frame.time) for frame in container.decode(video=0)]
+    assert len(times) == video.num_frames == 120
+    np.testing.assert_allclose(np.diff(times), 1 / 25, atol=1e-3)
+    clip = decode_clip(path, 17, 96)
+    box = clip.content
+    inside = clip.frames[:, :, box.top : box.top + box.height, box.left : box.left + box.width]
+    assert read_numbers(inside) == [place % 30 for place in uniform_places(120, 17)]
+
+
+def test_frames_that_were_not_asked_for_are_counted(tmp_path):
+    path = make_video(SMALL, tmp_path)
+    frames = decode_pyav(path, 6, 96)
+    assert count_wrong_frames(frames, SMALL, 6) == 0
+    assert count_wrong_frames(frames[[0, 1, 1, 3, 4, 4]], SMALL, 6) == 2
+    assert count_wrong_frames(frames[:5], SMALL, 6) == 6
+    assert worst_difference(frames, frames) == 0
+    assert worst_difference(frames[[1, 1, 2, 3, 4, 5]], frames) > 5
+    assert worst_difference(frames[:5], frames) == float("inf")
