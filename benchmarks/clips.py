@@ -85,9 +85,9 @@ def readers(store: ClipStore, shards: ClipShards) -> dict[str, Reader]:
     paths = [store.clip_path(each, 0) for each in ids]
     tars = [str(shards.folder / entry.name) for entry in shards.manifest.shards]
     found: dict[str, Reader] = {
-        "store, shuffled": lambda: (store.load(each, 0) for each in ids),
+        "store, shuffled": lambda: (loaded(store, each) for each in ids),
         "store, mapped and copied": lambda: (np.array(store.read(each, 0)) for each in ids),
-        "shards, shuffled": lambda: (shards.load(each, 0) for each in ids),
+        "shards, shuffled": lambda: (loaded(shards, each) for each in ids),
         "shards, streamed with rows": lambda: (clip.frames for clip in ClipStream(shards, 0).clips(StreamPosition())),
         "np.load of the store's files": lambda: (np.load(path) for path in paths),
     }
@@ -108,6 +108,13 @@ def readers(store: ClipStore, shards: ClipShards) -> dict[str, Reader]:
         "webdataset with rows, in order": lambda: with_webdataset(0),
         "webdataset with rows, shuffle(1000)": lambda: with_webdataset(1000),
     }
+
+
+def loaded(source: ClipSource, video: str) -> Pixels:
+    """A clip in a new array."""
+    frames = np.empty(source.shape, np.uint8)
+    source.load(video, 0, frames)
+    return frames
 
 
 def forget(folder: Path) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 import torch
 
-from fvc_lib.learning.task import Sample
+from fvc_lib.learning.task import Batch, Sample
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import LABELS
-from fvc_lib.video.clip_file import Pixels
+from fvc_lib.video.clip_file import Pixels, Shape
 
 LABEL_NUMBERS = {label: number for number, label in enumerate(LABELS)}
 
@@ -45,8 +45,13 @@ class ClipSource(Protocol):
         """Whether the clip is there; 0 is the original."""
         ...
 
-    def load(self, video_id: str, augmentation_index: int, /) -> Pixels:
-        """The clip as a new array, uint8 (T, 3, S, S)."""
+    @property
+    def shape(self) -> Shape:
+        """(T, 3, S, S) of every clip."""
+        ...
+
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels, /) -> None:
+        """Fill ``frames``, uint8 (T, 3, S, S), with the clip."""
         ...
 
 
@@ -66,10 +71,17 @@ class ClipDataset:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        row = self.rows[index]
-        frames = self._source.load(row.video_id, row.augmentation_index)
-        label = torch.tensor(float(row.label))
-        return Sample(row.clip_id, {"frames": torch.from_numpy(frames), "label": label})
+        batch = self.__getitems__([index])
+        return Sample(batch.sample_ids[0], {name: tensor[0] for name, tensor in batch.tensors.items()})
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The samples of ``indices`` as one batch, each clip read straight into its place."""
+        rows = [self.rows[index] for index in indices]
+        frames = np.empty((len(rows), *self._source.shape), np.uint8)
+        for row, place in zip(rows, frames, strict=True):
+            self._source.load(row.video_id, row.augmentation_index, place)
+        labels = torch.tensor([float(row.label) for row in rows])
+        return Batch(tuple(row.clip_id for row in rows), {"frames": torch.from_numpy(frames), "label": labels})
 
 
 def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[ClipRow, ...]:
