@@ -7,7 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo lab test test-quick honesty fuzz lint format bench bench-quick bench-clips lock clean
+.PHONY: help setup demo lab test test-quick honesty fuzz lint format bench bench-quick bench-clips bench-index index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -59,6 +59,12 @@ bench-quick: $(STAMP)  ## The same for two videos, in a few minutes
 
 bench-clips: $(STAMP)  ## Measure how fast stored clips are read back and how long training waits for them
 	$(RUN) benchmarks/clips.py
+
+bench-index: $(STAMP)  ## Measure what indexing costs per file and per row, as ratios of CPU time
+	$(RUN) -m benchmarks.index
+
+index-kills: $(STAMP)  ## Kill an index of 10,000 files again and again; the outcome must not change
+	$(RUN) -m pytest -m long tests/corpus/test_index_scale.py
 
 lock:  ## Resolve the newest allowed versions anew into requirements.lock
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

@@ -12,9 +12,11 @@ from typing import Any
 
 import av
 
+from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.isolated_workers import Answer, run_isolated
 from fvc_lib.services.metric_log import JsonLines
 from fvc_lib.services.path_text import path_from_text
+from fvc_lib.video.code_version import code_hash
 from fvc_lib.video.probe import VideoProbe
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
@@ -112,12 +114,8 @@ def _result(path: str, answer: Answer) -> ProbeResult:
 
 def _code_version() -> str:
     """Hash over the code that makes a result: what older code found is not used."""
-    package = Path(__file__).parents[1]
-    sources = [*sorted((package / "video").glob("*.py")), *(package / "corpus" / name for name in _PROBING_CODE)]
-    digest = hashlib.sha256(av.__version__.encode())
-    for source in sources:
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+    here = {name: sha256_of_file(Path(__file__).with_name(name)) for name in _PROBING_CODE}
+    return sha256_of_json([av.__version__, code_hash("probe"), code_hash("decode"), here])[:16]
 
 
 def _file_state(path: Path) -> FileState | None:
