@@ -43,6 +43,7 @@ class Clip:
         source_width, source_height: pixels as stored, before rotation and sample aspect ratio.
         rotation_degrees: clockwise turn in {0, 90, 180, 270} that was applied to the first frame.
         content: where the picture lies in ``frames``; the rest is black.
+        sampling: how the places were chosen; ``keyframe`` is approximate.
         repeated: the video, or the part asked for, has fewer frames than asked, so some appear more than once.
         resampled: frames were missing, and the frames are spread over those that exist.
     """
@@ -55,8 +56,22 @@ class Clip:
     source_height: int
     rotation_degrees: int
     content: Box
+    sampling: Sampling
     repeated: bool
     resampled: bool
+
+    def frames_for_training(self) -> npt.NDArray[np.uint8]:
+        """``frames``, unless an encoder had a say in which ones they are.
+
+        Raises:
+            ValueError: they are keyframes. Encoders place those by content and settings, which differ between real
+                and fake videos, so that a model could learn the encoder instead of the picture.
+        """
+        if self.sampling != "uniform":
+            raise ValueError(
+                f"sampling: got {self.sampling!r}, wanted 'uniform' for training: keyframes leak the label"
+            )
+        return self.frames
 
 
 def decode_clip(
@@ -154,7 +169,7 @@ def _decode_sparse(
             return _decode_sparse(again, replace(table, begins_anew=False), num_frames, size, window, sampling)
     except VideoError:
         return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
-    return _clip(sink, seconds, resampled=False) if complete else None
+    return _clip(sink, seconds, sampling=sampling, resampled=False) if complete else None
 
 
 def _decode_stream(
@@ -182,7 +197,7 @@ def _decode_as_promised(path: Path, table: FrameTable, num_frames: int, size: in
     return _clip(found[0], found[1], resampled=False) if found is not None else None
 
 
-def _clip(sink: FrameSink, seconds: Seconds, *, resampled: bool) -> Clip:
+def _clip(sink: FrameSink, seconds: Seconds, *, resampled: bool, sampling: Sampling = "uniform") -> Clip:
     return Clip(
         frames=sink.frames,
         pts_seconds=seconds[sink.places],
@@ -192,6 +207,7 @@ def _clip(sink: FrameSink, seconds: Seconds, *, resampled: bool) -> Clip:
         source_height=sink.source_height,
         rotation_degrees=sink.rotation_degrees,
         content=sink.content,
+        sampling=sampling,
         repeated=len(set(sink.places.tolist())) < len(sink.places),
         resampled=resampled,
     )

@@ -115,7 +115,7 @@ class _PacketCursor:
         times = table.dts if self._source.container_name == "mov" and table.dts[key] != NO_PTS else table.pts
         margin = round(margin_seconds / stream.time_base) if stream.time_base else 0
         self._source.container.seek(int(times[key]) - margin, stream=stream, backward=True)
-        self._packets = self._source.container.demux(stream)
+        self._packets = self._source.packets()
         while (packet := self.next()) is not None:
             if packet.is_keyframe and packet.pts == table.pts[key]:
                 self._packets = _chain(packet, self._packets)

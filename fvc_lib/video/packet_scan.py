@@ -91,7 +91,7 @@ class _Scan:
         self.duration = 0
         self.smallest_bytes = 1 << 30
         self._source = source
-        self._packets = source.container.demux(source.stream)
+        self._packets = source.packets()
         self._is_mp4 = source.container_name == "mov"
         self._is_hidden = _HIDDEN_PACKETS.get(source.codec_name)
         self._cut_short = 0

@@ -113,7 +113,7 @@ def read_by_place(path: Path, order: IntArray, places: IntArray, size: int | Non
 
 def _decode_all(source: VideoSource) -> Iterator[VideoFrame]:
     decodable = False
-    for number, packet in enumerate(source.container.demux(source.stream)):
+    for number, packet in enumerate(source.packets()):
         if packet.is_corrupt:
             raise CorruptVideo(source.path, f"data of packet {number} is lost")
         if number == 0 and packet.is_keyframe and source.begins_anew(bytes(packet)):

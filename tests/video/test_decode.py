@@ -141,6 +141,8 @@ def test_keyframes_are_taken_on_request(make_video, number_of):
     clip = decode_clip(make_video("a.mp4", gop=5, options={"sc_threshold": "0"}), 3, sampling="keyframe")
     assert clip.frame_indices.tolist() == [0, 10, 15]
     assert [number_of(frame) for frame in clip.frames] == [0, 10, 15]
+    with pytest.raises(ValueError, match="keyframes leak the label"):
+        clip.frames_for_training()
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.9])
