@@ -41,16 +41,20 @@ def what_is_left() -> dict[str, int]:
     return {
         "pid": os.getpid(),
         "rss_bytes": pages * resource.getpagesize(),
-        "peak_rss_bytes": _peak_rss_bytes(),
+        "peak_rss_bytes": _status_bytes("VmHWM"),  # ru_maxrss would include the parent's, it survives exec
         "open_files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - iterdir keeps one open itself
         "stderr_bytes": os.fstat(2).st_size,  # a file of the parent's
     }
 
 
-def _peak_rss_bytes() -> int:
-    """VmHWM: ``ru_maxrss`` would include the parent's, it survives fork and exec."""
+def address_space_bytes(_item: object) -> int:
+    """What a worker has mapped before it meets a file; the limit of its memory counts that in."""
+    return _status_bytes("VmSize")
+
+
+def _status_bytes(field: str) -> int:
     status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    return 1024 * int(status.partition(f"{field}:")[2].split()[0])
 
 
 def _decoded(path: Path, on_truncated: OnTruncated) -> str:

@@ -20,6 +20,7 @@ REASONS = {kind.reason for kind in (CorruptVideo, NoVideoStream, RefusedVideo, T
 TIMEOUT_SECONDS = 30.0
 WARM_UP_FILES = 50
 MAX_GROWTH_BYTES = 20e6
+LARGEST_REAL_BYTES = 150_000
 WIDTH, HEIGHT = 96, 64
 KEPT = Path(__file__).parents[2] / "build" / "fuzz"  # cases that failed, for a closer look
 
@@ -151,9 +152,12 @@ def test_a_seeded_sample_of_damage(bases: dict[str, bytes], tmp_path: Path) -> N
     assert len({outcome.reason for outcome in outcomes}) > 3
 
 
-@pytest.mark.long
-def test_two_thousand_mutations(bases: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``FVC_FUZZ_SEED`` begins at another place, ``FVC_FUZZ_FILES`` takes more or fewer."""
+@pytest.fixture
+def run_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[dict[str, bytes]], None]:
+    """Check many mutations and print how they end.
+
+    ``FVC_FUZZ_SEED`` begins at another place, ``FVC_FUZZ_FILES`` takes more or fewer than 2,000.
+    """
     first = int(os.environ.get("FVC_FUZZ_SEED", "0"))
     number = int(os.environ.get("FVC_FUZZ_FILES", "2000"))
 
@@ -161,11 +165,26 @@ def test_two_thousand_mutations(bases: dict[str, bytes], tmp_path: Path, capsys:
         with capsys.disabled():
             print(text, flush=True)
 
-    files = write_cases(cases(sorted(bases), number, first), bases, tmp_path)
-    outcomes = examine(files, workers=0, say=say)
-    say(table(outcomes))
-    check(outcomes, bases)
-    assert len(outcomes) == number
+    def run(bases: dict[str, bytes]) -> None:
+        files = write_cases(cases(sorted(bases), number, first), bases, tmp_path)
+        outcomes = examine(files, workers=0, say=say)
+        say(table(outcomes))
+        check(outcomes, bases)
+        assert len(outcomes) == number
+
+    return run
+
+
+@pytest.mark.long
+def test_two_thousand_mutations(bases: dict[str, bytes], run_many: Callable[[dict[str, bytes]], None]) -> None:
+    run_many(bases)
+
+
+@pytest.mark.long
+def test_two_thousand_mutations_of_real_files(shared_media: Path, run_many: Callable[[dict[str, bytes]], None]) -> None:
+    """With sound, subtitles, metadata and whatever else cameras and services put into a file."""
+    small = [path for path in (shared_media / "decode").iterdir() if path.stat().st_size <= LARGEST_REAL_BYTES]
+    run_many({path.name: path.read_bytes() for path in small})
 
 
 def test_the_harness_sees_what_breaks_a_promise() -> None:

@@ -1,0 +1,303 @@
+"""Files nobody should have to fear: each through the worker processes of an index, and each with a row that helps."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import av
+import av.logging
+import polars as pl
+import pytest
+
+from fvc_lib.corpus.index import build_index
+from fvc_lib.corpus.probe_worker import probe_file
+from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.path_text import path_from_text
+from fvc_lib.services.tables import INDEX, REJECTED, read_table
+from fvc_lib.video.source import MAX_PIXELS
+
+MakeVideo = Callable[..., Path]
+PROBE = "fvc_lib.corpus.probe_worker:probe_file"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
+
+# What each file of media/broken is, by the first part of its name: how its index row counts it, or "used".
+BROKEN = {
+    "ExoPlayer__1b63dd": "unreadable",  # encrypted, cenc
+    "ExoPlayer__1efacc": "unreadable",  # encrypted fragments without their header
+    "ExoPlayer__2e3011": "unreadable",  # encrypted segment without its header
+    "ExoPlayer__3a7cc1": "unreadable",  # encrypted, cbcs
+    "ExoPlayer__3d3c63": "truncated",  # a header without its media data
+    "ExoPlayer__48dc17": "no_video",
+    "ExoPlayer__4f0596": "no_video",
+    "ExoPlayer__7763cb": "corrupt",
+    "ExoPlayer__8d1ecc": "corrupt",  # tables of a transport stream, no frame
+    "ExoPlayer__a1c1f9": "corrupt",
+    "ExoPlayer__a929e9": "unreadable",  # encrypted WebM
+    "ExoPlayer__bf78e9": "no_video",
+    "ExoPlayer__c17251": "unreadable",
+    "ExoPlayer__c19206": "no_video",
+    "ExoPlayer__ca3b18": "corrupt",
+    "ExoPlayer__e8855b": "no_video",
+    "ExoPlayer__f50d4f": "used",  # mdat claims more than there is, all frames are
+    "LivePortrait__92391d": "unreadable",  # a Git LFS pointer
+    "SadTalker__e69de2": "unreadable",  # empty
+    "VideoDeepFakeDetection__d3f5a1": "unreadable",  # two bytes
+    "decord__5e5bec": "corrupt",
+    "jcodec__6bca4a": "truncated",  # Matroska, cut
+    "jcodec__7ae267": "truncated",
+    "jcodec__8c0c4e": "no_video",
+    "jcodec__defa29": "corrupt",
+    "moviepy__a58e2e": "no_video",
+    "moviepy__d22ee0": "used",  # only its sound fails
+    "moviepy__e69de2": "unreadable",  # empty
+    "mp4parse-rust__2dfd4c": "corrupt",
+    "mp4parse-rust__2f8f23": "unreadable",
+    "mp4parse-rust__41cd15": "truncated",
+    "mp4parse-rust__548b28": "unreadable",
+    "mp4parse-rust__6e4075": "unreadable",
+    "mp4parse-rust__740b55": "truncated",
+    "mp4parse-rust__9fe1e6": "used",
+    "mp4parse-rust__aa44c3": "unreadable",
+    "mp4parse-rust__ac5cbd": "corrupt",
+    "mp4parse-rust__cc45d5": "corrupt",
+    "mp4parse-rust__e7bd70": "corrupt",
+}
+
+
+def stem(path: str) -> str:
+    """``ExoPlayer__1b63dd`` of ``fake/ExoPlayer__1b63dd_bear.mp4``."""
+    found = re.match(r"(?:fake/)?(.+__[0-9a-f]{6})", path)
+    assert found is not None, path
+    return found[1]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Callable[[Path], tuple[pl.DataFrame, pl.DataFrame]]:
+    """Builds an index and gives its tables, used and rejected."""
+
+    def build(corpus: Path, **options: object) -> tuple[pl.DataFrame, pl.DataFrame]:
+        index_path, rejected_path = tmp_path / "index.parquet", tmp_path / "rejected.parquet"
+        settings = {"near_duplicate_bits": 10, "max_rejected_share": 1.0, "workers": 1, "timeout_seconds": 60.0}
+        build_index(
+            corpus,
+            index_path=index_path,
+            rejected_path=rejected_path,
+            work_dir=tmp_path / "work",
+            **settings | options,  # type: ignore[arg-type]
+        )
+        return read_table(index_path, INDEX), read_table(rejected_path, REJECTED)
+
+    return build
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, make_video: MakeVideo) -> Path:
+    """One good video of each label; tests add bad ones."""
+    for label in ("real", "fake"):
+        make_video(tmp_path / "corpus" / label / "good.mp4", len(label) + ord(label[0]))
+    return tmp_path / "corpus"
+
+
+def test_every_broken_file_has_the_row_it_should(
+    shared: Path, corpus: Path, index: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]
+) -> None:
+    shutil.copytree(shared / "media/broken", corpus / "fake", dirs_exist_ok=True)
+    used, rejected = index(corpus, workers=2)
+    rows = {stem(path): reason for path, reason in rejected.select("path", "reason").iter_rows()}
+    rows |= {stem(path): "used" for path in used["path"] if not path.endswith("good.mp4")}
+    assert rows == BROKEN
+    for detail in rejected["detail"]:
+        assert re.fullmatch(r".{10,}\. .{10,}[.!]", detail, re.DOTALL), detail  # what it is, and what to do
+
+
+def absurd_sizes(folder: Path, make_video: MakeVideo) -> Iterator[Path]:
+    """One claim in each container: frames of 100,000 pixels a side, or as many as the field holds."""
+    mp4 = make_video(folder / "a.mp4", 1).read_bytes()
+    entry = mp4.index(b"avc1", mp4.index(b"stsd"))
+    yield write(folder / "sample_entry.mp4", mp4[: entry + 28] + b"\xff" * 4 + mp4[entry + 32 :])
+    yield write(folder / "track.mkv", matroska(100_000))
+    yield write(folder / "screen.gif", b"GIF89a" + b"\xff" * 4 + bytes(3) + gif_frame(65_535))
+    yield write(folder / "sps.h264", with_sps(remux(folder / "a.mp4", folder / "a.h264").read_bytes(), 100_000))
+
+
+def test_absurd_frame_sizes_are_refused(tmp_path: Path, make_video: MakeVideo) -> None:
+    paths = [str(path) for path in absurd_sizes(tmp_path, make_video)]
+    answers = sorted(run_isolated(PROBE, paths, workers=1), key=lambda answer: answer.position)
+    for path, answer in zip(paths, answers, strict=True):
+        assert answer.value["reason"] == "refused", (path, answer)
+        assert re.search(
+            rf"frames of (100000|65535) x (100000|65535) pixels, the limit is {MAX_PIXELS:,}", answer.value["detail"]
+        )
+        assert "Re-encode" in answer.value["detail"]
+
+
+def test_the_log_that_tells_the_size_is_off_again(tmp_path: Path, make_video: MakeVideo) -> None:
+    before = av.logging.get_level()
+    for path in absurd_sizes(tmp_path, make_video):
+        probe_file(str(path))
+    assert av.logging.get_level() is before is None
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def remux(source: Path, target: Path) -> Path:
+    with av.open(str(source)) as given, av.open(str(target), "w") as output:
+        stream = output.add_stream_from_template(given.streams.video[0])
+        for packet in given.demux(given.streams.video[0]):
+            if packet.size:
+                packet.stream = stream
+                output.mux(packet)
+    return target
+
+
+def matroska(side: int) -> bytes:
+    """A Matroska file (RFC 8794, RFC 9559) of one Motion JPEG block that claims ``side`` pixels both ways."""
+
+    def element(identifier: str, *payload: bytes) -> bytes:
+        content = b"".join(payload)
+        return bytes.fromhex(identifier) + b"\x01" + len(content).to_bytes(7, "big") + content
+
+    video = element("e0", element("b0", side.to_bytes(4, "big")), element("ba", side.to_bytes(4, "big")))
+    numbers = element("d7", b"\1") + element("73c5", b"\1") + element("83", b"\1")
+    tracks = element("1654ae6b", element("ae", numbers, element("86", b"V_MJPEG"), video))
+    cluster = element("1f43b675", element("e7", b"\0"), element("a3", b"\x81\0\0\x80" + bytes(500)))
+    return element("1a45dfa3", element("4282", b"matroska")) + element("18538067", tracks, cluster)
+
+
+def gif_frame(side: int) -> bytes:
+    return b"\x2c" + struct.pack("<HHHH", 0, 0, side, side) + b"\x00\x02\x02\x44\x01\x00\x3b"
+
+
+def with_sps(stream: bytes, side: int) -> bytes:
+    """The stream with a sequence parameter set (ITU-T H.264, 7.3.2.1.1) of baseline profile that claims ``side``."""
+    bits = f"{66:08b}{0:08b}{62:08b}" + "".join(exp_golomb(n) for n in (0, 0, 2, 1)) + "0"
+    bits += exp_golomb(side // 16 - 1) * 2 + "1000" + "1"
+    bits += "0" * (-len(bits) % 8)
+    payload = int(bits, 2).to_bytes(len(bits) // 8, "big")
+    return (
+        b"\0\0\0\1\x67"
+        + re.sub(b"\0\0([\0-\3])", lambda match: b"\0\0\3" + match[1], payload)
+        + stream[stream.index(b"\0\0\0\1\x68") :]
+    )
+
+
+def exp_golomb(number: int) -> str:
+    binary = f"{number + 1:b}"
+    return "0" * (len(binary) - 1) + binary
+
+
+def test_memory_per_worker_is_limited(tmp_path: Path) -> None:
+    """An 8K frame passes in a worker's memory; where it does not fit, that is the reason it is refused."""
+    path = tmp_path / "8k.mov"
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("mjpeg", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 7680, 4320, "yuvj420p"
+        frame = av.VideoFrame(7680, 4320, "yuvj420p")
+        for plane in frame.planes:
+            plane.update(bytes(plane.buffer_size))
+        output.mux([*stream.encode(frame), *stream.encode(None)])
+    (roomy,) = run_isolated(PROBE, [str(path)], workers=1)
+    assert roomy.value["probe"]["width"] == 7680
+    (idle,) = run_isolated("tests.video.mutation_worker:address_space_bytes", [0], workers=1)
+    frame_bytes = 7680 * 4320 * 3 // 2
+    (tight,) = run_isolated(PROBE, [str(path)], workers=1, memory_bytes=idle.value + frame_bytes * 2 // 3)
+    assert tight.value["reason"] == "refused"
+    assert "memory" in tight.value["detail"]
+
+
+def test_a_probing_worker_is_small() -> None:
+    """No torch, polars, pandas or DuckDB in the process that meets untrusted files."""
+    code = "import sys, fvc_lib.corpus.probe_worker, fvc_lib.video.decode; print(*sorted(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "numpy" in found
+    assert not {"torch", "polars", "pandas", "duckdb", "pyarrow", "scipy", "sklearn", "pydantic"} & set(found)
+
+
+IMPOSTORS = {
+    "lfs.mp4": (LFS_POINTER, r"Git LFS pointer.*git lfs pull"),
+    "page.mp4": (b"\n<!DOCTYPE html>\n<title>Not found</title>" * 9, r"web page.*Download the video again"),
+    "error.mp4": (b'{"error": "video is private"}', r"JSON.*Download the video again"),
+    "list.mp4": (b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:1/a.ts\n", r"playlist.*Download the video that it names"),
+    "packed.mp4": (b"PK\3\4" + bytes(99), r"archive.*Unpack"),
+    "zeros.mp4": (bytes(5000), r"zeros.*unfinished download.*Fetch the file again"),
+    "empty.mp4": (b"", r"empty file.*Fetch the file again"),
+    "notes.mp4": (b"I renamed my notes to .mp4\n" * 99, r"invalid data.*check that a player opens it"),
+}
+
+
+def test_what_is_no_video_is_called_what_it_is(
+    corpus: Path, index: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]
+) -> None:
+    for name, (content, _) in IMPOSTORS.items():
+        (corpus / "real" / name).write_bytes(content)
+    used, rejected = index(corpus)
+    assert used.height == 2
+    details = {Path(path).name: detail for path, detail in rejected.select("path", "detail").iter_rows()}
+    assert set(rejected["reason"]) == {"unreadable"}
+    for name, (_, said) in IMPOSTORS.items():
+        assert re.search(said, details[name]), (name, details[name])
+
+
+def test_metadata_of_any_bytes_is_no_obstacle(
+    corpus: Path, make_video: MakeVideo, index: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]
+) -> None:
+    content = make_video(corpus / "real/tagged.mp4", 77).read_bytes()
+    place = content.index(b"Lavf")  # the name of the writer, in the metadata
+    (corpus / "real/tagged.mp4").write_bytes(content[:place] + b"\xff\xfe\xe9\x80" + content[place + 4 :])
+    with pytest.raises(UnicodeDecodeError):
+        av.open(str(corpus / "real/tagged.mp4"))  # so much for the default
+    used, rejected = index(corpus)
+    assert used.height == 3
+    assert rejected.is_empty()
+
+
+def test_a_file_without_permission_is_a_row_with_its_own_remedy(tmp_path: Path, make_video: MakeVideo) -> None:
+    path = make_video(tmp_path / "denied.mp4", 5)
+    path.chmod(0)
+    code = (
+        "import os, sys\n"
+        "from fvc_lib.corpus.probe_worker import probe_file\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"  # root may read everything
+        "print(probe_file(sys.argv[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert "permission denied. Grant the right to read it: chmod u+r" in done.stdout
+
+
+HOSTILE_NAMES = [
+    b"a 'b' \"c\" `d` $e.mp4", b"two\nlines\r.mp4", b"[x]*?{}%s%(n)d.mp4", b"caf\xe9\xff.mp4", b"-rf.mp4",
+    b"concat:a.mp4", b"http:b.mp4", b"file:c.mp4", b"pipe:0.mp4", b"%d.mp4", b"\\xe9\\.mp4",
+    "\u202egnp.\U0001f3a5<script>.mp4".encode(),
+]  # fmt: skip
+
+
+def test_names_that_mean_something_to_other_programs(
+    corpus: Path, make_video: MakeVideo, index: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]
+) -> None:
+    """To a shell, a terminal, an HTML page or ffmpeg: here they are names, of good files and of bad ones."""
+    for seed, name in enumerate(HOSTILE_NAMES):
+        make_video(corpus / "real" / os.fsdecode(name), 200 + seed)
+        (corpus / "fake" / os.fsdecode(name)).write_bytes(b"bad")
+    used, rejected = index(corpus)
+    for table, folder in ((used, "real"), (rejected, "fake")):
+        names = {os.fsencode(path_from_text(path)) for path in table["path"] if not path.endswith("good.mp4")}
+        assert names == {folder.encode() + b"/" + name for name in HOSTILE_NAMES}
+
+
+def test_an_image_sequence_pattern_opens_one_file_only(tmp_path: Path, make_video: MakeVideo) -> None:
+    """To ffmpeg's image reader ``%d`` in a name means all numbered files beside it."""
+    picture = make_video(tmp_path / "0.mp4", 3).rename(tmp_path / "0.png")
+    assert picture.exists()
+    answer = probe_file(str(tmp_path / "%d.png"))
+    assert answer["reason"] == "unreadable"
+    assert "no such file" in answer["detail"]
