@@ -1,13 +1,23 @@
 """``python -m benchmarks.decode``: what ``decode_clip`` costs beside its peers and beside the floor.
 
-Videos are generated once and kept in a folder. The report goes to stdout as Markdown, progress to stderr.
+Videos are generated once and kept in a folder. The report goes to stdout as Markdown, progress to stderr. It takes
+about an hour on an idle machine; ``--only``, ``--videos`` and the like measure a part, ``--results FILE`` puts
+parts together.
+
+The peers come with ``pip install '.[bench]'``; those that are missing are named in the report. torchcodec needs
+ffmpeg's shared libraries (4 to 8) from the system beside it. From 0.14 on its wheel on PyPI is linked with CUDA and
+needs torch's CUDA build; 0.13 runs beside the CPU build too.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
+from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
+from types import FrameType
 
 from benchmarks.decode import comparison, throughput
 from benchmarks.decode.cases import CASES, CORPUS, CORPUS_NUM_FRAMES, CORPUS_SIZE, GOP_250, LENGTHS, NUM_FRAMES, SIZES
@@ -38,6 +48,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=int, nargs="+", help=f"sides of the square in pixels (default: {SIZES})")
     parser.add_argument("--rounds", type=int, default=3, help="decodes by each main peer and case (default: 3)")
     parser.add_argument("--folder", type=Path, default=Path("cache/benchmark"), help="where the videos are kept")
+    parser.add_argument("--results", type=Path, help="add to what is in this JSON file and report all of it")
     return parser.parse_args()
 
 
@@ -56,25 +67,35 @@ def chosen_peers(arguments: argparse.Namespace, absent: dict[str, str]) -> list[
 
 def main() -> None:
     """Generate, measure, report."""
+    signal.signal(signal.SIGTERM, _leave)  # so that the workers end too
     arguments = read_arguments()
-    absent = comparison.absences(PEERS)
+    versions, absent = comparison.versions_and_absences(PEERS)
     names = chosen_peers(arguments, absent)
-    versions = {PEERS[name].distribution: PEERS[name].version() for name in names if name != FLOOR}
-    results = Results(absent=absent, versions=versions)
+    results = Results.load(arguments.results) if arguments.results else Results({}, {})
+    results.versions, results.absent = versions, absent
     videos = chosen_videos(arguments)
     frames = arguments.frames or ((6, 16) if arguments.quick else NUM_FRAMES)
     sizes = arguments.sizes or ((112,) if arguments.quick else SIZES)
     paths = {video: make_video(video, arguments.folder) for video in videos}
     cases = {Case(video.name, n, size): video for video in videos for n in frames for size in sizes}
-    if "cpu" in arguments.only:
-        measure_cpu(results, names, cases, paths, arguments.rounds)
-    if "memory" in arguments.only:
-        measure_memory(results, names, cases, paths)
-    if "lengths" in arguments.only:
-        measure_lengths(results, arguments.folder)
-    if {"footprint", "throughput", "scaling"} & set(arguments.only):
-        measure_corpus(results, arguments)
+    measures: dict[str, Callable[[], None]] = {
+        "cpu": lambda: measure_cpu(results, names, cases, paths, arguments.rounds),
+        "memory": lambda: measure_memory(results, names, cases, paths),
+        "lengths": lambda: measure_lengths(results, arguments.folder),
+        "footprint": lambda: measure_footprint(results, corpus(arguments), arguments.folder),
+        "throughput": lambda: measure_throughput(results, corpus(arguments), arguments.rounds),
+        "scaling": lambda: measure_scaling(results, corpus(arguments), SCALING_CLIPS // (5 if arguments.quick else 1)),
+    }
+    for part in [part for part in PARTS if part in arguments.only]:
+        measures[part]()
+        results.keep_newest()
+        if arguments.results:
+            results.save(arguments.results)
     print(whole_report(results))
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> None:
+    sys.exit(143)
 
 
 def measure_cpu(
@@ -111,22 +132,29 @@ def measure_lengths(results: Results, folder: Path) -> None:
         results.memory += [comparison.measure_memory(name, path, case) for name in (OURS, DEMUXING)]
 
 
-def measure_corpus(results: Results, arguments: argparse.Namespace) -> None:
-    """What is measured on many files."""
-    kinds = CORPUS[:: len(CORPUS) // 12] if arguments.quick else CORPUS
-    corpus = [(video, make_video(video, arguments.folder)) for video in kinds]
-    if "footprint" in arguments.only:
-        full_hd = make_video(GOP_250, arguments.folder)
-        results.footprint = throughput.measure_footprint(full_hd, corpus, 200)
-    if "throughput" in arguments.only:
-        peers = [name for name in (OURS, TORCHCODEC) if name not in results.absent]
-        plan: throughput.Plan = [(name, "threads", number) for number in (1, 2) for name in peers]
-        results.throughput = throughput.measure_throughput(corpus, plan, arguments.rounds)
-    if "scaling" in arguments.only:
-        number = throughput.processors()
-        alone: throughput.Plan = [(OURS, "threads", 1), (OURS, "threads", number), (OURS, "processes", number)]
-        many = list(islice(cycle(corpus), SCALING_CLIPS // 5 if arguments.quick else SCALING_CLIPS))
-        results.scaling = throughput.measure_throughput(many, alone, 1)
+def corpus(arguments: argparse.Namespace) -> throughput.Corpus:
+    """60 mixed files; in a hurry the shortest of each kind."""
+    videos = CORPUS[::5] if arguments.quick else CORPUS
+    return [(video, make_video(video, arguments.folder)) for video in videos]
+
+
+def measure_footprint(results: Results, files: throughput.Corpus, folder: Path) -> None:
+    """Whole processes: one clip, and very many."""
+    results.footprint = throughput.measure_footprint(make_video(GOP_250, folder), files, 200)
+
+
+def measure_throughput(results: Results, files: throughput.Corpus, rounds: int) -> None:
+    """The mixed corpus by us and by torchcodec, on one thread and on two."""
+    peers = [name for name in (OURS, TORCHCODEC) if name not in results.absent]
+    plan: throughput.Plan = [(name, "threads", number) for number in (1, 2) for name in peers]
+    results.throughput += throughput.measure_throughput(files, plan, rounds)
+
+
+def measure_scaling(results: Results, files: throughput.Corpus, num_clips: int) -> None:
+    """Many clips by one thread, by a thread per core and by a process per core."""
+    cores = throughput.processors()
+    plan: throughput.Plan = [(OURS, "threads", 1), (OURS, "threads", cores), (OURS, "processes", cores)]
+    results.scaling += throughput.measure_throughput(list(islice(cycle(files), num_clips)), plan, 1)
 
 
 if __name__ == "__main__":

@@ -77,22 +77,22 @@ def measure_memory(name: str, path: Path, case: Case) -> PeakMemory:
         return PeakMemory(case, name, worker.run(workers.peak_bytes_of, name, path, case.num_frames, case.size))
 
 
-def absences(names: Iterable[str]) -> dict[str, str]:
-    """The contestants that cannot be imported, and why; looked at in processes of their own."""
-    absent = {}
+def versions_and_absences(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Versions of the peers that can be imported, and why the others cannot; each in a process of its own."""
+    versions, absent = {}, {}
     for name in names:
         with Worker() as worker:
             try:
-                worker.run(workers.prepare, name)
+                versions[name] = worker.run(workers.version_of, name)
             except PeerError as failure:
                 absent[name] = str(failure)
-    return absent
+    return versions, absent
 
 
 def worst_difference(theirs: Pixels, ours: Pixels) -> float:
-    """Mean absolute difference of the worst frame in grey levels; infinite when a frame or pixel row is missing."""
+    """Mean absolute difference of the worst frame in grey levels; 255 when a frame or pixel row is missing."""
     if theirs.shape != ours.shape:
-        return float("inf")
+        return 255.0
     return float(np.abs(theirs.astype(np.int16) - ours).mean(axis=(1, 2, 3)).max())
 
 

@@ -35,12 +35,14 @@ class Peer:
         modules: what its users import first; what these take is not counted as its memory.
         distribution: the package on PyPI.
         decode: see the module.
+        ffmpeg: tells which ffmpeg it uses.
     """
 
     name: str
     modules: tuple[str, ...]
     distribution: str
     decode: Decoder
+    ffmpeg: Callable[[], str] | None = None
 
     def import_modules(self) -> None:
         """Load what it needs.
@@ -51,17 +53,10 @@ class Peer:
         for module in self.modules:
             importlib.import_module(module)
 
-    def absence(self) -> str | None:
-        """Why it cannot be used, in one line, or none."""
-        try:
-            self.import_modules()
-        except (ImportError, OSError, RuntimeError) as error:
-            return str(error).strip().splitlines()[0]
-        return None
-
     def version(self) -> str:
-        """Of the installed package."""
-        return importlib.metadata.version(self.distribution)
+        """Of the installed package, and of the ffmpeg it decodes with where it says so."""
+        version = importlib.metadata.version(self.distribution)
+        return f"{version} ({self.ffmpeg()})" if self.ffmpeg else version
 
 
 def uniform_places(num_frames_there: int, num_frames: int) -> list[int]:
@@ -175,12 +170,26 @@ def decode_imageio(path: Path, num_frames: int, size: int) -> Pixels:
     return channels_first([np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in pipe])
 
 
+def pyav_ffmpeg() -> str:
+    """The ffmpeg inside PyAV, which is also ours."""
+    import av
+
+    return f"ffmpeg {av.ffmpeg_version_info}"
+
+
+def torchcodec_ffmpeg() -> str:
+    """The ffmpeg that torchcodec found on this system."""
+    import torchcodec
+
+    return f"ffmpeg {torchcodec.ffmpeg_major_version}"
+
+
 # In the order of the tables.
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(OURS, ("fvc_lib.video.decode",), "fvc_lib", decode_ours),
-        Peer(TORCHCODEC, ("torch", "torchcodec.decoders"), "torchcodec", decode_torchcodec),
+        Peer(OURS, ("fvc_lib.video.decode",), "fvc_lib", decode_ours, pyav_ffmpeg),
+        Peer(TORCHCODEC, ("torch", "torchcodec.decoders"), "torchcodec", decode_torchcodec, torchcodec_ffmpeg),
         Peer("torchcodec Resize", ("torch", "torchcodec.transforms"), "torchcodec", decode_torchcodec_resize),
         Peer(DECORD, ("av", "decord"), "decord", decode_decord),
         Peer("OpenCV", ("cv2",), "opencv-python-headless", decode_opencv),

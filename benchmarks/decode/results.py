@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+from pydantic import TypeAdapter
+
+from fvc_lib.services.atomic_files import write_bytes
 
 # Scalers differ by one or two grey levels; frames of other moments differ by tens.
 LARGEST_DIFFERENCE_OF_SCALERS = 6.0
@@ -25,7 +30,7 @@ class CpuCost:
 
     Attributes:
         seconds: CPU time of each round.
-        difference: mean absolute difference to ours of the worst frame, in grey levels; infinite for another shape.
+        difference: mean absolute difference to ours of the worst frame, in grey levels; 255 for another shape.
         wrong_frames: how many of the frames are not the ones asked for, by the number they carry.
     """
 
@@ -113,7 +118,13 @@ class Footprint:
 
 @dataclass
 class Results:
-    """All there is to report; parts that were not asked for stay empty."""
+    """All there is to report; parts that were not asked for stay empty.
+
+    Attributes:
+        absent: peers that cannot be imported, and why.
+        versions: of the others.
+        failures: what a peer could not decode, and why.
+    """
 
     absent: dict[str, str]
     versions: dict[str, str]
@@ -124,3 +135,20 @@ class Results:
     throughput: list[Throughput] = field(default_factory=list)
     scaling: list[Throughput] = field(default_factory=list)
     footprint: Footprint | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """What ``save`` wrote; nothing where there is no such file."""
+        return TypeAdapter(cls).validate_json(path.read_bytes()) if path.exists() else cls({}, {})
+
+    def save(self, path: Path) -> None:
+        """Replace ``path`` with all of this, as JSON."""
+        write_bytes(path, TypeAdapter(Results).dump_json(self, indent=1))
+
+    def keep_newest(self) -> None:
+        """Forget what was measured again later."""
+        self.cpu = list({(each.case, each.peer): each for each in self.cpu}.values())
+        self.floor = list({each.case: each for each in self.floor}.values())
+        self.memory = list({(each.case, each.peer): each for each in self.memory}.values())
+        for passes in (self.throughput, self.scaling):
+            passes[:] = {(each.peer, each.how, each.workers): each for each in passes}.values()

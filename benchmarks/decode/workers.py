@@ -73,6 +73,12 @@ def prepare(name: str) -> None:
         PEERS[name].import_modules()
 
 
+def version_of(name: str) -> str:
+    """Of a peer that can be imported."""
+    prepare(name)
+    return PEERS[name].version()
+
+
 def frames_and_cpu_seconds(name: str, path: Path, num_frames: int, size: int) -> tuple[Pixels, float]:
     """The clip as the contestant gives it; CPU seconds of all threads, and of child processes that have ended."""
     if name == FLOOR:

@@ -102,3 +102,14 @@ def test_every_part_has_its_verdict():
 )
 def test_limits_are_part_of_what_they_allow(relation, measured, met):
     assert Verdict("", relation, 1.0, "", measured).met is met
+
+
+def test_results_are_put_together_over_runs_and_the_newest_counts(tmp_path):
+    first = results(cpu=[cost(GOP_250, OURS, 1.0), cost(GOP_30, OURS, 2.0)], floor=[FloorCount(GOP_250, 1, 2)])
+    first.save(tmp_path / "results.json")
+    again = Results.load(tmp_path / "results.json")
+    assert again == first
+    again.cpu.append(cost(GOP_250, OURS, 3.0, 4.0))
+    again.keep_newest()
+    assert again.cpu == [cost(GOP_250, OURS, 3.0, 4.0), cost(GOP_30, OURS, 2.0)]
+    assert Results.load(tmp_path / "nothing.json") == Results({}, {})
