@@ -34,6 +34,11 @@ _KINDS = tuple(
             "Unpack it and list the videos inside.",
         ),
         (
+            rb".{4}(styp|moof|sidx)",
+            "a segment of an MP4 stream without the header it belongs to",
+            "Join it behind its initialization segment: cat init.mp4 segment.m4s > video.mp4.",
+        ),
+        (
             rb"\x00{64}",
             "zeros at its beginning, as an unfinished download leaves them",
             "Fetch the file again.",

@@ -196,6 +196,8 @@ def _opening_errors(path: Path, head: bytes) -> Iterator[None]:
             yield
     except UnreadableVideo as error:
         known = what_it_is(head)
+        if known is None and head[4:8] == b"ftyp" and not _has_index(path):
+            known = "its index (the box moov) is missing: the file was cut or never finished", "Fetch the file again."
         if known is None:
             raise
         raise UnreadableVideo(path, *known) from error
@@ -246,6 +248,11 @@ def _is_encrypted(path: Path, container: InputContainer, stream: VideoStream) ->
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return any(_PROTECTED.search(content, *span) is not None for span in _boxes(content, b"moov"))
+
+
+def _has_index(path: Path) -> bool:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return any(True for _ in _boxes(content, b"moov"))
 
 
 def _boxes(content: mmap.mmap, kind: bytes) -> Iterator[tuple[int, int]]:

@@ -229,6 +229,11 @@ IMPOSTORS = {
     "error.mp4": (b'{"error": "video is private"}', r"JSON.*Download the video again"),
     "list.mp4": (b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:1/a.ts\n", r"playlist.*Download the video that it names"),
     "packed.mp4": (b"PK\3\4" + bytes(99), r"archive.*Unpack"),
+    "segment.m4s": (b"\0\0\0\x10styp" + bytes(90), r"segment.*cat init.mp4"),
+    "unfinished.mp4": (
+        b"\0\0\0\x10ftypisom\0\0\0\0\0\0\xff\xffmdat" + bytes(900),
+        r"moov.*cut or never finished.*Fetch",
+    ),
     "zeros.mp4": (bytes(5000), r"zeros.*unfinished download.*Fetch the file again"),
     "empty.mp4": (b"", r"empty file.*Fetch the file again"),
     "notes.mp4": (b"I renamed my notes to .mp4\n" * 99, r"invalid data.*check that a player opens it"),
