@@ -157,6 +157,7 @@ def open_video(path: Path, *, thorough: bool = False) -> Iterator[VideoSource]:
         check_size(path, context.width, context.height)
         if _is_encrypted(path, container, stream):
             raise UnreadableVideo(path, "its frames are encrypted", "Get an unprotected copy, or leave the file out.")
+        _check_index(path, stream)
         for other in container.streams:
             if other.index != stream.index:
                 other.discard = Discard.all
@@ -230,6 +231,13 @@ def _best_stream(path: Path, container: InputContainer) -> VideoStream:
     if stream.disposition & Disposition.attached_pic:
         raise NoVideoStream(path, "its only picture is a cover")
     return stream
+
+
+def _check_index(path: Path, stream: VideoStream) -> None:
+    """Refuse an index of more frames than the file has bytes: two forged numbers would keep a reader busy for hours."""
+    promised, num_bytes = len(stream.index_entries), path.stat().st_size
+    if promised > num_bytes:
+        raise CorruptVideo(path, f"its index promises {promised:,} frames in {num_bytes:,} bytes")
 
 
 def _length_prefixed(packet: bytes, length_bytes: int) -> Iterator[int]:

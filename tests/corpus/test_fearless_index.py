@@ -196,6 +196,19 @@ def exp_golomb(number: int) -> str:
     return "0" * (len(binary) - 1) + binary
 
 
+def test_absurd_numbers_of_frames_are_corrupt_at_once(tmp_path: Path, make_video: MakeVideo) -> None:
+    """Samples of one byte, all in the first chunk: as many as ffmpeg makes an index for."""
+    content = bytearray(make_video(tmp_path / "a.mp4", 1).read_bytes())
+    sizes, chunks, times = (content.index(kind) for kind in (b"stsz", b"stsc", b"stts"))
+    for count in (100_000, 1_000_000, 0x7FFFFFFF, 0xFFFFFFFF):
+        content[sizes + 8 : sizes + 16] = struct.pack(">II", 1, count)
+        content[chunks + 8 : chunks + 24] = struct.pack(">IIII", 1, 1, count, 1)
+        content[times + 8 : times + 20] = struct.pack(">III", 1, count, 512)
+        answer = probe_file(str(write(tmp_path / "many.mp4", bytes(content))))
+        assert answer["reason"] == "corrupt", (count, answer)
+        assert count > 1 << 30 or f"promises {count:,} frames in" in answer["detail"]
+
+
 def test_memory_per_worker_is_limited(tmp_path: Path) -> None:
     """An 8K frame passes in a worker's memory; where it does not fit, that is the reason it is refused."""
     path = tmp_path / "8k.mov"
