@@ -18,6 +18,8 @@ from fvc_lib.video.source import VideoSource
 _PACKETS_WORTH_A_SEEK = 32
 # MPEG-TS knows no keyframes when it seeks: where it lands too late, try earlier.
 _SEEK_MARGINS_SECONDS = (0, 1, 5)
+# No format holds back more (ITU-T H.264, A.3.1; H.265, A.4.2); told to, ffmpeg's decoder would abort the process.
+_MAX_REORDER_DEPTH = 16
 # Decoders that can leave out unreferenced frames and give the others unchanged: AV1's loses some, VP9's ignores it.
 _SKIPS_NON_REFERENCES = frozenset({"h264", "hevc", "mpeg4"})
 
@@ -48,6 +50,8 @@ def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: F
         source.refuse_damage()
     cursor = _PacketCursor(source, table)
     reorder_depth = table.reorder_depth(order)
+    if reorder_depth > _MAX_REORDER_DEPTH:
+        return False
     for group in _groups(table, order, sorted(sink.wanted)):
         if not cursor.move_to(group.start):
             return False

@@ -385,6 +385,19 @@ def test_a_damaged_frame_is_an_error_and_never_a_guess(make_video, codec, where)
     np.testing.assert_array_equal(clip.frames, whole[clip.frame_indices])
 
 
+def test_times_that_no_decoder_could_reorder_do_not_abort_the_process(make_video, number_of):
+    """One of 40 frames claims to be shown 30 places before its turn: more than a decoder holds back."""
+    path = make_video("claims.mkv", 40, gop=40, options={"bf": "0", "sc_threshold": "0"})
+    content = bytearray(path.read_bytes())
+    block = next(place for place in range(len(content)) if content[place : place + 3] == b"\x81\x05\xf0")  # at 1,520 ms
+    content[block + 1 : block + 3] = (305).to_bytes(2, "big")
+    path.write_bytes(content)
+    decode_it = "clip = decode_clip(pathlib.Path(sys.argv[1]), 6); print(clip.num_source_frames)"
+    code = f"import sys, pathlib; from fvc_lib.video.decode import decode_clip; {decode_it}"
+    result = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.strip()) == (0, "40")
+
+
 def test_names_may_hold_anything(make_video, number_of, tmp_path):
     path = make_video("plain.mp4", 4)
     for name in ("-dash.mp4", "http:x.mp4", 'a "b"\n[c]%03d {d} é 🎬.mp4', "\udcff\udcfe.mp4"):
