@@ -19,11 +19,13 @@ from typing import Any, TextIO
 import polars as pl
 
 from fvc_lib.services.atomic_files import sweep_temporaries
+from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
 from fvc_lib.services.path_text import path_from_text
 from fvc_lib.services.tables import AUGMENTED, write_table
 from fvc_lib.video.augmentation import apply_augmentation, draw_augmentation
 from fvc_lib.video.clip_store import CLIPS_FOLDER, ClipStore
+from fvc_lib.video.code_version import code_hash
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 DEFAULT_DECODE_FUNCTION = "fvc_lib.video.clip_worker:make_original"
@@ -93,6 +95,7 @@ def make_clips(
 
     Raises:
         OSError: clips or the table cannot be written. A video that fails is reported instead.
+        FvcError: the code that decodes was edited while this process runs the one before.
     """
     sweep_temporaries(store.cache_dir / CLIPS_FOLDER)
     store.note_use()
@@ -146,6 +149,7 @@ def _decoded(
             "content_sha256": video.content_sha256,
             "num_frames": store.num_frames,
             "fixed_size": store.fixed_size,
+            "code": code_hash("decode"),
         }
         for source, video in zip(sources, todo, strict=True)
     ]
@@ -160,12 +164,15 @@ def _failure(answer: Answer, source: str) -> str | None:
 
     Raises:
         OSError: its clip could not be written, so no other could either.
+        FvcError: the worker would have stored what newer code makes under the name of the code before.
     """
     if answer.failure is not None:
         return (
             f"{source!r}: {answer.failure}: the decoder gave up on this file: {answer.detail}. "
             "Re-encode it, or leave it out."
         )
+    if "code_changed" in answer.value:
+        raise FvcError("the code that decodes was changed since it was loaded here. Restart the kernel or the command.")
     if "write_error" in answer.value:
         raise OSError(*answer.value["write_error"])
     failure: str | None = answer.value.get("video_error")

@@ -10,6 +10,7 @@ from typing import Any
 
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.video.clip_file import Pixels, write_clip_file
+from fvc_lib.video.code_version import code_hash
 from fvc_lib.video.decode import decode_clip
 from fvc_lib.video.errors import UnreadableVideo, VideoError
 
@@ -19,12 +20,15 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         item: ``source`` and ``target`` (paths), ``content_sha256`` (of the video as it was indexed), ``num_frames``
-            and ``fixed_size``.
+            and ``fixed_size``; ``code`` (the hash under which ``target`` is stored, of the code that makes clips).
 
     Returns:
+        ``code_changed`` when this process has loaded other code than the one ``target`` is named after; else
         ``video_error``: what is wrong with the video, in words; or ``write_error``: errno, text and file of the
         operating system when the clip cannot be written, which is no fault of the video. Nothing when all is well.
     """
+    if item["code"] != code_hash("decode"):
+        return {"code_changed": True}
     try:
         frames = _decode(Path(item["source"]), item["content_sha256"], item["num_frames"], item["fixed_size"])
     except VideoError as error:

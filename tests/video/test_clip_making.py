@@ -13,8 +13,10 @@ import pytest
 
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import AUGMENTATIONS
+from fvc_lib.services.errors import FvcError
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.tables import AUGMENTED, read_table
+from fvc_lib.video import clip_making
 from fvc_lib.video.augmentation import AugmentationPlan, AugmentationSettings, apply_augmentation
 from fvc_lib.video.clip_making import make_clips
 from fvc_lib.video.clip_store import ClipStore
@@ -203,6 +205,16 @@ def test_a_store_that_cannot_be_written_is_an_error_and_no_fault_of_the_video(tm
         (store.originals_folder / video_id[:2]).touch()  # a file where a folder has to be
     with pytest.raises(OSError, match=r"exists|directory"):
         make_clips(store, index, root, 1, tmp_path / "t.csv")
+
+
+def test_edited_code_never_stores_under_the_name_of_the_code_before(tmp_path, corpus, monkeypatch):
+    """As when decode.py is edited while a notebook's kernel, which has loaded it, makes clips."""
+    root, index = corpus
+    store = _store(tmp_path / "cache")
+    monkeypatch.setattr(clip_making, "code_hash", lambda name: "the code before")
+    with pytest.raises(FvcError, match="Restart the kernel"):
+        make_clips(store, index, root, 1, tmp_path / "t.csv")
+    assert not list(store.decode_folder.rglob("*.npy"))
 
 
 def test_copies_are_made_anew_without_decoding(tmp_path, corpus, dangerous):
