@@ -102,5 +102,5 @@ def check_not_empty(path: Path, table: FrameTable) -> None:
     """
     if not table.num_packets:
         if table.damage is not None:
-            raise TruncatedVideo(path, table.damage)
+            raise TruncatedVideo(path, table.damage, "Fetch the file again.")
         raise CorruptVideo(path, "it opens, but holds no frame")
