@@ -20,7 +20,6 @@ from fvc_lib.video.decode import decode_clip
 from fvc_lib.video.errors import RefusedVideo, VideoError
 from fvc_lib.video.probe import probe_video
 from fvc_lib.video.source import check_size
-from fvc_lib.video.stream_reader import first_frame
 
 HASH_FRAMES = 6
 HASH_SIZE = 160  # side in pixels of the square the frames are decoded to
@@ -66,7 +65,7 @@ def _claimed_too_much(path: Path) -> RefusedVideo | None:
     av.logging.set_level(av.logging.ERROR)
     try:
         with av.logging.Capture() as messages, contextlib.suppress(VideoError):
-            first_frame(path)
+            probe_video(path)
     finally:
         av.logging.set_level(None)
     for _, _, message in messages:

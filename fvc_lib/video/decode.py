@@ -16,18 +16,18 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.video.errors import CorruptVideo, TruncatedVideo, VideoError
+from fvc_lib.video.errors import CorruptVideo, RefusedVideo, TruncatedVideo, VideoError
 from fvc_lib.video.frame_reader import OpenGroupError, read_by_pts
 from fvc_lib.video.frame_sink import FrameSink
-from fvc_lib.video.frame_table import FrameTable, check_not_empty
+from fvc_lib.video.frame_table import FrameTable, Seconds, check_not_empty, seconds_of
 from fvc_lib.video.letterbox import Box
 from fvc_lib.video.packet_scan import read_frame_table
 from fvc_lib.video.source import VideoSource, ffmpeg_errors, open_video
 from fvc_lib.video.stream_reader import count_frames, read_as_promised, read_by_place
 
 Sampling = Literal["uniform", "keyframe"]
+MAX_FRAMES = 100_000
 OnTruncated = Literal["raise", "resample"]
-Seconds = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Clip:
         rotation_degrees: clockwise turn in {0, 90, 180, 270} that was applied to the first frame.
         content: where the picture lies in ``frames``; the rest is black.
         sampling: how the places were chosen; ``keyframe`` is approximate.
-        repeated: the video, or the part asked for, has fewer frames than asked, so some appear more than once.
+        repeated: the video, or the part asked for, has fewer frames (or keyframes) than asked, so some appear more
+            than once.
         resampled: frames were missing, and the frames are spread over those that exist.
     """
 
@@ -91,13 +92,13 @@ def decode_clip(
 
     Args:
         path: a local file.
-        num_frames: T, at least 1. A video of fewer frames repeats some, and the clip says so.
+        num_frames: T, 1 to ``MAX_FRAMES``. A video of fewer frames repeats some, and the clip says so.
         size: side in pixels of the square each frame is letterboxed to; none keeps the pixels as stored, upright.
         start_seconds: leave out frames before this time on the container's clock.
         end_seconds: leave out frames at or after this time.
         sampling: ``uniform``, or ``keyframe``: the keyframe nearest to each of those places. Cheaper, approximate and
             for previews only: encoders choose keyframes by content, so their choice can give a label away. Uniform
-            where the video has to be decoded as a stream.
+            where the video has to be decoded as a stream, or the window holds no keyframe.
         on_truncated: ``raise`` when frames that the file promises are missing, or ``resample`` those that exist.
 
     Raises:
@@ -106,15 +107,19 @@ def decode_clip(
     """
     _check_arguments(num_frames, size, start_seconds, end_seconds, sampling, on_truncated)
     window = _Window(start_seconds, end_seconds)
-    with open_video(path) as source:
-        table = read_frame_table(source)
-        check_not_empty(path, table)
-        if table.trusted and (table.damage is None or window.ends_before(source, table)):
-            clip = _decode_sparse(source, table, num_frames, size, window, sampling)
-            if clip is not None:
-                return clip
-        elif table.damage is not None and on_truncated == "raise":
-            raise TruncatedVideo(path, table.damage)
+    try:
+        with open_video(path) as source:
+            table = read_frame_table(source)
+            check_not_empty(path, table)
+            sparse = table.trusted and (table.damage is None or window.ends_before(source, table))
+            clip = _decode_sparse(source, table, num_frames, size, window, sampling) if sparse else None
+    except OpenGroupError:
+        with open_video(path) as source:
+            clip = _decode_sparse(source, replace(table, begins_anew=False), num_frames, size, window, sampling)
+    if clip is not None:
+        return clip
+    if table.damage is not None and not sparse and on_truncated == "raise":
+        raise TruncatedVideo(path, table.damage)
     return _decode_stream(path, table, num_frames, size, window, on_truncated)
 
 
@@ -134,16 +139,11 @@ class _Window:
             )
         return first, stop
 
-    def choose(self, seconds: Seconds, num_frames: int, path: Path) -> npt.NDArray[np.int64]:
-        """int64 (num_frames,), places spread evenly over the window."""
-        first, stop = self.span(seconds, path)
-        return first + uniform_places(stop - first, num_frames)
-
     def ends_before(self, source: VideoSource, table: FrameTable) -> bool:
         """Whether a truncated file still has all frames of the window: none of them is decoded after the cut."""
         if self.end_seconds is None:
             return False
-        return self.end_seconds <= float(table.dts.max() * _time_base(source))
+        return self.end_seconds <= float(seconds_of(table.dts, source.stream.time_base).max())
 
 
 def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.int64]:
@@ -154,19 +154,24 @@ def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.in
 def _decode_sparse(
     source: VideoSource, table: FrameTable, num_frames: int, size: int | None, window: _Window, sampling: Sampling
 ) -> Clip | None:
-    """The clip, or none when a frame did not turn up where the packets promised it."""
+    """The clip, or none when a frame did not turn up where the packets promised it.
+
+    Raises:
+        OpenGroupError: see ``read_by_pts``.
+        RefusedVideo: a frame needs too much memory.
+    """
     order = table.presentation_order()
-    seconds = table.pts[order] * _time_base(source)
-    chosen = window.choose(seconds, num_frames, source.path)
+    seconds = seconds_of(table.pts[order], source.stream.time_base)
+    first, stop = window.span(seconds, source.path)
+    chosen = first + uniform_places(stop - first, num_frames)
     if sampling == "keyframe":
-        chosen = _nearest(np.flatnonzero(table.is_key[order]), chosen)
+        chosen = _nearest(first + np.flatnonzero(table.is_key[order[first:stop]]), chosen)
     sink = FrameSink(source, size, chosen)
     try:
         with ffmpeg_errors(source.path, CorruptVideo):
             complete = read_by_pts(source, table, order, sink)
-    except OpenGroupError:
-        with open_video(source.path) as again:
-            return _decode_sparse(again, replace(table, begins_anew=False), num_frames, size, window, sampling)
+    except RefusedVideo:
+        raise
     except VideoError:
         return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
     return _clip(sink, seconds, sampling=sampling, resampled=False) if complete else None
@@ -185,7 +190,8 @@ def _decode_stream(
         raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
     if count.missing is not None and on_truncated == "raise":
         raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
-    sink = read_by_place(path, count.order, window.choose(count.seconds, num_frames, path), size)
+    first, stop = window.span(count.seconds, path)
+    sink = read_by_place(path, table, count.order, first + uniform_places(stop - first, num_frames), size)
     return _clip(sink, count.seconds, resampled=count.missing is not None)
 
 
@@ -219,10 +225,6 @@ def _nearest(candidates: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -
     return np.asarray(candidates[np.abs(candidates[None, :] - wanted[:, None]).argmin(axis=1)], np.int64)
 
 
-def _time_base(source: VideoSource) -> float:
-    return float(source.stream.time_base or 0)
-
-
 def _check_arguments(
     num_frames: int,
     size: int | None,
@@ -231,8 +233,8 @@ def _check_arguments(
     sampling: str,
     on_truncated: str,
 ) -> None:
-    if num_frames < 1:
-        raise ValueError(f"num_frames: got {num_frames}, wanted at least 1")
+    if not 1 <= num_frames <= MAX_FRAMES:
+        raise ValueError(f"num_frames: got {num_frames}, wanted 1 to {MAX_FRAMES:,}")
     if size is not None and not 1 <= size <= 8192:
         raise ValueError(f"size: got {size}, wanted 1 to 8192 pixels, or None to keep the pixels as stored")
     if start_seconds is not None and end_seconds is not None and not start_seconds < end_seconds:

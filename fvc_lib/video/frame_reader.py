@@ -144,7 +144,7 @@ def _read_group(
         packet = cursor.next()
         if packet is None or packet.pts != pts or packet.is_corrupt:
             return False
-        if must_begin_anew and not source.begins_anew(bytes(packet)):
+        if must_begin_anew and not source.begins_anew(memoryview(packet)):
             raise OpenGroupError
         must_begin_anew = False  # the frames after the first have their references
         if skips:
@@ -160,5 +160,7 @@ def _take(frames: list[VideoFrame], group: _Group, sink: FrameSink) -> bool:
         place = None if frame.pts is None else group.places.pop(frame.pts, None)
         if place is not None and frame.is_corrupt:
             return False
+        if frame.pts == group.packet_pts[0] and not frame.key_frame:
+            return False  # the container called it a keyframe, and the decoder made it up from nothing
         sink.offer(place, frame)
     return True

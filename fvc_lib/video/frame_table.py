@@ -7,6 +7,7 @@ presentation time stamp (pts) is what names a frame.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from fvc_lib.video.errors import CorruptVideo, TruncatedVideo
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+Seconds = npt.NDArray[np.floating]
 
 NO_PTS = int(np.iinfo(np.int64).min)
 
@@ -30,7 +32,7 @@ class FrameTable:
         is_key: bool (N,), decoding can start here.
         is_shown: bool (N,), the packet yields a frame (not trimmed by an edit list, not a hidden reference).
         trusted: frame i of the presentation is the packet with the i-th smallest pts, and can be found by its pts.
-        begins_anew: no frame after a keyframe refers to one before it, so a seek never leaves out a reference.
+        begins_anew: every keyframe does, by ``VideoSource.begins_anew``: after a seek, a missing reference is damage.
         stores_pts: the container states presentation times, so that their order is the order of the frames.
         damage: what the container promises and the file does not hold, or none.
         duration: int, of the last shown packet in ``time_base`` units, 0 where not stated.
@@ -78,6 +80,11 @@ class FrameTable:
             return 0
         leads = self.pts[position] < self.pts[keys[-1]]
         return int(keys[-2]) if leads and len(keys) > 1 else int(keys[-1])
+
+
+def seconds_of(pts: IntArray, time_base: Fraction | None) -> Seconds:
+    """float64 seconds of integer times, rounded once, so that they equal the float of the exact fraction."""
+    return pts * time_base.numerator / time_base.denominator if time_base else np.zeros(len(pts))
 
 
 def order_is_sure(pts: IntArray, is_key: BoolArray, is_shown: BoolArray) -> bool:

@@ -151,6 +151,8 @@ def _sample_table(file: _File, track_id: int, num_samples: int) -> SampleTable:
         pts = dts + _runs(file.table(*_counted(file, boxes[b"ctts"], 2), dtype=">i4"), num_samples)
     _check_edits(file, movie, track, media, pts)
     sizes = _sizes(file, boxes, num_samples)
+    if not sizes.min():  # "the frame stays": no frame of its own
+        raise _NotPlain
     return SampleTable(
         pts=pts,
         dts=dts,
@@ -217,7 +219,7 @@ def _check_edits(file: _File, movie: _Box, track: _Box, media: _Box, pts: IntArr
     if rate != 1 << 16 or media_start != int(pts.min()):
         raise _NotPlain
     scales = _time_scale(file, file.child(media, b"mdhd")), _time_scale(file, file.child(movie, b"mvhd"))
-    if duration and int(pts.max()) - media_start >= duration * scales[0] // scales[1]:
+    if int(pts.max()) - media_start >= duration * scales[0] // scales[1]:
         raise _NotPlain
 
 

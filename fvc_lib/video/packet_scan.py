@@ -12,6 +12,7 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 from fvc_lib.video.container_size import missing_bytes
+from fvc_lib.video.errors import UnreadableVideo
 from fvc_lib.video.frame_table import NO_PTS, FrameTable, IntArray, order_is_sure
 from fvc_lib.video.mp4_index import read_sample_table
 from fvc_lib.video.source import VideoSource
@@ -28,14 +29,17 @@ def read_frame_table(source: VideoSource) -> FrameTable:
     """The frames of a freshly opened video. The container is left anywhere: seek before reading on.
 
     Raises:
-        OSError: the file cannot be read.
+        UnreadableVideo: the file cannot be read any more.
     """
     scan = _Scan(source)
     scan.read(1)
-    table = _table_of_index(source, scan)
-    if table is None:
-        scan.read()
-        table = _table_of_packets(source, scan)
+    try:
+        table = _table_of_index(source, scan)
+        if table is None:
+            scan.read()
+            table = _table_of_packets(source, scan)
+    except OSError as error:
+        raise UnreadableVideo(source.path, (error.strerror or type(error).__name__).lower()) from error
     return table
 
 
@@ -109,14 +113,20 @@ class _Scan:
         """What is missing after a whole pass: by the failure, by MP4's index of all packets, or by the stated size."""
         if self._failure is not None:
             return self._failure
-        promised = len(self._source.stream.index_entries) if self._is_mp4 else 0
-        missing = max(self._cut_short, promised - len(self.pts))
+        missing = max(self._cut_short, self._promised() - len(self.pts))
         if missing > 0:
             return f"{missing} of its {len(self.pts) + missing} frames are missing or cut short"
         num_missing = missing_bytes(self._source.path)
-        if not num_missing or self._reaches_stated_end():  # all frames may be there, and only the index behind them cut
-            return None
-        return f"the file ends {num_missing:,} bytes before the size its container states"
+        if num_missing and not self._reaches_stated_end():  # otherwise only the index behind the frames was cut
+            return f"the file ends {num_missing:,} bytes before the size its container states"
+        if self._source.container_name == "mxf" and not self._reaches_stated_end():
+            return "the file ends before the duration that its header states"
+        return None
+
+    def _promised(self) -> int:
+        """Packets that the index of an MP4 file lists and that are not empty."""
+        entries = self._source.stream.index_entries if self._is_mp4 else ()
+        return len(entries) if len(entries) <= len(self.pts) else sum(entry.size > 0 for entry in entries)
 
     def _reaches_stated_end(self) -> bool:
         """Whether the last frame ends where the container says that the video does, give or take a frame."""
@@ -134,13 +144,15 @@ class _Scan:
         self.pts.append(NO_PTS if packet.pts is None else packet.pts)
         self.dts.append(NO_PTS if packet.dts is None else packet.dts)
         self.is_key.append(packet.is_keyframe)
-        self.begins_anew &= not packet.is_keyframe or self._source.begins_anew(bytes(packet))
+        self.begins_anew &= not packet.is_keyframe or self._source.begins_anew(memoryview(packet))
         self.is_shown.append(not hidden)
         self.smallest_bytes = min(self.smallest_bytes, packet.size)
         self.duration = self.duration if hidden else packet.duration or 0
 
 
 def _codes_every_frame(source: VideoSource, smallest_bytes: int) -> bool:
+    if source.codec_name == "dirac":  # its decoder calls every frame a keyframe, so a wrong start is not noticed
+        return False
     return source.codec_name != "mpeg4" or smallest_bytes >= _SMALLEST_MPEG4_FRAME_BYTES
 
 

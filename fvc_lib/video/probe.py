@@ -59,7 +59,7 @@ def probe_video(path: Path) -> VideoProbe:
         has_audio = bool(source.container.streams.audio)
         nominal_rate = source.stream.average_rate
         span = _span_seconds(source, table)
-    frame = first_frame(path)
+    frame = first_frame(path, table)
     check_size(path, frame.width, frame.height)
     num_frames = table.num_shown if table.trusted else count_frames(path, table).num_frames
     if not num_frames:

@@ -6,7 +6,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -78,6 +78,8 @@ class VideoSource:
     def packets(self) -> Iterator[Packet[VideoStream]]:
         """The packets of the stream from where the container stands; the last, empty one flushes the decoder.
 
+        Other empty packets, QuickTime's way to say that a frame stays, are left out: the decoder would end at them.
+
         Raises:
             CorruptVideo: streams keep appearing.
         """
@@ -85,26 +87,27 @@ class VideoSource:
         # first packet, which is none of ours; asked again, it passes such packets over.
         for _ in range(_MAX_LATE_STREAMS):
             try:
-                yield from self.container.demux(self.stream)
+                for packet in self.container.demux(self.stream):
+                    if packet.size or packet.dts is None:
+                        yield packet
             except IndexError:
                 continue
             return
         raise CorruptVideo(self.path, f"more than {_MAX_LATE_STREAMS} streams begin in the middle of the file")
 
-    def begins_anew(self, keyframe: bytes) -> bool:
-        """Whether no frame after this keyframe's packet refers to one before it, as far as the packet tells.
+    def begins_anew(self, keyframe: bytes | memoryview) -> bool:
+        """Whether, decoding from this keyframe's packet on, a missing reference can only be damage.
 
-        Of H.264 only IDR pictures are known to; other codecs' decoders need not know.
+        Of H.264 only IDR pictures are known to allow that; other codecs' decoders know what they may leave out.
         """
         if self.codec_name != "h264":
             return True
         extradata = self.stream.codec_context.extradata or b""
         # An avcC box (ISO/IEC 14496-15, 5.3.3.1) says how long the lengths before NAL units are; without it they follow
         # start codes.
-        if extradata[:1] != b"\x01" or len(extradata) < 7:
-            starts = [match.end() for match in _START_CODE.finditer(keyframe)]
-        else:
-            starts = list(_length_prefixed(keyframe, (extradata[4] & 3) + 1))
+        starts: Iterable[int] = (match.end() for match in _START_CODE.finditer(keyframe))
+        if extradata[:1] == b"\x01" and len(extradata) >= 7:
+            starts = _length_prefixed(keyframe, (extradata[4] & 3) + 1)
         return any(keyframe[start] & 0x1F == _H264_IDR for start in starts)
 
     def refuse_damage(self) -> None:
@@ -240,7 +243,7 @@ def _check_index(path: Path, stream: VideoStream) -> None:
         raise CorruptVideo(path, f"its index promises {promised:,} frames in {num_bytes:,} bytes")
 
 
-def _length_prefixed(packet: bytes, length_bytes: int) -> Iterator[int]:
+def _length_prefixed(packet: bytes | memoryview, length_bytes: int) -> Iterator[int]:
     """Where the NAL units of a packet begin; stops where the lengths make no sense."""
     start = 0
     while start + length_bytes < len(packet):
