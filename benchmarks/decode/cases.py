@@ -11,7 +11,7 @@ _B_FRAMES = (*_X264, ("bf", "3"))
 _X265 = (("preset", "superfast"), ("x265-params", "log-level=error:scenecut=0"))
 _VP9 = (("deadline", "realtime"), ("cpu-used", "8"), ("row-mt", "1"))
 # By quality: at a bit rate the first frames are too coarse to read their numbers.
-_AV1 = (("preset", "11"), ("crf", "38"), ("svtav1-params", "keyint=250"))
+_AV1 = (("preset", "11"), ("crf", "26"), ("svtav1-params", "keyint=250"))
 
 LENGTH_REPEATS = {"10 s": 1, "10 min": 60, "1 h": 360}
 # The clip that is decoded where only the corpus varies.

@@ -60,7 +60,7 @@ def _floor_binds(case: Case) -> bool:
 
 def cpu_ratios(results: Results, peer: str, is_for: IsFor) -> dict[Case, float]:
     """Median CPU time of ours over that of ``peer``; without the cases where either gave other frames."""
-    seconds = {(cost.case, cost.peer): cost.median_seconds for cost in results.cpu if cost.gave_the_same}
+    seconds = {(cost.case, cost.peer): cost.least_seconds for cost in results.cpu if cost.gave_the_same}
     return {
         case: spent / seconds[case, peer]
         for (case, name), spent in seconds.items()

@@ -25,7 +25,7 @@ def verdict_of(measured, words):
     return next(verdict for verdict in verdicts(measured) if all(word in verdict.what for word in words))
 
 
-def test_a_ratio_is_of_medians_over_rounds():
+def test_a_ratio_is_of_the_least_disturbed_rounds():
     measured = results(cpu=[cost(GOP_250, OURS, 1.0, 9.0, 1.2), cost(GOP_250, TORCHCODEC, 2.4, 2.0, 20.0)])
     assert cpu_ratios(measured, TORCHCODEC, lambda case: True) == {GOP_250: pytest.approx(0.5)}
 
