@@ -87,9 +87,16 @@ def test_colours_are_those_of_the_standard_within_one_level(colour, size):
         assert np.abs(out[channel].astype(float) - min(255, max(0, value))).max() <= 1
 
 
+def _resized(rgb: np.ndarray, height: int, width: int) -> np.ndarray:
+    """float32 (3, height, width): torch's antialiased resize, the reference."""
+    torch = pytest.importorskip("torch")
+    given = torch.from_numpy(rgb.astype(np.float32))[None]
+    size = (height, width)
+    return torch.nn.functional.interpolate(given, size, mode="bilinear", antialias=True, align_corners=False)[0].numpy()
+
+
 @pytest.mark.parametrize(("width", "height", "size"), [(320, 180, 112), (97, 211, 64), (64, 64, 32), (33, 17, 80)])
 def test_scaling_matches_an_antialiased_resize_without_bias_or_shift(width, height, size):
-    torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     smooth = np.kron(rng.integers(20, 235, (height // 8 + 1, width // 8 + 1, 3)), np.ones((8, 8, 1)))
     rgb = np.ascontiguousarray(smooth[:height, :width].astype(np.uint8))
@@ -99,13 +106,7 @@ def test_scaling_matches_an_antialiased_resize_without_bias_or_shift(width, heig
     converter.convert(frame, out)
     box = converter.content_box(frame)
     content = out[:, box.top : box.top + box.height, box.left : box.left + box.width].astype(np.float32)
-    expected = torch.nn.functional.interpolate(
-        torch.from_numpy(rgb.transpose(2, 0, 1).astype(np.float32))[None],
-        (box.height, box.width),
-        mode="bilinear",
-        antialias=True,
-        align_corners=False,
-    )[0].numpy()
+    expected = _resized(rgb.transpose(2, 0, 1), box.height, box.width)
     difference = content - expected
     assert np.abs(difference).mean() <= 0.5
     assert abs(difference.mean()) <= 0.1
@@ -134,13 +135,7 @@ def test_scaling_keeps_to_an_accurate_conversion_and_resize(pixel_format, width,
     converter.convert(frame, out)
     box = converter.content_box(frame)
     content = out[:, box.top : box.top + box.height, box.left : box.left + box.width].astype(np.float32)
-    expected = torch.nn.functional.interpolate(
-        torch.from_numpy(accurate.astype(np.float32))[None],
-        (box.height, box.width),
-        mode="bilinear",
-        antialias=True,
-        align_corners=False,
-    )[0].numpy()
+    expected = _resized(accurate, box.height, box.width)
     difference = content - expected
     assert np.abs(difference).mean() <= 0.35
     assert abs(difference.mean()) <= 0.02
