@@ -146,6 +146,9 @@ class _Window:
         return self.end_seconds <= float(seconds_of(table.dts, source.stream.time_base).max())
 
 
+_WHOLE = _Window(None, None)
+
+
 def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.int64]:
     """int64 (num_frames,): round(linspace(0, num_source_frames - 1, num_frames))."""
     return np.round(np.linspace(0, num_source_frames - 1, num_frames)).astype(np.int64)
@@ -160,9 +163,10 @@ def _decode_sparse(
         OpenGroupError: see ``read_by_pts``.
         RefusedVideo: a frame needs too much memory.
     """
-    order = table.presentation_order()
-    seconds = seconds_of(table.pts[order], source.stream.time_base)
-    first, stop = window.span(seconds, source.path)
+    order, time_base = table.presentation_order(), source.stream.time_base
+    first, stop = 0, len(order)
+    if window != _WHOLE:  # the times of an hour's frames are not made for nothing
+        first, stop = window.span(seconds_of(table.pts[order], time_base), source.path)
     chosen = first + uniform_places(stop - first, num_frames)
     if sampling == "keyframe":
         chosen = _nearest(first + np.flatnonzero(table.is_key[order[first:stop]]), chosen)
@@ -174,14 +178,15 @@ def _decode_sparse(
         raise
     except VideoError:
         return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
-    return _clip(sink, seconds, sampling=sampling, resampled=False) if complete else None
+    pts_seconds = seconds_of(table.pts[order[sink.places]], time_base)
+    return _clip(sink, pts_seconds, len(order), sampling=sampling, resampled=False) if complete else None
 
 
 def _decode_stream(
     path: Path, table: FrameTable, num_frames: int, size: int | None, window: _Window, on_truncated: OnTruncated
 ) -> Clip:
     """The slow and sure way: every frame is decoded, and the places are those of the frames that came out."""
-    if table.damage is None and table.num_shown and window == _Window(None, None):
+    if table.damage is None and table.num_shown and window == _WHOLE:
         clip = _decode_as_promised(path, table, num_frames, size)
         if clip is not None:
             return clip
@@ -192,7 +197,8 @@ def _decode_stream(
         raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
     first, stop = window.span(count.seconds, path)
     sink = read_by_place(path, table, count.order, first + uniform_places(stop - first, num_frames), size)
-    return _clip(sink, count.seconds, resampled=count.missing is not None)
+    seconds = count.seconds
+    return _clip(sink, seconds[sink.places], len(seconds), resampled=count.missing is not None)
 
 
 def _decode_as_promised(path: Path, table: FrameTable, num_frames: int, size: int | None) -> Clip | None:
@@ -200,15 +206,25 @@ def _decode_as_promised(path: Path, table: FrameTable, num_frames: int, size: in
         found = read_as_promised(path, table, uniform_places(table.num_shown, num_frames), size)
     except VideoError:
         return None  # counting will say what is wrong
-    return _clip(found[0], found[1], resampled=False) if found is not None else None
+    if found is None:
+        return None
+    sink, seconds = found
+    return _clip(sink, seconds[sink.places], len(seconds), resampled=False)
 
 
-def _clip(sink: FrameSink, seconds: Seconds, *, resampled: bool, sampling: Sampling = "uniform") -> Clip:
+def _clip(
+    sink: FrameSink,
+    pts_seconds: Seconds,
+    num_source_frames: int,
+    *,
+    resampled: bool,
+    sampling: Sampling = "uniform",
+) -> Clip:
     return Clip(
         frames=sink.frames,
-        pts_seconds=seconds[sink.places],
+        pts_seconds=pts_seconds,
         frame_indices=sink.places,
-        num_source_frames=len(seconds),
+        num_source_frames=num_source_frames,
         source_width=sink.source_width,
         source_height=sink.source_height,
         rotation_degrees=sink.rotation_degrees,
