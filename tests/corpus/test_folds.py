@@ -126,7 +126,7 @@ def test_splits_are_disjoint_complete_and_hold_both_labels(
         rest = folds.filter(pl.col("fold") != fold)
         has_two = all(rest.filter(pl.col("label") == label)["group_id"].n_unique() >= 2 for label in ("real", "fake"))
         if not has_two:
-            with pytest.raises(DataError, match="training groups"):
+            with pytest.raises(DataError, match="one to train on and one for inner validation"):
                 split_for_fold(folds, fold, inner_validation_share=share, seed=seed)
             continue
         split = split_for_fold(folds, fold, inner_validation_share=share, seed=seed)
