@@ -1,0 +1,89 @@
+"""Decoding real files, good and broken, against a naive full decode; they lie beside the repository."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from fvc_lib.video.decode import decode_clip
+from fvc_lib.video.errors import VideoError
+from fvc_lib.video.letterbox import FrameConverter
+
+QUICK_PIXELS = 10_000_000  # all frames together
+
+
+def _real_files(folder: str, pixels: range = range(1 << 40)) -> list[str]:
+    """Files of the manifest that have that many pixels in all their frames together."""
+    manifest = Path(__file__).resolve().parents[3] / "shared" / "media" / "manifest.csv"
+    if not manifest.is_file():
+        return ["absent"]
+    with manifest.open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["path"].startswith(folder)]
+    return [row["path"] for row in rows if _total_pixels(row) in pixels]
+
+
+def _total_pixels(row: dict[str, str]) -> int:
+    numbers = [row["width"], row["height"], row["n_frames"]]
+    return math.prod(int(number) if number.isdigit() else 1 for number in numbers)
+
+
+def _presentation(path: Path, size: int) -> list[np.ndarray]:
+    """Every frame of a full decode in presentation order, small: the naive oracle."""
+    frames: list[np.ndarray] = []
+    times: list[int | None] = []
+    with av.open(str(path), metadata_errors="ignore") as container:
+        stream = container.streams.best("video")
+        converter = FrameConverter(size, stream.sample_aspect_ratio)
+        for frame in container.decode(stream):
+            out = np.empty((3, size, size), np.uint8)
+            converter.observe(frame)
+            converter.convert(frame, out)
+            frames.append(out)
+            times.append(frame.pts)
+        stored = container.format.name not in ("avi", "h264", "mjpeg", "m4v")
+    order = sorted(range(len(frames)), key=lambda number: times[number]) if stored else range(len(frames))
+    return [frames[number] for number in order]
+
+
+@pytest.mark.parametrize("name", _real_files("decode/", range(QUICK_PIXELS)))
+def test_real_files_give_the_frames_of_a_full_decode(shared_media, name):
+    _compare_with_full_decode(shared_media / name, (1, 7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _real_files("decode/", range(QUICK_PIXELS, 1 << 40)))
+def test_large_real_files_give_the_frames_of_a_full_decode(shared_media, name):
+    _compare_with_full_decode(shared_media / name, (7,))
+
+
+def _compare_with_full_decode(path: Path, numbers_of_frames: tuple[int, ...]) -> None:
+    frames = _presentation(path, 24)
+    for num_frames in numbers_of_frames:
+        clip = decode_clip(path, num_frames, 24)
+        assert clip.num_source_frames == len(frames)
+        for place, pixels in zip(clip.frame_indices, clip.frames, strict=True):
+            np.testing.assert_array_equal(pixels, frames[place])
+
+
+@pytest.mark.parametrize("name", _real_files("broken/"))
+@pytest.mark.parametrize("on_truncated", ["raise", "resample"])
+def test_broken_files_give_a_documented_error_or_frames(shared_media, capfd, name, on_truncated):
+    path = shared_media / name
+    error = None
+    try:
+        clip = decode_clip(path, 4, 32, on_truncated=on_truncated)
+    except VideoError as caught:
+        error = caught
+    if error is None:
+        assert clip.frames.shape == (4, 3, 32, 32)
+        assert clip.frames.any()
+    else:
+        assert error.path == path
+        assert error.reason in {"unreadable", "no_video", "truncated", "corrupt", "refused"}
+        assert path.name in str(error)
+    assert capfd.readouterr().err == ""
