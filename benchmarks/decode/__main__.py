@@ -2,7 +2,7 @@
 
 Videos are generated once and kept in a folder. The report goes to stdout as Markdown, progress to stderr. It takes
 about an hour on an idle machine; ``--only``, ``--videos`` and the like measure a part, ``--results FILE`` puts
-parts together.
+parts together. On a machine shared with others take ``--rounds 9``: of three or four rounds none may be undisturbed.
 
 The peers come with ``pip install '.[bench]'``; those that are missing are named in the report. torchcodec needs
 ffmpeg's shared libraries (4 to 8) from the system beside it. From 0.14 on its wheel on PyPI is linked with CUDA and
