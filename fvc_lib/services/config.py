@@ -40,7 +40,9 @@ ENVIRONMENT = {
 NOT_HASHED = frozenset(
     {
         "corpus", "data_dir", "runs_dir", "cache_dir", "experiment", "probe_workers", "num_workers", "mem_gb",
-        "use_mlops_pipeline", "clip_source",
+        "use_mlops_pipeline", "clip_source", "gradient_checkpointing", "profile_memory", "memory_preflight",
+        "clear_cache_training_batches", "clear_cache_validation_batches", "micro_batch_recovery_steps",
+        "checkpoint_minutes", "checkpoint_epochs", "keep_checkpoints", "max_nonfinite_steps",
     }
 )  # fmt: skip
 
@@ -121,12 +123,40 @@ class RunConfig(BaseModel):
     amp: Literal["auto", "off"] = Field("auto", description="mixed precision where the device has it")
     device: Literal["auto", "cuda", "mps", "cpu"] = Field("auto", description="auto: cuda, else mps, else cpu")
     num_workers: int = Field(0, ge=0, description="loader processes; the results do not depend on it")
+    max_nonfinite_steps: int = Field(
+        5, ge=0, description="so many steps with a NaN or infinite loss are skipped; one more stops the fold"
+    )
     shuffle_labels: bool = Field(
         False, description="train and test on labels shuffled by group: an honest pipeline then scores chance"
     )
     shuffled_label_control: bool = Field(
         True, description="train each fold a second time on shuffled labels and report it as a control"
     )
+
+    # Memory; none of it changes a number beyond rounding
+    memory_preflight: bool = Field(
+        True, description="measure one step in a child process first and lower batch_size where the budget is too small"
+    )
+    micro_batch_recovery_steps: int = Field(
+        0, ge=0, description="after an out-of-memory, double the micro-batch again after this many quiet steps; 0: never"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="keep fewer activations and compute them again in the backward pass: less memory, more time"
+    )
+    clear_cache_training_batches: int | None = Field(
+        None, ge=0, description="give cached device memory back every so many batches; none: the device's policy"
+    )
+    clear_cache_validation_batches: int | None = Field(
+        None, ge=0, description="the same in validation; none: the device's policy"
+    )
+    profile_memory: bool = Field(
+        False, description="record every allocation of the training: torch's snapshot on CUDA, memray on the CPU"
+    )
+
+    # Checkpoints
+    checkpoint_minutes: float = Field(2.0, ge=0, description="at most this long between checkpoints within an epoch")
+    checkpoint_epochs: int = Field(1, ge=1, description="checkpoint at the end of every so many epochs")
+    keep_checkpoints: int = Field(2, ge=1, description="epoch checkpoints that stay beside the best and the latest")
 
     # Results
     bootstrap_replicates: int = Field(2000, ge=100, description="cluster bootstrap replicates over groups")

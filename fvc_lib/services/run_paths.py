@@ -102,6 +102,23 @@ class RunPaths:
         """The memory samples of one stage (and fold); one writer each."""
         return self.root / "memory" / f"{stage_key(stage, fold)}.jsonl"
 
+    def memory_events(self, stage: str, fold: int | None = None) -> Path:
+        """What happened to one stage's memory: plan, shortages and what was done; one writer each."""
+        return self.root / "memory" / "events" / f"{stage_key(stage, fold)}.jsonl"
+
+    def oom_contexts(self, stage: str, fold: int | None = None) -> Path:
+        """Folder of one JSON file per out-of-memory of a stage."""
+        return self.root / "memory" / "oom" / stage_key(stage, fold)
+
+    def memory_profiles(self, stage: str, fold: int | None = None) -> Path:
+        """Folder of a stage's allocation recordings (``profile_memory``)."""
+        return self.root / "memory" / "profiles" / stage_key(stage, fold)
+
+    @property
+    def preflight(self) -> Path:
+        """What one training step was measured to take, before the first fold trained."""
+        return self.root / "memory" / "preflight.json"
+
     def stage_checkpoint(self, stage: str, fold: int | None = None) -> Path:
         """The record that a stage was finished, with the fingerprint of what it depended on."""
         return self.root / "checkpoints" / f"stage_{stage_key(stage, fold)}.json"
