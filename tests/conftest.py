@@ -14,6 +14,8 @@ from hypothesis import settings
 settings.register_profile("fvc", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("fvc")
 
+pytest_plugins = ["tests.faults.table"]  # the marker `fault` and the table of what was survived
+
 MakeVideo = Callable[..., Path]
 
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import os
+import resource
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
 
 from fvc_lib.services.metric_log import COLUMNS, JsonLines, MetricLog
 
@@ -49,3 +59,185 @@ def test_a_process_that_is_killed_has_lost_no_line_it_appended(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
     assert [row["i"] for row in read(path)] == list(range(500))
+
+
+@dataclass(frozen=True)
+class SmallDisk:
+    """A folder, how to make its disk take no more than a few pages, and how to make room again."""
+
+    folder: Path
+    fill: Callable[[], None]
+    make_room: Callable[[], None]
+
+
+def fill_with(ballast: Path) -> None:
+    with ballast.open("ab", buffering=0) as stream, suppress(OSError):
+        while True:
+            stream.write(bytes(4096))
+    assert os.statvfs(ballast).f_bavail == 0
+
+
+def limit_file_size(num_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@pytest.fixture(params=["a full disk", "a file at its size limit"])
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk]:
+    """A real tmpfs where this process may mount one; a real limit on the size of files everywhere."""
+    if request.param == "a full disk":
+        folder = tmp_path / "disk"
+        folder.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], capture_output=True, check=False
+        )
+        if mounted.returncode:
+            pytest.skip(f"may not mount: {mounted.stderr.decode().strip()}")
+        ballast = folder / "ballast"
+        try:
+            yield SmallDisk(folder, lambda: fill_with(ballast), ballast.unlink)
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+    else:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        try:
+            yield SmallDisk(tmp_path, lambda: limit_file_size(4096), lambda: limit_file_size(before))
+        finally:
+            limit_file_size(before)
+
+
+def log_steps(log: MetricLog, steps: range) -> None:
+    for step in steps:
+        log.log(step=step, epoch=1, phase="train", metrics={"loss": 1 / (step + 1), "rate": 0.1 * step})
+
+
+@pytest.mark.fault(12)
+def test_a_full_disk_stops_nothing_and_every_line_is_there_once_it_has_room(small_disk, caplog, tally):
+    path, told = small_disk.folder / "m.jsonl", []
+    log = MetricLog(path, run_id="r", on_trouble=told.append, retry_seconds=0)
+    log_steps(log, range(10))
+    small_disk.fill()
+    log_steps(log, range(10, 150))
+    waiting = log.lines_waiting
+    assert waiting > 0
+    during = read(path)  # also while the disk is full no line is torn
+    assert len(during) + waiting == 2 * 150
+    small_disk.make_room()
+    log_steps(log, range(150, 160))
+    assert (log.lines_waiting, log.lines_lost) == (0, 0)
+    log.close()
+    rows = read(path)
+    assert [(row["step"], row["metric"]) for row in rows] == [(s, m) for s in range(160) for m in ("loss", "rate")]
+    assert [row["value"] for row in rows[::2]] == [1 / (step + 1) for step in range(160)]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
+    assert [record.getMessage() for record in caplog.records] == told
+    assert str(path) in told[0]
+    assert "make room" in told[0]
+    assert "had to wait, none is lost" in told[1]
+    tally.add(survived=1)
+
+
+@pytest.mark.fault(12)
+def test_what_exceeds_the_backlog_is_counted_and_told(small_disk, caplog, tally):
+    path = small_disk.folder / "m.jsonl"
+    log = MetricLog(path, run_id="r", backlog_lines=100, retry_seconds=0)
+    small_disk.fill()
+    log_steps(log, range(700))
+    assert log.lines_waiting == 100
+    small_disk.make_room()
+    log_steps(log, range(700, 701))
+    log.close()
+    rows = read(path)
+    assert log.lines_lost > 100
+    assert len(rows) + log.lines_lost == 2 * 701
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(steps)
+    assert steps[-100:] == [step for step in range(651, 701) for _ in range(2)]  # the newest were kept
+    assert f"{log.lines_lost:,} lines are lost" in caplog.text
+    tally.add(survived=1)
+
+
+@pytest.mark.fault(12)
+def test_lines_that_were_never_taken_are_told_at_the_end_and_end_nothing(small_disk, caplog, tally):
+    path = small_disk.folder / "m.jsonl"
+    log = MetricLog(path, run_id="r", retry_seconds=3600)
+    small_disk.fill()
+    log_steps(log, range(500))
+    waiting = log.lines_waiting
+    log.close()
+    assert waiting > 0
+    assert log.lines_lost == waiting
+    assert caplog.records[-1].levelno == logging.ERROR
+    assert f"{waiting:,} lines are lost" in caplog.records[-1].getMessage()
+    small_disk.make_room()
+    assert len(read(path)) == 2 * 500 - waiting
+    tally.add(survived=1)
+
+
+@pytest.mark.fault(12)
+def test_a_torn_end_found_on_a_full_disk_is_closed_off_when_there_is_room(small_disk, tally):
+    path = small_disk.folder / "m.jsonl"
+    path.write_text('{"a":1}\n' + '{"a":' + "2" * (4096 - 8 - 5))
+    small_disk.fill()
+    lines = JsonLines(path, retry_seconds=0)
+    lines.append({"a": 3})
+    assert lines.lines_waiting == 1
+    small_disk.make_room()
+    lines.append({"a": 4})
+    lines.close()
+    good, torn, *rest = path.read_text().splitlines()
+    assert good == '{"a":1}'
+    assert set(torn[5:]) == {"2"}
+    assert rest == ['{"a":3}', '{"a":4}']
+    tally.add(survived=1)
+
+
+def test_a_part_that_cannot_be_taken_back_is_closed_off(tmp_path, monkeypatch):
+    """An ailing disk that takes half a line, refuses to cut it off, and then recovers: twice."""
+    path, real_write = tmp_path / "m.jsonl", os.write
+    lines = JsonLines(path, retry_seconds=0)
+    lines.append({"a": 0})
+
+    def refuse(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    for number in (1, 2):
+        halves = iter([lambda fd, block: real_write(fd, block[: len(block) // 2]), refuse, refuse])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda fd, block, halves=halves: next(halves)(fd, bytes(block)))
+            patch.setattr(os, "ftruncate", refuse)
+            lines.append({"a": number})
+    lines.append({"a": 3})
+    lines.close()
+    whole, torn = [], 0
+    for line in path.read_text().splitlines():
+        try:
+            whole.append(json.loads(line)["a"])
+        except ValueError:
+            torn += 1
+    # Where nothing but its line feed was missing, a line is there twice; none is missing, and none is out of order.
+    assert whole == [0, 1, 1, 2, 3]
+    assert torn == 1
+    assert lines.lines_lost == 0
+
+
+def test_an_error_that_no_room_would_mend_is_raised(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    with JsonLines(tmp_path / "m.jsonl") as lines:
+        monkeypatch.setattr(os, "write", refuse)
+        with pytest.raises(OSError, match="not permitted"):
+            lines.append({"a": 1})
+
+
+def test_any_name_and_number_is_the_json_that_json_itself_would_write(tmp_path):
+    names = ['quote " and \\', "line\nfeed", "é ☃ \U0001f600", "\x00"]
+    values = [1e-300, 1e300, -0.0, 3, 0.1]
+    path = tmp_path / "m.jsonl"
+    with MetricLog(path, run_id=names[0], attempt=3) as log:
+        for name in names:
+            log.log(step=1, epoch=0, phase=name, metrics={f"{name}{value}": value for value in values})
+    rows = read(path)
+    assert [(r["phase"], r["metric"], r["value"]) for r in rows] == [(n, f"{n}{v}", v) for n in names for v in values]
+    assert {(row["run_id"], row["fold"], row["attempt"], row["flag"]) for row in rows} == {(names[0], None, 3, None)}
+    assert all(isinstance(row["ts"], float) for row in rows)

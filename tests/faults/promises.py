@@ -1,0 +1,66 @@
+"""The faults FVC is tested against and what it promises for each: the rows of the table ``make faults`` prints.
+
+*Resume-equal*: the final weights, predictions and metric log are bit-identical (CPU, same versions and threads) to
+those of a run that was never disturbed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One row: what goes wrong, and what then holds."""
+
+    fault: str
+    holds: str
+
+
+PROMISES = {
+    number: Promise(fault, holds)
+    for number, (fault, holds) in enumerate(
+        [
+            ("kill -9 in each stage", "finished stages are not redone; resume-equal"),
+            ("kill -9 at every file operation of a checkpoint", "the old or the new one loads; temporaries are swept"),
+            ("kill -9 twice within one epoch", "resume-equal"),
+            ("kill -9 between writing best and latest", "the two stay consistent"),
+            ("SIGTERM or SIGUSR1 in mid-step", "saved at the step's end; exit 75"),
+            ("SIGTERM during a save", "the save finishes, or the previous one stands"),
+            ("corrupt video", "rejected with file and reason; a share of them stops the run"),
+            ("truncated video", "used only if the frames asked for exist; else rejected"),
+            ("zero-byte, audio-only, renamed text, encrypted", "rejected with file and reason"),
+            ("video gone after indexing", "named before training starts"),
+            ("disk full in a checkpoint", "the previous one intact; the error names the disk"),
+            ("disk full in a log", "no glued lines; the run says what it lost"),
+            ("read-only run folder", "fails before the first step"),
+            ("permission denied on a video", "rejected with file and reason"),
+            ("NaN or infinite loss", "no step; samples named; a clear stop with the last good checkpoint"),
+            ("out of memory in forward", "gradients within 1e-6 of the run without"),
+            ("out of memory in backward", "the same; buffers and random state restored"),
+            ("out of memory in validation", "metrics identical; nothing counted twice"),
+            ("out of memory in the optimizer's step", "the checkpoint is restored; never a second step"),
+            ("out of memory for ever", "stops at one sample, with sizes and the next setting"),
+            ('RuntimeError("no room left in zoom buffer")', "not taken for memory"),
+            ("a loader worker killed", "reported; resume-equal"),
+            ("JSONL torn, NUL-filled, two lines glued", "good lines kept, bad ones counted and shown"),
+            ("a bit of a checkpoint flipped", "detected; the previous good one is used and it is said"),
+            ("a stale lock of a dead process or host", "expires by heartbeat, no manual step"),
+            ("two processes on one run folder", "the second refuses, naming the first"),
+            ("the clock jumps back", "durations from a monotonic clock; order by step"),
+            ("the configuration changed on resume", "refused with the difference; a fork is offered"),
+            ("threads or torch version changed on resume", "a warning; bit-equality no longer claimed in the record"),
+            ("names of any characters and bytes", "round-trip through every table, notebook and report"),
+            ("equal file stems in different folders", "distinct artifacts"),
+            ("two samples with one seed or hash prefix", "distinct, or detected"),
+            ("a checkpoint that is a malicious pickle", "never executed"),
+            ("a parameter name that is code", "refused"),
+            ("../ or a symlink out of the corpus in a manifest", "refused, row named"),
+            ("an archive that writes outside its folder", "refused"),
+            ("a pickled member in a shard", "refused"),
+            ("SQL in a run name, path or label", "text, everywhere; queries cannot leave the runs folder"),
+            ("HTML or script in a name", "shown as text in notebooks, figures and reports"),
+        ],
+        start=1,
+    )
+}
