@@ -6,6 +6,7 @@ that run's parameters, so that it shows what the headless run showed; a run is n
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from fvc_lib.execution.run_record import begin_run
 from fvc_lib.services.atomic_files import sweep_temporaries
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
-from fvc_lib.services.memory import MemorySampler
+from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs, stage_key
@@ -87,8 +88,9 @@ class StageSession:
 
     def close(self, *written: Path) -> pl.DataFrame:
         """Close the logs; the last call of every notebook. Returns columns file (in the run folder) and size_bytes."""
+        gc.collect()  # so that the log's last line shows what the notebook really keeps
         self.memory.close()
-        print(f"peak memory of this notebook: {self.memory.peak_bytes / 1e9:.2f} GB")
+        print(f"peak memory of this notebook: {self.memory.peak_bytes / 1e9:.2f} GB; {self.memory.budget.describe()}")
         return pl.DataFrame(
             {
                 "file": [path_to_text(path.relative_to(self.paths.root)) for path in written],
@@ -131,15 +133,23 @@ def open_stage(stage: str, namespace: Mapping[str, Any]) -> StageSession:
             f"{paths.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
             "done (run_notebooks.py status), or name another run in run_dir."
         )
-    # Opened by hand, a notebook leaves the run's own memory log as it is.
-    by_hand = paths.logs / f"{stage_key(stage, fold)}.by_hand_memory.jsonl"
-    memory = MemorySampler(by_hand if attempt is None else paths.memory(stage, fold), mem_gb=config.mem_gb)
+    memory = _open_sampler(paths, stage, fold, config.mem_gb, by_hand=attempt is None)
     session = StageSession(stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory)
     if session.headless:
         sweep_temporaries(paths.root)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, session.on_signal)
     return session
+
+
+def _open_sampler(
+    paths: RunPaths, stage: str, fold: int | None, mem_gb: float | None, *, by_hand: bool
+) -> MemorySampler:
+    if not by_hand:
+        return MemorySampler(paths.memory(stage, fold), events=paths.memory_events(stage, fold), mem_gb=mem_gb)
+    # Opened by hand, a notebook leaves the run's own memory log as it is.
+    name = f"{stage_key(stage, fold)}.by_hand_memory"
+    return MemorySampler(paths.logs / f"{name}.jsonl", events=paths.logs / f"{name}_events.jsonl", mem_gb=mem_gb)
 
 
 def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool) -> tuple[RunPaths, RunConfig]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from fvc_lib.execution.run_lock import run_lock
 from fvc_lib.execution.run_record import begin_run
-from fvc_lib.execution.session import StageSession, open_stage
+from fvc_lib.execution.session import ATTEMPT_VARIABLE, StageSession, open_stage
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -103,6 +105,38 @@ def test_closing_lists_what_was_written(runs_dir, opened):
     assert session.close(session.paths.folds).rows() == [("tables/folds.parquet", 4)]
     assert not session.paths.memory("04_fold_training").exists()  # by hand, the run's own log stays as it is
     assert (session.paths.logs / "04_fold_training.by_hand_memory.jsonl").stat().st_size > 0
+
+
+def test_by_hand_what_happens_to_memory_is_kept_beside_the_runs_own_events(runs_dir, opened):
+    session = opened(fold=1)
+    session.memory.event("policy", "told")
+    by_hand = session.paths.logs / "04_fold_training_fold_1.by_hand_memory_events.jsonl"
+    assert '"message":"told"' in by_hand.read_text()
+    assert not session.paths.memory_events("04_fold_training", 1).exists()
+
+
+def test_headless_the_runs_own_memory_log_and_events_are_written(runs_dir, monkeypatch):
+    run = begin(runs_dir)
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    monkeypatch.setenv(ATTEMPT_VARIABLE, "1")
+    try:
+        session = open_stage("04_fold_training", {"run_dir": str(run.root), "fold": 1})
+        session.memory.event("policy", "told")
+        session.close()
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    assert '"message":"told"' in run.memory_events("04_fold_training", 1).read_text()
+    assert run.memory("04_fold_training", 1).stat().st_size > 0
+
+
+def test_closing_says_the_peak_and_the_budget(runs_dir, opened, capsys):
+    session = opened(mem_gb=0.5)
+    session.close()
+    assert re.search(
+        r"peak memory of this notebook: 0\.\d\d GB; memory budget: 0\.50 GB \(mem_gb / FVC_MEM_GB\)",
+        capsys.readouterr().out,
+    )
 
 
 def test_a_run_that_is_being_worked_on_is_not_opened_by_hand(runs_dir, opened):

@@ -1,0 +1,51 @@
+import gc
+import weakref
+
+from fvc_lib.services.garbage import frozen_garbage
+
+
+class _Ring:
+    """Held only by itself, as a cycle of tensors and closures would be."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_was_there_before_is_out_of_the_collectors_way_and_comes_back():
+    before = gc.get_freeze_count()
+    with frozen_garbage():
+        assert gc.get_freeze_count() > before + 1000
+    assert gc.get_freeze_count() == before
+
+
+def test_rubbish_of_before_is_collected_first():
+    gone = weakref.ref(_Ring())
+    with frozen_garbage():
+        assert gone() is None
+
+
+def test_rubbish_of_inside_can_still_be_collected():
+    with frozen_garbage():
+        gone = weakref.ref(_Ring())
+        gc.collect()
+        assert gone() is None
+
+
+def test_what_was_kept_before_and_dropped_inside_is_collected_at_the_end_even_after_an_error():
+    kept = [_Ring()]
+    gone = weakref.ref(kept[0])
+    try:
+        with frozen_garbage():
+            kept.clear()
+            assert gone() is not None
+            raise KeyError
+    except KeyError:
+        assert gone() is None
+
+
+def test_inside_another_it_does_nothing():
+    with frozen_garbage():
+        frozen = gc.get_freeze_count()
+        with frozen_garbage():
+            assert gc.get_freeze_count() == frozen
+        assert gc.get_freeze_count() == frozen

@@ -1,0 +1,96 @@
+"""The budget is the smallest limit anybody has set, and it says who."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fvc_lib.services.memory_budget import memory_budget
+
+
+@pytest.fixture
+def tree(tmp_path: Path):
+    """A machine's root with the control groups that a test lays down in it."""
+
+    def lay(membership: str, **limits: str) -> Path:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(membership)
+        for place, text in limits.items():
+            file = tmp_path / "sys/fs/cgroup" / place.replace("__", "/").replace("_DOT_", ".")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text + "\n")
+        return tmp_path
+
+    return lay
+
+
+def budget(root: Path, mem_gb: float | None = None, **environ: str) -> tuple[int, str]:
+    found = memory_budget(mem_gb, environ=environ, root=root)
+    return found.total_bytes, found.origin
+
+
+def test_without_any_limit_it_is_the_machines_memory(tmp_path):
+    assert budget(tmp_path) == (psutil.virtual_memory().total, "this machine's memory")
+
+
+def test_here_it_is_at_most_the_machines_memory():
+    assert 0 < memory_budget().total_bytes <= psutil.virtual_memory().total
+
+
+def test_what_was_asked_for_counts_where_it_is_smaller_and_not_where_it_is_larger(tmp_path):
+    assert budget(tmp_path, 0.25) == (250_000_000, "mem_gb / FVC_MEM_GB")
+    assert budget(tmp_path, 0.25, SLURM_MEM_PER_NODE="100") == (100 << 20, "SLURM_MEM_PER_NODE")
+    assert budget(tmp_path, 1e9)[1] == "this machine's memory"
+
+
+def test_slurms_limit_per_cpu_is_times_the_cpus_it_gave(tmp_path):
+    per_cpu = {"SLURM_MEM_PER_CPU": "50", "SLURM_CPUS_ON_NODE": "3"}
+    assert budget(tmp_path, **per_cpu) == (150 << 20, "SLURM_MEM_PER_CPU x SLURM_CPUS_ON_NODE")
+    assert budget(tmp_path, SLURM_MEM_PER_CPU="50")[1] == "this machine's memory"
+
+
+@pytest.mark.parametrize("value", ["0", "", "all", "-1"])
+def test_slurm_giving_a_whole_node_is_no_limit(tmp_path, value):
+    assert budget(tmp_path, SLURM_MEM_PER_NODE=value)[1] == "this machine's memory"
+
+
+def test_a_version_2_group_is_read(tree):
+    root = tree("0::/job\n", job__memory_DOT_max="400000000")
+    assert budget(root) == (400_000_000, "control group /job, memory.max")
+
+
+def test_the_limit_of_an_ancestor_counts_for_a_step_without_one(tree):
+    root = tree(
+        "0::/slurm/job_7/step_0/user\n",
+        slurm__job_7__memory_DOT_max="300000000",
+        slurm__job_7__step_0__user__memory_DOT_max="max",
+    )
+    assert budget(root) == (300_000_000, "control group /slurm/job_7, memory.max")
+
+
+def test_the_level_at_which_everything_is_throttled_is_a_limit_too(tree):
+    root = tree("0::/job\n", job__memory_DOT_max="400000000", job__memory_DOT_high="350000000")
+    assert budget(root) == (350_000_000, "control group /job, memory.high")
+
+
+def test_a_version_1_group_is_read_beside_groups_of_other_controllers(tree):
+    root = tree(
+        "5:cpu,cpuacct:/elsewhere\n4:memory:/slurm/uid_1/job_2\n0::/\n",
+        memory__slurm__uid_1__job_2__memory_DOT_limit_in_bytes="9223372036854771712",
+        memory__slurm__uid_1__memory_DOT_limit_in_bytes="200000000",
+        memory__memory_DOT_limit_in_bytes="9223372036854771712",
+    )
+    assert budget(root) == (200_000_000, "control group /slurm/uid_1, memory.limit_in_bytes")
+
+
+@pytest.mark.parametrize("group", ["/docker/0123abcd", "/../../outside"])
+def test_in_a_container_that_hides_its_path_the_mounts_own_root_counts(tree, group):
+    root = tree(f"0::{group}\n", memory_DOT_max="123000000")
+    assert budget(root) == (123_000_000, "control group /, memory.max")
+
+
+def test_it_reads_as_a_line(tmp_path):
+    line = memory_budget(0.25, environ={}, root=tmp_path).describe()
+    assert line == "memory budget: 0.25 GB (mem_gb / FVC_MEM_GB)"

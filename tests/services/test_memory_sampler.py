@@ -1,0 +1,219 @@
+"""The sampler sees memory come and go, in the phase it came in, and speaks up before it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from fvc_lib.services.memory_observer import DeviceMemory, MemoryObserver
+from fvc_lib.services.memory_sampler import MemorySampler, NearLimit
+
+COLUMNS = [
+    "timestamp", "phase", "epoch", "batch_idx", "global_step", "allocated_mb", "reserved_mb", "max_allocated_mb",
+    "total_memory_mb", "usage_percent", "free_mb", "device", "rank", "rss_mb", "elapsed_seconds",
+]  # fmt: skip
+MEGABYTE = 1_000_000
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def sampled(tmp_path: Path):
+    """Open a sampler that samples only when it is told to."""
+    opened: list[MemorySampler] = []
+
+    def open_as(**settings: Any) -> MemorySampler:
+        settings = {"events": tmp_path / "events.jsonl", "interval_seconds": 600, **settings}
+        opened.append(MemorySampler(tmp_path / "samples.jsonl", **settings))
+        return opened[-1]
+
+    yield open_as
+    for sampler in opened:
+        sampler.close()
+
+
+def card(allocated: int, total: int = 1000 * MEGABYTE) -> Callable[[], DeviceMemory]:
+    return lambda: DeviceMemory(allocated, allocated + MEGABYTE, allocated, total, total - allocated)
+
+
+def test_a_line_has_the_columns_it_always_had_and_the_monotonic_clock(sampled, tmp_path):
+    observer: MemoryObserver = sampled(mem_gb=1e6, rank=3)
+    observer.at("train", epoch=1, batch_idx=2, global_step=3)
+    before, after = lines_of(tmp_path / "samples.jsonl")
+    assert list(after) == COLUMNS
+    assert [after[name] for name in ("phase", "epoch", "batch_idx", "global_step")] == ["train", 1, 2, 3]
+    assert (before["phase"], before["epoch"], after["device"], after["rank"]) == ("setup", None, "cpu", 3)
+    assert after["elapsed_seconds"] >= before["elapsed_seconds"] >= 0
+    assert after["usage_percent"] == pytest.approx(100 * after["allocated_mb"] / after["total_memory_mb"], abs=0.01)
+
+
+def test_a_large_allocation_stands_in_its_phase_and_goes_with_it(sampled, tmp_path):
+    sampler = sampled()
+    sampler.at("train", epoch=1)
+    block = np.ones(200_000_000, dtype=np.uint8)
+    sampler.at("validation", epoch=1)
+    del block
+    sampler.at("test")
+    rows = {phase: [r for r in lines_of(tmp_path / "samples.jsonl") if r["phase"] == phase] for phase in
+            ("setup", "train", "validation", "test")}  # fmt: skip
+    assert rows["train"][1]["rss_mb"] - rows["train"][0]["rss_mb"] > 180
+    assert rows["validation"][0]["rss_mb"] - rows["validation"][1]["rss_mb"] > 150
+    assert rows["test"][0]["rss_mb"] < rows["validation"][0]["rss_mb"] - 150
+    assert sampler.peak_bytes >= rows["validation"][0]["allocated_mb"] * MEGABYTE - 10_000
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads VmHWM")
+def test_a_peak_between_two_samples_is_not_missed_and_belongs_to_its_phase(sampled, tmp_path):
+    high_before = int(next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+                      .split()[1]) * 1024  # fmt: skip
+    sampler = sampled()
+    sampler.at("train")
+    size = high_before - psutil.Process().memory_info().rss + 100 * MEGABYTE
+    np.ones(size, dtype=np.uint8)
+    sampler.at("validation")
+    train = [row for row in lines_of(tmp_path / "samples.jsonl") if row["phase"] == "train"]
+    assert train[0]["max_allocated_mb"] * MEGABYTE < high_before + 50 * MEGABYTE
+    assert train[1]["max_allocated_mb"] * MEGABYTE > high_before + 90 * MEGABYTE
+    assert train[1]["allocated_mb"] * MEGABYTE < high_before + 50 * MEGABYTE
+
+
+def test_a_peak_of_before_it_was_opened_is_not_its_own(sampled):
+    np.ones(300_000_000, dtype=np.uint8)
+    sampler = sampled()
+    sampler.sample()
+    assert sampler.peak_bytes < psutil.Process().memory_info().rss + 150 * MEGABYTE
+
+
+def test_the_thread_samples_by_itself(tmp_path):
+    with MemorySampler(tmp_path / "samples.jsonl", interval_seconds=0.01):
+        deadline = time.monotonic() + 30
+        while len((tmp_path / "samples.jsonl").read_text().splitlines()) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert len(lines_of(tmp_path / "samples.jsonl")) >= 3
+
+
+def test_an_event_carries_where_it_happened_and_its_numbers(sampled, tmp_path):
+    sampler = sampled()
+    sampler.at("train", epoch=2, batch_idx=5, global_step=17)
+    sampler.event("out_of_memory", "no room", micro_batch=8, where="forward", asked_mb=None, loss=float("nan"))
+    (event,) = lines_of(tmp_path / "events.jsonl")
+    assert list(event) == ["timestamp", "elapsed_seconds", "phase", "epoch", "batch_idx", "global_step", "kind",
+                           "message", "details"]  # fmt: skip
+    assert (event["phase"], event["epoch"], event["batch_idx"], event["global_step"]) == ("train", 2, 5, 17)
+    assert (event["kind"], event["message"]) == ("out_of_memory", "no room")
+    assert event["details"] == {"micro_batch": 8, "where": "forward", "asked_mb": None, "loss": "nan"}
+
+
+def test_a_watched_device_has_lines_beside_the_hosts(sampled, tmp_path):
+    sampler = sampled()
+    sampler.watch_device("cuda:0", card(400 * MEGABYTE))
+    sampler.at("train")
+    rows = lines_of(tmp_path / "samples.jsonl")
+    assert [row["device"] for row in rows] == ["cpu", "cuda:0"] * 3
+    figures = {name: rows[-1][name] for name in COLUMNS[5:11]}
+    assert figures == {
+        "allocated_mb": 400, "reserved_mb": 401, "max_allocated_mb": 400, "total_memory_mb": 1000,
+        "usage_percent": 40, "free_mb": 600,
+    }  # fmt: skip
+    assert rows[-1]["rss_mb"] == rows[-2]["rss_mb"] > 10
+
+
+def test_a_device_that_fails_is_no_longer_asked(sampled, tmp_path, caplog):
+    def broken() -> DeviceMemory:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    sampler = sampled()
+    sampler.watch_device("cuda:0", broken)
+    sampler.sample()
+    assert [row["device"] for row in lines_of(tmp_path / "samples.jsonl")] == ["cpu", "cpu"]
+    assert [record.message for record in caplog.records] == [
+        "memory of cuda:0 is no longer watched: CUDA error: an illegal memory access was encountered"
+    ]
+
+
+def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path, caplog):
+    mem_gb = psutil.Process().memory_info().rss * 1.02 / 1e9
+    sampler = sampled(mem_gb=mem_gb)
+    for _ in range(5):
+        sampler.sample()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    for words in ("memory of cpu is at", "mem_gb / FVC_MEM_GB", "batch_size", "gradient_checkpointing", "num_workers"):
+        assert words in record.message
+    (event,) = lines_of(tmp_path / "events.jsonl")
+    assert (event["kind"], event["message"]) == ("near_limit", record.message)
+    assert event["details"]["usage_percent"] > 90
+    assert event["details"]["budget_mb"] == pytest.approx(mem_gb * 1000, abs=0.01)
+
+
+def test_a_device_and_the_host_are_warned_of_apart(sampled, tmp_path, caplog):
+    sampler = sampled(mem_gb=psutil.Process().memory_info().rss * 1.02 / 1e9)
+    sampler.watch_device("cuda:0", card(950 * MEGABYTE))
+    sampler.sample()
+    assert [event["details"]["device"] for event in lines_of(tmp_path / "events.jsonl")] == ["cpu", "cuda:0"]
+    assert "950 of 1,000 MB (what cuda:0 can give this process)" in caplog.records[1].message
+
+
+def test_far_from_the_budget_nothing_is_said(sampled, tmp_path, caplog):
+    sampler = sampled()
+    sampler.watch_device("cuda:0", card(900 * MEGABYTE))
+    sampler.sample()
+    assert caplog.records == []
+    assert lines_of(tmp_path / "events.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    ("usage", "warned_at"),
+    [
+        ([(0, 91), (100, 92), (200, 86), (300, 99)], [0]),  # never below 85: one warning
+        ([(0, 91), (100, 84), (200, 91)], [0, 200]),
+        ([(0, 91), (1, 84), (2, 91), (3, 84), (61, 91)], [0, 61]),  # to and fro each second: once a minute
+        ([(0, 90), (100, 85)], []),
+    ],
+)
+def test_a_warning_is_armed_again_only_below_85_percent_and_after_a_minute(usage, warned_at):
+    limit = NearLimit()
+    assert [now for now, percent in usage if limit.crossed(percent, now)] == warned_at
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_costs_lines_and_is_said_once_but_never_ends_the_stage(tmp_path, caplog):
+    for name in ("samples.jsonl", "events.jsonl"):
+        (tmp_path / name).symlink_to("/dev/full")
+    with MemorySampler(tmp_path / "samples.jsonl", events=tmp_path / "events.jsonl", interval_seconds=600) as sampler:
+        sampler.at("train")
+        sampler.event("policy", "told")
+        sampler.at("validation")
+    assert sampler.peak_bytes > 0
+    assert any("No space left" in record.message for record in caplog.records)
+
+
+def test_after_closing_everything_falls_silent(sampled, tmp_path):
+    sampler = sampled()
+    sampler.close()
+    length = len(lines_of(tmp_path / "samples.jsonl"))
+    sampler.at("train")
+    sampler.event("policy", "told")
+    sampler.close()
+    assert len(lines_of(tmp_path / "samples.jsonl")) == length
+    assert lines_of(tmp_path / "events.jsonl") == []
+    assert "fvc-memory" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        MemorySampler(tmp_path / "file" / "samples.jsonl")
+    assert "fvc-memory" not in [thread.name for thread in threading.enumerate()]

@@ -1,0 +1,113 @@
+"""What a process and its children hold is what the machine would get back, shared pages counted once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from fvc_lib.services.process_memory import ProcessTree, peak_rss_bytes
+
+MEGABYTE = 1 << 20
+linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+def held_by_children(program: str, *, then: str = "") -> tuple[int, int, int]:
+    """Run ``program`` in a fresh interpreter and read the ``rss tree sum`` of bytes it prints."""
+    code = f"""
+import os, sys, time, psutil
+from fvc_lib.services.process_memory import ProcessTree
+{program}
+now = ProcessTree().measure()
+simple = now.rss_bytes + sum(c.memory_info().rss for c in psutil.Process().children(recursive=True))
+print(now.rss_bytes, now.tree_bytes, simple, flush=True)
+{then}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rss, tree, simple = (int(part) for part in done.stdout.split())
+    return rss, tree, simple
+
+
+FORK_FOUR = """
+block = bytearray(os.urandom(1 << 20)) * 100
+here, there = os.pipe()
+pids = []
+for _ in range(4):
+    pid = os.fork()
+    if not pid:
+        own = bytearray(OWN << 20)
+        for place in range(0, len(own), 4096): own[place] = 1
+        os.write(there, b"x")
+        time.sleep(60)
+    pids.append(pid)
+for _ in pids: os.read(here, 1)
+"""
+END_THEM = "for pid in pids: os.kill(pid, 9)"
+
+
+@linux_only
+def test_what_forked_children_share_with_their_parent_counts_once():
+    rss, tree, simple = held_by_children(FORK_FOUR.replace("OWN", "0"), then=END_THEM)
+    assert simple - rss > 4 * 100 * MEGABYTE
+    assert tree - rss < 4 * 15 * MEGABYTE
+
+
+@linux_only
+def test_what_children_hold_of_their_own_counts():
+    rss, tree, _ = held_by_children(FORK_FOUR.replace("OWN", "30"), then=END_THEM)
+    assert 4 * 30 * MEGABYTE <= tree - rss < 4 * 45 * MEGABYTE
+
+
+@linux_only
+def test_a_childs_child_counts_too():
+    grandchild = "import time; block = bytearray(b'1') * (80 << 20); print('there', flush=True); time.sleep(60)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", child], stdout=subprocess.PIPE, start_new_session=True, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "there\n"
+            now = ProcessTree().measure()
+            assert now.tree_bytes - now.rss_bytes > 80 * MEGABYTE
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    after = ProcessTree().measure()
+    assert after.tree_bytes - after.rss_bytes < 80 * MEGABYTE
+
+
+def test_a_process_alone_is_its_resident_memory():
+    now = ProcessTree().measure()
+    assert now.rss_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
+    assert now.tree_bytes >= now.rss_bytes
+
+
+@linux_only
+def test_the_peak_keeps_what_was_given_back():
+    program = (
+        "from fvc_lib.services.process_memory import peak_rss_bytes, ProcessTree\n"
+        "block = bytearray(b'1') * (150 << 20)\n"
+        "del block\n"
+        "now = ProcessTree().measure()\n"
+        "print(now.rss_bytes, now.high_water_bytes, peak_rss_bytes())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    rss, high_water, peak = (int(part) for part in done.stdout.split())
+    assert peak >= high_water > rss + 140 * MEGABYTE
+
+
+@linux_only
+def test_the_peak_is_not_that_of_the_program_that_started_this_one():
+    block = np.ones(300 << 20, dtype=np.uint8)
+    done = subprocess.run(
+        [sys.executable, "-c", "from fvc_lib.services.process_memory import peak_rss_bytes; print(peak_rss_bytes())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < block.nbytes // 2 < peak_rss_bytes()
