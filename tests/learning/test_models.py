@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from fvc_lib.learning.models import build_model, default_micro_batch
+from fvc_lib.learning.forensic_stem import forensic_maps
+from fvc_lib.learning.models import _maps_clip_by_clip, build_model, default_micro_batch
 from fvc_lib.learning.random_state import forked_random_state
 from fvc_lib.services.errors import UsageError
 
@@ -58,6 +59,18 @@ def test_blank_clips_give_finite_gradients(name):
     model = seeded(name)
     model(torch.zeros(2, 3, 3, 32, 32, dtype=torch.uint8)).sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_recomputable_blocks_hold_everything_but_the_head(name):
+    model = seeded(name)
+    inside = {id(p) for block in model.recomputable_blocks() for p in block.parameters()}
+    assert {key for key, p in model.named_parameters() if id(p) not in inside} == {"head.weight", "head.bias"}
+
+
+def test_maps_made_clip_by_clip_are_those_of_the_batch():
+    frames = clips(5, 6, 50)
+    assert _maps_clip_by_clip(frames, 4).equal(forensic_maps(frames, 4))
 
 
 def test_default_micro_batches_are_safe():
