@@ -123,7 +123,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     """The headline of one run from whatever it has recorded so far."""
     scores, counts = _scores_and_counts(run)
     status = read_json_object(run.status_json)
-    asked = _parameters(run.params_yaml)
+    asked = run_parameters(run)
     return ReportHeadline(
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
@@ -139,6 +139,16 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         failure=_failure(status),
         cautions=tuple(sentence for name, value, sentence in _CAUTIONS if asked.get(name) == value),
     )
+
+
+def run_parameters(run: RunPaths) -> dict[str, object]:
+    """What stands in the run's ``params.yaml``; nothing where it is missing or unreadable."""
+    if not run.params_yaml.is_file():
+        return {}
+    try:
+        return read_params_file(run.params_yaml)
+    except UsageError:
+        return {}
 
 
 def runs_table(runs_dir: Path) -> Answer:
@@ -251,15 +261,6 @@ def _started_from_name(run_id: str) -> str | None:
     except ValueError:
         return None
     return started.strftime("%Y-%m-%d %H:%M (local)")
-
-
-def _parameters(params_yaml: Path) -> dict[str, object]:
-    if not params_yaml.is_file():
-        return {}
-    try:
-        return read_params_file(params_yaml)
-    except UsageError:
-        return {}
 
 
 def _text(value: object) -> str | None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.records import MEMORY_LINES, METRIC_LINES, Answer, LogFile, connect, read_log_lines, read_tables
+from fvc_lib.analysis.memory_logs import read_events, read_samples
+from fvc_lib.analysis.records import METRIC_LINES, Answer, ask, entries, log_files, read_log_lines, read_tables
 from fvc_lib.services import tables
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
-_FOLD = re.compile(r"^(?P<stage>.+)_fold_(?P<fold>\d+)$")
 _PREDICTIONS = re.compile(r"^predictions_fold_(?P<fold>\d+)\.parquet$")
 
 
@@ -38,7 +37,7 @@ def learning_curves(
         ``run_id stage fold phase metric step epoch value flag attempt ts`` ordered by step within each curve;
         ``value`` is null where ``flag`` says nan, inf or -inf.
     """
-    lines = read_log_lines([file for run in runs for file in _log_files(run, "metrics")], METRIC_LINES)
+    lines = read_log_lines([file for run in runs for file in log_files(run, "metrics")], METRIC_LINES)
     query = """
         SELECT run_id, stage, fold, phase, metric, step, epoch, value, flag, attempt, ts FROM (
             SELECT * EXCLUDE (fold, attempt, value), coalesce(fold, file_fold) AS fold,
@@ -53,25 +52,18 @@ def learning_curves(
         ORDER BY run_id, stage, fold, phase, metric, step
     """
     asked = {"metrics": list(metrics), "phases": list(phases), "folds": list(folds)}
-    return Answer(_ask(query, {"lines": lines.frame}, asked), lines.notes)
+    return Answer(ask(query, {"lines": lines.frame}, asked), lines.notes)
 
 
 def memory_samples(runs: Sequence[RunPaths]) -> Answer:
-    """Every memory sample of ``runs``: ``run_id stage fold seconds`` (since the stage's first sample) and the columns
-    of the memory log, of which any but the time may be null.
-    """
-    lines = read_log_lines([file for run in runs for file in _log_files(run, "memory")], MEMORY_LINES)
-    query = """
-        WITH timed AS (
-            SELECT *, coalesce(try_cast(timestamp AS DOUBLE), epoch(try_cast(timestamp AS TIMESTAMPTZ))) AS at_seconds
-            FROM lines
-        )
-        SELECT run_id, stage, file_fold AS fold,
-               at_seconds - min(at_seconds) OVER (PARTITION BY run_id, stage, file_fold) AS seconds,
-               * EXCLUDE (run_id, stage, file_fold, at_seconds, file, file_number)
-        FROM timed ORDER BY run_id, stage, fold, line
-    """
-    return Answer(_ask(query, {"lines": lines.frame}), lines.notes)
+    """Every memory sample of ``runs``; ``memory_logs.read_samples`` tells the columns."""
+    return read_samples([file for run in runs for file in log_files(run, "memory")])
+
+
+def memory_events(runs: Sequence[RunPaths]) -> Answer:
+    """What happened to the memory of ``runs``; ``memory_logs.read_events`` tells the columns."""
+    files = [file for run in runs for file in log_files(run, "memory/events")]
+    return read_events(files, memory_samples(runs).frame)
 
 
 def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
@@ -90,7 +82,7 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
         FROM (SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu FROM samples)
         GROUP BY run_id, stage, fold ORDER BY run_id, stage, fold
     """
-    return Answer(_ask(query, {"samples": samples.frame}), samples.notes)
+    return Answer(ask(query, {"samples": samples.frame}), samples.notes)
 
 
 def results(runs: Sequence[RunPaths]) -> Answer:
@@ -106,7 +98,7 @@ def fold_table(runs: Sequence[RunPaths], source: str = "model") -> Answer:
                num_videos, num_groups, metric, value
         FROM results WHERE source = $source AND regexp_full_match(scope, 'fold_[0-9]+')
     """
-    rows = _ask(query, {"results": found.frame}, {"source": source})
+    rows = ask(query, {"results": found.frame}, {"source": source})
     metrics = rows["metric"].unique(maintain_order=True).to_list()
     wide = rows.pivot(
         "metric", index=["run_id", "fold", "num_videos", "num_groups"], values="value", on_columns=metrics
@@ -119,7 +111,7 @@ def predictions(runs: Sequence[RunPaths]) -> Answer:
     files = []
     for run in runs:
         # Listed and matched in Python: a glob would read a folder's own brackets as a pattern.
-        named = ((_PREDICTIONS.match(path.name), path) for path in _entries(run, "tables"))
+        named = ((_PREDICTIONS.match(path.name), path) for path in entries(run, "tables"))
         matched = sorted((int(match["fold"]), path) for match, path in named if match)
         files += [(path_to_text(run.run_id), path) for _, path in matched]
     return read_tables(files, tables.PREDICTIONS)
@@ -136,7 +128,7 @@ def compare_runs(runs: Sequence[RunPaths], metrics: Sequence[str] = ("roc_auc",)
         ORDER BY list_position($runs, run_id), list_position($metrics, metric)
     """
     asked: dict[str, object] = {"metrics": list(metrics), "runs": [path_to_text(run.run_id) for run in runs]}
-    return Answer(_ask(query, {"results": found.frame}, asked), found.notes)
+    return Answer(ask(query, {"results": found.frame}, asked), found.notes)
 
 
 def index_counts(run: RunPaths, by: str) -> Answer:
@@ -160,14 +152,14 @@ def index_counts(run: RunPaths, by: str) -> Answer:
     """
     value = pl.format("{} × {}", "width", "height") if by == "size" else pl.col(by).cast(pl.String)
     videos = found.frame.select("label", "group_id", "size_bytes", value.alias("value"))
-    return Answer(_ask(query, {"videos": videos}), found.notes)
+    return Answer(ask(query, {"videos": videos}), found.notes)
 
 
 def rejected_counts(run: RunPaths) -> Answer:
     """What the index had to leave out: ``reason num_videos``, most frequent first."""
     found = read_tables([(path_to_text(run.run_id), run.rejected)], tables.REJECTED)
     query = "SELECT reason, count(*) AS num_videos FROM rejected GROUP BY reason ORDER BY num_videos DESC, reason"
-    return Answer(_ask(query, {"rejected": found.frame}), found.notes)
+    return Answer(ask(query, {"rejected": found.frame}), found.notes)
 
 
 def fold_balance(run: RunPaths) -> Answer:
@@ -177,7 +169,7 @@ def fold_balance(run: RunPaths) -> Answer:
         SELECT fold, label, count(*) AS num_videos, count(DISTINCT group_id) AS num_groups
         FROM folds GROUP BY fold, label ORDER BY fold, label DESC
     """
-    return Answer(_ask(query, {"folds": found.frame}), found.notes)
+    return Answer(ask(query, {"folds": found.frame}), found.notes)
 
 
 def augmentation_counts(run: RunPaths) -> Answer:
@@ -196,13 +188,14 @@ def augmentation_counts(run: RunPaths) -> Answer:
         SELECT operation, count(*) AS num_clips, $total AS num_augmented, count(*) / $total AS share
         FROM drawn GROUP BY operation ORDER BY num_clips DESC, operation
     """
-    counts = _ask(query, {"drawn": rows}, {"total": made.height})
+    counts = ask(query, {"drawn": rows}, {"total": made.height})
     notes = (*found.notes, f"{unread} of {made.height} clips name no operation.") if unread else found.notes
     return Answer(counts, notes)
 
 
 def ask_sql(runs: Sequence[RunPaths], query: str, parameters: dict[str, object] | None = None) -> Answer:
-    """Any SQL over ``runs``: tables ``metrics memory results predictions folds videos rejected``, each with ``run_id``.
+    """Any SQL over ``runs``, each table with ``run_id``: ``metrics memory memory_events results predictions folds
+    videos rejected``.
 
     DuckDB runs it without access to files or extensions, so nothing but these tables can be read, and nothing written.
 
@@ -212,6 +205,7 @@ def ask_sql(runs: Sequence[RunPaths], query: str, parameters: dict[str, object] 
     sources = {
         "metrics": learning_curves(runs),
         "memory": memory_samples(runs),
+        "memory_events": memory_events(runs),
         "results": results(runs),
         "predictions": predictions(runs),
         "folds": read_tables([(path_to_text(run.run_id), run.folds) for run in runs], tables.FOLDS),
@@ -220,30 +214,7 @@ def ask_sql(runs: Sequence[RunPaths], query: str, parameters: dict[str, object] 
     }
     notes = dict.fromkeys(note for answer in sources.values() for note in answer.notes)
     frames = {name: answer.frame for name, answer in sources.items()}
-    return Answer(_ask(query, frames, parameters), tuple(notes))
-
-
-def _ask(query: str, frames: dict[str, pl.DataFrame], parameters: dict[str, object] | None = None) -> pl.DataFrame:
-    with connect() as connection:
-        for name, frame in frames.items():
-            connection.register(name, frame.to_arrow())
-        rows: pl.DataFrame = connection.sql(query, params=parameters or {}).pl()
-        return rows
-
-
-def _log_files(run: RunPaths, folder: str) -> list[LogFile]:
-    files = []
-    for path in _entries(run, folder):
-        if path.suffix == ".jsonl":
-            match = _FOLD.match(path.stem)
-            stage, fold = (match["stage"], int(match["fold"])) if match else (path.stem, None)
-            files.append(LogFile(path, run.run_id, stage, fold))
-    return files
-
-
-def _entries(run: RunPaths, folder: str) -> list[Path]:
-    where = run.root / folder
-    return sorted(where.iterdir()) if where.is_dir() else []
+    return Answer(ask(query, frames, parameters), tuple(notes))
 
 
 def _operation_names(text: str) -> set[str] | None:

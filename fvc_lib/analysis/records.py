@@ -7,6 +7,7 @@ off. So a name with quotes, brackets or non-UTF-8 bytes is just a name, and a qu
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,10 @@ import pyarrow as arrow
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.path_text import path_to_text
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table
+
+_FOLD = re.compile(r"^(?P<stage>.+)_fold_(?P<fold>\d+)$")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,12 @@ class LogFile:
     run_id: str
     stage: str
     fold: int | None = None
+
+    @classmethod
+    def named(cls, path: Path, run_id: str) -> LogFile:
+        """The file of a run whose stage and fold its own name gives, as in ``04_fold_training_fold_2.jsonl``."""
+        match = _FOLD.match(path.stem)
+        return cls(path, run_id, match["stage"], int(match["fold"])) if match else cls(path, run_id, path.stem)
 
 
 @dataclass(frozen=True)
@@ -60,11 +70,20 @@ METRIC_LINES = LineFormat(
 
 MEMORY_LINES = LineFormat(
     {
-        "timestamp": "VARCHAR", "phase": "VARCHAR", "epoch": "BIGINT", "batch_idx": "BIGINT", "global_step": "BIGINT",
-        "allocated_mb": "DOUBLE", "reserved_mb": "DOUBLE", "max_allocated_mb": "DOUBLE", "total_memory_mb": "DOUBLE",
-        "usage_percent": "DOUBLE", "free_mb": "DOUBLE", "device": "VARCHAR", "rank": "BIGINT", "rss_mb": "DOUBLE",
+        "timestamp": "VARCHAR", "elapsed_seconds": "DOUBLE", "phase": "VARCHAR", "epoch": "BIGINT",
+        "batch_idx": "BIGINT", "global_step": "BIGINT", "allocated_mb": "DOUBLE", "reserved_mb": "DOUBLE",
+        "max_allocated_mb": "DOUBLE", "total_memory_mb": "DOUBLE", "usage_percent": "DOUBLE", "free_mb": "DOUBLE",
+        "device": "VARCHAR", "rank": "BIGINT", "rss_mb": "DOUBLE",
     },
     good="timestamp IS NOT NULL AND (rss_mb IS NOT NULL OR allocated_mb IS NOT NULL)",
+)  # fmt: skip
+
+EVENT_LINES = LineFormat(
+    {
+        "timestamp": "VARCHAR", "elapsed_seconds": "DOUBLE", "phase": "VARCHAR", "epoch": "BIGINT",
+        "batch_idx": "BIGINT", "global_step": "BIGINT", "kind": "VARCHAR", "message": "VARCHAR", "details": "JSON",
+    },
+    good="kind IS NOT NULL AND (timestamp IS NOT NULL OR elapsed_seconds IS NOT NULL)",
 )  # fmt: skip
 
 
@@ -88,6 +107,30 @@ def connect() -> duckdb.DuckDBPyConnection:
         "lock_configuration": "true",
     }
     return duckdb.connect(":memory:", config=settings)
+
+
+def ask(query: str, frames: Mapping[str, pl.DataFrame], parameters: Mapping[str, object] | None = None) -> pl.DataFrame:
+    """The rows of ``query`` over ``frames``, which it knows by their names here.
+
+    Raises:
+        duckdb.Error: the query is wrong.
+    """
+    with connect() as connection:
+        for name, frame in frames.items():
+            connection.register(name, frame.to_arrow())
+        rows: pl.DataFrame = connection.sql(query, params=dict(parameters or {})).pl()
+        return rows
+
+
+def log_files(run: RunPaths, folder: str) -> list[LogFile]:
+    """The JSONL files right in ``folder`` of ``run``; what lies in folders below it is not of the same kind."""
+    return [LogFile.named(path, run.run_id) for path in entries(run, folder) if path.suffix == ".jsonl"]
+
+
+def entries(run: RunPaths, folder: str) -> list[Path]:
+    """What lies in ``folder`` of ``run``, by name; nothing where there is no such folder."""
+    where = run.root / folder
+    return sorted(where.iterdir()) if where.is_dir() else []
 
 
 def read_log_lines(files: Sequence[LogFile], line_format: LineFormat) -> Answer:
