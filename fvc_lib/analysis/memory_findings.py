@@ -1,0 +1,269 @@
+"""Where a run's memory went: its peaks, shortages and growth, and what had been predicted, from samples and events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from fvc_lib.analysis.queries import memory_events, memory_samples
+from fvc_lib.analysis.records import Answer, ask
+from fvc_lib.analysis.trend import growth
+from fvc_lib.services.run_paths import RunPaths
+
+PROCESS = "process"  # where memory is: the process with its children, or an accelerator by its name
+NEAR_LIMIT_PERCENT = 90.0
+PREDICTION_TOLERANCE_PERCENT = 25.0
+_KEYS = ("run_id", "stage", "fold")
+
+
+@dataclass(frozen=True)
+class MemoryFindings:
+    """Everything known about the memory of some stages; frames may be empty, also while a run goes on.
+
+    Attributes:
+        usage: ``memory_usage``.
+        events: ``queries.memory_events``.
+        peaks: ``phase_peaks``.
+        near_limit: ``near_limit``.
+        growth: ``epoch_growth``.
+        shortages: ``shortages``.
+        predictions: ``predictions``.
+        notes: what could not be read.
+    """
+
+    usage: pl.DataFrame
+    events: pl.DataFrame
+    peaks: pl.DataFrame
+    near_limit: pl.DataFrame
+    growth: pl.DataFrame
+    shortages: pl.DataFrame
+    predictions: pl.DataFrame
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> dict[str, Any] | None:
+        """The row of ``peaks`` nearest to its budget, or the highest where no budget is known."""
+        by_usage = pl.col("usage_percent").fill_null(-1)
+        rows = self.peaks.sort(by_usage, "used_mb", descending=True, maintain_order=True)
+        return rows.row(0, named=True) if rows.height else None
+
+    @property
+    def leaks(self) -> pl.DataFrame:
+        """The rows of ``growth`` that are leaks, steepest first."""
+        return self.growth.filter(pl.col("verdict") == "leak").sort("slope_mb", descending=True)
+
+
+def run_memory(run: RunPaths, *, leave_out: Collection[str] = ()) -> MemoryFindings:
+    """The findings of one run, also while it goes on.
+
+    Args:
+        run: the run.
+        leave_out: stages that do not count, such as the one that asks.
+    """
+    samples, events = memory_samples([run]), memory_events([run])
+    if not leave_out:
+        return find(samples, events)
+    kept = ~pl.col("stage").is_in(list(leave_out))
+    return find(Answer(samples.frame.filter(kept), samples.notes), Answer(events.frame.filter(kept), events.notes))
+
+
+def find(samples: Answer, events: Answer) -> MemoryFindings:
+    """The findings of ``memory_logs.read_samples`` and ``memory_logs.read_events``."""
+    usage = memory_usage(samples.frame)
+    return MemoryFindings(
+        usage,
+        events.frame,
+        phase_peaks(usage),
+        near_limit(usage, events.frame),
+        epoch_growth(usage),
+        shortages(events.frame),
+        predictions(usage, events.frame),
+        tuple(dict.fromkeys((*samples.notes, *events.notes))),
+    )
+
+
+def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
+    """One row per sample and place: ``run_id stage fold attempt line seconds phase epoch batch_idx global_step place
+    used_mb alone_mb reserved_mb budget_mb usage_percent between``.
+
+    ``place`` is ``process`` or an accelerator. ``used_mb`` is resident memory with all children (``alone_mb`` without
+    them), or what tensors hold on the accelerator (``reserved_mb``: with the allocator's cache). Where the high-water
+    mark rose above what was sampled, a row with ``between`` true has it, in the phase that had lasted until then.
+    """
+    query = """
+        WITH known AS (
+            SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu,
+                   bool_or(coalesce(device, 'cpu') LIKE 'cpu%') OVER (PARTITION BY run_id, stage, fold) AS has_cpu
+            FROM samples
+        ), placed AS (
+            SELECT *, 'process' AS place, greatest(rss_mb, CASE WHEN on_cpu THEN allocated_mb END) AS used_mb,
+                   rss_mb AS alone_mb, CASE WHEN on_cpu THEN max_allocated_mb END AS highest_mb,
+                   CASE WHEN on_cpu THEN total_memory_mb END AS budget_mb,
+                   CASE WHEN on_cpu THEN usage_percent END AS percent
+            FROM known WHERE on_cpu OR NOT has_cpu
+            UNION ALL BY NAME
+            SELECT *, device AS place, allocated_mb AS used_mb, CAST(NULL AS DOUBLE) AS alone_mb,
+                   max_allocated_mb AS highest_mb, total_memory_mb AS budget_mb, usage_percent AS percent
+            FROM known WHERE NOT on_cpu
+        ), followed AS (
+            SELECT *, lag(highest_mb) OVER told AS highest_before, lag(phase) OVER told AS phase_before,
+                   lag(epoch) OVER told AS epoch_before
+            FROM placed WHERE used_mb IS NOT NULL
+            WINDOW told AS (PARTITION BY run_id, stage, fold, attempt, place ORDER BY line)
+        ), spread AS (
+            SELECT *, false AS between FROM followed
+            UNION ALL BY NAME
+            SELECT * REPLACE (
+                highest_mb AS used_mb, NULL AS alone_mb, NULL AS percent, coalesce(phase_before, phase) AS phase,
+                CASE WHEN phase_before IS NULL THEN epoch ELSE epoch_before END AS epoch
+            ), true AS between
+            FROM followed WHERE highest_mb > used_mb AND highest_mb > coalesce(highest_before, 0)
+        )
+        SELECT run_id, stage, fold, attempt, line, seconds, coalesce(phase, 'not recorded') AS phase, epoch, batch_idx,
+               global_step, place, used_mb, alone_mb, reserved_mb, budget_mb,
+               coalesce(percent, 100 * used_mb / nullif(budget_mb, 0)) AS usage_percent, between
+        FROM spread ORDER BY run_id, stage, fold, place, attempt, line, between DESC
+    """
+    return ask(query, {"samples": samples})
+
+
+def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
+    """The highest memory of each phase: ``run_id stage fold phase place num_samples used_mb alone_mb reserved_mb
+    budget_mb usage_percent seconds epoch global_step``, phases in the order they came.
+    """
+    at_peak = ("alone_mb", "reserved_mb", "budget_mb", "usage_percent", "seconds", "epoch", "global_step")
+    query = f"""
+        SELECT {", ".join(_KEYS)}, phase, place, count(*) FILTER (NOT between) AS num_samples, max(used_mb) AS used_mb,
+               {", ".join(f"arg_max_null({name}, used_mb) AS {name}" for name in at_peak)}
+        FROM usage GROUP BY run_id, stage, fold, phase, place
+        ORDER BY run_id, stage, fold, min(seconds), min(line), place
+    """
+    return ask(query, {"usage": usage})
+
+
+def near_limit(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Every spell above 90% of the budget, sampled or told by an event: ``run_id stage fold place seconds
+    until_seconds phase epoch used_mb budget_mb usage_percent num_samples num_events``; phase and numbers at its peak.
+    """
+    query = """
+        WITH fullest AS (
+            SELECT run_id, stage, fold, arg_max(place, usage_percent) AS place FROM usage GROUP BY run_id, stage, fold
+        ), told AS (
+            SELECT events.*, CASE WHEN events.device LIKE 'cpu%' THEN 'process'
+                                  ELSE coalesce(events.device, fullest.place, 'process') END AS place
+            FROM events LEFT JOIN fullest ON events.run_id = fullest.run_id AND events.stage = fullest.stage
+                                          AND events.fold IS NOT DISTINCT FROM fullest.fold
+            WHERE kind = 'near_limit'
+        ), moments AS (
+            SELECT run_id, stage, fold, place, seconds, phase, epoch, used_mb, budget_mb, usage_percent,
+                   usage_percent > $limit AS is_over, 0 AS event
+            FROM usage WHERE usage_percent IS NOT NULL
+            UNION ALL
+            SELECT run_id, stage, fold, place, seconds, coalesce(phase, 'not recorded'), epoch, used_mb, budget_mb,
+                   coalesce(usage_percent, 100 * used_mb / nullif(budget_mb, 0)), true, 1
+            FROM told
+        ), spells AS (
+            SELECT *, sum(CASE WHEN is_over THEN 0 ELSE 1 END) OVER (
+                PARTITION BY run_id, stage, fold, place ORDER BY seconds, event ROWS UNBOUNDED PRECEDING
+            ) AS spell
+            FROM moments
+        )
+        SELECT run_id, stage, fold, place, min(seconds) AS seconds, max(seconds) AS until_seconds,
+               arg_max(phase, usage_percent) AS phase, arg_max_null(epoch, usage_percent) AS epoch,
+               arg_max_null(used_mb, usage_percent) AS used_mb, arg_max_null(budget_mb, usage_percent) AS budget_mb,
+               max(usage_percent) AS usage_percent, count(*) FILTER (event = 0) AS num_samples,
+               CAST(sum(event) AS BIGINT) AS num_events
+        FROM spells WHERE is_over GROUP BY run_id, stage, fold, place, spell
+        ORDER BY run_id, stage, fold, seconds, place
+    """
+    return ask(query, {"usage": usage, "events": events}, {"limit": NEAR_LIMIT_PERCENT})
+
+
+def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
+    """The memory of each training epoch: ``run_id stage fold attempt place phase epoch used_mb`` (median)."""
+    training = pl.col("phase").is_in(["train", "control_train"]) & pl.col("epoch").is_not_null() & ~pl.col("between")
+    keys = [*_KEYS, "attempt", "place", "phase", "epoch"]
+    return usage.filter(training).group_by(keys, maintain_order=True).agg(pl.col("used_mb").median()).sort(keys)
+
+
+def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
+    """How memory grew over the epochs of each training, judged by ``trend.RULE``: ``run_id stage fold attempt place
+    phase num_epochs slope_mb level_mb p_value verdict last_mb``; ``slope_mb`` is per epoch.
+    """
+    keys = [*_KEYS, "attempt", "place", "phase"]
+    rows = []
+    for key, points in epoch_medians(usage).group_by(keys, maintain_order=True):
+        found = growth(points["epoch"].cast(pl.Float64).to_numpy(), points["used_mb"].to_numpy())
+        rows.append({**dict(zip(keys, key, strict=True)), **vars(found), "last_mb": points["used_mb"][-1]})
+    return pl.DataFrame(rows, schema=_GROWTH_SCHEMA)
+
+
+def shortages(events: pl.DataFrame) -> pl.DataFrame:
+    """Every out-of-memory and what was done: ``run_id stage fold seconds phase epoch global_step happened_in asked_mb
+    micro_batch micro_batch_next done context_file``.
+    """
+    rows = []
+    for row in events.filter(pl.col("kind") == "out_of_memory").iter_rows(named=True):
+        later = events.filter(
+            *(pl.col(key).eq_missing(pl.lit(row[key])) for key in (*_KEYS, "attempt")), pl.col("line") > row["line"]
+        )
+        kinds = later["kind"].to_list()
+        until_next = later.head(kinds.index("out_of_memory") if "out_of_memory" in kinds else len(kinds))
+        rows.append({**{name: row.get(name) for name in _SHORTAGE_SCHEMA}, "done": _what_was_done(row, until_next)})
+    return pl.DataFrame(rows, schema=_SHORTAGE_SCHEMA)
+
+
+def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Each preflight's prediction beside the highest memory of training and validation in the same attempt:
+    ``run_id stage fold attempt place predicted_mb measured_mb error_percent is_off budget_mb micro_batch
+    micro_batch_planned``. Measured is null until training has begun.
+    """
+    query = """
+        WITH trained AS (
+            SELECT run_id, stage, fold, attempt, place, max(used_mb) AS used_mb FROM usage
+            WHERE regexp_full_match(phase, '(control_)?(train|validation)') GROUP BY ALL
+        ), told AS (SELECT * FROM events WHERE kind = 'preflight' AND predicted_peak_mb IS NOT NULL), beside AS (
+            SELECT told.*, trained.place, trained.used_mb
+            FROM told LEFT JOIN trained ON told.run_id = trained.run_id AND told.stage = trained.stage
+                AND told.fold IS NOT DISTINCT FROM trained.fold AND told.attempt = trained.attempt
+                AND (told.device IS NULL OR (told.device LIKE 'cpu%') = (trained.place = 'process'))
+            -- Without a word on the device, an accelerator that was sampled is the one that was meant.
+            QUALIFY row_number() OVER (PARTITION BY told.run_id, told.stage, told.fold, told.attempt
+                                       ORDER BY told.line DESC, trained.place = 'process', trained.place) = 1
+        ), compared AS (
+            SELECT *, 100 * (predicted_peak_mb - used_mb) / nullif(used_mb, 0) AS error_percent FROM beside
+        )
+        SELECT run_id, stage, fold, attempt, place, predicted_peak_mb AS predicted_mb, used_mb AS measured_mb,
+               error_percent, abs(error_percent) > $tolerance AS is_off, budget_mb, micro_batch, micro_batch_planned
+        FROM compared ORDER BY run_id, stage, fold, attempt
+    """
+    return ask(query, {"usage": usage, "events": events}, {"tolerance": PREDICTION_TOLERANCE_PERCENT})
+
+
+_PLACE_SCHEMA = {"run_id": pl.String, "stage": pl.String, "fold": pl.Int64}
+_GROWTH_SCHEMA = {
+    **_PLACE_SCHEMA, "attempt": pl.Int64, "place": pl.String, "phase": pl.String, "num_epochs": pl.Int64,
+    "slope_mb": pl.Float64, "level_mb": pl.Float64, "p_value": pl.Float64, "verdict": pl.String, "last_mb": pl.Float64,
+}  # fmt: skip
+_SHORTAGE_SCHEMA = {
+    **_PLACE_SCHEMA, "seconds": pl.Float64, "phase": pl.String, "epoch": pl.Int64, "global_step": pl.Int64,
+    "happened_in": pl.String, "asked_mb": pl.Float64, "micro_batch": pl.Int64, "micro_batch_next": pl.Int64,
+    "done": pl.String, "context_file": pl.String,
+}  # fmt: skip
+
+
+def _what_was_done(shortage: dict[str, Any], until_next: pl.DataFrame) -> str:
+    before, after = shortage["micro_batch"], shortage["micro_batch_next"]
+    restored = until_next.filter(pl.col("kind") == "step_restored")
+    if restored.height:
+        step, lost = restored.select("to_step", "lost_steps").row(0)
+        told = "restored the last checkpoint" if step is None else f"restored step {step}"
+        return told if lost is None else f"{told}, {lost} to be done again"
+    if after is not None and after != before:
+        return f"redone with micro-batch {after} instead of {before}"
+    if before == 1:
+        return "stopped: one sample is the least there is"
+    return "no remedy recorded"
