@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import cast
 
 import torch
 
+from fvc_lib.services.allocator_settings import check_allocator_environment
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.memory_observer import DeviceMemory
+from fvc_lib.services.memory_policy import DeviceKind, MemoryPolicy, resolve_memory_policy
+
+# Importers of old find it here.
+from fvc_lib.services.process_memory import peak_rss_bytes as peak_rss_bytes
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,59 @@ def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
             f"device: got {request!r}, which torch {torch.__version__} does not find; it has: {have}, auto."
         )
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-    return ComputeDevice(device, _amp_dtype(kind) if amp == "auto" else None, _device_name(device))
+    policy = resolve_memory_policy(
+        _kind(device), amp="auto" if amp == "auto" else "off", bf16_supported=_bf16_supported(device)
+    )
+    return ComputeDevice(device, getattr(torch, policy.amp_dtype) if policy.amp_dtype else None, _device_name(device))
+
+
+def resolve_policy(compute: ComputeDevice, config: RunConfig) -> MemoryPolicy:
+    """The memory policy of a training on ``compute`` with this run's parameters."""
+    return resolve_memory_policy(
+        _kind(compute.device),
+        amp=config.amp,
+        bf16_supported=_bf16_supported(compute.device),
+        clear_cache_training_batches=config.clear_cache_training_batches,
+        clear_cache_validation_batches=config.clear_cache_validation_batches,
+    )
+
+
+@contextmanager
+def apply_policy(policy: MemoryPolicy) -> Iterator[None]:
+    """Compute float32 products in TF32 or not, as the policy says, and put torch's settings back at the end.
+
+    Only CUDA has the settings. Set by torch's older names: they keep the newer ``fp32_precision`` in step, while after
+    the newer ones torch raises wherever its own code still asks by the older (tried with 2.13).
+    """
+    before = _tf32()
+    if policy.device == "cuda":
+        _set_tf32((policy.tf32, policy.tf32))
+    try:
+        yield
+    finally:
+        if policy.device == "cuda":
+            _set_tf32(before)
+
+
+def verify_policy(policy: MemoryPolicy) -> list[str]:
+    """What of the policy is found active, inside ``apply_policy``, in lines: where torch can tell, and where not."""
+    lines = check_allocator_environment()
+    if policy.device == "cuda":
+        lines.append(verify_allocator(policy))
+        lines.append(f"allocator backend: {torch.cuda.get_allocator_backend()}")
+        found = _tf32()
+        active = "active" if found == (policy.tf32, policy.tf32) else f"not active, torch says {found}"
+        lines.append(f"TF32 {'on' if policy.tf32 else 'off'} (products, convolutions): {active}")
+    elif policy.allocator:
+        lines.append(f"allocator: whether {', '.join(policy.allocator)} took effect cannot be told on {policy.device}")
+    return lines
+
+
+def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | None:
+    """A function that reads an accelerator's memory now, for ``MemoryObserver.watch_device``; None for the CPU."""
+    if device.type == "cuda":
+        return lambda: _cuda_memory(device)
+    return _MpsMemory() if device.type == "mps" else None
 
 
 @contextmanager
@@ -72,21 +129,58 @@ def peak_device_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def peak_rss_bytes() -> int:
-    """This process's largest resident memory so far: VmHWM, or ``ru_maxrss`` where there is no /proc."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def verify_allocator(policy: MemoryPolicy) -> str:
+    """Whether torch started with the allocator's settings of a CUDA policy; it keeps the text that it read then."""
+    wanted = next(iter(policy.allocator.values()), "")
+    found = torch._C._accelerator_getAllocatorSettings()
+    if found == wanted:
+        return f"allocator: {found or 'as it comes'}: active"
+    return (
+        f"allocator: {wanted!r} is not active, torch started with {found!r}: it was not set in time. "
+        "Run headlessly, or set it before Jupyter starts."
+    )
 
 
-def _amp_dtype(kind: str) -> torch.dtype | None:
-    if kind != "cuda":
-        return None
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+def _cuda_memory(device: torch.device) -> DeviceMemory:
+    stats = torch.cuda.memory_stats(device)
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = stats.get("reserved_bytes.all.current", 0)
+    return DeviceMemory(
+        allocated_bytes=stats.get("allocated_bytes.all.current", 0),
+        reserved_bytes=reserved,
+        max_allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
+        total_bytes=min(total, reserved + free),  # what other processes hold is not this one's to use
+        free_bytes=free,
+    )
+
+
+class _MpsMemory:
+    """Metal keeps no peak, so the largest seen stands for it."""
+
+    def __init__(self) -> None:
+        self._most = 0
+
+    def __call__(self) -> DeviceMemory:
+        allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        total = torch.mps.recommended_max_memory()
+        self._most = max(self._most, allocated)
+        return DeviceMemory(allocated, reserved, self._most, total, max(0, total - reserved))
+
+
+def _tf32() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def _set_tf32(allowed: tuple[bool, bool]) -> None:
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _kind(device: torch.device) -> DeviceKind:
+    return cast(DeviceKind, device.type)  # resolve_device lets no other pass
+
+
+def _bf16_supported(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _device_name(device: torch.device) -> str:
