@@ -1,0 +1,261 @@
+"""Before a fold trains: measure a step in a child process, predict the peak, lower the micro-batch where it is too much.
+
+Nothing here ends a run. A child that dies or hangs is a finding; where nothing can be predicted or nothing fits, the
+report says so and the training goes on: it halves its micro-batch on its own when memory really ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fvc_lib.learning.preflight_plan import (
+    Footprint,
+    StepMeasurement,
+    fitting_micro_batch,
+    next_to_measure,
+    predicted_peak,
+)
+from fvc_lib.learning.preflight_probe import StepRequest
+from fvc_lib.learning.preflight_store import Decision, PreflightStore
+from fvc_lib.learning.random_state import forked_random_state
+from fvc_lib.learning.task import Task
+from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.memory_budget import MemoryBudget
+
+TIME_LIMIT_SECONDS = 120.0
+_MEASURE = "fvc_lib.learning.preflight_worker:measure"
+# How a child ends when memory does: killed by the system, or aborted by a library that cannot go on without.
+_MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS")
+# torch loads this with its first optimizer, and it is by far the largest part of what a first training loads.
+_LOADED_BY_TRAINING = "torch._dynamo"
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """What was predicted and decided.
+
+    Attributes:
+        micro_batch_planned: no more than an effective batch.
+        micro_batch: to begin with.
+        predicted_peak_bytes: with ``micro_batch``; None when nothing could be measured.
+        planned_peak_bytes: the same with ``micro_batch_planned``.
+        budget_bytes: the budget, and
+        budget_origin: who set it.
+        baseline_bytes: the training process before.
+        step_bytes_by_micro_batch: measured, above what any training keeps.
+        reused: nothing was measured for this report; an earlier measurement served.
+        seconds: it took.
+        problem: why something could not be measured; empty when all went well.
+    """
+
+    micro_batch_planned: int
+    micro_batch: int
+    predicted_peak_bytes: int | None
+    planned_peak_bytes: int | None
+    budget_bytes: int
+    budget_origin: str
+    baseline_bytes: int
+    step_bytes_by_micro_batch: Mapping[int, int]
+    reused: bool
+    seconds: float
+    problem: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the training is predicted to stay within the budget."""
+        return self.predicted_peak_bytes is not None and self.predicted_peak_bytes <= self.budget_bytes
+
+    def message(self) -> str:
+        """One sentence for the log and the notebook."""
+        budget = f"the budget of {_size(self.budget_bytes)} ({self.budget_origin})"
+        if self.predicted_peak_bytes is None:
+            return f"memory preflight: could not be measured ({self.problem}): going on without a prediction."
+        peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
+        if not self.fits:
+            return (
+                f"memory preflight: {peak} even with micro-batch {self.micro_batch} is over {budget}; the training "
+                "tries all the same. Lower fixed_size or num_frames, turn gradient_checkpointing on, or give more "
+                "memory." + self._aside()
+            )
+        if self.micro_batch < self.micro_batch_planned:
+            planned = "" if self.planned_peak_bytes is None else f" (predicted peak {_size(self.planned_peak_bytes)})"
+            return (
+                f"memory preflight: micro-batch {self.micro_batch_planned}{planned} does not fit {budget}; lowered to "
+                f"{self.micro_batch}, {peak}. The effective batch stays the same." + self._aside()
+            )
+        return f"memory preflight: {peak} with micro-batch {self.micro_batch}, within {budget}." + self._aside()
+
+    def _aside(self) -> str:
+        return f" Not all was measured: {self.problem}." if self.problem else ""
+
+
+def preflight(
+    request: StepRequest,
+    *,
+    budget: MemoryBudget,
+    baseline_bytes: int,
+    store: Path | None,
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> PreflightReport:
+    """Predict the peak memory of the training that ``request`` describes and choose its micro-batch.
+
+    Call it in the process that is going to train, before it does. Takes seconds, or nothing when ``store`` knows the
+    answer: equal circumstances and an equal budget get the same micro-batch again, whatever was measured since.
+
+    Args:
+        request: the step as planned.
+        budget: on CUDA the device's memory, elsewhere main memory.
+        baseline_bytes: resident memory of this process now; on CUDA the device is asked instead.
+        store: JSON file that keeps measurements and decisions; None: measure and keep nothing.
+        time_limit_seconds: for the child process.
+
+    Raises:
+        UsageError: the requested device is not there.
+    """
+    started = time.monotonic()
+    planned, footprint = request.largest_micro_batch, _footprint(request, baseline_bytes)
+    try:
+        found, decision, reused = _looked_up_or_measured(
+            request, footprint, budget.total_bytes, PreflightStore(store), time_limit_seconds
+        )
+    except FvcError as error:  # a sample that cannot be read: the training meets it too, and says what to do
+        found, decision, reused = StepMeasurement(), Decision(planned, str(error)), False
+    return PreflightReport(
+        micro_batch_planned=planned,
+        micro_batch=decision.micro_batch,
+        predicted_peak_bytes=predicted_peak(found, footprint, decision.micro_batch),
+        planned_peak_bytes=predicted_peak(found, footprint, planned),
+        budget_bytes=budget.total_bytes,
+        budget_origin=budget.origin,
+        baseline_bytes=footprint.resident_bytes,
+        step_bytes_by_micro_batch=dict(found.step_bytes),
+        reused=reused,
+        seconds=time.monotonic() - started,
+        problem=decision.problem,
+    )
+
+
+def circumstances(request: StepRequest) -> dict[str, Any]:
+    """Everything that decides what a step takes, as JSON values; equal ones need no second measurement.
+
+    Raises:
+        FvcError: the first training sample cannot be read.
+    """
+    compute = request.compute
+    sample = request.task.training_data[0]
+    allocator = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "PYTORCH_"))}
+    return {
+        "task": f"{type(request.task).__module__}.{type(request.task).__qualname__}",
+        "model": [[name, list(shape)] for name, shape in _model_shapes(request.task)],
+        "sample": {name: [list(t.shape), str(t.dtype)] for name, t in sample.tensors.items()},
+        "effective_batch": request.window_size,
+        "device": compute.describe(),
+        "gradient_checkpointing": request.gradient_checkpointing,
+        "loader_processes": request.num_workers > 0,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "allocator": allocator,
+    }
+
+
+def _model_shapes(task: Task) -> list[tuple[str, torch.Size]]:
+    """Names and shapes of the model's state, made without memory where the model can be."""
+    with forked_random_state(0, torch.device("cpu")):
+        try:
+            with torch.device("meta"):
+                model = task.build_model()
+        except (RuntimeError, NotImplementedError):  # its set-up computes with values
+            model = task.build_model()
+    return [(name, tensor.shape) for name, tensor in model.state_dict().items()]
+
+
+def _looked_up_or_measured(
+    request: StepRequest, footprint: Footprint, budget_bytes: int, store: PreflightStore, time_limit_seconds: float
+) -> tuple[StepMeasurement, Decision, bool]:
+    """What is known about the step, the micro-batch, and whether both were known before."""
+    planned, described = request.largest_micro_batch, circumstances(request)
+    key = sha256_of_json(described)
+    decision_key = sha256_of_json([key, planned, budget_bytes, request.num_workers])
+    found, decision = store.measurement(key), store.decision(decision_key)
+    reused, problem = True, ""
+    undecided = found is not None and decision is None
+    if found is None or (undecided and next_to_measure(found, footprint, planned, budget_bytes) is not None):
+        found, problem = _measured(request, footprint, budget_bytes, time_limit_seconds)
+        store.keep_measurement(key, described, found)
+        reused = False
+    if decision is None:
+        fitting = fitting_micro_batch(found, footprint, planned, budget_bytes)
+        if fitting is None:
+            fitting = 1 if found.step_bytes or found.failures else planned
+        decision = Decision(fitting, problem)
+        store.keep_decision(decision_key, decision)
+    return found, decision, reused
+
+
+def _measured(
+    request: StepRequest, footprint: Footprint, budget_bytes: int, time_limit_seconds: float
+) -> tuple[StepMeasurement, str]:
+    """What the child process found, and why it found no more (empty when it was done)."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="fvc-preflight-") as folder:
+            task_file, findings = Path(folder) / "request.pickle", Path(folder) / "findings.json"
+            task_file.write_bytes(pickle.dumps(request))
+            item = {
+                "request": str(task_file),
+                "findings": str(findings),
+                "footprint": asdict(footprint),
+                "budget_bytes": budget_bytes,
+                "threads": torch.get_num_threads(),
+                "sys_path": sys.path,
+                "device_free_bytes": _device_free_bytes(request),
+            }
+            (answer,) = run_isolated(_MEASURE, [item], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None)
+            document = json.loads(findings.read_text()) if findings.exists() else None
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return StepMeasurement(), f"the task cannot be sent to another process: {error}"
+    except (FvcError, OSError) as error:
+        return StepMeasurement(), str(error)
+    found = StepMeasurement() if document is None else StepMeasurement.from_document(document)
+    if answer.failure == "crashed" and found.attempting and answer.detail.startswith(_MEMORY_DEATHS):
+        found = found.with_failure(found.attempting, answer.detail)
+        return found, f"the measuring process died with micro-batch {max(found.failures)}: {answer.detail}"
+    if answer.failure is None and 1 in found.failures:
+        return found, f"one sample alone ran out of memory: {found.failures[1]}"
+    return replace(found, attempting=None), answer.detail
+
+
+def _footprint(request: StepRequest, baseline_bytes: int) -> Footprint:
+    device = request.compute.device
+    if device.type == "cuda":
+        return Footprint(torch.cuda.memory_allocated(device), trained_before=False, num_workers=0)
+    windows = -(-len(request.task.training_data) // request.effective_batch_size)
+    return Footprint(
+        resident_bytes=baseline_bytes,
+        trained_before=_LOADED_BY_TRAINING in sys.modules,
+        num_workers=min(request.num_workers, windows),
+    )
+
+
+def _device_free_bytes(request: StepRequest) -> int | None:
+    """Free memory of the GPU, this process's own context already there; None on other devices."""
+    device = request.compute.device
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

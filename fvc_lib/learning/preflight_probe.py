@@ -1,0 +1,180 @@
+"""A little real training, to see what a step takes; runs in the preflight's child process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.learning.activation_checkpointing import recompute_activations
+from fvc_lib.learning.device import ComputeDevice, deterministic_algorithms, resolve_device
+from fvc_lib.learning.loading import load_batches
+from fvc_lib.learning.optimisation import Precision, build_optimizer, finish_gradients
+from fvc_lib.learning.out_of_memory import is_out_of_memory
+from fvc_lib.learning.preflight_meter import meter_of
+from fvc_lib.learning.preflight_plan import Footprint, StepMeasurement, predicted_peak
+from fvc_lib.learning.task import Batch, Task
+from fvc_lib.learning.training_state import copy_weights
+from fvc_lib.services.process_memory import ProcessTree
+
+_STEPS = 3  # the first allocates the optimizer's state, the later ones meet a heap with holes
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """What a training is going to do in every step.
+
+    Attributes:
+        task: must be picklable to be measured.
+        micro_batch: samples at once, as planned.
+        effective_batch_size: samples per optimizer step; so many are loaded at once.
+        device: ``cpu``, ``cuda``, ``cuda:0``, ``mps`` or ``auto``.
+        amp: ``auto`` or ``off``, as ``resolve_device`` takes it.
+        num_workers: loader processes.
+    """
+
+    task: Task
+    micro_batch: int
+    effective_batch_size: int
+    device: str = "auto"
+    amp: str = "auto"
+    gradient_checkpointing: bool = False
+    num_workers: int = 0
+
+    @property
+    def window_size(self) -> int:
+        """Samples in a full effective batch: no more than there are."""
+        return min(self.effective_batch_size, len(self.task.training_data))
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """What the planned micro-batch comes to: no more than an effective batch."""
+        return max(1, min(self.micro_batch, self.window_size))
+
+    @property
+    def compute(self) -> ComputeDevice:
+        """The resolved device.
+
+        Raises:
+            UsageError: it is not there.
+        """
+        return resolve_device(self.device.partition(":")[0], self.amp)
+
+
+class StepProbe:
+    """Trains a little with one micro-batch after another and reads the meter."""
+
+    def __init__(self, request: StepRequest) -> None:
+        self._request = request
+        self._compute = request.compute
+        self._meter = meter_of(self._compute.device)
+        self._reference = 0
+
+    def begin(self, device_free_bytes: int | None = None) -> StepMeasurement:
+        """What does not depend on the micro-batch.
+
+        Args:
+            device_free_bytes: free memory of the GPU before this process came; None elsewhere.
+        """
+        before = self._meter.now()
+        _train_once(self._compute)
+        self._reference = self._meter.now()
+        first_use = self._reference - before
+        if device_free_bytes is not None:  # the GPU's context is no tensor: only the driver knows its size
+            first_use = device_free_bytes - torch.cuda.mem_get_info(self._compute.device)[0]
+        window = next(_windows(self._request, 1))
+        window_bytes = sum(tensor.nbytes for tensor in window.tensors.values())
+        worker_bytes = _worker_bytes(self._request) if self._request.num_workers else 0
+        return StepMeasurement(max(0, first_use), window_bytes, worker_bytes)
+
+    def has_room(self, found: StepMeasurement, footprint: Footprint, micro_batch: int, budget_bytes: int) -> bool:
+        """Whether a step fits beside the training process, which holds memory of its own meanwhile."""
+        here = footprint.resident_bytes + found.first_use_bytes + self._reference
+        beside = replace(footprint, resident_bytes=here, trained_before=True, num_workers=0)
+        peak = predicted_peak(found, beside, micro_batch)
+        return peak is not None and peak <= budget_bytes
+
+    def with_measured(self, found: StepMeasurement, micro_batch: int) -> StepMeasurement:
+        """``found`` with what ``micro_batch`` took, or with the news that memory ended."""
+        self._meter.reset()
+        try:
+            self._train_a_little(micro_batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = str(error).partition("\n")[0] or type(error).__name__
+        else:
+            return found.with_step(micro_batch, max(0, self._meter.peak() - self._reference))
+        return found.with_failure(micro_batch, failure)
+
+    def _train_a_little(self, micro_batch: int) -> None:
+        """With the best epoch's weights and a checkpoint's copy beside."""
+        request, device = self._request, self._compute.device
+        precision = Precision(self._compute)
+        with deterministic_algorithms(device):
+            model = request.task.build_model().to(device).train()
+            if request.gradient_checkpointing:
+                recompute_activations(model)
+            optimizer = build_optimizer(model, learning_rate=1e-6, weight_decay=0.0)
+            kept: list[Any] = [copy_weights(model)]
+            for window in _windows(request, _STEPS):
+                _step(request.task, model, optimizer, window, micro_batch, precision, device)
+                kept[1:] = [_on_cpu([model.state_dict(), optimizer.state_dict()])]
+
+
+def _step(
+    task: Task,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    window: Batch,
+    micro_batch: int,
+    precision: Precision,
+    device: torch.device,
+) -> None:
+    """As the engine's, but over two micro-batches at most: the second one meets the first one's gradients."""
+    for start in range(0, min(len(window), 2 * micro_batch), micro_batch):
+        part = window.part(start, start + micro_batch).to(device)
+        with precision.autocast():
+            loss = task.loss(task.forward(model, part), part)
+        precision.scaler.scale(loss.total / len(window)).backward()  # type: ignore[no-untyped-call]
+    precision.scaler.unscale_(optimizer)
+    finish_gradients(model.parameters(), 1.0, 1.0)
+    precision.scaler.step(optimizer)
+    precision.scaler.update()
+    model.zero_grad(set_to_none=True)
+
+
+def _train_once(compute: ComputeDevice) -> None:
+    """One step of nothing, so that torch loads what every training loads."""
+    model = nn.Linear(1, 1).to(compute.device)
+    optimizer = build_optimizer(model, learning_rate=1e-6, weight_decay=0.0)
+    model(torch.ones(1, 1, device=compute.device)).sum().backward()
+    optimizer.step()
+
+
+def _windows(request: StepRequest, num_windows: int, num_workers: int = 0) -> Iterator[Batch]:
+    """So many effective batches of the training data, which begins again where it ends."""
+    count, size = len(request.task.training_data), request.window_size
+    batches = [[row % count for row in range(start, start + size)] for start in range(0, num_windows * size, size)]
+    return load_batches(request.task.training_data, batches, num_workers=num_workers)
+
+
+def _worker_bytes(request: StepRequest) -> int:
+    """What a loader process holds and does not share with its parent, between two effective batches."""
+    tree, most = ProcessTree(), 0
+    for _ in _windows(request, num_windows=3, num_workers=1):
+        memory = tree.measure()
+        most = max(most, memory.tree_bytes - memory.rss_bytes)
+    return most
+
+
+def _on_cpu(value: Any) -> Any:
+    """A copy of nested dicts and lists with every tensor on the CPU, as a checkpoint's snapshot makes it."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _on_cpu(entry) for key, entry in value.items()}
+    return [_on_cpu(entry) for entry in value] if isinstance(value, (list, tuple)) else value
