@@ -28,6 +28,7 @@ from fvc_lib.execution.status import RunState, StageStatus, read_status, utc_now
 from fvc_lib.execution.superseding import begin_fold_state, set_aside
 from fvc_lib.execution.supervisor import KernelWatch
 from fvc_lib.execution.terminal import Terminal
+from fvc_lib.services.allocator_settings import allocator_environment
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 
@@ -35,6 +36,11 @@ STATE_OF_EXIT: dict[int, RunState] = {75: "requeue", 130: "interrupted", 143: "i
 # Threads that wait asleep: by default they spin, and where another process wants a core too, training a small network
 # on two busy cores took 21 and 53 ms a clip (two readings) instead of 6. What the user has set stands.
 KERNEL_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` and what a kernel needs beside it before torch starts there; what the user has set stands."""
+    return {**KERNEL_ENVIRONMENT, **allocator_environment(environ), **environ}
 
 
 class Runner:
@@ -154,7 +160,7 @@ class Runner:
                 self.run.partial_notebook(task.stage.name, task.fold),
                 self._parameters(task, notebook),
                 folder=notebook.path.parent,
-                environment={**KERNEL_ENVIRONMENT, **os.environ, **given},
+                environment={**kernel_environment(os.environ), **given},
                 log=self.run.logs / f"{task.key}.log",
                 on_start=self._kernel_started,
             )

@@ -1,0 +1,28 @@
+"""What a kernel finds in its environment before it imports anything."""
+
+from __future__ import annotations
+
+from fvc_lib.execution.runner import KERNEL_ENVIRONMENT, kernel_environment
+
+NAMES = ("OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF", "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
+CELL = f"import os\noutput('one', ' '.join(os.environ.get(name, '-') for name in {NAMES}))"
+
+
+def test_a_kernel_gets_the_allocators_settings_and_the_users_own_stand(make_project, monkeypatch):
+    for name in (*NAMES, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.7")
+    project = make_project(one=[CELL])
+    run = project.begin()
+    code, _, _ = project.execute(run)
+    assert code == 0
+    assert (run.tables / "one.txt").read_text() == "PASSIVE expandable_segments:True 0.7 0.7"
+
+
+def test_nothing_the_user_has_set_is_replaced():
+    user = {"OMP_WAIT_POLICY": "ACTIVE", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "HOME": "/home/me"}
+    environment = kernel_environment(user)
+    assert {name: environment[name] for name in user} == user
+    assert "PYTORCH_ALLOC_CONF" not in environment
+    assert environment.keys() - user.keys() == {NAMES[2], NAMES[3]}
+    assert kernel_environment({}).keys() >= KERNEL_ENVIRONMENT.keys()
