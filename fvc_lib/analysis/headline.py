@@ -60,7 +60,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ReportHeadline:
-    """The head of a report. ``None`` is shown as "not recorded"."""
+    """The head of a report. ``None`` is shown as "not recorded".
+
+    ``memory_facts`` are name and text of what is worth knowing about its memory beside the peak.
+    """
 
     run_id: str
     experiment: str
@@ -75,6 +78,7 @@ class ReportHeadline:
     model: str | None = None
     failure: str | None = None
     cautions: tuple[str, ...] = ()
+    memory_facts: tuple[tuple[str, str], ...] = ()
 
     @property
     def model_score(self) -> Score | None:

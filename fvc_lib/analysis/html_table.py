@@ -70,6 +70,8 @@ class HtmlTable:
         for row in table:
             cells = (t.rjust(w) if r else t.ljust(w) for t, w, r in zip(row, widths, right, strict=True))
             lines.append("  ".join(cells).rstrip())
+        if self.frame.is_empty():
+            lines.append("none")
         if self.frame.height > _TEXT_ROW_LIMIT:
             lines.append(f"and {count_text(self.frame.height - _TEXT_ROW_LIMIT, 'more row')}")
         return "\n".join(lines)
@@ -109,6 +111,8 @@ class HtmlTable:
         return clean_text(value)
 
     def _remark(self, limit: int) -> str:
+        if self.frame.is_empty():
+            return '<p class="fvc-remark">none</p>'
         more = self.frame.height - limit
         return f'<p class="fvc-remark">and {count_text(more, "more row")}</p>' if more > 0 else ""
 

@@ -19,6 +19,7 @@ from fvc_lib.analysis.memory_wording import (
     shortage_sentence,
     where_text,
 )
+from fvc_lib.analysis.wording import count_text
 
 COMFORTABLE_PERCENT = 50.0  # below it there is room for more
 FULL_SHARE = 0.8  # a plan that fills more of the budget has no room for what was not foreseen
@@ -96,7 +97,7 @@ def _after_leaks(found: MemoryFindings) -> list[Advice]:
     left = ""
     if isinstance(budget, float) and worst["slope_mb"] > 0 and budget > worst["last_mb"]:
         epochs = math.floor((budget - worst["last_mb"]) / worst["slope_mb"])
-        left = f" At this rate its budget of {megabytes_text(budget)} lasts {epochs:,} epochs more."
+        left = f" At this rate its budget of {megabytes_text(budget)} lasts {count_text(epochs, 'more epoch')}."
     change = "Find what is kept: -p profile_memory true records who allocates it. A resume frees it for a while."
     return [Advice(f"{growth_sentence(found)}.{left}", change)]
 

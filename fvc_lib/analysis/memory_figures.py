@@ -19,6 +19,8 @@ from fvc_lib.analysis.memory_wording import (
 )
 from fvc_lib.analysis.wording import count_text, figure_text
 
+_FEW_EPOCHS = 12
+
 
 def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
     """The highest memory of each stage and phase; folds of a stage as one bar with its highest, each fold a mark."""
@@ -28,6 +30,7 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
     bars = rows.group_by("name", maintain_order=True).agg(
         pl.col("used_mb").max(), pl.col("phase").first(), pl.col("num_samples").sum()
     )
+    highest = max(bars["used_mb"].to_list())
     samples, stages = int(rows["num_samples"].sum()), rows.select("run_id", "stage", "fold").n_unique()
     figure = theme.figure(
         peak_sentence(found),
@@ -39,7 +42,9 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
         go.Bar(
             x=bars["used_mb"].to_list(), y=_texts(bars["name"]), orientation="h",
             marker={"color": [PHASE_COLORS.get(phase, theme.NEUTRAL) for phase in bars["phase"]]},
-            text=[f" {megabytes_text(value)}" for value in bars["used_mb"]], textposition="outside", cliponaxis=False,
+            text=[f" {megabytes_text(value)} " for value in bars["used_mb"]], cliponaxis=False,
+            # In a long bar the text is clear of the budget's lines.
+            textposition=["inside" if value > highest / 2 else "outside" for value in bars["used_mb"]],
             customdata=bars["num_samples"].to_list(), width=0.62,
             hovertemplate="%{y}: %{x:.0f} MB<br>%{customdata} samples<extra></extra>", showlegend=False,
         )
@@ -94,7 +99,9 @@ def growth_figure(found: MemoryFindings) -> go.Figure:
                 )
             )  # fmt: skip
     _pad_flat_range(figure, points["used_mb"])
-    figure.update_xaxes(title_text="Epoch", rangemode="tozero", tickformat="d")
+    # Few epochs would get ticks between them.
+    few = max(points["epoch"].to_list()) <= _FEW_EPOCHS
+    figure.update_xaxes(title_text="Epoch", tickformat="d", dtick=1 if few else None)
     figure.update_yaxes(title_text="Memory in training (MB)")
     return figure
 

@@ -223,10 +223,10 @@ def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """
     query = """
         WITH trained AS (
-            SELECT run_id, stage, fold, attempt, place, max(used_mb) AS used_mb FROM usage
+            SELECT run_id, stage, fold, attempt, place, max(used_mb) AS measured_mb FROM usage
             WHERE regexp_full_match(phase, '(control_)?(train|validation)') GROUP BY ALL
         ), told AS (SELECT * FROM events WHERE kind = 'preflight' AND predicted_peak_mb IS NOT NULL), beside AS (
-            SELECT told.*, trained.place, trained.used_mb
+            SELECT told.*, trained.place, trained.measured_mb
             FROM told LEFT JOIN trained ON told.run_id = trained.run_id AND told.stage = trained.stage
                 AND told.fold IS NOT DISTINCT FROM trained.fold AND told.attempt = trained.attempt
                 AND (told.device IS NULL OR (told.device LIKE 'cpu%') = (trained.place = 'process'))
@@ -234,10 +234,10 @@ def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
             QUALIFY row_number() OVER (PARTITION BY told.run_id, told.stage, told.fold, told.attempt
                                        ORDER BY told.line DESC, trained.place = 'process', trained.place) = 1
         ), compared AS (
-            SELECT *, 100 * (predicted_peak_mb - used_mb) / nullif(used_mb, 0) AS error_percent FROM beside
+            SELECT *, 100 * (predicted_peak_mb - measured_mb) / nullif(measured_mb, 0) AS error_percent FROM beside
         )
-        SELECT run_id, stage, fold, attempt, place, predicted_peak_mb AS predicted_mb, used_mb AS measured_mb,
-               error_percent, abs(error_percent) > $tolerance AS is_off, budget_mb, micro_batch, micro_batch_planned
+        SELECT run_id, stage, fold, attempt, place, predicted_peak_mb AS predicted_mb, measured_mb, error_percent,
+               abs(error_percent) > $tolerance AS is_off, budget_mb, micro_batch, micro_batch_planned
         FROM compared ORDER BY run_id, stage, fold, attempt
     """
     return ask(query, {"usage": usage, "events": events}, {"tolerance": PREDICTION_TOLERANCE_PERCENT})

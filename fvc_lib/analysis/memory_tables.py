@@ -10,6 +10,7 @@ import polars as pl
 from fvc_lib.analysis.memory_findings import PROCESS, MemoryFindings
 from fvc_lib.analysis.memory_wording import megabytes_text, phase_text, where_text
 from fvc_lib.analysis.wording import duration_text
+from fvc_lib.services.run_paths import stage_key
 
 NONE = "-"
 _MOST_ROWS = 24
@@ -69,7 +70,7 @@ def shortages_table(found: MemoryFindings) -> pl.DataFrame:
             "happened_in": (row["happened_in"] or NONE).replace("_", " "),
             "asked_for": NONE if row["asked_mb"] is None else megabytes_text(row["asked_mb"]),
             "what_was_done": row["done"],
-            "context_file": row["context_file"] or NONE,
+            "context_file": _context_path(row),
         }
         for row in found.shortages.iter_rows(named=True)
     ]
@@ -117,6 +118,12 @@ _WHERE = {"stage": pl.String, "phase": pl.String}
 
 def _where(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"stage": where_text(row), "phase": phase_text(row["phase"])}
+
+
+def _context_path(row: Mapping[str, Any]) -> str:
+    if row["context_file"] is None:
+        return NONE
+    return f"memory/oom/{stage_key(row['stage'], row['fold'])}/{row['context_file']}"
 
 
 def _number(value: int | None) -> str:

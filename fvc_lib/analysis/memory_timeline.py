@@ -26,7 +26,7 @@ _EVENT_STYLES = {
 }
 _QUIET_KINDS = ("policy", "preflight")  # said at every start; no mark on the timeline
 _MOST_POINTS = 1200  # per stage and place; more cannot be told apart
-_NARROW_SHARE = 0.07  # of the timeline's width: a stage below it has no room for its name
+_LETTER_SHARE = 0.0085  # of the timeline's width that a letter of a stage's name takes
 
 
 def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
@@ -42,9 +42,13 @@ def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
     figure.update_layout(theme.figure(finding, counted + far_budget_text(found), height=440).layout)
     for number, place in enumerate(rows["place"].unique(maintain_order=True)):
         color, dash = (theme.MODEL, "solid") if place == PROCESS else theme.series_style(number)
-        for position, (stage, start, _) in enumerate(bands):
-            inside = rows.filter(_same(stage), pl.col("place") == place)
-            figure.add_trace(_course_line(_thinned(inside), start, str(place), color, dash, first=not position), 1, 1)
+        named = False
+        for stage, start, _ in bands:
+            # A killed process has given everything back before the next attempt begins: the line breaks there.
+            for points in rows.filter(_same(stage), pl.col("place") == place).partition_by("attempt"):
+                line = _course_line(_thinned(points), start, place, color, dash)
+                figure.add_trace(line.update(showlegend=not named), 1, 1)
+                named = True
     for number, (stage, start, end) in enumerate(bands):
         _draw_band(figure, stage, (start, end), total, shaded=number % 2 == 0, many=len(bands) > 1)
     _draw_phases(figure, rows, bands)
@@ -56,7 +60,7 @@ def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
     figure.update_xaxes(showticklabels=False, ticks="", showgrid=False, row=1)
     figure.update_xaxes(title_text="Time at work, all stages (s)", showgrid=False, row=2)
     figure.update_layout(
-        barmode="overlay", legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top"}, margin={"b": 96, "t": 104}
+        barmode="overlay", legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top"}, margin={"b": 96, "t": 92}
     )
     return figure
 
@@ -88,11 +92,11 @@ def _course(found: MemoryFindings, rows: pl.DataFrame) -> str:
     return f"{above} of {count_text(stages, 'stage')} rise above half of the peak of {megabytes_text(peak['used_mb'])}"
 
 
-def _course_line(points: pl.DataFrame, start: float, place: str, color: str, dash: str, *, first: bool) -> go.Scatter:
+def _course_line(points: pl.DataFrame, start: float, place: str, color: str, dash: str) -> go.Scatter:
     name = figure_text("process with children" if place == PROCESS else place)
     return go.Scatter(
         x=[start + second for second in points["seconds"]], y=points["used_mb"].to_list(), name=name, legendgroup=name,
-        mode="lines" if points.height > 1 else "markers", showlegend=first, marker={"size": 5, "color": color},
+        mode="lines" if points.height > 1 else "markers", marker={"size": 5, "color": color},
         line={"color": color, "dash": dash, "width": 1.8},
         customdata=[
             f"{where_text(row)}<br>{phase_text(row['phase'])}{_epoch_text(row['epoch'])}"
@@ -120,10 +124,9 @@ def _draw_band(
             type="rect", x0=start, x1=end, y0=0, y1=1, yref="y domain", fillcolor="#F4F5F7", line_width=0, layer="below"
         )
     number = str(stage["stage"]).split("_", 1)[0]
-    short = number if stage["fold"] is None else f"fold {stage['fold']}"
-    text = where_text(stage) if end - start > 3 * _NARROW_SHARE * total else short
-    if end - start < _NARROW_SHARE * total / 2 and stage["fold"] is not None:
-        text = str(stage["fold"])
+    names = (number,) if stage["fold"] is None else (f"{number}, fold {stage['fold']}", f"fold {stage['fold']}")
+    room = (end - start) / (total or 1.0) / _LETTER_SHARE
+    text = next((name for name in (where_text(stage), *names) if len(name) <= room), "")
     figure.add_annotation(
         x=(start + end) / 2, y=1, yref="y domain", yanchor="bottom", yshift=1, text=figure_text(text), showarrow=False,
         font={"size": 11, "color": theme.NEUTRAL}, hovertext=figure_text(where_text(stage)),
@@ -152,16 +155,20 @@ def _draw_phases(figure: go.Figure, rows: pl.DataFrame, bands: Sequence[Band]) -
 
 
 def _draw_events(figure: go.Figure, events: pl.DataFrame, rows: pl.DataFrame, bands: Sequence[Band]) -> None:
-    for kind in events["kind"].unique(maintain_order=True):
+    # The gravest last, over what followed from it at the same moment.
+    gravity = [kind for kind in reversed(_EVENT_STYLES) if kind in events["kind"]]
+    others = [kind for kind in events["kind"].unique(maintain_order=True) if kind not in _EVENT_STYLES]
+    for kind in (*others, *gravity):
         x: list[float] = []
         y: list[float] = []
         told: list[str] = []
         for event in events.filter(pl.col("kind") == kind).iter_rows(named=True):
-            stage, start, _ = next(band for band in bands if all(event[key] == value for key, value in band[0].items()))
-            nearest = rows.filter(_same(stage)).sort((pl.col("seconds") - event["seconds"]).abs())
-            x.append(start + event["seconds"])
-            y.append(nearest["used_mb"][0] if nearest.height else 0.0)
-            told.append(figure_text(event["message"]))
+            for stage, start, _ in bands:
+                if all(event[key] == value for key, value in stage.items()):
+                    nearest = rows.filter(_same(stage)).sort((pl.col("seconds") - event["seconds"]).abs())
+                    x.append(start + event["seconds"])
+                    y.append(nearest["used_mb"][0])
+                    told.append(figure_text(event["message"]))
         symbol, color = _EVENT_STYLES.get(kind, ("circle-open", theme.NEUTRAL))
         figure.add_trace(
             go.Scatter(

@@ -143,6 +143,25 @@ def event_counts_sentence(found: MemoryFindings) -> str:
     return f"Events: {', '.join(told)}."
 
 
+def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
+    """Name and text of what the head of a report says about memory; nothing where nothing is recorded."""
+    facts = []
+    if found.peak is not None and found.peak["budget_mb"] is not None:
+        share = f"{found.peak['usage_percent']:.1f}% used at most"
+        facts.append(("Memory budget", f"{megabytes_text(found.peak['budget_mb'])}, {share}"))
+    compared = found.predictions.filter(pl.col("error_percent").is_not_null())
+    if compared.height:
+        worst = compared.sort(pl.col("error_percent").abs(), descending=True).row(0, named=True)
+        how = "above" if worst["error_percent"] > 0 else "below"
+        told = f"{megabytes_text(worst['predicted_mb'])}, {abs(worst['error_percent']):.0f}% {how} what was measured"
+        facts.append(("Predicted peak", told))
+    if found.shortages.height:
+        facts.append(("Out of memory", shortage_sentence(found).removeprefix("Memory ran out ")))
+    if found.leaks.height:
+        facts.append(("Leak", growth_sentence(found).removeprefix("Memory leaks: ")))
+    return tuple(facts)
+
+
 def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fvc_lib.analysis.headline import DISHONEST_CONTROLS, ReportHeadline, Score, run_headline
+from fvc_lib.analysis.memory_findings import run_memory
+from fvc_lib.analysis.memory_wording import memory_facts
 from fvc_lib.analysis.report import write_report
 from fvc_lib.analysis.runs_index import write_runs_index
 from fvc_lib.analysis.wording import bytes_text, duration_text, interval_text, source_name
@@ -10,7 +14,8 @@ from fvc_lib.services.run_paths import RunPaths
 
 # The answer first, then how it came about.
 SECTION_ORDER = (
-    "05_kfold_results", "06_analysis_dashboard", "04_fold_training", "01_data_index", "02_folds", "03_augmentation",
+    "05_kfold_results", "06_analysis_dashboard", "07_memory_report", "04_fold_training", "01_data_index", "02_folds",
+    "03_augmentation",
 )  # fmt: skip
 
 
@@ -18,7 +23,8 @@ def write_run_report(run: RunPaths) -> None:
     """Write ``report.html`` from the notebooks executed so far, a failed one's partial record first, and the index."""
     records = sorted(run.notebooks.glob("*.ipynb"), key=lambda path: _rank(path.name))
     if records:
-        write_report(records, run.report_html, title=f"FVC {run.run_id}", headline=run_headline(run))
+        headline = replace(run_headline(run), memory_facts=memory_facts(run_memory(run)))
+        write_report(records, run.report_html, title=f"FVC {run.run_id}", headline=headline)
     write_runs_index(run.root.parent.parent)
 
 

@@ -65,6 +65,8 @@ STAGES = (
         lambda run, _: (run.results,),
     ),
     Stage("06_analysis_dashboard", ("05_kfold_results",), lambda run, _: (run.results,), lambda run, _: ()),
+    # It reads every memory log, but those grow with each look at the run: it repeats when what was measured was new.
+    Stage("07_memory_report", ("06_analysis_dashboard",), lambda run, _: (run.results,), lambda run, _: ()),
 )
 
 
