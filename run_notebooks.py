@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import click
 import yaml
 
 from fvc_lib.corpus.sources import ACCEPTED
+from fvc_lib.execution.forking import Change, Inheritance, inheritance, take_over
 from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.plan import PlannedTask, make_plan, read_notebooks
 from fvc_lib.execution.run_lock import is_worked_on
@@ -30,7 +31,6 @@ from fvc_lib.execution.session import run_config
 from fvc_lib.execution.stages import STAGES, stage_named
 from fvc_lib.execution.status import read_status
 from fvc_lib.services.config import (
-    ENVIRONMENT,
     MAY_CHANGE_ON_RESUME,
     RunConfig,
     environment_values,
@@ -78,6 +78,10 @@ class Commands(click.Group):
 )  # fmt: skip
 @click.option("--experiment", help="Folder under the runs folder that groups this run with others.")
 @click.option("--resume", metavar="RUN", help="Continue a run: 'latest', a run id, a part of one, or a run folder.")
+@click.option(
+    "--fork", is_flag=True,
+    help="With --resume RUN and other parameters: a new run with what is still true of RUN, which stays as it is.",
+)  # fmt: skip
 @click.option("--only", metavar="STAGE", help="Run this stage alone (for example 05), in --resume's run or the latest.")
 @click.option(
     "--from", "start", metavar="STAGE", help="Run this stage and all after it, in --resume's run or the latest."
@@ -92,6 +96,7 @@ def main(
     values: tuple[tuple[str, str], ...],
     experiment: str | None,
     resume: str | None,
+    fork: bool,
     only: str | None,
     start: str | None,
     list_only: bool,
@@ -104,6 +109,7 @@ def main(
     python run_notebooks.py --params params/demo.yaml -p corpus ~/videos     real/ and fake/ in one folder
     python run_notebooks.py --params params/demo.yaml -p corpus list.csv     a manifest: path,label[,group]
     python run_notebooks.py --resume latest                                  go on where a run stopped
+    python run_notebooks.py --resume latest --fork -p epochs 30              the same in a new run, with other values
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     if context.invoked_subcommand is not None:
         return
@@ -113,31 +119,65 @@ def main(
         return
     if only and start:
         raise UsageError("--only and --from exclude each other. Give one of them.")
+    if fork and not resume:
+        raise UsageError("--fork starts a new run from another one. Name that run: --resume RUN --fork.")
     only_stage, start_stage = stage_named(only) if only else None, stage_named(start) if start else None
     asked = _asked(params_files, yaml_texts, values, experiment)
     config = asked.config
     run = None
-    if not (resume or only or start) and config.corpus and not Path(config.corpus).exists():
-        # The index stage would find out as well, after a kernel has started and a run has begun.
-        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. {ACCEPTED}")
+    if not (resume or only or start) or fork:
+        _refuse_missing_corpus(config)
+    command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
     if resume or only or start:
         run = find_run(Path(config.runs_dir), resume or "latest", experiment)
-        config = _config_to_resume(run, asked)
+        config = _config_of_fork(run, asked) if fork else _config_to_resume(run, asked)
 
     def plan() -> list[PlannedTask]:
         return make_plan(notebooks, config, run, only=only_stage, start=start_stage)
 
     if dry_run:
-        _print_plan(plan(), config, run)
+        _print_plan(plan(), config, None if fork else run)
+        if fork and run is not None:
+            _print_fork(
+                run, config, inheritance(run, make_plan(notebooks, config, run), _changes(run_config(run), config))
+            )
         return
-    command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
     if run is None:
         planned = plan()
         run = begin_run(config, command=command)
         exit_code = _execute(run, config, notebooks, lambda: planned)
+    elif fork:
+        run = _begin_fork(run, config, notebooks, command)
+        exit_code = _execute(run, config, notebooks, plan)
     else:
         exit_code = _execute(run, config, notebooks, plan, command=command)
     context.exit(exit_code)
+
+
+def _refuse_missing_corpus(config: RunConfig) -> None:
+    """The index stage would find out as well, after a kernel has started and a run has begun."""
+    if config.corpus and not Path(config.corpus).exists():
+        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. {ACCEPTED}")
+
+
+def _begin_fork(ancestor: RunPaths, config: RunConfig, notebooks: dict[str, Notebook], command: str) -> RunPaths:
+    """Begin a new run with what is still true of ``ancestor`` under ``config``, and say what that is."""
+    own = run_config(ancestor)
+    changed = _changes(own, config)
+    taken = inheritance(ancestor, make_plan(notebooks, config, ancestor), changed)
+
+    def binding_config(fold: int) -> dict[str, Any]:
+        from fvc_lib.learning.fold_training import training_parameters  # torch takes seconds to load
+
+        return training_parameters(own, fold)
+
+    def prepare(fork: RunPaths) -> dict[str, object]:
+        take_over(ancestor, fork, taken, binding_config)
+        return {"forked_from": ancestor.run_id, "changed": {name: list(change) for name, change in changed.items()}}
+
+    fork = begin_run(config, command=command, prepare=prepare)
+    _print_fork(ancestor, config, taken)
+    return fork
 
 
 def _execute(
@@ -151,8 +191,12 @@ def _execute(
     click.echo(f"run {run.root}")
 
     def plan_and_record() -> Sequence[PlannedTask]:
-        if command is not None:
-            record_resumption(run, config, command=command)
+        if command is not None and (differs := record_resumption(run, config, command=command)):
+            click.echo(
+                f"warning: this attempt differs from the one before: {'; '.join(differs)}. The run goes on, but is no "
+                "longer bit for bit what an undisturbed one would be; run.json says so.",
+                err=True,
+            )
         return plan()
 
     exit_code = Runner(run, config, notebooks).execute(plan_and_record)
@@ -247,9 +291,13 @@ def _clips_in_use(runs_dir: Path) -> set[Path]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command gave: the names it set anywhere, the environment included, and the configuration they make."""
+    """What the command gave: the names it set anywhere, the environment included, and the configuration they make.
+
+    ``written`` are those whose value comes from the command line or a params file, and so was meant for this command.
+    """
 
     names: frozenset[str]
+    written: frozenset[str]
     config: RunConfig
 
 
@@ -272,8 +320,12 @@ def _asked(
     # A kernel works in the folder of the notebooks: every path is made absolute here, where the command was given.
     paths = {name: getattr(config, name) for name in ("corpus", "data_dir", "runs_dir", "cache_dir")}
     absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path}
-    names = frozenset({*from_files, *typed, *environment_values()})
-    return Asked(names, config.model_copy(update=absolute))
+    from_environment = environment_values()
+    return Asked(
+        names=frozenset({*from_files, *typed, *from_environment}),
+        written=frozenset({*typed, *(from_files.keys() - from_environment.keys())}),
+        config=config.model_copy(update=absolute),
+    )
 
 
 def _yaml_mapping(text: str) -> dict[str, Any]:
@@ -293,19 +345,52 @@ def _config_to_resume(run: RunPaths, asked: Asked) -> RunConfig:
         UsageError: a parameter was given that differs from the run's own and could change its numbers.
     """
     own = run_config(run)
-    given = asked.names - {"experiment", "runs_dir"}
-    fixed = sorted(given - MAY_CHANGE_ON_RESUME - {f for v, f in ENVIRONMENT.items() if os.environ.get(v)})
-    changed = [
-        f"{name} {getattr(own, name)!r} -> {getattr(asked.config, name)!r}"
-        for name in fixed
-        if getattr(own, name) != getattr(asked.config, name)
-    ]
-    if changed:
+    wanted = _with_written(own, asked)
+    if changed := {name: change for name, change in _changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
+        given = [] if any(text.startswith("--resume") for text in sys.argv) else ["--resume", str(run.root)]
+        command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:], *given, "--fork"])
         raise UsageError(
-            f"{run.run_id} was made with other values: {'; '.join(changed)}. "
-            "Leave them out to resume it, or leave --resume out to start a new run with them."
+            f"{run.run_id} was made with other values: {_in_words(changed)}. Leave them out to resume it, leave "
+            f"--resume out to start a new run, or start one with what stays true of this one: {command}"
         )
-    return own.model_copy(update={name: getattr(asked.config, name) for name in given & MAY_CHANGE_ON_RESUME})
+    return wanted
+
+
+def _config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
+    """The run's own configuration with everything that was asked for, for a new run beside it.
+
+    Raises:
+        UsageError: nothing differs, or the run is being worked on.
+    """
+    own = run_config(run)
+    if is_worked_on(run):
+        raise UsageError(f"{run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
+    wanted = _with_written(own, asked).model_copy(
+        update={"runs_dir": str(run.root.parents[1]), "experiment": run.experiment}
+    )
+    if not _changes(own, wanted):
+        raise UsageError(
+            f"{run.run_id} has these very values. Leave --fork out to resume it, or say what shall differ: "
+            "-p NAME VALUE."
+        )
+    return wanted
+
+
+def _with_written(own: RunConfig, asked: Asked) -> RunConfig:
+    """``own`` with the values given for this command, and with the environment's where that may differ by machine."""
+    names = (asked.written | (asked.names & MAY_CHANGE_ON_RESUME)) - {"experiment", "runs_dir"}
+    return own.model_copy(update={name: getattr(asked.config, name) for name in names})
+
+
+def _changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
+    """(old, new) JSON values by name; where a run lies is no change."""
+    before, after = own.model_dump(mode="json"), wanted.model_dump(mode="json")
+    names = [name for name in before if name not in {"experiment", "runs_dir"}]
+    return {name: (before[name], after[name]) for name in names if before[name] != after[name]}
+
+
+def _in_words(changed: Mapping[str, Change]) -> str:
+    return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
 
 
 def _print_notebooks(notebooks: dict[str, Notebook]) -> None:
@@ -323,6 +408,12 @@ def _print_plan(plan: list[PlannedTask], config: RunConfig, run: RunPaths | None
     click.echo(f"run: {run.root if run else 'a new folder under ' + str(Path(config.runs_dir) / config.experiment)}")
     for planned in plan:
         click.echo(f"  {'run ' if planned.run else 'skip'}  {planned.task.key:<28} {planned.reason}")
+
+
+def _print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> None:
+    click.echo(f"fork of {ancestor.run_id}: {_in_words(_changes(run_config(ancestor), config))}")
+    for line in taken.lines():
+        click.echo(line)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from fvc_lib.services.run_paths import RunPaths
 
 # The rooms whose code a half-trained fold depends on: going on with other code would make a network of two halves.
 TRAINING_ROOMS = ("learning", "video", "corpus", "metrics", "services")
+_CODE_NOTE = "code.json"
 
 
 def set_aside(run: RunPaths, tasks: Iterable[Task]) -> None:
     """Move everything the ``tasks`` wrote to ``superseded/<number>/``, each file under its old name."""
-    paths = [path for task in tasks for path in _written(run, task) if path.exists()]
+    paths = [path for task in tasks for path in written_by(run, task) if path.exists()]
     if not paths:
         return
     folder = _next_folder(run.root / "superseded")
@@ -31,18 +32,23 @@ def begin_fold_state(run: RunPaths, task: Task) -> None:
     """Before a fold trains: what is left of a training under other code is set aside, and this code is noted."""
     if task.fold is None:
         return
-    note = run.fold_checkpoints(task.fold) / "code.json"
-    code = library_hash(TRAINING_ROOMS)
-    try:
-        same = json.loads(note.read_text())["sha256"] == code
-    except (OSError, ValueError, KeyError, TypeError):
-        same = not note.parent.exists()
-    if not same:
+    folder = run.fold_checkpoints(task.fold)
+    if folder.exists() and not trained_by_this_code(folder):
         set_aside(run, [task])
-    write_json(note, {"sha256": code, "rooms": TRAINING_ROOMS})
+    write_json(folder / _CODE_NOTE, {"sha256": library_hash(TRAINING_ROOMS), "rooms": TRAINING_ROOMS})
 
 
-def _written(run: RunPaths, task: Task) -> list[Path]:
+def trained_by_this_code(folder: Path) -> bool:
+    """Whether the fold's state in ``folder`` was left by the code as it is now."""
+    try:
+        noted = json.loads((folder / _CODE_NOTE).read_text())["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(noted == library_hash(TRAINING_ROOMS))
+
+
+def written_by(run: RunPaths, task: Task) -> list[Path]:
+    """Every file and folder that ``task`` may have written in ``run``; few tasks write all of them."""
     name, fold = task.stage.name, task.fold
     return [
         # The record first: killed half-way, the stage must not look finished.
@@ -50,6 +56,9 @@ def _written(run: RunPaths, task: Task) -> list[Path]:
         *task.stage.outputs(run, fold),
         run.metrics(name, fold),
         run.memory(name, fold),
+        run.memory_events(name, fold),
+        run.oom_contexts(name, fold),
+        run.memory_profiles(name, fold),
         run.executed_notebook(name, fold),
         run.partial_notebook(name, fold),
         *([] if fold is None else [run.fold_checkpoints(fold)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -87,18 +88,19 @@ class Project:
         return replace(self, config=self.config.model_copy(update=values))
 
 
+def build_project(folder: Path, per_fold: tuple[str, ...] = (), **cells: Sequence[str]) -> Project:
+    """A project of stages in a chain below ``folder``, from stage name -> code cells."""
+    stages: list[Stage] = []
+    for name, sources in cells.items():
+        fold = "fold: int = 0\n" if name in per_fold else ""
+        write_notebook(folder / "notebooks" / f"{name}.ipynb", [WRITE, *sources], PARAMETERS + fold)
+        needs = tuple(stage.name for stage in stages[-1:] if not stage.per_fold)
+        stages.append(table_stage(name, needs, name in per_fold))
+    config = resolve_config({"runs_dir": str(folder / "runs"), "num_folds": 2}, environ={})
+    return Project(folder / "notebooks", tuple(stages), config)
+
+
 @pytest.fixture
 def make_project(tmp_path: Path) -> Callable[..., Project]:
-    """A function from stage name -> code cells to a project of stages in a chain."""
-
-    def make(per_fold: tuple[str, ...] = (), **cells: Sequence[str]) -> Project:
-        stages: list[Stage] = []
-        for name, sources in cells.items():
-            fold = "fold: int = 0\n" if name in per_fold else ""
-            write_notebook(tmp_path / "notebooks" / f"{name}.ipynb", [WRITE, *sources], PARAMETERS + fold)
-            needs = tuple(stage.name for stage in stages[-1:] if not stage.per_fold)
-            stages.append(table_stage(name, needs, name in per_fold))
-        config = resolve_config({"runs_dir": str(tmp_path / "runs"), "num_folds": 2}, environ={})
-        return Project(tmp_path / "notebooks", tuple(stages), config)
-
-    return make
+    """``build_project`` in this test's own folder."""
+    return functools.partial(build_project, tmp_path)

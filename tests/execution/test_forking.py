@@ -1,0 +1,215 @@
+"""A new run from another: what still holds is copied, folds go on where that is honest, and the first stays as it is.
+
+Real kernels; the folds' notebook writes what a training would leave, so that every byte can be followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from fvc_lib.execution import fingerprint, superseding
+from fvc_lib.execution.forking import FORK_NOTE, LATEST, STARTS_ANEW, Inheritance, inheritance, take_over
+from fvc_lib.execution.run_record import begin_run
+from fvc_lib.execution.status import read_status
+from fvc_lib.services import checkpoints
+from fvc_lib.services.config import NOT_HASHED, RunConfig
+from fvc_lib.services.run_paths import RunPaths
+from tests.execution.conftest import PARAMETERS, WRITE, Project, build_project, write_notebook
+
+ONE = "output('one', f'seed {seed}')"
+TRAIN = """
+import hashlib, json
+def save(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.with_name(path.name + ".sha256").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}  {path.name}\\n")
+for part in ("", "control"):
+    checkpoints = Path(run_dir) / "checkpoints" / f"fold_{fold}" / part
+    latest = checkpoints / "latest_checkpoint.pt"
+    weights = (latest.read_text() if latest.exists() else "") + f"epochs {epochs};"
+    save(latest, weights)
+    save(checkpoints / "checkpoint_epoch_001.pt", weights)
+    save(checkpoints / "best_model.safetensors", weights)
+    (checkpoints / ".half.1234.tmp").write_text("half")
+metrics = Path(run_dir) / "metrics" / f"folds_fold_{fold}.jsonl"
+metrics.parent.mkdir(exist_ok=True)
+with metrics.open("a") as stream:
+    stream.write(json.dumps({"step": epochs}) + "\\n")
+(checkpoints.parent / "outcome.json").write_text("{}")
+output(f"folds_{fold}", weights)
+"""
+
+
+def contents(run: RunPaths) -> dict[str, tuple[bytes, int]]:
+    """Every file of a run with its time."""
+    return {
+        str(path.relative_to(run.root)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(run.root.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def code_as_it_was_at_the_start() -> Iterator[None]:
+    """What a change of code does is tested by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        code = fingerprint.library_hash()
+        for module in (fingerprint, superseding):
+            patch.setattr(module, "library_hash", lambda *rooms: code)
+        yield
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = build_project(tmp_path_factory.mktemp("project"), per_fold=("folds",), one=[ONE], folds=["pass"])
+    parameters = PARAMETERS.replace("seed: int = 0", "epochs: int = 20\nfold: int = 0")
+    write_notebook(made.folder / "folds.ipynb", [WRITE, TRAIN], parameters)
+    return made.with_config(epochs=3)
+
+
+@pytest.fixture(scope="module")
+def finished(project: Project) -> RunPaths:
+    """One run for all tests: a fork only reads it."""
+    run = project.begin()
+    code, _, shown = project.execute(run)
+    assert code == 0, shown
+    return run
+
+
+@pytest.fixture
+def ancestor(finished: RunPaths) -> Iterator[RunPaths]:
+    before = contents(finished)
+    yield finished
+    assert contents(finished) == before
+
+
+def inherited(ancestor: RunPaths, project: Project, **changes: object) -> tuple[Project, Inheritance]:
+    """The project under the changed configuration, and what a fork with it would take over."""
+    changed = {name: (getattr(project.config, name), value) for name, value in changes.items()}
+    forked = project.with_config(**changes)
+    return forked, inheritance(ancestor, forked.plan(ancestor), changed)
+
+
+def fork(ancestor: RunPaths, project: Project, **changes: object) -> tuple[Project, RunPaths]:
+    forked, taken = inherited(ancestor, project, **changes)
+
+    def prepare(run: RunPaths) -> dict[str, object]:
+        take_over(ancestor, run, taken, lambda fold: {"fold": fold, "epochs": project.config.epochs})
+        return {}
+
+    return forked, begin_run(forked.config, command="fork", prepare=prepare)
+
+
+@pytest.mark.fault(28)
+def test_a_fork_keeps_what_holds_and_goes_on_where_a_fold_stood(project, ancestor):
+    forked, run = fork(ancestor, project, epochs=5)
+    assert [(p.run, p.reason) for p in forked.plan(run)] == [
+        (False, "finished, nothing changed"), (True, "not finished yet"), (True, "not finished yet"),
+    ]  # fmt: skip
+    assert {path.name for path in run.fold_checkpoints(1).iterdir()} == {
+        LATEST, f"{LATEST}.sha256", "checkpoint_epoch_001.pt", "checkpoint_epoch_001.pt.sha256", FORK_NOTE, "code.json",
+        "control",
+    }  # fmt: skip
+    for folder in (run.fold_checkpoints(1), run.control_checkpoints(1)):
+        note = json.loads((folder / FORK_NOTE).read_text())
+        assert (note["run_id"], note["config"]) == (ancestor.run_id, {"fold": 1, "epochs": 3})
+    assert not (run.tables / "folds_1.txt").exists()
+    code, status, shown = forked.execute(run)
+    assert code == 0, shown
+    assert status.state == "done"
+    assert (run.tables / "folds_1.txt").read_text() == "epochs 3;epochs 5;"
+    assert run.metrics("folds", 1).read_text() == '{"step": 3}\n{"step": 5}\n'
+    assert forked.times_run(run, "one") == 0
+    assert {key: stage.attempts for key, stage in status.stages.items()} == {
+        "one": 1, "folds_fold_0": 2, "folds_fold_1": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.fault(28)
+def test_a_finished_fold_that_nothing_concerns_is_kept_whole(project, ancestor):
+    forked, run = fork(ancestor, project, bootstrap_replicates=100)
+    assert [p.run for p in forked.plan(run)] == [False, False, False]
+    for path in (
+        ancestor.fold_checkpoints(0) / "outcome.json",
+        ancestor.fold_checkpoints(0) / "best_model.safetensors",
+    ):
+        assert (run.root / path.relative_to(ancestor.root)).read_bytes() == path.read_bytes()
+    assert not (run.fold_checkpoints(0) / FORK_NOTE).exists()
+    assert not list(run.root.rglob("*.tmp"))
+    assert run.executed_notebook("folds", 1).is_file()
+    assert forked.execute(run)[1].state == "done"
+
+
+@pytest.mark.fault(28)
+def test_weights_that_would_not_fit_or_have_seen_other_data_start_anew_with_the_reason(project, ancestor):
+    _, model = inherited(ancestor, project, model="r2plus1d", epochs=4)
+    assert [task.key for task in model.kept] == ["one"]
+    assert model.carried == ()
+    assert all("another model" in why and "epochs 3 -> 4" in why for _, why in model.anew)
+    _, data = inherited(ancestor, project, seed=4)
+    assert (data.kept, data.carried) == ((), ())
+    assert data.anew[0][1] == "parameters changed: seed 0 -> 4"
+    assert data.anew[1][1] == "after one; its weights come from other data"
+    forked, run = fork(ancestor, project, seed=4)
+    assert not run.fold_checkpoints(0).exists()
+    assert forked.execute(run)[0] == 0
+    assert (run.tables / "one.txt").read_text() == "seed 4"
+    assert (run.tables / "folds_0.txt").read_text() == "epochs 3;"
+
+
+def test_a_checkpoint_of_other_code_and_a_fold_without_one_start_anew(project, ancestor, monkeypatch, tmp_path):
+    ancestor = RunPaths(shutil.copytree(ancestor.root, tmp_path / ancestor.run_id))
+    for path in ancestor.fold_checkpoints(0).glob("*.pt"):
+        path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(superseding, "library_hash", lambda rooms: "other")
+        _, taken = inherited(ancestor, project, epochs=5)
+    whys = [why.partition("; ")[2] for _, why in taken.anew]
+    assert whys == ["it had no checkpoint yet", "its checkpoint was made by other code"]
+    _, taken = inherited(ancestor, project, epochs=5)
+    assert [task.key for task in taken.carried] == ["folds_fold_1"]
+    lines = taken.lines()
+    assert lines[0] == "  kept: one"
+    assert "folds_fold_1" in lines[1]
+    assert "goes on" in lines[1]
+    assert "starts anew: parameters changed: epochs 3 -> 5; it had no checkpoint yet" in lines[2]
+
+
+def test_a_fork_of_a_fork_that_has_not_trained_names_the_run_whose_checkpoints_they_are(project, ancestor):
+    forked, first = fork(ancestor, project, epochs=5)
+    _, second = fork(first, forked, epochs=7)
+    note = json.loads((second.fold_checkpoints(0) / FORK_NOTE).read_text())
+    assert (note["run_id"], note["config"]["epochs"]) == (ancestor.run_id, 3)
+    # Once it has written a checkpoint of its own, that one goes on, and the older run's stays behind.
+    text = b"epochs 5;"
+    latest = first.fold_checkpoints(0) / LATEST
+    latest.write_bytes(text)
+    latest.with_name(f"{LATEST}.sha256").write_text(f"{hashlib.sha256(text).hexdigest()}  {LATEST}\n")
+    _, third = fork(first, forked, epochs=7)
+    folder = third.fold_checkpoints(0)
+    note = json.loads((folder / FORK_NOTE).read_text())
+    assert (note["run_id"], note["config"]["epochs"]) == (first.run_id, 5)
+    assert (folder / LATEST).read_bytes() == text
+    assert not (folder / "checkpoint_epoch_001.pt").exists()
+
+
+def test_the_note_has_the_name_that_training_looks_for():
+    assert FORK_NOTE == checkpoints.FORK_NOTE
+    assert LATEST == checkpoints.LATEST
+
+
+def test_only_known_parameters_that_are_part_of_an_experiment_stop_a_fold():
+    assert set(RunConfig.model_fields) >= STARTS_ANEW
+    assert not STARTS_ANEW & (NOT_HASHED - {"corpus"})
+
+
+def test_the_status_of_a_fork_tells_of_kept_stages_what_they_took(project, ancestor):
+    _, run = fork(ancestor, project, epochs=5)
+    kept = read_status(run).stages["one"]
+    assert kept == read_status(ancestor).stages["one"]
+    assert kept.duration_seconds is not None
