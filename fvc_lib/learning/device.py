@@ -129,6 +129,17 @@ def peak_device_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
+def memory_setup(config: RunConfig) -> list[str]:
+    """Lines for the start of a training: the policy of the device these parameters ask for, and what of it is active.
+
+    Raises:
+        UsageError: the requested device is not there.
+    """
+    policy = resolve_policy(resolve_device(config.device, config.amp), config)
+    with apply_policy(policy):
+        return [*policy.describe(), *verify_policy(policy)]
+
+
 def verify_allocator(policy: MemoryPolicy) -> str:
     """Whether torch started with the allocator's settings of a CUDA policy; it keeps the text that it read then."""
     wanted = next(iter(policy.allocator.values()), "")

@@ -10,6 +10,7 @@ from fvc_lib.learning.device import (
     apply_policy,
     deterministic_algorithms,
     device_memory_probe,
+    memory_setup,
     peak_rss_bytes,
     resolve_device,
     resolve_policy,
@@ -93,6 +94,10 @@ def test_what_cannot_be_told_is_said_to_be_so(monkeypatch):
     assert verify_policy(resolve_memory_policy("cpu")) == [
         "allocator: whether MALLOC_ARENA_MAX took effect cannot be told on cpu"
     ]
+
+
+def test_a_training_starts_by_telling_its_policy():
+    assert memory_setup(RunConfig(device="cpu"))[:2] == ["memory policy: cpu", "precision: float32"]
 
 
 EARLY_AND_LATE = """
