@@ -2,94 +2,39 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor, nn
 
 from fvc_lib.learning.accumulators import LossMean
-from fvc_lib.learning.device import ComputeDevice, deterministic_algorithms
+from fvc_lib.learning.activation_checkpointing import recompute_activations
+from fvc_lib.learning.cache_clearing import CacheClearing
+from fvc_lib.learning.device import ComputeDevice, deterministic_algorithms, release_cached_memory
+from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.loading import load_batches
-from fvc_lib.learning.optimisation import (
-    Precision,
-    build_optimizer,
-    finish_gradients,
-    learning_rate_at,
-    set_learning_rate,
-)
-from fvc_lib.learning.random_state import (
-    capture_random_state,
-    forked_random_state,
-    restore_random_state,
-    stable_seed,
-)
+from fvc_lib.learning.micro_batch import MicroBatchPlan
+from fvc_lib.learning.optimisation import Precision, learning_rate_at
+from fvc_lib.learning.random_state import forked_random_state, stable_seed
 from fvc_lib.learning.sampling import epoch_order, num_windows, windows
+from fvc_lib.learning.shortages import Shortage, ShortageFolder
+from fvc_lib.learning.stepping import StepLostError, Stepper
 from fvc_lib.learning.task import Accumulator, Batch, SampleSet, Task
+from fvc_lib.learning.training_checkpoints import TrainingCheckpoints
 from fvc_lib.learning.training_state import EpochRecord, TrainingState, copy_weights
-from fvc_lib.learning.transaction import WindowGradients, WindowTransaction, evaluate_batch
+from fvc_lib.learning.transaction import MemoryExhaustedError, WindowGradients, WindowTransaction, evaluate_batch
+from fvc_lib.learning.watching import MetricSink, TrainingWatch
 from fvc_lib.services.checkpoints import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
+from fvc_lib.services.memory_observer import MemoryObserver
+from fvc_lib.services.memory_policy import MemoryPolicy
 
-_logger = logging.getLogger(__name__)
+MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
 
 
 class TrainingDivergedError(FvcError):
     """The loss or its gradient was not finite too often; the last good checkpoint stands."""
-
-
-class MetricSink(Protocol):
-    """Where metrics go; ``services.metric_log.MetricLog`` is one."""
-
-    def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
-        """Record ``metrics`` of ``phase`` at ``step`` of ``epoch`` (1-based)."""
-        ...
-
-
-class MemoryObserver(Protocol):
-    """Told at every step where the training is, so that memory can be attributed; ``MemorySampler`` is one."""
-
-    def at(
-        self,
-        phase: str,
-        *,
-        epoch: int | None = None,
-        batch_idx: int | None = None,
-        global_step: int | None = None,
-    ) -> None:
-        """Say where the training is."""
-        ...
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """How to train, for any task.
-
-    Attributes:
-        micro_batch: samples in memory at once, to begin with.
-        balance_classes: draw classes evenly (the training data must name them).
-        early_stopping_epochs: 0 means never.
-        max_nonfinite_steps: so many skipped steps are borne; one more ends the training.
-        checkpoint_seconds: at most this long between checkpoints within an epoch.
-    """
-
-    epochs: int
-    effective_batch_size: int
-    micro_batch: int
-    learning_rate: float
-    weight_decay: float
-    warmup_share: float
-    max_gradient_norm: float
-    early_stopping_epochs: int
-    seed: int
-    balance_classes: bool = False
-    num_workers: int = 0
-    max_nonfinite_steps: int = 5
-    checkpoint_seconds: float = 120.0
 
 
 class Engine:
@@ -99,6 +44,9 @@ class Engine:
         checkpoints: read at the start of ``fit``, written at epoch ends and at a stop.
         metrics: gets ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train) and the validation
             metrics per epoch (phase validation).
+        policy: when caches are cleared and whether batches are pinned; None: the CPU's.
+        memory: told where the training is, and of every event.
+        shortages: gets a file per out-of-memory.
         stop: asked at every step boundary; True saves and raises StoppedError.
         progress: called with (steps done, steps planned).
     """
@@ -111,7 +59,9 @@ class Engine:
         checkpoints: CheckpointFolder,
         metrics: MetricSink,
         *,
+        policy: MemoryPolicy | None = None,
         memory: MemoryObserver | None = None,
+        shortages: ShortageFolder | None = None,
         stop: Callable[[], bool] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -120,16 +70,17 @@ class Engine:
         self.task = task
         self.settings = settings
         self.compute = compute
-        self._checkpoints = checkpoints
-        self._metrics = metrics
-        self._memory = memory
+        self._checkpoints = TrainingCheckpoints(checkpoints, compute)
+        self._policy = policy or MemoryPolicy("cpu")
         self._stop = stop or (lambda: False)
         self._progress = progress or (lambda done, planned: None)
         self._precision = Precision(compute)
+        self._after_validation_batch = CacheClearing(compute.device, self._policy.clear_cache_validation_batches)
         self._windows_per_epoch = num_windows(len(task.training_data), settings.effective_batch_size)
         self._total_steps = self._windows_per_epoch * settings.epochs
-        self._saved_at = time.monotonic()
-        self.state = TrainingState(micro_batch=settings.micro_batch)
+        self._lost_at, self._times_lost = -1, 0
+        self._watch = TrainingWatch(metrics, memory, shortages)
+        self._enter(TrainingState(settings.micro_batches()))
 
     def fit(self) -> TrainingState:
         """Train from the newest checkpoint, or from the start, to the end.
@@ -137,15 +88,20 @@ class Engine:
         Raises:
             StoppedError: ``stop`` said so; the state is saved.
             TrainingDivergedError: too many steps were not finite.
-            MemoryExhaustedError: one sample alone does not fit.
+            MemoryExhaustedError: one sample alone does not fit, or the optimizer's step.
             CheckpointMismatchError: the checkpoint belongs to another configuration or other data.
             CheckpointWriteError: the checkpoint folder cannot be written.
+            LoaderDiedError: loader processes were killed again and again.
         """
         seed = stable_seed("engine", self.settings.seed)
-        with forked_random_state(seed, self.compute.device), deterministic_algorithms(self.compute.device):
-            self._set_up()
-            while not self.state.finished:
-                self._train_epoch()
+        try:
+            with forked_random_state(seed, self.compute.device), deterministic_algorithms(self.compute.device):
+                self._set_up()
+                while not self.state.finished:
+                    self._train_epoch_or_go_back()
+            self._checkpoints.finish()
+        finally:
+            self._checkpoints.wait()
         if not self.state.best_model:
             raise TrainingDivergedError(
                 f"the validation loss was not finite in any of {self.state.epochs_done} epochs, so no epoch can be "
@@ -159,53 +115,85 @@ class Engine:
         with forked_random_state(stable_seed("predict", self.settings.seed), self.compute.device):
             model = self.task.build_model().to(self.compute.device)
         model.load_state_dict(weights)
+        self._watch.at("test")
         with deterministic_algorithms(self.compute.device):
-            return self._run_through(model, data, accumulator)
+            return self._run_through(model, data, accumulator, MicroBatchPlan(self.state.micro_batch))
+
+    def _enter(self, state: TrainingState) -> None:
+        self.state = self._watch.state = state
 
     def _set_up(self) -> None:
-        self._model = self.task.build_model().to(self.compute.device)
-        settings = self.settings
-        self._optimizer = build_optimizer(self._model, settings.learning_rate, settings.weight_decay)
-        self._transaction = WindowTransaction(self.task, self._model, self._precision, self.compute.device)
-        self.state = TrainingState(micro_batch=settings.micro_batch)
-        checkpoint = self._checkpoints.load()
-        if checkpoint is None:
-            self._save(epoch_ended=False)  # before the first step, so that a folder that refuses writes says so now
+        settings, device = self.settings, self.compute.device
+        self._model = self.task.build_model().to(device)
+        if settings.gradient_checkpointing:
+            recompute_activations(self._model)
+        self._stepper = Stepper(
+            self._model,
+            self._precision,
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            max_gradient_norm=settings.max_gradient_norm,
+            device=device,
+        )
+        self._transaction = WindowTransaction(
+            self.task,
+            self._model,
+            self._precision,
+            device,
+            report=self._watch.shortage,
+            after_micro_batch=CacheClearing(device, self._policy.clear_cache_training_batches).after_batch,
+        )
+        saved = self._checkpoints.restore(self._model, self._stepper, settings.micro_batches())
+        self._enter(saved or TrainingState(settings.micro_batches()))
+        if saved is not None:
+            # Derived anew, because a fork may train for longer than its ancestor.
+            saved.finished = saved.windows_done == 0 and saved.epochs_done > 0 and self._is_last_epoch()
             return
-        saved = checkpoint.state
-        self._model.load_state_dict(saved["model"])
-        self._optimizer.load_state_dict(saved["optimizer"])
-        self._precision.scaler.load_state_dict(saved["scaler"])
-        self.state = TrainingState.from_document(saved["training"], checkpoint.best_model)
-        # A lower one than before is a remedy for memory that ended; a higher one would undo a back-off.
-        self.state.micro_batch = min(self.state.micro_batch, settings.micro_batch)
-        restore_random_state(saved["random_state"], self.compute.device)
+        if device.type != "cpu":
+            self.state.inexact_because.append(f"on {device.type} sums may round otherwise from run to run")
+        self._save(epoch_ended=False)
+        self._checkpoints.finish()  # before the first step, so that a folder that refuses writes says so now
 
     def _save(self, *, epoch_ended: bool) -> None:
-        state = {
-            "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "scaler": self._precision.scaler.state_dict(),
-            "training": self.state.to_document(),
-            "random_state": capture_random_state(self.compute.device),
-        }
-        self._checkpoints.save(
-            state,
-            epoch=self.state.epochs_done,
-            step=self.state.step,
-            best_epoch=self.state.best_epoch,
-            best_model=self.state.best_model,
-            epoch_ended=epoch_ended,
-        )
-        self._saved_at = time.monotonic()
+        self._checkpoints.save(self._model, self._stepper, self.state, epoch_ended=epoch_ended)
+
+    def _train_epoch_or_go_back(self) -> None:
+        try:
+            self._train_epoch()
+            return
+        except StepLostError as error:
+            memory = error.memory
+        self._restore_checkpoint(Shortage.of_step(memory))
+
+    def _restore_checkpoint(self, shortage: Shortage) -> None:
+        """Memory ended while weights were changed: what they are now is nobody's; the last checkpoint's are known."""
+        self._watch.shortage(shortage)
+        at_step = self.state.step
+        self._times_lost = 1 if at_step > self._lost_at else self._times_lost + 1
+        self._lost_at = max(self._lost_at, at_step)
+        self._model.zero_grad(set_to_none=True)
+        release_cached_memory(self.compute.device)
+        if self._times_lost > 1:
+            self._stepper.save_memory()
+        saved = None
+        if self._times_lost <= MAX_TIMES_LOST:
+            saved = self._checkpoints.restore(self._model, self._stepper, self.settings.micro_batches())
+        if saved is None:
+            raise MemoryExhaustedError(
+                f"out of memory in the optimizer's step {at_step}, {self._times_lost} times: {shortage.state.message}. "
+                "The last checkpoint stands. The step needs room for gradients and two moments per weight: give the "
+                "job more memory, or take a smaller model in a new run."
+            )
+        self._enter(saved)
+        self._watch.step_restored(shortage.state, at_step)
 
     def _train_epoch(self) -> None:
         self._model.train()
         for window in self._training_windows():
             self._stop_if_asked()
-            self._train_window(window)
+            backed_off = self._train_window(window)
             if self.state.windows_done < self._windows_per_epoch:
-                self._save_if_due()
+                self._save_if_due(now=backed_off)
         self._stop_if_asked()
         self._end_epoch()
 
@@ -217,107 +205,110 @@ class Engine:
         order = epoch_order(len(data), state.epochs_done, settings.seed, classes)
         return self._load(data, windows(order, settings.effective_batch_size, state.windows_done))
 
-    def _train_window(self, window: Batch) -> None:
-        self._tell_memory("train")
+    def _train_window(self, window: Batch) -> bool:
+        """One step; returns whether the micro-batch had to be lowered."""
         state = self.state
-        result = self._transaction.gradients(window, state.micro_batch)
-        if result.micro_batch < min(state.micro_batch, len(window)):
-            state.micro_batch = result.micro_batch
-            self._log("train", {"micro_batch": float(result.micro_batch)})
+        self._watch.at("train")
+        before = state.micro_batch
+        planned = state.micro_batches.at_step(state.step)
+        if planned != before:
+            self._watch.micro_batch_changed(before, planned, "replayed" if self.settings.replay else "climbs back")
+        result = self._transaction.gradients(window, planned)
         rate = learning_rate_at(state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share)
-        norm = self._step(result, rate) if result.is_finite and result.loss.weight > 0 else math.nan
+        steps = result.is_finite and result.loss.weight > 0
+        norm = self._stepper.take(result, rate) if steps else math.nan
+        backed_off = result.micro_batch < min(planned, len(window))
+        # Counted only now: had memory ended in the step, nothing of this window would have happened.
+        if state.micro_batches.fitted(state.step, result.micro_batch if backed_off else planned):
+            self._watch.micro_batch_changed(planned, result.micro_batch, "memory ended")
         state.step += 1
         state.windows_done += 1
         if result.is_finite:
             state.epoch_loss.add(result.loss)
-        self._log("train", {"loss": result.loss.mean(), "learning_rate": rate, "gradient_norm": norm})
+        self._watch.step_metrics({"loss": result.loss.mean(), "learning_rate": rate, "gradient_norm": norm})
         if not math.isfinite(norm) and result.loss.weight > 0:
             self._count_nonfinite(window, result)
         self._progress(state.step, self._total_steps)
-
-    def _step(self, result: WindowGradients, rate: float) -> float:
-        """Take the optimizer's step unless the gradient is not finite; returns its norm before clipping."""
-        scaler = self._precision.scaler
-        scaler.unscale_(self._optimizer)
-        factor = result.num_samples / result.loss.weight
-        norm = float(finish_gradients(self._model.parameters(), factor, self.settings.max_gradient_norm))
-        set_learning_rate(self._optimizer, rate)
-        if math.isfinite(norm) or self._precision.scales_losses:
-            scaler.step(self._optimizer)
-        scaler.update()
-        return norm
+        return backed_off
 
     def _count_nonfinite(self, window: Batch, result: WindowGradients) -> None:
         """No step was taken. A half-precision overflow is the scaler's business; anything else is bounded."""
         if self._precision.scales_losses and result.is_finite:
             return
-        state = self.state
+        state, allowed = self.state, self.settings.max_nonfinite_steps
         state.nonfinite_steps += 1
         what = "gradient" if result.is_finite else "loss"
-        ids = ", ".join(repr(sample_id) for sample_id in window.sample_ids)
-        _logger.warning("step %d: %s is not finite; no step taken; samples: %s", state.step, what, ids)
-        if state.nonfinite_steps > self.settings.max_nonfinite_steps:
+        ids = self._watch.nonfinite(what, window, allowed)
+        if state.nonfinite_steps > allowed:
             raise TrainingDivergedError(
                 f"step {state.step}: the {what} was not finite for the {state.nonfinite_steps}th time (allowed: "
-                f"{self.settings.max_nonfinite_steps}); the last samples were {ids}. The last good checkpoint stands: "
+                f"{allowed}); the last samples were {ids}. The last good checkpoint stands: "
                 "lower learning_rate, turn amp off, or look at these samples."
             )
 
     def _end_epoch(self) -> None:
         state = self.state
-        self._tell_memory("validation")
+        self._watch.at("validation")
         collected = self.task.new_accumulator()
-        loss = self._run_through(self._model, self.task.validation_data, collected).mean()
+        loss = self._run_through(self._model, self.task.validation_data, collected, state.micro_batches).mean()
         state.epochs_done += 1
         metrics = {"loss": loss, **collected.compute()}
         train_loss = state.epoch_loss.mean()
-        rate = float(self._optimizer.param_groups[0]["lr"])
-        state.history.append(EpochRecord(state.epochs_done, rate, train_loss, metrics))
+        state.history.append(EpochRecord(state.epochs_done, self._stepper.learning_rate, train_loss, metrics))
         state.epoch_loss, state.windows_done = LossMean(), 0
         if loss < state.best_loss:
             state.best_loss, state.best_epoch = loss, state.epochs_done
             state.best_model = copy_weights(self._model)
         state.finished = self._is_last_epoch()
-        self._metrics.log(step=state.step, epoch=state.epochs_done, phase="train", metrics={"epoch_loss": train_loss})
-        self._metrics.log(step=state.step, epoch=state.epochs_done, phase="validation", metrics=metrics)
-        self._save(epoch_ended=True)
+        self._watch.epoch_metrics("train", {"epoch_loss": train_loss})
+        self._watch.epoch_metrics("validation", metrics)
+        if state.finished or state.epochs_done % self.settings.checkpoint_epochs == 0:
+            self._save(epoch_ended=True)
+        else:
+            self._save_if_due()
 
     def _is_last_epoch(self) -> bool:
         patience = self.settings.early_stopping_epochs
         waited = self.state.epochs_done - self.state.best_epoch
         return self.state.epochs_done >= self.settings.epochs or bool(patience and waited >= patience)
 
-    def _run_through(self, model: nn.Module, data: SampleSet, accumulator: Accumulator) -> LossMean:
+    def _run_through(
+        self, model: nn.Module, data: SampleSet, accumulator: Accumulator, micro_batches: MicroBatchPlan
+    ) -> LossMean:
         model.eval()
-        mean = LossMean()
-        micro_batch = self.state.micro_batch
-        for batch in self._load(data, windows(np.arange(len(data)), micro_batch)):
-            outputs, loss, micro_batch = evaluate_batch(
-                self.task, model, batch, self._precision, self.compute.device, micro_batch
+        mean, sample, step = LossMean(), 0, self.state.step
+        for batch in self._load(data, windows(np.arange(len(data)), self.settings.effective_batch_size)):
+            planned = micro_batches.in_validation(step, sample)
+            outputs, loss, fitted = evaluate_batch(
+                self.task, model, batch, self._precision, self.compute.device, planned, self._watch.shortage
             )
+            if fitted < planned:
+                micro_batches.fitted_in_validation(step, sample, fitted)
             accumulator.update(outputs, batch)
             mean.update(loss)
+            sample += len(batch)
+            self._after_validation_batch.after_batch()
         return mean
 
     def _load(self, data: SampleSet, batches: list[list[int]]) -> Iterator[Batch]:
-        return load_batches(data, batches, num_workers=self.settings.num_workers, device=self.compute.device)
+        return load_batches(
+            data,
+            batches,
+            num_workers=self.settings.num_workers,
+            pin_memory=self._policy.pin_memory,
+            on_restart=self._watch.loader_restarted,
+        )
 
     def _stop_if_asked(self) -> None:
         if self._stop():
             self._save(epoch_ended=False)
+            self._checkpoints.finish()
             raise StoppedError(
                 f"stopped as asked after step {self.state.step} of {self._total_steps}; the state is saved: "
                 "resume with run_notebooks.py --resume latest."
             )
 
-    def _save_if_due(self) -> None:
-        if time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
+    def _save_if_due(self, *, now: bool = False) -> None:
+        """Within an epoch, or at the end of one that gets no checkpoint of its own."""
+        if now or self._checkpoints.is_due(self.settings.checkpoint_seconds):
             self._save(epoch_ended=False)
-
-    def _log(self, phase: str, metrics: Mapping[str, float]) -> None:
-        self._metrics.log(step=self.state.step, epoch=self.state.epochs_done + 1, phase=phase, metrics=metrics)
-
-    def _tell_memory(self, phase: str) -> None:
-        if self._memory is not None:
-            state = self.state
-            self._memory.at(phase, epoch=state.epochs_done + 1, batch_idx=state.windows_done, global_step=state.step)

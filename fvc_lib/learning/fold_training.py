@@ -15,18 +15,21 @@ from fvc_lib.corpus.folds import shuffle_labels_by_group
 from fvc_lib.learning.accumulators import BinaryScores
 from fvc_lib.learning.data import ClipDataset, ClipRow, ClipSource, class_weights
 from fvc_lib.learning.device import ComputeDevice, peak_device_bytes, peak_rss_bytes, resolve_device
-from fvc_lib.learning.engine import Engine, EngineSettings, MemoryObserver, MetricSink
+from fvc_lib.learning.engine import Engine
+from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.fold_data import FoldClips, fold_clips, open_clips
 from fvc_lib.learning.fold_outcome import FoldOutcome, TrainingSummary, read_outcome, write_outcome
 from fvc_lib.learning.models import default_micro_batch, num_parameters
 from fvc_lib.learning.random_state import stable_seed
 from fvc_lib.learning.training_state import TrainingState
 from fvc_lib.learning.video_task import VideoTask
+from fvc_lib.learning.watching import MetricSink
 from fvc_lib.metrics.thresholds import best_threshold
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.memory_observer import MemoryObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, PREDICTIONS, read_table, write_table
 
@@ -190,6 +193,11 @@ def engine_settings(config: RunConfig, fold: int) -> EngineSettings:
         seed=stable_seed("fold", config.seed, fold),
         balance_classes=config.class_balance == "sampler",
         num_workers=config.num_workers,
+        max_nonfinite_steps=config.max_nonfinite_steps,
+        checkpoint_seconds=60 * config.checkpoint_minutes,
+        checkpoint_epochs=config.checkpoint_epochs,
+        micro_batch_recovery_steps=config.micro_batch_recovery_steps,
+        gradient_checkpointing=config.gradient_checkpointing,
     )
 
 
@@ -209,7 +217,7 @@ def _fit(
         task,
         engine_settings(around.config, around.fold),
         around.compute,
-        CheckpointFolder(folder, binding),
+        CheckpointFolder(folder, binding, keep_last=around.config.keep_checkpoints),
         metrics,
         memory=around.memory,
         stop=around.stop,

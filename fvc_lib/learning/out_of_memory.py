@@ -1,10 +1,21 @@
-"""Telling an out-of-memory from any other error: by type first, then by anchored message, then by cause."""
+"""Telling an out-of-memory from any other error, by type first, then by anchored message, then by cause; and telling
+what memory held when it ended.
+"""
 
 from __future__ import annotations
 
+import gc
 import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
+import psutil
 import torch
+from torch import Tensor
+
+from fvc_lib.learning.device import device_memory_probe
 
 # Anchored at the start: the substring "oom" also matches room, zoom and bloom.
 _MESSAGES = re.compile(
@@ -14,6 +25,9 @@ _MESSAGES = re.compile(
     r"|^CUDA error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)"
     r"|^cuDNN error: CUDNN_STATUS_ALLOC_FAILED"
 )
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|KB|MB|GB)?")
+_UNITS = {"": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_NUM_LISTED = 20
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -27,3 +41,65 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """What memory held when it ended.
+
+    Attributes:
+        message: the error's first line.
+        asked_bytes: what was asked for; None where the message does not say.
+        rss_bytes: resident memory of this process.
+        device: of an accelerator, by ``DeviceMemory``'s names; empty on the CPU.
+        largest_tensors: ``{shape, dtype, device, count, total_bytes}`` per kind that Python can see, largest first
+            (what only the autograd graph holds is not among them).
+    """
+
+    message: str
+    asked_bytes: int | None
+    rss_bytes: int
+    device: dict[str, int]
+    largest_tensors: list[dict[str, Any]]
+
+
+def memory_state(error: BaseException, device: torch.device, known: Iterable[Tensor] = ()) -> MemoryState:
+    """Look around while ``error`` is being handled, that is while its traceback still holds the tensors.
+
+    Args:
+        error: the out-of-memory.
+        device: where it happened.
+        known: tensors to count besides those the garbage collector knows (frozen ones it does not list).
+    """
+    message = str(error).partition("\n")[0] or type(error).__name__
+    probe = device_memory_probe(device)
+    try:
+        tensors = _largest_tensors(known)
+    except MemoryError:  # there is not even enough to look
+        tensors = []
+    on_device = vars(probe()) if probe is not None else {}
+    return MemoryState(message, asked_bytes(message), psutil.Process().memory_info().rss, on_device, tensors)
+
+
+def asked_bytes(message: str) -> int | None:
+    """The bytes an allocator's message says were asked for: ``Tried to allocate 2.00 GiB``, ``... 400 bytes``."""
+    match = _ASKED.search(message)
+    return int(float(match[1].rstrip(".")) * _UNITS[match[2] or ""]) if match else None
+
+
+def _largest_tensors(known: Iterable[Tensor]) -> list[dict[str, Any]]:
+    counts: Counter[tuple[str, str, str, int]] = Counter()
+    seen: set[tuple[str, int]] = set()
+    for tensor in (*known, *(item for item in gc.get_objects() if issubclass(type(item), Tensor))):
+        if tensor.device.type == "meta" or tensor.layout is not torch.strided:
+            continue
+        storage = tensor.untyped_storage()
+        place = (str(tensor.device), storage.data_ptr())
+        if place not in seen:  # views share what they show
+            seen.add(place)
+            counts[(str(tuple(tensor.shape)), str(tensor.dtype), place[0], storage.nbytes())] += 1
+    largest = sorted(counts.items(), key=lambda item: (-item[0][3] * item[1], item[0]))[:_NUM_LISTED]
+    return [
+        {"shape": shape, "dtype": dtype, "device": where, "count": count, "total_bytes": size * count}
+        for (shape, dtype, where, size), count in largest
+    ]

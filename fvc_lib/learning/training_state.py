@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
 from fvc_lib.learning.accumulators import LossMean
+from fvc_lib.learning.micro_batch import MicroBatchPlan
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,14 @@ class TrainingState:
         windows_done: effective batches of the epoch in progress that were consumed: the sampler's position.
         step: effective batches consumed over all epochs.
         epoch_loss: the running training loss of the epoch in progress.
-        micro_batch: samples in memory at once; only ever lowered, by an out-of-memory.
+        micro_batches: how many samples are in memory at once, and were at every step.
         nonfinite_steps: effective batches skipped because of a loss or gradient that was not finite.
         best_model: weights of ``best_epoch``, on the CPU.
         finished: whether the last epoch or early stopping was reached.
+        inexact_because: what happened that other bits than an undisturbed training's must be expected for.
     """
 
-    micro_batch: int
+    micro_batches: MicroBatchPlan
     epochs_done: int = 0
     windows_done: int = 0
     step: int = 0
@@ -54,11 +59,17 @@ class TrainingState:
     best_model: dict[str, Tensor] = field(default_factory=dict)
     history: list[EpochRecord] = field(default_factory=list)
     finished: bool = False
+    inexact_because: list[str] = field(default_factory=list)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples in memory at once, now."""
+        return self.micro_batches.current
 
     def to_document(self) -> dict[str, Any]:
         """Numbers, lists and dicts; without the best model, which the checkpoint holds on its own."""
         return {
-            "micro_batch": self.micro_batch,
+            "micro_batches": self.micro_batches.to_document(),
             "epochs_done": self.epochs_done,
             "windows_done": self.windows_done,
             "step": self.step,
@@ -68,15 +79,33 @@ class TrainingState:
             "best_loss": self.best_loss,
             "history": [asdict(record) for record in self.history],
             "finished": self.finished,
+            "inexact_because": list(self.inexact_because),
         }
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any], best_model: dict[str, Tensor]) -> TrainingState:
-        """The state that ``to_document`` described."""
+    def from_document(
+        cls, document: Mapping[str, Any], best_model: dict[str, Tensor], micro_batches: MicroBatchPlan
+    ) -> TrainingState:
+        """The state that ``to_document`` described, with ``micro_batches``, as planned now, going on from its own."""
         values = dict(document)
+        changed = micro_batches.resumed(values["micro_batches"], values["step"])
+        values["micro_batches"] = micro_batches
         values["epoch_loss"] = LossMean(*values["epoch_loss"])
         values["history"] = [EpochRecord(**record) for record in values["history"]]
-        return cls(**values, best_model=best_model)
+        state = cls(**values, best_model=best_model)
+        state.lose_exactness([changed] if changed else [])
+        return state
+
+    def lose_exactness(self, changed: Sequence[str]) -> None:
+        """Note, and say, what has changed from one attempt to the next that decides how sums are rounded."""
+        reasons = [f"{change}, since step {self.step}" for change in changed]
+        self.inexact_because = [*self.inexact_because, *reasons]
+        if reasons:
+            _logger.warning(
+                "resumed under other conditions (%s): the result is the same up to rounding; equality to the bit is no "
+                "longer claimed",
+                "; ".join(reasons),
+            )
 
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from fvc_lib.learning.accumulators import LossMean
 from fvc_lib.learning.device import release_cached_memory
 from fvc_lib.learning.optimisation import Precision
-from fvc_lib.learning.out_of_memory import is_out_of_memory
+from fvc_lib.learning.out_of_memory import MemoryState, is_out_of_memory, memory_state
 from fvc_lib.learning.random_state import capture_random_state, restore_random_state
+from fvc_lib.learning.shortages import Place, Shortage, sample_shapes
 from fvc_lib.learning.task import Batch, LossSum, Outputs, Task
 from fvc_lib.services.errors import FvcError
 
@@ -55,13 +57,30 @@ class _Snapshot:
 
 
 class WindowTransaction:
-    """Computes the gradients of effective batches for one task and model."""
+    """Computes the gradients of effective batches for one task and model.
 
-    def __init__(self, task: Task, model: nn.Module, precision: Precision, device: torch.device) -> None:
+    Args:
+        report: told of every shortage, after the memory is free again and before the next attempt.
+        after_micro_batch: called when a micro-batch's gradients are there.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        precision: Precision,
+        device: torch.device,
+        *,
+        report: Callable[[Shortage], None] = lambda shortage: None,
+        after_micro_batch: Callable[[], None] = lambda: None,
+    ) -> None:
         self._task = task
         self._model = model
         self._precision = precision
         self._device = device
+        self._report = report
+        self._after_micro_batch = after_micro_batch
+        self._where: Place = "forward"
 
     def gradients(self, window: Batch, micro_batch: int) -> WindowGradients:
         """Accumulate over ``window`` in pieces of at most ``micro_batch``; halve and start again when memory ends.
@@ -76,30 +95,35 @@ class WindowTransaction:
                 self._refuse_batch_norm(micro_batch, len(window))
             self._model.zero_grad(set_to_none=True)
             loss, failure = self._attempt(window, micro_batch)
-            if loss is not None:
+            if failure is None:
                 return WindowGradients(loss, len(window), micro_batch)
-            micro_batch = smaller_micro_batch(failure, min(micro_batch, len(window)), window)
+            used = min(micro_batch, len(window))
             self._roll_back(snapshot)
+            self._report(Shortage(self._where, failure, used, used // 2 or None, sample_shapes(window), len(window)))
+            micro_batch = smaller_micro_batch(failure, used, window)
 
-    def _attempt(self, window: Batch, micro_batch: int) -> tuple[LossMean | None, str]:
+    def _attempt(self, window: Batch, micro_batch: int) -> tuple[LossMean, MemoryState | None]:
         """The loss, or what ended. Returns from outside ``except``: inside, the traceback holds the tensors."""
         try:
-            return self._accumulate(window, micro_batch), ""
+            return self._accumulate(window, micro_batch), None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            failure = str(error).partition("\n")[0] or type(error).__name__
-        return None, failure
+            failure = memory_state(error, self._device, self._model.parameters())
+        return LossMean(), failure
 
     def _accumulate(self, window: Batch, micro_batch: int) -> LossMean:
         losses = []
         for start in range(0, len(window), micro_batch):
+            self._where = "forward"
             part = window.part(start, start + micro_batch).to(self._device)
             with self._precision.autocast():
                 loss = self._task.loss(self._task.forward(self._model, part), part)
+            self._where = "backward"
             # Divided by the sample count, known beforehand, to keep half-precision gradients in range.
             self._precision.scaler.scale(loss.total / len(window)).backward()  # type: ignore[no-untyped-call]
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
+            self._after_micro_batch()
         mean = LossMean()
         for loss in losses:  # read only now: each read waits for the device
             mean.update(loss)
@@ -127,28 +151,37 @@ class WindowTransaction:
                 )
 
 
-def smaller_micro_batch(failure: str, micro_batch: int, window: Batch) -> int:
+def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch) -> int:
     """Half of ``micro_batch``, said in the log.
 
     Raises:
         MemoryExhaustedError: there is no half of one; names the sizes and what to try.
     """
     if micro_batch <= 1:
-        shapes = ", ".join(f"{name} {tuple(t.shape[1:])} {t.dtype}" for name, t in window.tensors.items())
+        shapes = ", ".join(f"{name} {shape}" for name, shape in sample_shapes(batch).items())
         raise MemoryExhaustedError(
-            f"out of memory with a single sample ({shapes}): {failure}. Lower fixed_size or num_frames, take a smaller "
-            "model, or give the job more memory."
+            f"out of memory with a single sample ({shapes}) and {failure.rss_bytes / 1e6:.0f} MB resident: "
+            f"{failure.message}. Next, try -p gradient_checkpointing true; then a smaller fixed_size, num_frames or "
+            "model in a new run, or give the job more memory."
         )
-    _logger.warning("out of memory (%s): micro-batch %d -> %d", failure, micro_batch, micro_batch // 2)
+    _logger.warning("out of memory (%s): micro-batch %d -> %d", failure.message, micro_batch, micro_batch // 2)
     return micro_batch // 2
 
 
 def evaluate_batch(
-    task: Task, model: nn.Module, batch: Batch, precision: Precision, device: torch.device, micro_batch: int
+    task: Task,
+    model: nn.Module,
+    batch: Batch,
+    precision: Precision,
+    device: torch.device,
+    micro_batch: int,
+    report: Callable[[Shortage], None] = lambda shortage: None,
 ) -> tuple[Outputs, LossSum, int]:
-    """Outputs and loss of one batch on the CPU, without gradient; halves and starts again when memory ends.
+    """Outputs and loss of one batch on the CPU, without gradient; when memory ends, again with caches emptied, then
+    in halves.
 
-    Nothing is handed on before the whole batch is done, so nothing is counted twice.
+    Nothing is handed on before the whole batch is done, so nothing is counted twice. The first repetition keeps the
+    micro-batch, because splitting otherwise rounds otherwise.
 
     Returns:
         Outputs by name (B, ...), the loss sum, and the micro-batch that fitted.
@@ -156,17 +189,22 @@ def evaluate_batch(
     Raises:
         MemoryExhaustedError: one sample alone does not fit.
     """
+    again = True
     while True:
-        failure = ""
         try:
             return *_outputs_in_parts(task, model, batch, precision, device, micro_batch), micro_batch
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            failure = str(error).partition("\n")[0] or type(error).__name__
-        micro_batch = smaller_micro_batch(failure, min(micro_batch, len(batch)), batch)
+            failure = memory_state(error, device, model.parameters())
         gc.collect()
         release_cached_memory(device)
+        used = min(micro_batch, len(batch))
+        following = used if again else used // 2 or None
+        report(Shortage("validation", failure, used, following, sample_shapes(batch), len(batch)))
+        if not again:
+            micro_batch = smaller_micro_batch(failure, used, batch)
+        again = False
 
 
 def _outputs_in_parts(

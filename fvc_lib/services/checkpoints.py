@@ -1,34 +1,42 @@
 """Training checkpoints: complete or absent, verified when read, bound to what they were made from.
 
 A folder holds ``latest_checkpoint.pt`` (the truth), ``checkpoint_epoch_NNN.pt`` (the last few epochs, the fallback)
-and ``best_model.safetensors`` (derived from the latest, for use elsewhere). Beside each lies ``<name>.sha256``,
-because torch and safetensors load a file with flipped bits without a word.
+and ``best_model.safetensors`` (derived from the latest, for use elsewhere), each with its digest beside it
+(``checkpoint_files``). Training waits for a copy of the state only; writing and fsync happen in a thread beside it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import logging
-import pickle
 import re
 import shutil
-import zipfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-import torch
 from torch import Tensor
 
-from fvc_lib.services.atomic_files import sha256_of_json, sweep_temporaries, write_bytes, write_text
+from fvc_lib.services.atomic_files import sha256_of_json, sweep_temporaries
+from fvc_lib.services.checkpoint_files import (
+    DamagedCheckpointError,
+    copied_to_cpu,
+    load_safely,
+    read_verified,
+    remove_with_digest,
+    weights_bytes,
+    weights_from,
+    write_bytes_with_digest,
+    write_copy_with_digest,
+    write_document_with_digest,
+)
 from fvc_lib.services.errors import FvcError, UsageError
 
 LATEST = "latest_checkpoint.pt"
 BEST = "best_model.safetensors"
+FORK_NOTE = "forked_from.json"
 _FORMAT = 1
 _EPOCH_FILE = re.compile(r"^checkpoint_epoch_(\d{3,})\.pt$")
 _logger = logging.getLogger(__name__)
@@ -40,10 +48,6 @@ class CheckpointWriteError(FvcError):
 
 class CheckpointMismatchError(UsageError):
     """A checkpoint was made by another configuration or from other data. Exit code 2."""
-
-
-class DamagedCheckpointError(FvcError):
-    """A checkpoint file that must not be used: wrong digest, no digest, or nothing that torch can load safely."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,10 @@ class CheckpointBinding:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read back: where from, and the state as it was saved (tensors on the CPU)."""
+    """What was read back: where from, and the state as it was saved (tensors on the CPU).
+
+    ``ancestor`` is the run it was forked from, while nothing was saved since; else None.
+    """
 
     path: Path
     epoch: int
@@ -81,6 +88,7 @@ class Checkpoint:
     state: dict[str, Any]
     best_epoch: int
     best_model: dict[str, Tensor]
+    ancestor: str | None = None
 
 
 class CheckpointFolder:
@@ -88,9 +96,10 @@ class CheckpointFolder:
 
     Args:
         folder: created when missing; temporaries of dead writers are swept.
-        binding: every file is stamped with it, and a file with another one is refused.
+        binding: every file is stamped with it, and a file with another one is refused, unless the folder's
+            ``forked_from.json`` names that other one as this training's ancestor and the data are the same.
         keep_last: how many ``checkpoint_epoch_NNN.pt`` stay.
-        report: told in one sentence about every damaged file.
+        report: told in one sentence about every damaged file, and about an ancestor's.
     """
 
     def __init__(
@@ -106,8 +115,15 @@ class CheckpointFolder:
         self._keep_last = keep_last
         self._report = report
         self._best_epoch_on_disk: int | None = None
+        self._writer: threading.Thread | None = None
+        self._failure: Exception | None = None
         if folder.is_dir():
             sweep_temporaries(folder)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the checkpoint saved last is still on its way to the disk."""
+        return self._writer is not None and self._writer.is_alive()
 
     def save(
         self,
@@ -119,59 +135,21 @@ class CheckpointFolder:
         best_model: Mapping[str, Tensor],
         epoch_ended: bool,
     ) -> None:
-        """Write the latest checkpoint; at an epoch's end also its own copy, and the best model when it changed.
+        """Copy the state and write it beside the training: the latest checkpoint; at an epoch's end also its own
+        copy, and the best model when it changed. ``finish`` waits for the disk; a second save waits for the first.
 
         Args:
             state: nested dicts and lists of tensors, numbers, text and None.
             epoch: epochs completed.
             step: optimizer steps completed.
             best_epoch: the epoch ``best_model`` comes from; 0 when there is none yet.
-            best_model: weights by name; may be empty.
+            best_model: weights by name on the CPU, which nobody changes any more; may be empty.
             epoch_ended: whether this is the end of ``epoch`` rather than the middle of the next.
 
         Raises:
-            CheckpointWriteError: the disk is full, read-only or gone. The files from before still load.
+            CheckpointWriteError: the previous save failed; see ``finish``.
         """
-        content = self._serialised(state, epoch, step, best_epoch, best_model)
-        try:
-            if epoch_ended and epoch > 0:
-                _write_with_digest(self.folder / f"checkpoint_epoch_{epoch:03d}.pt", content)
-            _write_with_digest(self.folder / LATEST, content)
-            if best_epoch != self._best_epoch_on_disk:
-                self._write_best(best_epoch, best_model)
-            self._drop_old_epochs()
-        except OSError as error:
-            raise CheckpointWriteError(
-                f"checkpoint in {str(self.folder)!r}: {error.strerror or error}; {_free_space(self.folder)}. The "
-                "previous checkpoint is intact: make room or make the folder writable, then resume."
-            ) from error
-
-    def load(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None when there is none. The best model is made consistent with it.
-
-        Raises:
-            CheckpointMismatchError: it was made by another configuration or from other data; the message lists what.
-            CheckpointWriteError: the best model had to be written again and could not be.
-        """
-        for path in self._newest_first():
-            try:
-                checkpoint = self._read(path)
-            except DamagedCheckpointError as error:
-                self._report(f"{error} Trying the one before it.")
-                continue
-            self._repair_best(checkpoint)
-            return checkpoint
-        return None
-
-    def _serialised(
-        self,
-        state: Mapping[str, Any],
-        epoch: int,
-        step: int,
-        best_epoch: int,
-        best_model: Mapping[str, Tensor],
-    ) -> bytes:
-        buffer = io.BytesIO()
+        self.finish()
         document = {
             "format": _FORMAT,
             "config": dict(self._binding.config),
@@ -180,10 +158,72 @@ class CheckpointFolder:
             "step": step,
             "best_epoch": best_epoch,
             "best_model": dict(best_model),
-            "state": dict(state),
+            "state": copied_to_cpu(state),
         }
-        torch.save(document, buffer)
-        return buffer.getvalue()
+        # Not a daemon: an interpreter that ends waits for it.
+        self._writer = threading.Thread(
+            target=self._write, args=(document, epoch_ended and epoch > 0), name="fvc-checkpoint"
+        )
+        self._writer.start()
+
+    def finish(self) -> None:
+        """Wait until what was saved is on the disk.
+
+        Raises:
+            CheckpointWriteError: the disk is full, read-only or gone. The files from before still load.
+        """
+        if self._writer is None:
+            return
+        self._writer.join()
+        self._writer, failure, self._failure = None, self._failure, None
+        if isinstance(failure, OSError):
+            raise CheckpointWriteError(
+                f"checkpoint in {str(self.folder)!r}: {failure.strerror or failure}; {_free_space(self.folder)}. The "
+                "previous checkpoint is intact: make room or make the folder writable, then resume."
+            ) from failure
+        if failure is not None:
+            raise failure
+
+    def wait(self) -> None:
+        """The same without an error, on the way out of another one."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def load(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, or None when there is none. The best model is made consistent with it.
+
+        Raises:
+            CheckpointMismatchError: it was made by another configuration or from other data; the message lists what.
+            CheckpointWriteError: the last save failed, or the best model had to be written again and could not be.
+        """
+        self.finish()
+        for path in self._newest_first():
+            try:
+                checkpoint = self._read(path)
+            except DamagedCheckpointError as error:
+                self._report(f"{error} Trying the one before it.")
+                continue
+            if checkpoint is None:
+                continue
+            self._repair_best(checkpoint)
+            return checkpoint
+        return None
+
+    def _write(self, document: dict[str, Any], epoch_ended: bool) -> None:
+        """In the writer's thread."""
+        try:
+            latest = self.folder / LATEST
+            if epoch_ended:  # the copy first, so that a fallback is never behind what it falls back from
+                own = self.folder / f"checkpoint_epoch_{document['epoch']:03d}.pt"
+                digest = write_document_with_digest(own, document)
+                write_copy_with_digest(latest, own, digest)
+            else:
+                write_document_with_digest(latest, document)
+            if document["best_epoch"] != self._best_epoch_on_disk:
+                self._write_best(document["best_epoch"], document["best_model"])
+            self._drop_old_epochs()
+        except Exception as error:  # noqa: BLE001 - raised again by finish, in the thread that can act on it
+            self._failure = error
 
     def _newest_first(self) -> Iterator[Path]:
         latest = self.folder / LATEST
@@ -198,8 +238,9 @@ class CheckpointFolder:
         matches = ((_EPOCH_FILE.match(path.name), path) for path in self.folder.iterdir())
         return [(int(match[1]), path) for match, path in matches if match]
 
-    def _read(self, path: Path) -> Checkpoint:
-        document = _load_safely(path, read_verified(path))
+    def _read(self, path: Path) -> Checkpoint | None:
+        """The checkpoint in ``path``; None when it is an ancestor's that this training must not go on from."""
+        document = load_safely(path, read_verified(path), _FORMAT)
         try:
             stamped = CheckpointBinding(document["config"], document["data_fingerprint"])
             checkpoint = Checkpoint(
@@ -212,65 +253,63 @@ class CheckpointFolder:
             )
         except (KeyError, TypeError) as error:
             raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of ours: {error!r}.") from error
-        if changed := stamped.differences(self._binding):
+        changed = stamped.differences(self._binding)
+        if not changed:
+            return checkpoint
+        ancestor = self._ancestor()
+        if ancestor is None or ancestor[1] != stamped.config:
             raise CheckpointMismatchError(
                 f"{str(path)!r} was made by another configuration: {'; '.join(changed)}. Resume with the values it was "
-                "made with, or start a new run."
+                "made with, or start a new run from it with --fork."
             )
-        return checkpoint
+        if stamped.data_fingerprint != self._binding.data_fingerprint:
+            # Its weights have seen videos that are tested on now.
+            self._report(f"{path.name} of {ancestor[0]} was trained on other videos: this training begins anew.")
+            return None
+        self._report(f"goes on from step {checkpoint.step} of {ancestor[0]}, with {'; '.join(changed)}.")
+        return replace(checkpoint, ancestor=ancestor[0])
+
+    def _ancestor(self) -> tuple[str, dict[str, Any]] | None:
+        """Run and configuration that this training was forked from."""
+        try:
+            note = json.loads((self.folder / FORK_NOTE).read_text(encoding="utf-8"))
+            return str(note["run_id"]), dict(note["config"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedCheckpointError(f"{str(self.folder / FORK_NOTE)!r} cannot be read: {error!r}.") from error
 
     def _repair_best(self, checkpoint: Checkpoint) -> None:
         """After a kill between the two files, or a fallback to an older checkpoint, the best model may be another's."""
-        wanted = self._best_bytes(checkpoint.best_epoch, checkpoint.best_model)
+        if not checkpoint.best_model:
+            return
+        wanted = weights_bytes(checkpoint.best_model, self._description(checkpoint.best_epoch))
         try:
             intact = read_verified(self.folder / BEST) == wanted
         except DamagedCheckpointError:
             intact = False
-        if intact or not checkpoint.best_model:
-            self._best_epoch_on_disk = checkpoint.best_epoch if intact else None
-            return
-        try:
-            self._write_best(checkpoint.best_epoch, checkpoint.best_model)
-        except OSError as error:
-            raise CheckpointWriteError(f"{str(self.folder / BEST)!r}: {error.strerror or error}.") from error
+        if not intact:
+            try:
+                write_bytes_with_digest(self.folder / BEST, wanted)
+            except OSError as error:
+                raise CheckpointWriteError(f"{str(self.folder / BEST)!r}: {error.strerror or error}.") from error
+        self._best_epoch_on_disk = checkpoint.best_epoch
 
-    def _best_bytes(self, best_epoch: int, best_model: Mapping[str, Tensor]) -> bytes:
-        described = {
+    def _write_best(self, best_epoch: int, best_model: Mapping[str, Tensor]) -> None:
+        if best_model:
+            write_bytes_with_digest(self.folder / BEST, weights_bytes(best_model, self._description(best_epoch)))
+        self._best_epoch_on_disk = best_epoch
+
+    def _description(self, best_epoch: int) -> dict[str, Any]:
+        return {
             "best_epoch": best_epoch,
             "config_hash": self._binding.config_hash,
             "data_fingerprint": self._binding.data_fingerprint,
         }
-        # One entry, because safetensors writes several in random order: equal models are equal files.
-        metadata = {"fvc": json.dumps(described, sort_keys=True)}
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in best_model.items()}
-        return safetensors.torch.save(tensors, metadata=metadata)
-
-    def _write_best(self, best_epoch: int, best_model: Mapping[str, Tensor]) -> None:
-        if best_model:
-            _write_with_digest(self.folder / BEST, self._best_bytes(best_epoch, best_model))
-        self._best_epoch_on_disk = best_epoch
 
     def _drop_old_epochs(self) -> None:
         for _, path in sorted(self._epoch_files(), reverse=True)[self._keep_last :]:
-            path.unlink(missing_ok=True)
-            _digest_path(path).unlink(missing_ok=True)
-
-
-def read_verified(path: Path) -> bytes:
-    """The content of ``path`` when it is what its ``.sha256`` says.
-
-    Raises:
-        DamagedCheckpointError: either file is missing or unreadable, or the content is not what was written.
-    """
-    try:
-        content = path.read_bytes()
-        accepted = _digest_path(path).read_text(encoding="ascii", errors="replace")
-    except OSError as error:
-        raise DamagedCheckpointError(f"{str(path)!r} cannot be verified: {error}.") from error
-    digest = hashlib.sha256(content).hexdigest()
-    if digest not in {line.split(" ")[0] for line in accepted.splitlines()}:
-        raise DamagedCheckpointError(f"{str(path)!r} is damaged: its SHA-256 {digest[:12]}... is not the recorded one.")
-    return content
+            remove_with_digest(path)
 
 
 def load_best_model(folder: Path) -> dict[str, Tensor]:
@@ -279,38 +318,7 @@ def load_best_model(folder: Path) -> dict[str, Tensor]:
     Raises:
         DamagedCheckpointError: missing or damaged; loading the folder's checkpoint writes it again.
     """
-    return safetensors.torch.load(read_verified(folder / BEST))
-
-
-def _write_with_digest(path: Path, content: bytes) -> None:
-    """Replace ``path`` so that at every moment its digests accept it, and accept nothing that was never written.
-
-    The new digest goes first, beside the old: whichever file a kill leaves is accepted. Then the old one goes.
-    """
-    sidecar = _digest_path(path)
-    line = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
-    before = sidecar.read_text(encoding="ascii", errors="replace") if sidecar.exists() else ""
-    write_text(sidecar, line + before)
-    write_bytes(path, content)
-    write_text(sidecar, line)
-
-
-def _digest_path(path: Path) -> Path:
-    return path.with_name(path.name + ".sha256")
-
-
-def _load_safely(path: Path, content: bytes) -> dict[str, Any]:
-    """Weights-only: a pickle that would run code is refused, whatever its digest says."""
-    if not zipfile.is_zipfile(io.BytesIO(content)):
-        raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: it is not in torch's zip format.")
-    try:
-        document = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: {first_line}.") from error
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of format {_FORMAT}.")
-    return document
+    return weights_from(read_verified(folder / BEST))
 
 
 def _free_space(folder: Path) -> str:

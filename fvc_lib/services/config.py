@@ -138,7 +138,7 @@ class RunConfig(BaseModel):
         True, description="measure one step in a child process first and lower batch_size where the budget is too small"
     )
     micro_batch_recovery_steps: int = Field(
-        0, ge=0, description="after an out-of-memory, double the micro-batch again after this many quiet steps; 0: never"
+        0, ge=0, description="after an out-of-memory, double the micro-batch again after so many quiet steps; 0: never"
     )
     gradient_checkpointing: bool = Field(
         False, description="keep fewer activations and compute them again in the backward pass: less memory, more time"

@@ -5,7 +5,8 @@ import torch
 
 from fvc_lib.learning.accumulators import BinaryScores
 from fvc_lib.learning.device import resolve_device
-from fvc_lib.learning.engine import Engine, EngineSettings, TrainingDivergedError
+from fvc_lib.learning.engine import Engine, TrainingDivergedError
+from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.task import LossSum
 from fvc_lib.services.checkpoints import (
     LATEST,
@@ -52,7 +53,8 @@ class Draining:
 def make_engine(tiny_training, list_log, tmp_path):
     """An engine on the tiny videos, with its log as ``engine.log``."""
 
-    def make(folder="fold", *, before=lambda model, batch: None, task=None, stop=None, progress=None, **changes):
+    def make(folder="fold", *, before=lambda model, batch: None, task=None, stop=None, progress=None, memory=None,
+             shortages=None, **changes):  # fmt: skip
         log = list_log()
         checkpoints = CheckpointFolder(tmp_path / folder, CheckpointBinding({"lr": changes.get("learning_rate")}, ""))
         engine = Engine(
@@ -63,11 +65,37 @@ def make_engine(tiny_training, list_log, tmp_path):
             log,
             stop=stop,
             progress=progress,
+            memory=memory,
+            shortages=shortages,
         )
         engine.log = log
         return engine
 
     return make
+
+
+class Observer:
+    """A memory observer that keeps what it is told."""
+
+    def __init__(self):
+        self.places, self.events = [], []
+
+    def at(self, phase, *, epoch=None, batch_idx=None, global_step=None):
+        self.places.append((phase, epoch, batch_idx, global_step))
+
+    def event(self, kind, message, **details):
+        self.events.append((kind, details))
+
+    def watch_device(self, device, probe):
+        raise AssertionError("there is no accelerator here")
+
+    def of(self, kind):
+        return [details for what, details in self.events if what == kind]
+
+
+@pytest.fixture
+def observer():
+    return Observer()
 
 
 def stop_after(steps):
@@ -274,21 +302,15 @@ def test_a_checkpoint_in_mid_epoch_is_written_when_due(make_engine, tmp_path):
     steps = []
 
     def watch(model, batch):
+        engine._checkpoints.finish()
         path = tmp_path / "fold" / LATEST
         steps.append(torch.load(path, weights_only=True)["step"])
 
-    make_engine(before=watch, micro_batch=8, checkpoint_seconds=0, epochs=1).fit()
+    engine = make_engine(before=watch, micro_batch=8, checkpoint_seconds=0, epochs=1)
+    engine.fit()
     assert steps == [0, 1, 2, 2]  # three windows, then validation
 
 
-def test_memory_is_told_where_training_is(make_engine):
-    places = []
-
-    class Observer:
-        def at(self, phase, *, epoch=None, batch_idx=None, global_step=None):
-            places.append((phase, epoch, batch_idx, global_step))
-
-    engine = make_engine(epochs=1)
-    engine._memory = Observer()
-    engine.fit()
-    assert places == [("train", 1, 0, 0), ("train", 1, 1, 1), ("train", 1, 2, 2), ("validation", 1, 3, 3)]
+def test_memory_is_told_where_training_is(make_engine, observer):
+    make_engine(epochs=1, memory=observer).fit()
+    assert observer.places == [("train", 1, 0, 0), ("train", 1, 1, 1), ("train", 1, 2, 2), ("validation", 1, 3, 3)]

@@ -174,7 +174,10 @@ def test_another_error_is_not_taken_for_memory():
 
 def test_memory_that_never_suffices_ends_at_one_sample_with_sizes_and_remedies():
     task = WeightedRegression(before=EndsAt(range(100)))
-    with pytest.raises(MemoryExhaustedError, match=r"single sample \(pixels \(2, 8, 8\) torch.float32.*fixed_size"):
+    with pytest.raises(
+        MemoryExhaustedError,
+        match=r"single sample \(pixels \(2, 8, 8\) float32.* MB resident: .*gradient_checkpointing",
+    ):
         gradients(make_window(), 4, task)
     assert task.sizes == [4, 2, 1]
 
@@ -195,7 +198,7 @@ def test_a_loss_that_is_not_finite_is_told():
     assert gradients(make_window(), 4)[1].is_finite
 
 
-@pytest.mark.parametrize("calls", [[], [0], [1], [0, 1], [1, 2]])
+@pytest.mark.parametrize("calls", [[], [0], [1], [0, 1], [1, 2], [0, 2, 4]])
 def test_validation_counts_nothing_twice(calls):
     window, model = make_window(), make_model()
     task = WeightedRegression(before=EndsAt(calls))
@@ -207,4 +210,33 @@ def test_validation_counts_nothing_twice(calls):
     torch.testing.assert_close(loss.total, wanted.total)
     torch.testing.assert_close(loss.weight, wanted.weight)
     assert not outputs["values"].requires_grad
-    assert micro_batch == (4 if not calls else 1 if len(calls) > 1 else 2)
+    assert micro_batch == {0: 4, 1: 4, 2: 2, 3: 1}[len(calls)]
+
+
+def test_an_out_of_memory_in_validation_that_passes_changes_no_bit():
+    window, model = make_window(), make_model()
+
+    def outputs(calls):
+        task = WeightedRegression(before=EndsAt(calls))
+        return evaluate_batch(task, model, window, Precision(CPU), CPU.device, 3)[0]["values"]
+
+    assert outputs([1]).equal(outputs([]))
+
+
+def test_every_shortage_is_reported_with_what_memory_held():
+    seen = []
+    model, window = make_model(), make_window()
+    held = torch.zeros(123, 457)
+    transaction = WindowTransaction(
+        WeightedRegression(after=lambda out, ends=EndsAt([0]): out["values"].register_hook(ends)),
+        model, Precision(CPU), CPU.device, report=seen.append,
+    )  # fmt: skip
+    transaction.gradients(window, 4)
+    (shortage,) = seen
+    assert (shortage.where, shortage.micro_batch, shortage.micro_batch_next) == ("backward", 4, 2)
+    assert shortage.num_samples == 7
+    assert shortage.batch["pixels"] == "(2, 8, 8) float32"
+    assert shortage.state.asked_bytes == 2 * 2**20
+    assert shortage.state.rss_bytes > 10_000_000
+    assert {"shape": str(tuple(held.shape)), "dtype": "torch.float32", "device": "cpu", "count": 1,
+            "total_bytes": held.nbytes} in shortage.state.largest_tensors  # fmt: skip

@@ -1,0 +1,112 @@
+"""The optimizer's step, which is no transaction: it changes weights in place, so where memory ends within it the
+weights are neither old nor new, and only a checkpoint can say what they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvc_lib.learning.optimisation import Precision, build_optimizer, finish_gradients, set_learning_rate
+from fvc_lib.learning.out_of_memory import MemoryState, is_out_of_memory, memory_state
+from fvc_lib.learning.transaction import WindowGradients
+from fvc_lib.services.checkpoints import CheckpointMismatchError
+
+
+class StepLostError(Exception):
+    """Memory ended while the weights were being changed. Caught by the engine, which restores a checkpoint."""
+
+    def __init__(self, memory: MemoryState) -> None:
+        super().__init__(memory.message)
+        self.memory = memory
+
+
+class Stepper:
+    """AdamW with clipping and loss scaling for one model.
+
+    Args:
+        model: whose parameters are stepped; already on its device.
+        precision: scales losses where it is half.
+        learning_rate: the peak; each step is given its own.
+        weight_decay: of matrices.
+        max_gradient_norm: L2.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: Precision,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        max_gradient_norm: float,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._precision = precision
+        self._max_gradient_norm = max_gradient_norm
+        self._device = device
+        self._optimizer = build_optimizer(model, learning_rate, weight_decay)
+        self._weight_decays = [group["weight_decay"] for group in self._optimizer.param_groups]
+        self._one_by_one = False
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the last step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def take(self, result: WindowGradients, learning_rate: float) -> float:
+        """Step on the gradients of ``result`` unless they are not finite; returns their norm before clipping.
+
+        Raises:
+            StepLostError: memory ended; the weights are undefined now.
+        """
+        try:
+            return self._take(result, learning_rate)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            memory = memory_state(error, self._device, self._model.parameters())
+        raise StepLostError(memory)  # from outside the handler, whose traceback holds tensors
+
+    def save_memory(self) -> None:
+        """From now on update one parameter after the other: slower, without temporaries for all of them at once."""
+        self._one_by_one = True
+        for group in self._optimizer.param_groups:
+            group["foreach"] = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer and scaler."""
+        return {"optimizer": self._optimizer.state_dict(), "scaler": self._precision.scaler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back ``state_dict``; decay stays as this stepper was made, which in a fork may differ.
+
+        Raises:
+            CheckpointMismatchError: the state is of other parameters.
+        """
+        try:
+            self._optimizer.load_state_dict(state["optimizer"])
+        except ValueError as error:
+            raise CheckpointMismatchError(f"the checkpoint's optimizer is of another model: {error}.") from error
+        for group, weight_decay in zip(self._optimizer.param_groups, self._weight_decays, strict=True):
+            group["weight_decay"] = weight_decay
+        self._precision.scaler.load_state_dict(state["scaler"])
+        if self._one_by_one:
+            self.save_memory()
+
+    def _take(self, result: WindowGradients, learning_rate: float) -> float:
+        scaler = self._precision.scaler
+        scaler.unscale_(self._optimizer)
+        factor = result.num_samples / result.loss.weight
+        norm = float(finish_gradients(self._model.parameters(), factor, self._max_gradient_norm))
+        set_learning_rate(self._optimizer, learning_rate)
+        if math.isfinite(norm) or self._precision.scales_losses:
+            scaler.step(self._optimizer)
+        scaler.update()
+        return norm

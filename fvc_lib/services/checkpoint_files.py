@@ -1,0 +1,202 @@
+"""Files whose content is verified: written with a digest beside them, and trusted only as far as that digest fits.
+
+torch and safetensors load a file with flipped bits without a word; ``<name>.sha256`` (as ``sha256sum`` writes it)
+tells. At every moment of a replacement the digests accept the file that is there, and nothing that was never written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_text
+from fvc_lib.services.errors import FvcError
+
+
+class DamagedCheckpointError(FvcError):
+    """A checkpoint file that must not be used: wrong digest, no digest, or nothing that torch can load safely."""
+
+
+class _HashingStream:
+    """What torch writes to: one pass for the disk and the digest, and no second copy of the content in memory."""
+
+    def __init__(self, stream: FileIO) -> None:
+        self._stream = stream
+        self._digest = hashlib.sha256()
+        self.failure: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        """Both; torch hands over a few megabytes at a time.
+
+        Torch's archive turns an exception from here into an "unexpected pos" of its own, so a failure is kept and the
+        rest let pass: ``failure`` says what the disk said.
+        """
+        if self.failure is None:
+            self._digest.update(content)
+            try:
+                self._put(memoryview(content))
+            except OSError as error:
+                self.failure = error
+        return len(content)
+
+    def _put(self, content: memoryview) -> None:
+        while content:  # a full disk takes a part first
+            content = content[self._stream.write(content) :]
+
+    def flush(self) -> None:
+        """Torch asks for it; the file is unbuffered."""
+
+    def hexdigest(self) -> str:
+        """Of everything written."""
+        return self._digest.hexdigest()
+
+
+def write_document_with_digest(path: Path, document: Mapping[str, Any]) -> str:
+    """Replace ``path`` with ``document`` in torch's format; returns the hex SHA-256.
+
+    Raises:
+        OSError: as the file system gave it; ``path`` still holds its old content, and its digest accepts that.
+    """
+
+    def write(temporary: Path) -> str:
+        with temporary.open("wb", buffering=0) as stream:
+            hashing = _HashingStream(stream)
+            _save(dict(document), hashing)
+        return hashing.hexdigest()
+
+    return _replace_with_digest(path, write)
+
+
+def write_bytes_with_digest(path: Path, content: bytes) -> str:
+    """Replace ``path`` with ``content``; returns the hex SHA-256. Raises as ``write_document_with_digest``."""
+
+    def write(temporary: Path) -> str:
+        temporary.write_bytes(content)
+        return hashlib.sha256(content).hexdigest()
+
+    return _replace_with_digest(path, write)
+
+
+def write_copy_with_digest(path: Path, source: Path, digest: str) -> None:
+    """Replace ``path`` with a copy of ``source``, whose SHA-256 is ``digest``.
+
+    A copy and no link: damage to the one leaves the other. Raises as ``write_document_with_digest``, and
+    DamagedCheckpointError where the copy is not what was written a moment ago.
+    """
+
+    def write(temporary: Path) -> str:
+        shutil.copyfile(source, temporary)
+        if sha256_of_file(temporary) != digest:
+            raise DamagedCheckpointError(
+                f"{str(source)!r} does not read back as it was written: the disk may be failing."
+            )
+        return digest
+
+    _replace_with_digest(path, write)
+
+
+def read_verified(path: Path) -> bytes:
+    """The content of ``path`` when it is what its ``.sha256`` says.
+
+    Raises:
+        DamagedCheckpointError: either file is missing or unreadable, or the content is not what was written.
+    """
+    try:
+        content = path.read_bytes()
+        accepted = _digest_path(path).read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise DamagedCheckpointError(f"{str(path)!r} cannot be verified: {error}.") from error
+    digest = hashlib.sha256(content).hexdigest()
+    if digest not in {line.split(" ")[0] for line in accepted.splitlines()}:
+        raise DamagedCheckpointError(f"{str(path)!r} is damaged: its SHA-256 {digest[:12]}... is not the recorded one.")
+    return content
+
+
+def remove_with_digest(path: Path) -> None:
+    """Remove ``path`` and what vouches for it."""
+    path.unlink(missing_ok=True)
+    _digest_path(path).unlink(missing_ok=True)
+
+
+def load_safely(path: Path, content: bytes, wanted_format: int) -> dict[str, Any]:
+    """The document in ``content``, read weights-only: a pickle that would run code is refused, whatever its digest.
+
+    Raises:
+        DamagedCheckpointError: not torch's format, not loadable without running code, or not ``wanted_format``.
+    """
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: it is not in torch's zip format.")
+    try:
+        document = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: {first_line}.") from error
+    if not isinstance(document, dict) or document.get("format") != wanted_format:
+        raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of format {wanted_format}.")
+    return document
+
+
+def copied_to_cpu(value: Any) -> Any:
+    """``value`` with every tensor in it, at any depth of dicts, lists and tuples, copied: what training may go on
+    changing is not what is being written. 130 MB take about 11 ms.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: copied_to_cpu(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(copied_to_cpu(item) for item in value)
+    return value
+
+
+def weights_bytes(weights: Mapping[str, Tensor], description: Mapping[str, Any]) -> bytes:
+    """``weights`` in safetensors' format; equal weights and descriptions are equal bytes."""
+    # One entry, because safetensors writes several in random order.
+    metadata = {"fvc": json.dumps(dict(description), sort_keys=True)}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    return safetensors.torch.save(tensors, metadata=metadata)
+
+
+def weights_from(content: bytes) -> dict[str, Tensor]:
+    """Weights by name, as ``weights_bytes`` wrote them."""
+    return safetensors.torch.load(content)
+
+
+def _save(document: dict[str, Any], stream: _HashingStream) -> None:
+    """Without the archive's own checksums, which cost more than the digest that replaces them."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(document, stream)  # type: ignore[arg-type]  # it needs no more than write and flush
+    finally:
+        torch.serialization.set_crc32_options(before)
+    if stream.failure is not None:
+        raise stream.failure
+
+
+def _replace_with_digest(path: Path, write: Callable[[Path], str]) -> str:
+    """The new digest goes first, beside the old: whichever file a kill leaves is accepted. Then the old one goes."""
+    sidecar = _digest_path(path)
+    with atomic_output(path) as temporary:
+        digest = write(temporary)
+        line = f"{digest}  {path.name}\n"
+        before = sidecar.read_text(encoding="ascii", errors="replace") if sidecar.exists() else ""
+        write_text(sidecar, line + before)
+    write_text(sidecar, line)
+    return digest
+
+
+def _digest_path(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
