@@ -1,7 +1,8 @@
-"""How much memory this process and its children hold and have held, cheaply enough to be asked every second."""
+"""How much memory a process and its children hold and have held, cheaply enough to be asked every second."""
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import sys
@@ -21,7 +22,7 @@ class ProcessMemory:
     """Of one moment.
 
     Attributes:
-        rss_bytes: this process's resident memory.
+        rss_bytes: the process's resident memory.
         high_water_bytes: the most that has been since the program started.
         tree_bytes: ``rss_bytes`` and what its descendants hold besides.
     """
@@ -32,7 +33,7 @@ class ProcessMemory:
 
 
 class ProcessTree:
-    """This process with its descendants.
+    """A process (``pid``; none: this one) with its descendants.
 
     A forked loader worker shares almost all its pages with its parent: four idle workers of a process of 540 MB show
     540 MB each. So of a child only the pages that are its own count (``smaps_rollup``), where that can be read; else
@@ -41,14 +42,14 @@ class ProcessTree:
     ten seconds and taken off its resident memory in between.
     """
 
-    def __init__(self) -> None:
-        self._process = psutil.Process()
+    def __init__(self, pid: int | None = None) -> None:
+        self.pid = os.getpid() if pid is None else pid
         self._shared: dict[int, tuple[float, int]] = {}  # pid: when it was looked up, bytes
 
     def measure(self) -> ProcessMemory:
-        """What is held now."""
-        rss, high_water = _resident_and_peak()
-        children = _descendants(self._process)
+        """What is held now; zeros of a process that is gone."""
+        rss, high_water = _resident_and_peak(self.pid)
+        children = _descendants(self.pid)
         self._shared = {pid: share for pid, share in self._shared.items() if pid in children}
         return ProcessMemory(rss, high_water, rss + sum(self._own_bytes(pid) for pid in children))
 
@@ -64,30 +65,35 @@ class ProcessTree:
 
 def peak_rss_bytes() -> int:
     """This process's largest resident memory so far: VmHWM, or ``ru_maxrss`` where there is no /proc."""
-    return _resident_and_peak()[1]
+    return _resident_and_peak(os.getpid())[1]
 
 
-def _resident_and_peak() -> tuple[int, int]:
-    try:
-        status = (_PROC / "self/status").read_text()
-    except OSError:  # ru_maxrss survives exec, so it may be the parent's; on macOS there is nothing better
+def _resident_and_peak(pid: int) -> tuple[int, int]:
+    if not _PROC.is_dir():  # ru_maxrss survives exec, so it may be the parent's; on macOS there is nothing better
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return psutil.Process().memory_info().rss, peak
+        return _resident_bytes(pid), peak if pid == os.getpid() else 0
+    try:
+        status = (_PROC / str(pid) / "status").read_text()
+    except OSError:  # gone
+        return 0, 0
     rss, peak = _field_bytes(status, "VmRSS"), _field_bytes(status, "VmHWM")
     return rss, max(rss, peak)
 
 
-def _descendants(process: psutil.Process) -> set[int]:
+def _descendants(pid: int) -> set[int]:
     """From the kernel's own lists of children; psutil, where they are missing, reads every process of the machine."""
     try:
-        found = waiting = _children(process.pid)
+        found = waiting = _children(pid)
     except OSError:
-        return {child.pid for child in process.children(recursive=True)}
+        try:
+            return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+        except psutil.Error:
+            return set()
     while waiting:
         below: set[int] = set()
-        for pid in waiting:
+        for parent in waiting:
             with suppress(OSError):  # gone meanwhile
-                below |= _children(pid)
+                below |= _children(parent)
         waiting = below - found
         found = found | waiting
     return found

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from fvc_lib.services.process_memory import ProcessTree, peak_rss_bytes
+from fvc_lib.services.process_memory import ProcessMemory, ProcessTree, peak_rss_bytes
 
 MEGABYTE = 1 << 20
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -75,8 +75,12 @@ def test_a_childs_child_counts_too():
             assert process.stdout.readline() == "there\n"
             now = ProcessTree().measure()
             assert now.tree_bytes - now.rss_bytes > 80 * MEGABYTE
+            seen_from_outside = ProcessTree(process.pid).measure()
+            assert seen_from_outside.tree_bytes - seen_from_outside.rss_bytes > 80 * MEGABYTE
+            assert seen_from_outside.high_water_bytes >= seen_from_outside.rss_bytes > MEGABYTE
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+    assert ProcessTree(process.pid).measure() == ProcessMemory(0, 0, 0)  # gone, and no error
     after = ProcessTree().measure()
     assert after.tree_bytes - after.rss_bytes < 80 * MEGABYTE
 
