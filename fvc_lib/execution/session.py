@@ -63,7 +63,13 @@ class StageSession:
     def metric_log(self) -> MetricLog:
         """This stage's metric log, opened for appending."""
         path = self.paths.metrics(self.stage, self.fold)
-        return MetricLog(path, run_id=self.paths.run_id, fold=self.fold, attempt=self.attempt)
+        return MetricLog(
+            path,
+            run_id=self.paths.run_id,
+            fold=self.fold,
+            attempt=self.attempt,
+            on_trouble=self.memory.disk_full,
+        )
 
     def progress(self, what: str) -> Report:
         """A callback ``(done, total)``: a bar when live, a line on the runner's terminal when headless."""

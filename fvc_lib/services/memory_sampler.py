@@ -48,7 +48,8 @@ class MemorySampler:
     was opened, with what the kernel saw between two samples. An accelerator that is watched has lines of its own beside
     them. MB are 1e6 bytes; ``timestamp`` is UTC seconds and may jump, ``elapsed_seconds`` is monotonic.
 
-    A full disk costs lines, never the stage. After ``close`` everything but ``peak_bytes`` falls silent.
+    A full disk never ends the stage: lines wait as ``JsonLines`` says, and a ``disk_full`` event tells of them. After
+    ``close`` everything but ``peak_bytes`` falls silent.
     """
 
     def __init__(
@@ -69,12 +70,12 @@ class MemorySampler:
         self._high_water_before = self._tree.measure().high_water_bytes
         self._devices: dict[str, Callable[[], DeviceMemory]] = {}
         self._limits: dict[str, NearLimit] = {}
-        self._lines = JsonLines(path)
-        self._events = None if events is None else JsonLines(events)
         self._lost_a_line = self._closed = False
+        self._lock = threading.RLock()  # the thread and the stage both write; a sample may write an event
+        self._events = None if events is None else JsonLines(events)
+        self._lines = JsonLines(path, on_trouble=self.disk_full)
         self._stop = threading.Event()
         self._interval_seconds = interval_seconds
-        self._lock = threading.RLock()  # the thread and the stage both write; a sample may write an event
         self._thread = threading.Thread(target=self._run, name="fvc-memory", daemon=True)
         self._thread.start()
 
@@ -103,6 +104,10 @@ class MemorySampler:
         }
         with self._lock:
             self._append(self._events, {**row, "details": flat})
+
+    def disk_full(self, message: str) -> None:
+        """Write an event about a log whose disk takes no more, or takes lines again: ``JsonLines``'s ``on_trouble``."""
+        self.event("disk_full", message)
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
         """From now on sample an accelerator too; ``device`` is its name in the log, like ``cuda:0``."""
@@ -137,14 +142,11 @@ class MemorySampler:
             return
         self._stop.set()
         self._thread.join()
-        self.sample()
-        self._closed = True
-        for lines in (self._lines, self._events):
-            if lines is not None:
-                try:
-                    lines.close()
-                except OSError as error:
-                    _logger.warning("memory log %s: %s", lines.path, error)
+        with self._lock:
+            self.sample()
+            self._close(self._lines)
+            self._closed = True
+            self._close(self._events)
 
     def _write(self, device: str, memory: DeviceMemory, rss_bytes: int, origin: str) -> None:
         stamp = self._stamp()
@@ -195,10 +197,18 @@ class MemorySampler:
             return
         try:
             lines.append(row)
-        except OSError as error:
+        except OSError as error:  # not a full disk: a file server gone, a file system gone read-only
             if not self._lost_a_line:
                 _logger.warning("memory log %s: %s; the stage goes on, these lines are lost", lines.path, error)
             self._lost_a_line = True
+
+    def _close(self, lines: JsonLines | None) -> None:
+        if lines is None:
+            return
+        try:
+            lines.close()
+        except OSError as error:
+            _logger.warning("memory log %s: %s", lines.path, error)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import signal
 from pathlib import Path
 
@@ -128,6 +129,21 @@ def test_headless_the_runs_own_memory_log_and_events_are_written(runs_dir, monke
             signal.signal(number, handler)
     assert '"message":"told"' in run.memory_events("04_fold_training", 1).read_text()
     assert run.memory("04_fold_training", 1).stat().st_size > 0
+
+
+def test_a_disk_that_was_full_for_the_metric_log_leaves_events(runs_dir, opened):
+    session = opened(fold=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with session.metric_log() as log:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+            for step in range(50):
+                log.log(step=step, epoch=1, phase="train", metrics={"loss": 0.5})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    events = (session.paths.logs / "04_fold_training_fold_1.by_hand_memory_events.jsonl").read_text().splitlines()
+    assert ['"kind":"disk_full"' in event for event in events] == [True, True]
+    assert "none is lost" in events[1]
 
 
 def test_closing_says_the_peak_and_the_budget(runs_dir, opened, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import sys
 import threading
 import time
@@ -189,7 +190,7 @@ def test_a_warning_is_armed_again_only_below_85_percent_and_after_a_minute(usage
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_costs_lines_and_is_said_once_but_never_ends_the_stage(tmp_path, caplog):
+def test_a_disk_that_stays_full_never_ends_the_stage(tmp_path, caplog):
     for name in ("samples.jsonl", "events.jsonl"):
         (tmp_path / name).symlink_to("/dev/full")
     with MemorySampler(tmp_path / "samples.jsonl", events=tmp_path / "events.jsonl", interval_seconds=600) as sampler:
@@ -198,6 +199,24 @@ def test_a_full_disk_costs_lines_and_is_said_once_but_never_ends_the_stage(tmp_p
         sampler.at("validation")
     assert sampler.peak_bytes > 0
     assert any("No space left" in record.message for record in caplog.records)
+
+
+def test_a_disk_that_was_full_for_a_while_costs_no_line_and_leaves_an_event(sampled, tmp_path):
+    sampler = sampled()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+        for _ in range(20):
+            sampler.sample()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "samples.jsonl").stat().st_size <= 2000
+    sampler.close()
+    assert len(lines_of(tmp_path / "samples.jsonl")) == 21
+    kinds = [(event["kind"], event["message"]) for event in lines_of(tmp_path / "events.jsonl")]
+    assert [kind for kind, _ in kinds] == ["disk_full", "disk_full"]
+    assert "Its lines wait in memory" in kinds[0][1]
+    assert "none is lost" in kinds[1][1]
 
 
 def test_after_closing_everything_falls_silent(sampled, tmp_path):
