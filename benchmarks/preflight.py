@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What the memory preflight predicts beside what a training then takes, case by case.
 
-Each case is a process of its own that does what a notebook does: predict first, then train one fold on clips of noise.
-``measured`` is the training's peak, the larger of VmHWM (reset after the preflight) and of what the process held with
-its children, looked at every 20 ms. ``off`` is how far the prediction lies above it. The exit code is 1 when any case is
-off by more than 25 %.
+Each case is a process of its own that does what a notebook does: predict first, then train one fold on clips of
+noise. ``measured`` is the training's peak, the larger of VmHWM (reset after the preflight) and of what the process held
+with its children, looked at every 20 ms. ``off`` is how far the prediction lies above it. The exit code is 1 when any
+case is off by more than 25 %.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Case:
     num_workers: int = 0
     gradient_checkpointing: bool = False
     effective_batch_size: int = 16
+    num_videos: int = 96
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def run_case(case: Case, folder: Path) -> Result:
         augmentations_per_video=0, epochs=2, device="cpu", shuffled_label_control=False, memory_preflight=False,
     )  # fmt: skip
     paths = RunPaths(folder / "run")
-    folds = _tables(config, paths)
+    folds = _tables(config, paths, case.num_videos)
     rows = clip_rows(folds)
     task = VideoTask(
         ClipDataset(ClipStore.of(config), rows),
@@ -132,7 +133,7 @@ def _peak() -> Iterator[list[int]]:
         peaks.append(peak_rss_bytes())
 
 
-def _tables(config: RunConfig, paths: RunPaths, num_videos: int = 96) -> pl.DataFrame:
+def _tables(config: RunConfig, paths: RunPaths, num_videos: int) -> pl.DataFrame:
     """Folds of one video a group, their clips of noise, and the list of clips."""
     numbers = range(num_videos)
     folds = pl.DataFrame(

@@ -1,4 +1,4 @@
-"""Before a fold trains: measure a step in a child process, predict the peak, lower the micro-batch where it is too much.
+"""Before a fold trains: measure a step in a child process, predict the peak, lower a micro-batch that is too much.
 
 Nothing here ends a run. A child that dies or hangs is a finding; where nothing can be predicted or nothing fits, the
 report says so and the training goes on: it halves its micro-batch on its own when memory really ends.

@@ -88,7 +88,8 @@ def predicted_peak(found: StepMeasurement, footprint: Footprint, micro_batch: in
 
 
 def estimate(measured: Mapping[int, int], micro_batch: int) -> int | None:
-    """``measured`` at ``micro_batch``: as measured, else on the line through its two nearest neighbours.
+    """``measured`` at ``micro_batch``: as measured, else on the line through its neighbours on both sides, else through
+    the two nearest on one.
 
     From one measurement alone it is taken as proportional, which is more than will be needed. Never less than a
     smaller micro-batch was measured to take.
@@ -97,13 +98,14 @@ def estimate(measured: Mapping[int, int], micro_batch: int) -> int | None:
         return measured[micro_batch]
     if not measured:
         return None
-    nearest = sorted(sorted(measured, key=lambda known: abs(known - micro_batch))[:2])
-    if len(nearest) == 1:
-        return measured[nearest[0]] * max(1, -(-micro_batch // nearest[0]))
-    low, high = nearest
+    below, above = sorted(n for n in measured if n < micro_batch), sorted(n for n in measured if n > micro_batch)
+    points = [below[-1], above[0]] if below and above else below[-2:] or above[:2]
+    if len(points) == 1:
+        return measured[points[0]] * max(1, -(-micro_batch // points[0]))
+    low, high = points
     slope = (measured[high] - measured[low]) / (high - low)
     line = round(measured[low] + slope * (micro_batch - low))
-    return max([line, *(value for known, value in measured.items() if known < micro_batch)])
+    return max([0, line, *(measured[n] for n in below)])
 
 
 def halvings(micro_batch: int) -> list[int]:

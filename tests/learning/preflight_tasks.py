@@ -1,0 +1,61 @@
+"""Tasks that go wrong in a child process, where the preflight must survive them. Importable, so that they can be sent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fvc_lib.learning.task import LossSum, Sample
+
+
+class Numbers:
+    """Forty samples of eight numbers."""
+
+    classes = None
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample(f"sample{index}", {"x": torch.full((8,), float(index))})
+
+
+@dataclass(frozen=True)
+class TroubledTask:
+    """Linear regression that does ``trouble`` in the forward pass once a micro-batch has ``from_size`` samples."""
+
+    trouble: str
+    from_size: int
+
+    training_data = validation_data = Numbers()
+
+    def build_model(self):
+        return nn.Linear(8, 1)
+
+    def forward(self, model, batch):
+        if len(batch) >= self.from_size:
+            _TROUBLES[self.trouble]()
+        return {"y": model(batch.tensors["x"]).squeeze(1)}
+
+    def loss(self, outputs, batch):
+        return LossSum(outputs["y"].square().sum(), torch.tensor(float(len(batch))))
+
+    def new_accumulator(self):
+        raise NotImplementedError
+
+
+def _raise():
+    raise ValueError("this task is broken")
+
+
+_TROUBLES = {
+    "raise": _raise,
+    "hang": lambda: time.sleep(3600),
+    "be_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "take_64_gib": lambda: torch.zeros(1 << 36, dtype=torch.uint8),
+}

@@ -1,0 +1,173 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from fvc_lib.learning.data import ClipDataset, ClipRow
+from fvc_lib.learning.preflight import circumstances, preflight
+from fvc_lib.learning.preflight_probe import StepRequest
+from fvc_lib.learning.video_task import VideoTask
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.memory_budget import MemoryBudget
+from fvc_lib.video.clip_store import ClipStore
+from tests.learning.preflight_tasks import TroubledTask
+
+ROOT = Path(__file__).parents[2]
+PLENTY = MemoryBudget(1 << 40, "plenty")
+
+
+def troubled(trouble, from_size, micro_batch=8):
+    return StepRequest(TroubledTask(trouble, from_size), micro_batch, effective_batch_size=16, device="cpu")
+
+
+def check(request, budget=PLENTY, store=None, **settings):
+    baseline = psutil.Process().memory_info().rss
+    return preflight(request, budget=budget, baseline_bytes=baseline, store=store, **settings)
+
+
+@pytest.fixture
+def request_of_video_task(tmp_path):
+    config = RunConfig(cache_dir=str(tmp_path / "cache"), num_frames=8, fixed_size=112)
+    store = ClipStore.of(config)
+    for number in range(16):
+        store.write(f"video{number}", 0, np.full(store.shape, number, np.uint8))
+    clips = ClipDataset(store, [ClipRow(f"video{number}", 0, number % 2) for number in range(16)])
+    return StepRequest(VideoTask(clips, clips, model="r2plus1d", weights=(1, 1)), 8, 16, device="cpu")
+
+
+def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(request_of_video_task, tmp_path):
+    store = tmp_path / "preflight.json"
+    roomy = check(request_of_video_task, store=store)
+    assert (roomy.micro_batch, roomy.fits, roomy.problem, roomy.reused) == (8, True, "", False)
+    steps = roomy.step_bytes_by_micro_batch
+    assert list(steps) == [1, 2, 8]
+    assert steps[1] < steps[2] < steps[8]
+    assert roomy.message().endswith("with micro-batch 8, within the budget of 1099.51 GB (plenty).")
+
+    tight = MemoryBudget(roomy.predicted_peak_bytes - (steps[8] - steps[2]) // 2, "by design")
+    lowered = check(request_of_video_task, tight, store)
+    assert lowered.micro_batch in (2, 4)
+    assert lowered.fits
+    assert lowered.planned_peak_bytes > tight.total_bytes >= lowered.predicted_peak_bytes
+    assert f"lowered to {lowered.micro_batch}" in lowered.message()
+    assert "(by design)" in lowered.message()
+
+    hopeless = check(request_of_video_task, MemoryBudget(roomy.baseline_bytes, "by design"), store)
+    assert (hopeless.micro_batch, hopeless.fits, hopeless.reused) == (1, False, True)
+    for setting in ("fixed_size", "num_frames", "gradient_checkpointing", "more memory"):
+        assert setting in hopeless.message()
+
+
+def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_since(tmp_path):
+    store = tmp_path / "preflight.json"
+    request = troubled("take_64_gib", from_size=3)
+    first = check(request, MemoryBudget(8 << 30, "8 GiB"), store)
+    assert (first.micro_batch, first.reused) == (2, False)  # 8 and 4 ran out of memory in the child
+    document = json.loads(store.read_text())
+    for entry in document["measurements"].values():
+        assert sorted(entry["found"]["failures"]) == ["4", "8"]
+        entry["found"]["failures"] = {}
+    store.write_text(json.dumps(document))
+    second = check(request, MemoryBudget(8 << 30, "8 GiB"), store)
+    assert (second.micro_batch, second.reused) == (2, True)
+    assert check(replace(request, micro_batch=1), MemoryBudget(8 << 30, "8 GiB"), store).micro_batch == 1
+
+
+def test_a_child_that_the_system_kills_is_a_finding():
+    report = check(troubled("be_killed", from_size=5))
+    assert report.micro_batch == 4
+    assert report.fits
+    assert "died with micro-batch 8: SIGKILL" in report.message()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "why"), [("raise", "ValueError: this task is broken"), ("hang", "no answer within 6 s")]
+)
+def test_a_child_that_fails_or_hangs_leaves_the_plan_as_it_was(tmp_path, trouble, why):
+    store = tmp_path / "preflight.json"
+    report = check(troubled(trouble, from_size=1), store=store, time_limit_seconds=6.0)
+    assert (report.micro_batch, report.predicted_peak_bytes, report.fits) == (8, None, False)
+    assert "could not be measured" in report.message()
+    assert why in report.message()
+    again = check(troubled(trouble, from_size=1), store=store)  # nor is it tried again for the next fold
+    assert (again.micro_batch, again.reused) == (8, True)
+    assert why in again.message()
+
+
+def test_a_task_that_cannot_be_sent_to_another_process_trains_without_a_prediction():
+    class Local(TroubledTask):
+        pass
+
+    report = check(replace(troubled("raise", 99), task=Local("raise", 99)))
+    assert report.micro_batch == 8
+    assert "cannot be sent to another process" in report.message()
+
+
+def test_one_sample_too_many_starts_with_one(tmp_path):
+    report = check(troubled("take_64_gib", from_size=1), MemoryBudget(8 << 30, "8 GiB"))
+    assert (report.micro_batch, report.predicted_peak_bytes) == (1, None)
+    assert "one sample alone ran out of memory" in report.message()
+
+
+def test_a_micro_batch_is_no_larger_than_an_effective_batch():
+    request = troubled("raise", 99, micro_batch=64)
+    assert request.largest_micro_batch == 16
+    assert replace(request, effective_batch_size=1000).largest_micro_batch == 40
+
+
+def test_whatever_decides_a_step_s_memory_asks_for_a_new_measurement(request_of_video_task, monkeypatch):
+    request, seen = request_of_video_task, []
+
+    def note(changed):
+        described = circumstances(changed)
+        assert described not in seen
+        assert circumstances(changed) == described
+        seen.append(described)
+
+    note(request)
+    note(replace(request, effective_batch_size=8))
+    note(replace(request, gradient_checkpointing=True))
+    note(replace(request, num_workers=1))
+    data = request.task.training_data
+    note(replace(request, task=VideoTask(data, data, model="frame_cnn", weights=(1, 1))))
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    note(request)
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    note(request)
+    torch.set_num_threads(threads)
+    assert circumstances(replace(request, micro_batch=1)) == seen[0]
+
+
+def test_a_model_that_cannot_be_built_without_memory_is_built_and_draws_nothing():
+    class Measured(TroubledTask):
+        def build_model(self):
+            model = nn.Linear(8, 1)
+            assert float(model.weight.detach().sum()) != 0
+            return model
+
+    before = torch.get_rng_state()
+    described = circumstances(StepRequest(Measured("raise", 99), 8, 16, device="cpu"))
+    assert described["model"] == [["weight", [1, 8]], ["bias", [1]]]
+    assert torch.get_rng_state().equal(before)
+
+
+@pytest.mark.parametrize("model", ["frame_cnn", "r2plus1d"])
+def test_the_predicted_peak_is_within_a_quarter_of_what_a_training_takes(model):
+    case = {"model": model, "num_frames": 8, "fixed_size": 112, "micro_batch": 8, "num_videos": 32}
+    command = [sys.executable, str(ROOT / "benchmarks" / "preflight.py"), "--case", json.dumps(case)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["measured"] > result["baseline"]
+    assert result["predicted"] == pytest.approx(result["measured"], rel=0.25)
