@@ -97,6 +97,26 @@ def test_a_peak_of_before_it_was_opened_is_not_its_own(sampled):
     assert sampler.peak_bytes < psutil.Process().memory_info().rss + 150 * MEGABYTE
 
 
+def test_a_clock_that_jumps_back_moves_the_timestamps_but_not_the_seconds_since_opening(sampled, tmp_path, monkeypatch):
+    sampler = sampled()
+    sampler.sample()
+    monkeypatch.setattr(time, "time", lambda: 1_000.0)
+    sampler.sample()
+    before, after = lines_of(tmp_path / "samples.jsonl")
+    assert after["timestamp"] == 1_000.0 < before["timestamp"]
+    assert 0 <= before["elapsed_seconds"] <= after["elapsed_seconds"]
+
+
+def test_being_told_of_every_step_takes_no_sample(sampled, tmp_path):
+    sampler = sampled()
+    sampler.at("train", global_step=0)
+    for step in range(10_000):
+        sampler.at("train", epoch=1, batch_idx=step, global_step=step)
+    assert len(lines_of(tmp_path / "samples.jsonl")) == 2
+    sampler.sample()
+    assert lines_of(tmp_path / "samples.jsonl")[-1]["global_step"] == 9_999
+
+
 def test_the_thread_samples_by_itself(tmp_path):
     with MemorySampler(tmp_path / "samples.jsonl", interval_seconds=0.01):
         deadline = time.monotonic() + 30
