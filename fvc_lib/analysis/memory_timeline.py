@@ -99,7 +99,7 @@ def _course_line(points: pl.DataFrame, start: float, place: str, color: str, das
         mode="lines" if points.height > 1 else "markers", marker={"size": 5, "color": color},
         line={"color": color, "dash": dash, "width": 1.8},
         customdata=[
-            f"{where_text(row)}<br>{phase_text(row['phase'])}{_epoch_text(row['epoch'])}"
+            f"{figure_text(where_text(row))}<br>{figure_text(phase_text(row['phase']))}{_epoch_text(row['epoch'])}"
             for row in points.select("stage", "fold", "phase", "epoch").iter_rows(named=True)
         ],
         hovertemplate="%{y:.0f} MB<br>%{customdata}<extra></extra>",

@@ -15,6 +15,7 @@ class Reader(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.rows: list[list[str]] = []
+        self._in_cell = False
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self.tags.append(tag)
@@ -22,9 +23,13 @@ class Reader(HTMLParser):
             self.rows.append([])
         elif tag in ("td", "th"):
             self.rows[-1].append("")
+            self._in_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_cell = self._in_cell and tag not in ("td", "th")
 
     def handle_data(self, data: str) -> None:
-        if self.rows and self.rows[-1]:
+        if self._in_cell:
             self.rows[-1][-1] += data
 
 
@@ -72,5 +77,8 @@ def test_long_tables_say_what_they_leave_out() -> None:
     assert repr(table).endswith("and 220 more rows")
 
 
-def test_an_empty_table_keeps_its_headings() -> None:
-    assert read(HtmlTable(pl.DataFrame(schema={"reason": pl.String}))).rows == [["Reason"]]
+def test_an_empty_table_keeps_its_headings_and_says_that_there_is_nothing() -> None:
+    table = HtmlTable(pl.DataFrame(schema={"reason": pl.String}))
+    assert read(table).rows == [["Reason"]]
+    assert table._repr_html_().endswith(">none</p>")
+    assert repr(table).splitlines() == ["Reason", "none"]

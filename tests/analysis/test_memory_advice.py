@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.analysis.memory_advice import advice_table, memory_advice
+from fvc_lib.analysis.memory_findings import run_memory
+from fvc_lib.analysis.memory_wording import memory_facts
+from fvc_lib.services.run_paths import RunPaths
+from tests.analysis.memory_story import StoryWriter, troubled_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path / "e" / "run_x")
+
+
+def changes(run: RunPaths, **asked: object) -> list[str]:
+    return [advice.change for advice in memory_advice(run_memory(run), asked)]
+
+
+def test_a_run_in_trouble_is_told_the_gravest_first(tmp_path: Path) -> None:
+    found = run_memory(troubled_run(tmp_path / "e" / "run_x"))
+    table = advice_table(memory_advice(found, {"batch_size": 16}))
+    assert "-p batch_size 4 saves the retries" in table["change"][0]
+    assert "lowered the micro-batch from 16 to 8" in table["seen"][1]
+    assert "92.0 MB more with every epoch" in table["seen"][2]
+    assert "lasts 1 more epoch." in table["seen"][2]
+    assert "39% below" in table["seen"][3]
+    assert table.height == 4  # nothing on larger batches or smaller limits
+
+
+def test_one_clip_too_many_asks_for_something_else_than_a_smaller_batch(run: RunPaths) -> None:
+    StoryWriter(run).sample(1900).event("out_of_memory", where="forward", micro_batch=1, micro_batch_next=None)
+    assert "gradient_checkpointing true" in changes(run)[0]
+    assert not any("batch_size" in change for change in changes(run))
+
+
+def test_near_the_limit_a_smaller_batch_or_a_larger_limit_is_named_in_numbers(run: RunPaths) -> None:
+    StoryWriter(run).sample(500, "setup").sample(1900, epoch=1)
+    assert changes(run, batch_size=8) == [
+        "Before it runs out: -p batch_size 4, or a limit of FVC_MEM_GB=2.4 (or --mem=2300M)."
+    ]
+    assert "gradient_checkpointing" in changes(run, batch_size=1)[0]
+
+
+def test_a_stage_that_does_not_train_has_no_batch_to_lower(run: RunPaths) -> None:
+    StoryWriter(run, "01_data_index", None).sample(1900, "setup")
+    assert changes(run, batch_size=8) == [
+        "Give it more memory: a limit of FVC_MEM_GB=2.4 (or --mem=2300M) would leave room."
+    ]
+
+
+def test_room_is_offered_as_a_larger_batch_and_a_smaller_limit(run: RunPaths) -> None:
+    StoryWriter(run, budget_mb=4000).sample(500, "setup").sample(900, epoch=1)
+    larger, smaller = changes(run, batch_size=4, effective_batch_size=16)
+    assert "-p batch_size 8 would need about 1.30 GB" in larger
+    assert "FVC_MEM_GB=1.2 (or --mem=1200M) would have been enough" in smaller
+
+
+@pytest.mark.parametrize(
+    ("used_mb", "asked"),
+    [
+        (900, {"batch_size": 16, "effective_batch_size": 16}),  # a micro-batch is a part of the effective one
+        (2200, {"batch_size": 4}),  # above half of the budget
+        (1900, {"batch_size": 4}),  # twice what the steps add would leave too little room
+    ],
+)
+def test_no_larger_batch_is_offered_where_there_is_no_room_for_it(
+    run: RunPaths, used_mb: float, asked: dict[str, object]
+) -> None:
+    StoryWriter(run, budget_mb=4000).sample(500, "setup").sample(used_mb, epoch=1)
+    assert not any("If training is slow" in change for change in changes(run, **asked))
+
+
+def test_the_micro_batch_that_events_tell_counts_before_the_one_asked_for(run: RunPaths) -> None:
+    writer = StoryWriter(run, budget_mb=4000).sample(500, "setup")
+    writer.event("preflight", predicted_peak_mb=800.0, micro_batch=2, micro_batch_planned=2).sample(900)
+    assert "-p batch_size 4 would" in changes(run, batch_size=8)[0]
+
+
+def test_workers_are_named_where_they_hold_much_of_a_full_budget(run: RunPaths) -> None:
+    StoryWriter(run).sample(500, "setup").sample(1500, children_mb=800)
+    told = memory_advice(run_memory(run), {"num_workers": 4})
+    assert told[0].seen == "Worker processes hold 53% of the peak (800 MB, about 200 MB each)."
+    assert "-p num_workers" in told[0].change
+
+
+def test_a_cache_much_larger_than_what_tensors_hold_is_named(run: RunPaths) -> None:
+    StoryWriter(run).sample(1200, device="cuda:0", reserved_mb=1900, rss_mb=300)
+    assert any("clear_cache_training_batches" in change for change in changes(run))
+
+
+def test_where_nothing_stands_out_nothing_is_made_up(run: RunPaths) -> None:
+    StoryWriter(run).sample(500, "setup").sample(1400)
+    assert changes(run) == ["Leave it as it is."]
+
+
+def test_without_samples_nothing_is_said(run: RunPaths) -> None:
+    assert changes(run) == ["Nothing can be said before a stage has run."]
+
+
+def test_the_reports_head_tells_what_is_recorded_and_nothing_else(tmp_path: Path, run: RunPaths) -> None:
+    assert memory_facts(run_memory(run)) == ()
+    facts = dict(memory_facts(run_memory(troubled_run(tmp_path / "e" / "run_y"))))
+    assert facts == {
+        "Memory budget": "2.00 GB, 96.5% used at most",
+        "Predicted peak": "1.15 GB, 39% below what was measured",
+        "Out of memory": "once in 1 stage: the micro-batch went from 8 down to 4",
+        "Leak": "92.0 MB more with every epoch in 04_fold_training, fold 0, train",
+    }

@@ -1,0 +1,177 @@
+import itertools
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.analysis.memory_findings import MemoryFindings, run_memory
+from fvc_lib.services.run_paths import RunPaths
+from tests.analysis.memory_story import StoryWriter, troubled_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path / "e" / "run_x")
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> MemoryFindings:
+    return run_memory(troubled_run(tmp_path_factory.mktemp("troubled") / "e" / "run_x"))
+
+
+def one(frame: pl.DataFrame, **values: object) -> dict[str, object]:
+    rows = frame.filter(pl.col(name).eq_missing(pl.lit(value)) for name, value in values.items())
+    assert rows.height == 1, rows
+    return rows.row(0, named=True)
+
+
+def test_the_peak_of_a_phase_is_its_highest_sample(troubled: MemoryFindings) -> None:
+    naive: dict[tuple[object, ...], float] = {}
+    for row in troubled.usage.iter_rows(named=True):
+        key = (row["stage"], row["fold"], row["phase"])
+        naive[key] = max(naive.get(key, 0.0), row["used_mb"])
+    got = {tuple(row[:3]): row[3] for row in troubled.peaks.select("stage", "fold", "phase", "used_mb").iter_rows()}
+    assert got == naive
+    assert (troubled.peak["stage"], troubled.peak["fold"], troubled.peak["used_mb"]) == ("04_fold_training", 1, 1930)
+
+
+def test_a_peak_knows_when_it_was_and_what_was_in_it(run: RunPaths) -> None:
+    StoryWriter(run).sample(500, "setup").sample(900, epoch=2, step=7, children_mb=300).sample(800, epoch=3, step=9)
+    peak = one(run_memory(run).peaks, phase="train")
+    assert (peak["seconds"], peak["epoch"], peak["global_step"]) == (2, 2, 7)
+    assert (peak["used_mb"], peak["alone_mb"], peak["usage_percent"], peak["num_samples"]) == (900, 600, 45, 2)
+
+
+def test_a_peak_between_two_samples_counts_in_the_phase_that_had_it(run: RunPaths) -> None:
+    writer = StoryWriter(run).sample(500, "setup", highest_mb=500).sample(600, "train", highest_mb=600)
+    writer.sample(620, "train", highest_mb=950).sample(630, "validation", highest_mb=950)
+    found = run_memory(run)
+    assert one(found.peaks, phase="train")["used_mb"] == 950
+    assert one(found.peaks, phase="validation")["used_mb"] == 630
+    assert one(found.peaks, phase="train")["num_samples"] == 2
+
+
+def test_a_high_water_mark_of_an_earlier_attempt_does_not_count_again(run: RunPaths) -> None:
+    writer = StoryWriter(run).sample(500, "setup").sample(600, "train").sample(900, "train", highest_mb=1200)
+    writer.resume().sample(400, "setup", highest_mb=400).sample(450, "train", highest_mb=450)
+    peaks = run_memory(run).peaks
+    assert (one(peaks, phase="setup")["used_mb"], one(peaks, phase="train")["used_mb"]) == (500, 1200)
+
+
+def test_an_accelerator_is_told_from_the_process_it_belongs_to(run: RunPaths) -> None:
+    writer = StoryWriter(run)
+    for used in (2000, 6000, 4000):
+        writer.sample(700, rss_mb=600)
+        writer.budget_mb = 8000
+        writer.sample(used, seconds=0, device="cuda:0", reserved_mb=used + 500, rss_mb=600)
+        writer.budget_mb = 2000
+    found = run_memory(run)
+    assert one(found.peaks, place="process")["used_mb"] == 700
+    device = one(found.peaks, place="cuda:0")
+    assert (device["used_mb"], device["reserved_mb"], device["usage_percent"]) == (6000, 6500, 75)
+    assert found.peak["place"] == "cuda:0"  # nearer to its own limit, though a line of the process came first
+
+
+def test_a_log_with_lines_of_a_device_alone_still_tells_of_the_process(run: RunPaths) -> None:
+    StoryWriter(run).sample(3000, device="cuda:0", rss_mb=800)
+    found = run_memory(run)
+    assert one(found.peaks, place="process")["used_mb"] == 800
+    assert one(found.peaks, place="process")["usage_percent"] is None
+
+
+def test_spells_above_the_limit_are_the_runs_of_samples_above_it(run: RunPaths) -> None:
+    levels = [1000, 1850, 1900, 1700, 1810, 1790, 1900, 1950]
+    writer = StoryWriter(run)
+    for level in levels:
+        writer.sample(level)
+    spells = [list(group) for over, group in itertools.groupby(levels, lambda level: level > 1800) if over]
+    found = run_memory(run).near_limit
+    assert found["num_samples"].to_list() == [len(spell) for spell in spells]
+    assert found["used_mb"].to_list() == [max(spell) for spell in spells]
+    assert found.select("seconds", "until_seconds").rows() == [(2, 3), (5, 5), (7, 8)]
+
+
+def test_an_event_joins_the_spell_it_belongs_to_and_stands_alone_elsewhere(run: RunPaths) -> None:
+    writer = StoryWriter(run).sample(1900).event("near_limit", used_mb=1900, budget_mb=2000, usage_percent=95)
+    writer.sample(1000).event("near_limit", seconds=0.3, used_mb=1999, budget_mb=2000, device="cpu").sample(1000)
+    found = run_memory(run).near_limit
+    assert found.select("num_samples", "num_events").rows() == [(1, 1), (0, 1)]
+    assert found["usage_percent"].to_list() == [95, pytest.approx(99.95)]
+
+
+def test_each_shortage_says_what_was_done(run: RunPaths) -> None:
+    writer = StoryWriter(run).sample(1000)
+    writer.event("out_of_memory", where="forward", asked_mb=None, micro_batch=8, micro_batch_next=4)
+    writer.event("micro_batch", micro_batch_before=8, micro_batch=4)
+    writer.event("out_of_memory", where="optimizer_step", micro_batch=4, micro_batch_next=4)
+    writer.event("step_restored", to_step=12, lost_steps=3)
+    writer.event("out_of_memory", where="backward", micro_batch=1, micro_batch_next=None)
+    writer.event("out_of_memory", where="backward")
+    assert run_memory(run).shortages["done"].to_list() == [
+        "redone with micro-batch 4 instead of 8", "restored step 12, 3 to be done again",
+        "stopped: one sample is the least there is", "no remedy recorded",
+    ]  # fmt: skip
+
+
+def test_a_shortage_is_not_mended_by_another_folds_restoration(run: RunPaths) -> None:
+    StoryWriter(run, fold=0).sample(1).event("out_of_memory", where="optimizer_step", micro_batch=4)
+    StoryWriter(run, fold=1).sample(1).event("policy").event("step_restored", to_step=1, lost_steps=1)
+    assert run_memory(run).shortages["done"].to_list() == ["no remedy recorded"]
+
+
+def test_a_prediction_is_held_against_training_and_validation_only(run: RunPaths) -> None:
+    writer = StoryWriter(run).sample(1500, "setup").event("preflight", predicted_peak_mb=900.0, used_mb=1.0)
+    writer.sample(800, "train").sample(1000, "validation").sample(1900, "test")
+    row = run_memory(run).predictions.row(0, named=True)
+    assert (row["predicted_mb"], row["measured_mb"], row["error_percent"]) == (900, 1000, -10)
+    assert row["is_off"] is False
+
+
+@pytest.mark.parametrize(("predicted", "off"), [(1249, False), (1251, True), (751, False), (749, True)])
+def test_a_prediction_is_off_beyond_a_quarter(run: RunPaths, predicted: float, off: bool) -> None:
+    StoryWriter(run).sample(1, "setup").event("preflight", predicted_peak_mb=predicted).sample(1000)
+    assert run_memory(run).predictions["is_off"].to_list() == [off]
+
+
+def test_each_attempt_has_its_own_prediction(run: RunPaths) -> None:
+    writer = StoryWriter(run).sample(1, "setup").event("preflight", predicted_peak_mb=900.0).sample(1000)
+    writer.resume().sample(1, "setup").event("preflight", predicted_peak_mb=500.0).sample(600)
+    assert run_memory(run).predictions["measured_mb"].to_list() == [1000, 600]
+
+
+def test_a_prediction_for_an_accelerator_is_held_against_it(run: RunPaths) -> None:
+    writer = StoryWriter(run).sample(1, "setup").event("preflight", predicted_peak_mb=5000.0)
+    writer.sample(700).sample(4000, device="cuda:0", rss_mb=600)
+    row = run_memory(run).predictions.row(0, named=True)
+    assert (row["place"], row["measured_mb"], row["error_percent"]) == ("cuda:0", 4000, 25)
+
+
+def test_before_training_a_prediction_stands_alone(run: RunPaths) -> None:
+    StoryWriter(run).sample(1, "setup").event("preflight", predicted_peak_mb=900.0)
+    row = run_memory(run).predictions.row(0, named=True)
+    assert (row["measured_mb"], row["error_percent"], row["is_off"]) == (None, None, None)
+
+
+def test_growth_is_judged_for_each_training_of_each_attempt(troubled: MemoryFindings) -> None:
+    assert troubled.leaks.select("fold", "phase").rows() == [(0, "train")]
+    assert troubled.leaks["slope_mb"].item() == pytest.approx(92)
+    others = troubled.growth.filter(pl.col("fold") == 1)
+    assert set(others.select("attempt", "phase", "verdict").rows()) == {
+        (1, "train", "too few epochs"), (2, "train", "no leak"), (2, "control_train", "no leak"),
+    }  # fmt: skip
+
+
+def test_stages_can_be_left_out(tmp_path: Path) -> None:
+    run = troubled_run(tmp_path / "e" / "run_x")
+    found = run_memory(run, leave_out=["04_fold_training"])
+    assert found.usage["stage"].unique().sort().to_list() == ["01_data_index", "02_folds"]
+    assert found.events.is_empty()
+
+
+def test_an_empty_run_has_empty_findings(run: RunPaths) -> None:
+    found = run_memory(run)
+    assert found.peak is None
+    for frame in (found.usage, found.events, found.peaks, found.near_limit, found.growth, found.shortages):
+        assert frame.is_empty()
+    assert found.predictions.is_empty()
+    assert found.notes == ()

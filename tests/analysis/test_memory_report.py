@@ -1,0 +1,146 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.analysis.memory_report import main
+from fvc_lib.analysis.memory_text import BLOCKS, spark_line
+from fvc_lib.services.run_paths import RunPaths
+from tests.analysis.memory_story import StoryWriter, troubled_run
+
+
+def report(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def troubled(tmp_path: Path) -> RunPaths:
+    return troubled_run(tmp_path / "e" / "run_x")
+
+
+def test_a_run_is_explained_from_its_peak_to_what_to_change(troubled: RunPaths) -> None:
+    shown = report(troubled.root)
+    assert shown.exit_code == 0
+    for told in (
+        "Memory peaks at 1.93 GB of 2.00 GB allowed (96.5%), in 04_fold_training, fold 1, train.",
+        "Memory went above 90% of its budget twice, 6.0 s in all",
+        "Memory leaks: 92.0 MB more with every epoch in 04_fold_training, fold 0, train.",
+        "redone with micro-batch 4 instead of 8  memory/oom/04_fold_training_fold_1/oom_000002_backward.json",
+        "The prediction is off by more than 25% in 1 of 2 trainings",
+        "-p batch_size 4 saves the retries",
+    ):
+        assert told in shown.stdout, told
+    headings = ["Peak per phase", "Timeline", "Close to the limit", "Growth per epoch", "Out of memory",
+                "Prediction and measurement", "What to change"]  # fmt: skip
+    lines = shown.stdout.splitlines()
+    assert [line for line in lines if line in headings] == headings
+    assert "could not be read" not in shown.stdout
+
+
+def test_one_log_is_explained_with_the_events_beside_it(troubled: RunPaths) -> None:
+    log = troubled.memory("04_fold_training", 1)
+    shown = report(log)
+    assert "1 × out of memory" in shown.stdout
+    assert "fold 0" not in shown.stdout
+    same = report(troubled.memory_events("04_fold_training", 1)).stdout
+    assert same.splitlines()[1:] == shown.stdout.splitlines()[1:]
+    assert report(log.parent).stdout == report(troubled.root).stdout
+
+
+def test_a_log_alone_in_some_folder_is_enough(troubled: RunPaths, tmp_path: Path) -> None:
+    copy = tmp_path / "sent by mail.jsonl"
+    copy.write_bytes(troubled.memory("04_fold_training", 0).read_bytes())
+    shown = report(copy)
+    assert shown.exit_code == 0
+    assert "Memory leaks" in shown.stdout
+    assert "no preflight is recorded" in shown.stdout
+
+
+def test_a_torn_log_is_explained_and_what_is_lost_is_counted(troubled: RunPaths) -> None:
+    log = troubled.memory("04_fold_training", 0)
+    log.write_bytes(log.read_bytes()[:-40] + b"\n" + bytes(500) + b"\n" + b'{"timestamp":1}{"timestamp":2}\n')
+    shown = report(log)
+    assert shown.exit_code == 0
+    assert "3 lines of 73 could not be read" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x00" * 4096, b'{"step": 1, "metric": "loss"}\n' * 3, b"\x89PNG" + bytes(range(256)) * 9000, b"\n\n"]
+)
+def test_what_is_no_memory_log_is_refused_with_what_was_found(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_bytes(content)
+    shown = report(path)
+    assert shown.exit_code == 2
+    assert shown.stdout == ""
+    assert "is no memory log" in shown.stderr
+    assert "Give one of a run's memory/*.jsonl files" in shown.stderr
+
+
+def test_what_does_not_exist_or_is_no_run_is_refused(tmp_path: Path) -> None:
+    for path, told in ((tmp_path / "a b.jsonl", "no such file or folder"), (tmp_path, "is no run folder")):
+        shown = report(path)
+        assert (shown.exit_code, told in shown.stderr) == (2, True), shown.stderr
+    assert report().exit_code == 2
+    assert report(tmp_path, "--width", "3").exit_code == 2
+
+
+def test_a_log_that_was_only_just_opened_has_nothing_yet(tmp_path: Path) -> None:
+    path = RunPaths(tmp_path / "run_x").memory("02_folds")
+    path.parent.mkdir(parents=True)
+    path.touch()
+    for subject in (path, path.parents[1]):
+        shown = report(subject)
+        assert shown.exit_code == 0
+        assert "No memory samples are recorded." in shown.stdout
+
+
+def test_help_teaches_by_example() -> None:
+    shown = report("--help").stdout
+    assert "python -m fvc_lib.analysis.memory_report runs/demo/run_" in shown
+    assert "Exit codes: 0 reported, 2" in shown.replace("\n  ", " ")
+
+
+def test_it_needs_no_terminal_and_no_unicode(troubled: RunPaths) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "fvc_lib.analysis.memory_report", str(troubled.root)]
+    done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    shown = done.stdout.decode("ascii")
+    assert "Memory leaks" in shown
+    line = next(line for line in shown.splitlines() if "04_fold_training, fold 0  " in line and "@" in line)
+    assert "+" in line
+
+
+SAMPLES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1)), min_size=1, max_size=30)
+
+
+@given(SAMPLES, st.integers(1, 20))
+def test_a_line_of_blocks_is_the_highest_of_each_slice(samples: list[tuple[float, float]], width: int) -> None:
+    samples = sorted(samples)
+    end = samples[-1][0] or 1.0
+    wanted, last = "", samples[0][1]
+    for slot in range(width):
+        inside = [share for second, share in samples if min(int(second / end * width), width - 1) == slot]
+        last = max(inside, default=last)
+        wanted += next(block for number, block in enumerate(BLOCKS) if last * 8 <= number)
+    seconds, shares = np.array([s for s, _ in samples]), np.array([share for _, share in samples])
+    assert spark_line(seconds, shares, width) == wanted
+
+
+def test_something_that_happened_is_marked_below_its_moment(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "e" / "run_x")
+    writer = StoryWriter(run)
+    for second in range(40):
+        writer.sample(500)
+        if second == 19:
+            writer.event("near_limit").event("out_of_memory")
+    lines = report(run.root, "--width", "40").stdout.splitlines()
+    position = next(number for number, line in enumerate(lines) if "█" in line)
+    assert lines[position + 1].index("x") - lines[position].index("█") == 20
