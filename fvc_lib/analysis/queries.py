@@ -75,8 +75,8 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
     samples = memory_samples(runs)
     query = """
         SELECT run_id, stage, fold, count(*) AS num_samples,
-               CAST(max(greatest(rss_mb, CASE WHEN on_cpu THEN allocated_mb END)) * 1000000 AS BIGINT)
-                   AS peak_rss_bytes,
+               CAST(max(greatest(rss_mb, CASE WHEN on_cpu THEN greatest(allocated_mb, max_allocated_mb) END)) * 1000000
+                    AS BIGINT) AS peak_rss_bytes,
                CAST(max(CASE WHEN NOT on_cpu THEN greatest(allocated_mb, max_allocated_mb) END) * 1000000 AS BIGINT)
                    AS peak_device_bytes
         FROM (SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu FROM samples)

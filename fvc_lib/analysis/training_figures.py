@@ -7,7 +7,9 @@ import polars as pl
 from plotly.subplots import make_subplots
 
 from fvc_lib.analysis import theme
-from fvc_lib.analysis.wording import bytes_text, count_text, duration_text, figure_text, metric_name, number_text
+from fvc_lib.analysis.memory_findings import memory_usage
+from fvc_lib.analysis.memory_wording import megabytes_text, phase_text
+from fvc_lib.analysis.wording import count_text, duration_text, figure_text, metric_name, number_text
 
 _PANELS_PER_ROW = 3
 _SMALL = 7  # up to here a curve shows its points too
@@ -67,34 +69,32 @@ def memory_timeline_figure(samples: pl.DataFrame) -> go.Figure:
     Args:
         samples: rows of ``queries.memory_samples``.
     """
-    used = pl.max_horizontal("rss_mb", "allocated_mb")
-    rows = samples.with_columns(used.alias("used_mb")).filter(
-        pl.col("used_mb").is_not_null(), pl.col("seconds").is_not_null()
-    )
+    rows = memory_usage(samples).filter(~pl.col("between") & pl.col("seconds").is_not_null())
     if rows.is_empty():
         return theme.nothing_to_show("Memory over time", "No memory samples are recorded.")
     peak = rows.sort("used_mb", descending=True).row(0, named=True)
-    limit = rows["total_memory_mb"].min()
-    budget = f" of {bytes_text(float(limit) * 1e6)} allowed" if isinstance(limit, int | float) else ""
-    stages = rows.select("run_id", "stage", "fold").unique(maintain_order=True)
+    budget = f" of {megabytes_text(peak['budget_mb'])} allowed" if peak["budget_mb"] is not None else ""
+    series = rows.select("run_id", "stage", "fold", "place").unique(maintain_order=True)
+    num_stages = rows.select("run_id", "stage", "fold").n_unique()
+    num_samples = rows.filter(pl.col("place") == peak["place"]).height
     figure = theme.figure(
-        f"Memory peaks at {bytes_text(peak['used_mb'] * 1e6)}{budget}, in {_series_name(peak, rows)}",
-        f"{count_text(rows.height, 'sample')} of {count_text(stages.height, 'stage')}; process with its children",
+        f"Memory peaks at {megabytes_text(peak['used_mb'])}{budget}, in {_series_name(peak, rows)}",
+        f"{count_text(num_samples, 'sample')} of {count_text(num_stages, 'stage')}; process with its children",
     )
-    for position, stage in enumerate(stages.iter_rows(named=True)):
+    for position, stage in enumerate(series.iter_rows(named=True)):
         color, dash = theme.series_style(position)
         points = rows.filter(*(pl.col(name).eq_missing(pl.lit(value)) for name, value in stage.items()))
         figure.add_trace(
             go.Scatter(
                 x=points["seconds"].to_numpy(), y=points["used_mb"].to_numpy(), mode=_mode(points),
                 name=figure_text(_series_name(stage, rows)), line={"color": color, "dash": dash, "width": 1.8},
-                customdata=[figure_text(phase or "") for phase in points["phase"]],
+                customdata=[figure_text(phase_text(phase)) for phase in points["phase"]],
                 hovertemplate="%{y:.0f} MB after %{x:.0f} s<br>%{customdata}<extra></extra>",
             )
         )  # fmt: skip
-    figure.update_xaxes(title_text="Time since the stage's first sample (s)", rangemode="tozero")
+    figure.update_xaxes(title_text="Time the stage has been at work (s)", rangemode="tozero")
     figure.update_yaxes(title_text="Memory (MB)", rangemode="tozero")
-    figure.update_layout(showlegend=stages.height > 1)
+    figure.update_layout(showlegend=series.height > 1)
     return figure
 
 
@@ -146,6 +146,8 @@ def _series_name(row: dict[str, object], among: pl.DataFrame) -> str:
         parts.append(str(row["stage"]))
     if row["fold"] is not None:
         parts.append(f"fold {row['fold']}")
+    if "place" in among and among["place"].n_unique() > 1:
+        parts.append(str(row["place"]))
     return ", ".join(parts)
 
 

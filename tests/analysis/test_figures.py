@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
@@ -26,6 +27,7 @@ from fvc_lib.analysis.training_figures import (
 from fvc_lib.services import tables
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import RESULTS
+from tests.analysis.memory_story import StoryWriter
 
 
 def title(figure: go.Figure) -> str:
@@ -119,6 +121,20 @@ def test_the_best_run_is_named_among_several(make_run: Callable[..., RunPaths]) 
     figure = run_comparison_figure(queries.compare_runs([weak, good]).frame)
     assert title(figure).startswith(f"{good.run_id} has the highest ROC AUC")
     assert len(figure.data) == 2
+
+
+def test_memory_of_a_device_and_of_its_process_are_two_lines(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "e" / "run_x")
+    writer = StoryWriter(run)
+    for used in (2000, 6000, 4000):
+        writer.sample(700).sample(used, seconds=0, device="cuda:0", rss_mb=600)
+    figure = memory_timeline_figure(queries.memory_samples([run]).frame)
+    assert {trace.name: list(trace.y) for trace in figure.data} == {
+        "fold 0, cuda:0": [2000, 6000, 4000],
+        "fold 0, process": [700, 700, 700],
+    }
+    assert title(figure) == "Memory peaks at 6.00 GB of 2.00 GB allowed, in fold 0, cuda:0"
+    assert queries.memory_peaks([run]).frame["peak_rss_bytes"].item() == 700_000_000
 
 
 def test_panels_are_one_per_fold_and_share_one_legend(run: RunPaths) -> None:
