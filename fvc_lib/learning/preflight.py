@@ -195,7 +195,8 @@ def _looked_up_or_measured(
     reused, problem = True, ""
     undecided = found is not None and decision is None
     if found is None or (undecided and next_to_measure(found, footprint, planned, budget_bytes) is not None):
-        found, problem = _measured(request, footprint, budget_bytes, time_limit_seconds)
+        known = found or StepMeasurement()
+        found, problem = _measured(request, known, footprint, budget_bytes, time_limit_seconds)
         store.keep_measurement(key, described, found)
         reused = False
     if decision is None:
@@ -208,9 +209,9 @@ def _looked_up_or_measured(
 
 
 def _measured(
-    request: StepRequest, footprint: Footprint, budget_bytes: int, time_limit_seconds: float
+    request: StepRequest, known: StepMeasurement, footprint: Footprint, budget_bytes: int, time_limit_seconds: float
 ) -> tuple[StepMeasurement, str]:
-    """What the child process found, and why it found no more (empty when it was done)."""
+    """``known`` and what the child process found, and why it found no more (empty when it was done)."""
     try:
         with tempfile.TemporaryDirectory(prefix="fvc-preflight-") as folder:
             task_file, findings = Path(folder) / "request.pickle", Path(folder) / "findings.json"
@@ -222,15 +223,16 @@ def _measured(
                 "budget_bytes": budget_bytes,
                 "threads": torch.get_num_threads(),
                 "sys_path": sys.path,
+                "known": known.to_document(),
                 "device_free_bytes": _device_free_bytes(request),
             }
             (answer,) = run_isolated(_MEASURE, [item], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None)
             document = json.loads(findings.read_text()) if findings.exists() else None
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return StepMeasurement(), f"the task cannot be sent to another process: {error}"
+        return known, f"the task cannot be sent to another process: {error}"
     except (FvcError, OSError) as error:
-        return StepMeasurement(), str(error)
-    found = StepMeasurement() if document is None else StepMeasurement.from_document(document)
+        return known, str(error)
+    found = known if document is None else StepMeasurement.from_document(document)
     if answer.failure == "crashed" and found.attempting and answer.detail.startswith(_MEMORY_DEATHS):
         found = found.with_failure(found.attempting, answer.detail)
         return found, f"the measuring process died with micro-batch {max(found.failures)}: {answer.detail}"

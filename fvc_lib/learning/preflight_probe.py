@@ -73,10 +73,11 @@ class StepProbe:
         self._meter = meter_of(self._compute.device)
         self._reference = 0
 
-    def begin(self, device_free_bytes: int | None = None) -> StepMeasurement:
-        """What does not depend on the micro-batch.
+    def begin(self, known: StepMeasurement, device_free_bytes: int | None = None) -> StepMeasurement:
+        """``known`` with what does not depend on the micro-batch, measured anew.
 
         Args:
+            known: what was measured before under equal circumstances.
             device_free_bytes: free memory of the GPU before this process came; None elsewhere.
         """
         before = self._meter.now()
@@ -88,7 +89,7 @@ class StepProbe:
         window = next(_windows(self._request, 1))
         window_bytes = sum(tensor.nbytes for tensor in window.tensors.values())
         worker_bytes = _worker_bytes(self._request) if self._request.num_workers else 0
-        return StepMeasurement(max(0, first_use), window_bytes, worker_bytes)
+        return replace(known, first_use_bytes=max(0, first_use), window_bytes=window_bytes, worker_bytes=worker_bytes)
 
     def has_room(self, found: StepMeasurement, footprint: Footprint, micro_batch: int, budget_bytes: int) -> bool:
         """Whether a step fits beside the training process, which holds memory of its own meanwhile."""

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from fvc_lib.learning.preflight_plan import Footprint, next_to_measure
+from fvc_lib.learning.preflight_plan import Footprint, StepMeasurement, next_to_measure
 from fvc_lib.learning.preflight_probe import StepProbe, StepRequest
 from fvc_lib.services.atomic_files import write_json
 
@@ -25,7 +26,7 @@ def measure(item: Mapping[str, Any]) -> None:
     Args:
         item: ``request``, the path of a pickled StepRequest; ``findings``, the path of the JSON to write; ``footprint``
             of the training process; ``budget_bytes``; ``threads``; ``sys_path``, the training process's;
-            ``device_free_bytes``, on CUDA, before this process started.
+            ``device_free_bytes``, on CUDA, before this process started; ``known``, what was measured before.
     """
     _volunteer_to_be_killed()
     sys.path.extend(folder for folder in item["sys_path"] if folder not in sys.path)
@@ -34,11 +35,12 @@ def measure(item: Mapping[str, Any]) -> None:
     footprint, budget_bytes = Footprint(**item["footprint"]), int(item["budget_bytes"])
     planned, findings = request.largest_micro_batch, Path(item["findings"])
     probe = StepProbe(request)
-    found = probe.begin(item["device_free_bytes"])
+    found = probe.begin(StepMeasurement.from_document(item["known"]), item["device_free_bytes"])
     if request.compute.device.type != "cuda":
-        _limit_growth(max(_LEAST_ROOM_BYTES, budget_bytes - footprint.resident_bytes))
+        beside = psutil.Process().memory_info().rss
+        _limit_growth(max(_LEAST_ROOM_BYTES, budget_bytes - footprint.resident_bytes - beside))
     while (micro_batch := next_to_measure(found, footprint, planned, budget_bytes)) is not None:
-        if found.step_bytes and not probe.has_room(found, footprint, micro_batch, budget_bytes):
+        if micro_batch > 2 and not probe.has_room(found, footprint, micro_batch, budget_bytes):
             break  # it would fit alone, but not beside this process: the estimate stands
         write_json(findings, replace(found, attempting=micro_batch).to_document())
         found = probe.with_measured(found, micro_batch)

@@ -1,4 +1,4 @@
-"""Tasks that go wrong in a child process, where the preflight must survive them. Importable, so that they can be sent."""
+"""Tasks that go wrong in a child process, where the preflight must survive them; importable, so they can be sent."""
 
 from __future__ import annotations
 
