@@ -134,6 +134,7 @@ def test_one_class_only(tmp_path, make_video):
     assert_told_by_its_run(ended, "01_data_index", "DataError", *words)
 
 
+@pytest.mark.fault(7, 9)
 def test_no_readable_video(tmp_path):
     for label in ("real", "fake"):
         (tmp_path / "corpus" / label).mkdir(parents=True)
@@ -155,6 +156,7 @@ def test_no_label_of_the_vocabulary(tmp_path, make_video):
     assert_told_by_its_run(ended, "01_data_index", "DataError", *words)
 
 
+@pytest.mark.fault(35)
 def test_every_path_leaves_the_corpus(tmp_path, make_video):
     """The files are good videos of both labels, but not the corpus's own: none of them may be opened."""
     rows = []
@@ -204,6 +206,7 @@ def bad_rows(tmp_path_factory: pytest.TempPathFactory, make_video: MakeVideo) ->
     return use_corpus(write_manifest(folder / "corpus/list.csv", *good, *bad), folder)
 
 
+@pytest.mark.fault(35)
 def test_bad_rows_are_counted_and_the_run_goes_on_without_them(bad_rows):
     assert bad_rows.status.stages["01_data_index"].state == "done"
     reasons = {"duplicate_path": 2, "label_not_used": 2, "outside_corpus": 1}

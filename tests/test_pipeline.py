@@ -167,6 +167,7 @@ KILL_POINTS = ["01_data_index", "04_fold_training_fold_0", "05_kfold_results"]
 
 
 @pytest.mark.parametrize("stage", KILL_POINTS)
+@pytest.mark.fault(1)
 def test_a_run_killed_in_any_stage_ends_as_if_it_had_not_been(finished, corpus, tmp_path, stage):
     place = Place(tmp_path / "killed", corpus)
     victim = place.start()

@@ -105,6 +105,7 @@ def corpus(tmp_path: Path, make_video: MakeVideo) -> Path:
     return tmp_path / "corpus"
 
 
+@pytest.mark.fault(7, 8, 9)
 def test_every_broken_file_has_the_row_it_should(
     shared: Path, corpus: Path, index: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]
 ) -> None:
@@ -196,6 +197,7 @@ def exp_golomb(number: int) -> str:
     return "0" * (len(binary) - 1) + binary
 
 
+@pytest.mark.fault(7)
 def test_absurd_numbers_of_frames_are_corrupt_at_once(tmp_path: Path, make_video: MakeVideo) -> None:
     """Samples of one byte, all in the first chunk: as many as ffmpeg makes an index for."""
     content = bytearray(make_video(tmp_path / "a.mp4", 1).read_bytes())
@@ -253,6 +255,7 @@ IMPOSTORS = {
 }
 
 
+@pytest.mark.fault(9)
 def test_what_is_no_video_is_called_what_it_is(
     corpus: Path, index: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]
 ) -> None:
@@ -279,6 +282,7 @@ def test_metadata_of_any_bytes_is_no_obstacle(
     assert rejected.is_empty()
 
 
+@pytest.mark.fault(14)
 def test_a_file_without_permission_is_a_row_with_its_own_remedy(tmp_path: Path, make_video: MakeVideo) -> None:
     path = make_video(tmp_path / "denied.mp4", 5)
     path.chmod(0)

@@ -122,6 +122,7 @@ def test_every_video_is_described(corpus: Path, build: Built) -> None:
     assert build.seen == [(done, 6) for done in range(7)]
 
 
+@pytest.mark.fault(31)
 def test_equal_stems_in_different_folders_are_different_videos(corpus: Path, build: Built) -> None:
     build(corpus)
     assert build.index.filter(pl.col("path").str.ends_with("clip0.mp4"))["video_id"].n_unique() == 2
@@ -203,6 +204,7 @@ def write_audio(path: Path) -> None:
         container.mux(stream.encode())
 
 
+@pytest.mark.fault(8, 9)
 def test_a_file_that_fails_is_a_row_with_a_reason(corpus: Path, make_video: MakeVideo, build: Built) -> None:
     (corpus / "real/empty.mp4").touch()
     (corpus / "real/page.mp4").write_text("<html>not found</html>")
@@ -224,6 +226,7 @@ def test_a_file_that_fails_is_a_row_with_a_reason(corpus: Path, make_video: Make
     assert sum(report.rejected.values()) == 5
 
 
+@pytest.mark.fault(14)
 def test_a_file_without_permission_is_a_row(
     corpus: Path, make_video: MakeVideo, build: Built, probe_function: str
 ) -> None:
@@ -246,6 +249,7 @@ def test_a_crash_and_a_hang_cost_one_file_each(
     assert (report.num_indexed, report.num_known) == (8, 6)
 
 
+@pytest.mark.fault(30)
 def test_names_of_any_bytes_go_through_the_tables(tmp_path: Path, make_video: MakeVideo, build: Built) -> None:
     names = [
         b"a 'b' \"c\".mp4",
@@ -308,6 +312,7 @@ class TestRefusals:
         with pytest.raises(DataError, match=r"no usable labelled video \(nothing rejected\).*Put videos into it"):
             build(tmp_path)
 
+    @pytest.mark.fault(7)
     def test_too_many_rejected(self, corpus: Path, build: Built) -> None:
         (corpus / "real/bad.mp4").touch()
         with pytest.raises(DataError, match=r"14% of the labelled videos .* at most 10% .*1 x unreadable") as caught:
@@ -386,6 +391,7 @@ class TestContinuing:
 
 
 @given(st.lists(st.text("ab", min_size=10, max_size=10), max_size=12, unique=True), st.integers(1, 10))
+@pytest.mark.fault(32)
 def test_video_ids_are_distinct_prefixes(contents: list[str], length: int) -> None:
     ids = video_ids(contents, length)
     assert set(ids) == set(contents)
@@ -412,6 +418,7 @@ def test_the_real_manifest(shared: Path, build: Built) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fault(7)
 def test_damaged_real_files(shared: Path, make_video: MakeVideo, tmp_path: Path, build: Built) -> None:
     shutil.copytree(shared / "media/broken", tmp_path / "corpus/fake")
     make_video(tmp_path / "corpus/real/a.mp4", 1)

@@ -140,6 +140,7 @@ def test_a_notebook_that_dies_is_told_truthfully(make_project, source, code, wor
     assert project.execute(run)[0] == 0
 
 
+@pytest.mark.fault(25, 26)
 def test_a_second_process_on_one_run_is_refused_by_name(make_project):
     project = make_project(one=[ONE])
     run = project.begin()
@@ -197,6 +198,7 @@ def kernel_of(runner: subprocess.Popen[str]) -> psutil.Process:
     return next(p for p in psutil.Process(runner.pid).children() if "ipykernel_launcher" in " ".join(p.cmdline()))
 
 
+@pytest.mark.fault(1)
 def test_a_killed_runner_takes_its_kernel_along_and_its_run_goes_on(make_project):
     project = make_project(one=[ONE], two=[SLOW, TWO])
     run = project.begin()

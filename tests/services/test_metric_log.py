@@ -6,17 +6,15 @@ import errno
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fvc_lib.services.metric_log import COLUMNS, JsonLines, MetricLog
+from tests.faults.disks import SmallDisk, limited_files, small_tmpfs
 
 
 def read(path):
@@ -61,48 +59,12 @@ def test_a_process_that_is_killed_has_lost_no_line_it_appended(tmp_path):
     assert [row["i"] for row in read(path)] == list(range(500))
 
 
-@dataclass(frozen=True)
-class SmallDisk:
-    """A folder, how to make its disk take no more than a few pages, and how to make room again."""
-
-    folder: Path
-    fill: Callable[[], None]
-    make_room: Callable[[], None]
-
-
-def fill_with(ballast: Path) -> None:
-    with ballast.open("ab", buffering=0) as stream, suppress(OSError):
-        while True:
-            stream.write(bytes(4096))
-    assert os.statvfs(ballast).f_bavail == 0
-
-
-def limit_file_size(num_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-
 @pytest.fixture(params=["a full disk", "a file at its size limit"])
 def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk]:
     """A real tmpfs where this process may mount one; a real limit on the size of files everywhere."""
-    if request.param == "a full disk":
-        folder = tmp_path / "disk"
-        folder.mkdir()
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], capture_output=True, check=False
-        )
-        if mounted.returncode:
-            pytest.skip(f"may not mount: {mounted.stderr.decode().strip()}")
-        ballast = folder / "ballast"
-        try:
-            yield SmallDisk(folder, lambda: fill_with(ballast), ballast.unlink)
-        finally:
-            subprocess.run(["umount", str(folder)], check=True)
-    else:
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        try:
-            yield SmallDisk(tmp_path, lambda: limit_file_size(4096), lambda: limit_file_size(before))
-        finally:
-            limit_file_size(before)
+    full = request.param == "a full disk"
+    with small_tmpfs(tmp_path / "disk") if full else limited_files(tmp_path) as disk:
+        yield disk
 
 
 def log_steps(log: MetricLog, steps: range) -> None:

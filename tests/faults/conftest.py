@@ -1,0 +1,107 @@
+"""What the tests of faults share: small real trainings, and one that was never disturbed to compare with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.learning.fold_training import train_fold
+from fvc_lib.services.checkpoints import BEST
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.run_paths import RunPaths
+from tests.learning.conftest import TinyTraining, list_log, tiny_training
+
+__all__ = ["list_log", "tiny_training"]
+ROOT = Path(__file__).parents[2]
+STAGE = "04_fold_training"
+# One real training process, with the signals of a job's end handled as a notebook's kernel handles them. What else
+# happens to it is in the code given as the third argument.
+CHILD = """
+import signal, sys
+from pathlib import Path
+from fvc_lib.learning.fold_training import train_fold
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.run_paths import RunPaths
+
+paths, attempt = RunPaths(Path(sys.argv[1])), int(sys.argv[4])
+asked = []
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, frame: asked.append(number))
+exec(sys.argv[3])
+try:
+    with MetricLog(paths.metrics("04_fold_training", 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
+        config = RunConfig.model_validate_json(sys.argv[2])
+        train_fold(paths, config, 0, metric_log=log, attempt=attempt, stop=lambda: bool(asked))
+except FvcError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+def train_in_child(tiny: TinyTraining, attempt: int, disturbance: str = "") -> subprocess.CompletedProcess[str]:
+    """Train fold 0 in a process of its own, in which ``disturbance`` was executed before."""
+    command = [sys.executable, "-c", CHILD, str(tiny.paths.root), tiny.config.model_dump_json(), disturbance]
+    return subprocess.run([*command, str(attempt)], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training leaves behind, as far as an undisturbed one must leave the same."""
+
+    predictions: bytes
+    weights: tuple[bytes, ...]
+    metrics: dict[tuple[object, ...], tuple[object, object]]
+
+
+def result_of(paths: RunPaths) -> Result:
+    """Of fold 0 in ``paths``; lines that several attempts wrote must agree and count once."""
+    metrics: dict[tuple[object, ...], tuple[object, object]] = {}
+    for line in paths.metrics(STAGE, 0).read_text().splitlines():
+        row = json.loads(line)
+        key, value = (row["step"], row["epoch"], row["phase"], row["metric"]), (row["value"], row["flag"])
+        assert metrics.setdefault(key, value) == value, key
+    return Result(
+        paths.predictions(0).read_bytes(),
+        tuple((folder / BEST).read_bytes() for folder in (paths.fold_checkpoints(0), paths.control_checkpoints(0))),
+        metrics,
+    )
+
+
+@pytest.fixture
+def tiny(tiny_training: TinyTraining) -> TinyTraining:
+    """Two epochs and two of the control, without a measurement before them."""
+    return tiny_training.with_config(memory_preflight=False, epochs=2)
+
+
+@pytest.fixture(scope="session")
+def known_results() -> dict[str, Result]:
+    """Undisturbed trainings by configuration: each is trained once, since the folder changes nothing."""
+    return {}
+
+
+@pytest.fixture
+def undisturbed(tiny: TinyTraining, known_results: dict[str, Result], tmp_path: Path) -> Result:
+    """The same training in a folder of its own, with nothing going wrong."""
+    key = tiny.config.model_dump_json(exclude={"cache_dir"})
+    if key not in known_results:
+        paths = elsewhere(tiny, tmp_path / "undisturbed" / "run_9")
+        with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0) as log:
+            train_fold(paths, tiny.config, 0, metric_log=log)
+        known_results[key] = result_of(paths)
+    return known_results[key]
+
+
+def elsewhere(tiny: TinyTraining, root: Path) -> RunPaths:
+    """Another run folder with the same tables."""
+    paths = RunPaths(root)
+    paths.tables.mkdir(parents=True)
+    for table in (tiny.paths.folds, tiny.paths.augmented_metadata):
+        (paths.tables / table.name).write_bytes(table.read_bytes())
+    return paths

@@ -1,0 +1,77 @@
+"""Row 27: the time of day jumps back by an hour again and again; nothing but the time stamps notices."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fvc_lib.analysis.queries import learning_curves
+from fvc_lib.execution.status import read_status
+from fvc_lib.learning.fold_training import train_fold
+from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.metric_log import MetricLog
+from tests.execution.conftest import Project, make_project
+from tests.faults.conftest import STAGE, result_of
+
+__all__ = ["make_project"]
+
+
+@pytest.fixture
+def falling_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """``time.time`` of this process jumps back by an hour at every tenth call; returns what it told."""
+    real, told = time.time, []
+
+    def fall() -> float:
+        told.append(real() - 3600 * (len(told) // 10))
+        return told[-1]
+
+    monkeypatch.setattr(time, "time", fall)
+    monkeypatch.setattr(
+        time, "gmtime", lambda seconds=None, real=time.gmtime: real(fall() if seconds is None else seconds)
+    )
+    return told
+
+
+@pytest.mark.fault(27)
+def test_training_logging_and_resuming_do_not_care(tiny, undisturbed, falling_clock):
+    for attempt, steps in ((1, 7), (2, 1_000_000)):
+        asked = iter(range(1_000_000))
+        with MetricLog(tiny.paths.metrics(STAGE, 0), run_id=tiny.paths.run_id, fold=0, attempt=attempt) as log:
+            try:
+                outcome = train_fold(
+                    tiny.paths, tiny.config, 0, metric_log=log, attempt=attempt,
+                    stop=lambda asked=asked, steps=steps: next(asked) >= steps,
+                )  # fmt: skip
+            except StoppedError:
+                assert attempt == 1
+    assert falling_clock[-1] < falling_clock[0] - 3600
+    assert result_of(tiny.paths) == undisturbed
+    assert 0 < outcome.training.seconds < 3600
+    stamps = [json.loads(line)["ts"] for line in tiny.paths.metrics(STAGE, 0).read_text().splitlines()]
+    assert stamps != sorted(stamps)
+    answer = learning_curves([tiny.paths], metrics=["loss"], phases=["train"])
+    steps = answer.frame["step"].to_list()
+    assert answer.notes == ()
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+
+
+@pytest.mark.fault(27)
+def test_a_run_s_durations_are_true_and_its_stages_are_still_known_to_be_finished(
+    make_project: Callable[..., Project], falling_clock
+):
+    project = make_project(one=["output('one', '')"], two=["output('two', '')"])
+    run = project.begin()
+    for _ in range(30):
+        time.time()
+    code, status, shown = project.execute(run)
+    assert code == 0, shown
+    stages = status.stages.values()
+    assert all(0 < stage.duration_seconds < 600 for stage in stages)
+    assert sum(stage.duration_seconds for stage in stages) <= status.duration_seconds < 600
+    assert status.finished_utc < status.started_utc  # so much for the time of day
+    assert [planned.run for planned in project.plan(run)] == [False, False]
+    assert project.execute(run)[0] == 0
+    assert read_status(run).state == "done"

@@ -1,0 +1,101 @@
+"""Row 23: what a power cut, a full disk or a second writer leaves of a log; good lines are kept, bad ones counted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.analysis.queries import learning_curves
+from fvc_lib.analysis.records import Answer
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.run_paths import RunPaths
+
+STAGE = "04_fold_training"
+NUM_LINES = 20
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path / "runs" / "e" / "run_20260101_000000_aaaaaaaa")
+
+
+def write(run: RunPaths, steps: range, attempt: int = 1) -> Path:
+    path = run.metrics(STAGE, 0)
+    with MetricLog(path, run_id=run.run_id, fold=0, attempt=attempt) as log:
+        for step in steps:
+            log.log(step=step, epoch=1, phase="train", metrics={"loss": step / 7})
+    return path
+
+
+def read(run: RunPaths) -> tuple[Answer, int]:
+    """The curves, and how many lines they say were left out."""
+    answer = learning_curves([run])
+    counts = [re.match(r"([\d,]+) lines? of", note) for note in answer.notes]
+    return answer, sum(int(count[1].replace(",", "")) for count in counts if count)
+
+
+def assert_steps(answer: Answer, steps: list[int]) -> None:
+    assert answer.frame.select("step", "value").rows() == [(step, step / 7) for step in steps]
+
+
+@pytest.mark.fault(23)
+def test_a_line_torn_at_any_byte_costs_itself_and_the_next_attempt_is_whole(run, tally):
+    whole = write(run, range(NUM_LINES)).read_bytes()
+    start = whole[:-1].rindex(b"\n") + 1
+    for cut in range(start + 1, len(whole) - 1):
+        path = run.metrics(STAGE, 0)
+        path.write_bytes(whole[:cut])
+        write(run, range(NUM_LINES - 1, NUM_LINES + 3), attempt=2)
+        assert path.read_bytes().startswith(whole[:cut] + b"\n{")
+        if (cut - start) % 16 == 0:  # reading costs more than tearing
+            answer, bad = read(run)
+            assert bad == 1, cut
+            assert_steps(answer, list(range(NUM_LINES + 3)))
+            assert run.metrics(STAGE, 0).name in answer.notes[0]
+        tally.add(survived=1)
+
+
+@pytest.mark.fault(23)
+@pytest.mark.parametrize("kept", [0, 1, 57])
+def test_a_tail_of_nuls_costs_the_lines_it_replaced(run, kept):
+    """As a file system leaves it that had noted the size, but not yet the content, when the power went."""
+    path = write(run, range(NUM_LINES))
+    lines = path.read_bytes().splitlines(keepends=True)
+    good = b"".join(lines[:-3])
+    rest = b"".join(lines[-3:])
+    path.write_bytes(good + rest[:kept] + bytes(len(rest) - kept))
+    answer, bad = read(run)
+    assert bad == 1
+    assert_steps(answer, list(range(NUM_LINES - 3)))
+    write(run, range(NUM_LINES - 3, NUM_LINES), attempt=2)
+    answer, bad = read(run)
+    assert bad == 1
+    assert_steps(answer, list(range(NUM_LINES)))
+
+
+@pytest.mark.fault(23)
+def test_nuls_in_the_middle_and_glued_lines_cost_themselves_alone(run):
+    path = write(run, range(NUM_LINES))
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[4] = bytes(len(lines[4]) - 1) + b"\n"
+    lines[9] = lines[9].rstrip(b"\n")  # glued to the tenth
+    lines[15] = lines[15][:30] + lines[16]  # torn, and the next written behind it
+    del lines[16]
+    path.write_bytes(b"".join(lines))
+    answer, bad = read(run)
+    assert bad == 3
+    assert_steps(answer, [step for step in range(NUM_LINES) if step not in {4, 9, 10, 15, 16}])
+
+
+@pytest.mark.fault(23)
+def test_one_bad_log_hides_no_other(run):
+    write(run, range(NUM_LINES))
+    other = run.metrics(STAGE, 1)
+    other.write_bytes(bytes(4096))
+    answer, bad = read(run)
+    assert bad == 1
+    assert other.name in answer.notes[0]
+    assert answer.frame.filter(pl.col("fold") == 0).height == NUM_LINES
