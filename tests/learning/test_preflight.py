@@ -28,19 +28,27 @@ def troubled(trouble, from_size, micro_batch=8):
     return StepRequest(TroubledTask(trouble, from_size), micro_batch, effective_batch_size=16, device="cpu")
 
 
-def check(request, budget=PLENTY, store=None, **settings):
-    baseline = psutil.Process().memory_info().rss
-    return preflight(request, budget=budget, baseline_bytes=baseline, store=store, **settings)
+def check(request, budget=PLENTY, store=None, baseline_bytes=None, **settings):
+    baseline_bytes = baseline_bytes or psutil.Process().memory_info().rss
+    return preflight(request, budget=budget, baseline_bytes=baseline_bytes, store=store, **settings)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
 def request_of_video_task(tmp_path):
-    config = RunConfig(cache_dir=str(tmp_path / "cache"), num_frames=8, fixed_size=112)
+    config = RunConfig(cache_dir=str(tmp_path / "cache"), num_frames=6, fixed_size=112)
     store = ClipStore.of(config)
-    for number in range(16):
+    for number in range(8):
         store.write(f"video{number}", 0, np.full(store.shape, number, np.uint8))
-    clips = ClipDataset(store, [ClipRow(f"video{number}", 0, number % 2) for number in range(16)])
-    return StepRequest(VideoTask(clips, clips, model="r2plus1d", weights=(1, 1)), 8, 16, device="cpu")
+    clips = ClipDataset(store, [ClipRow(f"video{number}", 0, number % 2) for number in range(8)])
+    return StepRequest(VideoTask(clips, clips, model="r2plus1d", weights=(1, 1)), 8, 8, device="cpu")
 
 
 def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(request_of_video_task, tmp_path):
@@ -52,12 +60,11 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
     assert steps[1] < steps[2] < steps[8]
     assert roomy.message().endswith("with micro-batch 8, within the budget of 1099.51 GB (plenty).")
 
-    tight = MemoryBudget(roomy.predicted_peak_bytes - (steps[8] - steps[2]) // 2, "by design")
-    lowered = check(request_of_video_task, tight, store)
-    assert lowered.micro_batch in (2, 4)
-    assert lowered.fits
-    assert lowered.planned_peak_bytes > tight.total_bytes >= lowered.predicted_peak_bytes
-    assert f"lowered to {lowered.micro_batch}" in lowered.message()
+    room_for_two = roomy.predicted_peak_bytes - steps[8] + steps[2] + (steps[8] - steps[2]) // 6
+    lowered = check(request_of_video_task, MemoryBudget(room_for_two, "by design"), store, roomy.baseline_bytes)
+    assert (lowered.micro_batch, lowered.fits, lowered.reused) == (2, True, True)
+    assert lowered.planned_peak_bytes > room_for_two >= lowered.predicted_peak_bytes
+    assert "lowered to 2" in lowered.message()
     assert "(by design)" in lowered.message()
 
     hopeless = check(request_of_video_task, MemoryBudget(roomy.baseline_bytes, "by design"), store)
@@ -89,11 +96,12 @@ def test_a_child_that_the_system_kills_is_a_finding():
 
 
 @pytest.mark.parametrize(
-    ("trouble", "why"), [("raise", "ValueError: this task is broken"), ("hang", "no answer within 6 s")]
+    ("trouble", "why"), [("raise", "ValueError: this task is broken"), ("hang", "no answer within 2 s")]
 )
 def test_a_child_that_fails_or_hangs_leaves_the_plan_as_it_was(tmp_path, trouble, why):
     store = tmp_path / "preflight.json"
-    report = check(troubled(trouble, from_size=1), store=store, time_limit_seconds=6.0)
+    limit = 2.0 if trouble == "hang" else 60.0
+    report = check(troubled(trouble, from_size=1), store=store, time_limit_seconds=limit)
     assert (report.micro_batch, report.predicted_peak_bytes, report.fits) == (8, None, False)
     assert "could not be measured" in report.message()
     assert why in report.message()
@@ -133,7 +141,7 @@ def test_whatever_decides_a_step_s_memory_asks_for_a_new_measurement(request_of_
         seen.append(described)
 
     note(request)
-    note(replace(request, effective_batch_size=8))
+    note(replace(request, effective_batch_size=4))
     note(replace(request, gradient_checkpointing=True))
     note(replace(request, num_workers=1))
     data = request.task.training_data
@@ -161,13 +169,12 @@ def test_a_model_that_cannot_be_built_without_memory_is_built_and_draws_nothing(
     assert torch.get_rng_state().equal(before)
 
 
-@pytest.mark.parametrize("model", ["frame_cnn", "r2plus1d"])
-def test_the_predicted_peak_is_within_a_quarter_of_what_a_training_takes(model):
-    case = {"model": model, "num_frames": 8, "fixed_size": 112, "micro_batch": 8, "num_videos": 32}
+def test_the_predicted_peak_is_within_a_quarter_of_what_a_training_takes():
+    case = {"model": "frame_cnn", "num_frames": 8, "fixed_size": 128, "micro_batch": 8, "num_videos": 16}
     command = [sys.executable, str(ROOT / "benchmarks" / "preflight.py"), "--case", json.dumps(case)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["measured"] > result["baseline"]
+    assert result["measured"] > 1.3 * result["baseline"]
     assert result["predicted"] == pytest.approx(result["measured"], rel=0.25)
