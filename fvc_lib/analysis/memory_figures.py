@@ -142,9 +142,9 @@ def prediction_figure(found: MemoryFindings) -> go.Figure:
 
 
 def _pad_flat_range(figure: go.Figure, values: pl.Series) -> None:
-    """A flat series must look flat: at least a tenth of its height is shown."""
+    """A flat series must look flat: at least a quarter of its height is shown."""
     low, high = float(values.min()), float(values.max())  # type: ignore[arg-type]  # numbers, as the query gave them
-    pad = max(0.05 * (high - low), 0.05 * high - 0.5 * (high - low))
+    pad = max(0.05 * (high - low), (0.25 * high - (high - low)) / 2)
     figure.update_yaxes(range=[max(low - pad, 0), high + pad])
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from fvc_lib.analysis.queries import memory_events, memory_samples
-from fvc_lib.analysis.records import Answer, ask
+from fvc_lib.analysis.memory_logs import read_events
+from fvc_lib.analysis.queries import memory_samples
+from fvc_lib.analysis.records import Answer, ask, log_files
 from fvc_lib.analysis.trend import growth
 from fvc_lib.services.run_paths import RunPaths
 
@@ -63,7 +64,8 @@ def run_memory(run: RunPaths, *, leave_out: Collection[str] = ()) -> MemoryFindi
         run: the run.
         leave_out: stages that do not count, such as the one that asks.
     """
-    samples, events = memory_samples([run]), memory_events([run])
+    samples = memory_samples([run])
+    events = read_events(log_files(run, "memory/events"), samples.frame)
     if not leave_out:
         return find(samples, events)
     kept = ~pl.col("stage").is_in(list(leave_out))

@@ -25,7 +25,8 @@ _EVENT_STYLES = {
     "disk_full": ("hourglass", theme.NOT_ABOVE_CONTROL),
 }
 _QUIET_KINDS = ("policy", "preflight")  # said at every start; no mark on the timeline
-_MOST_POINTS = 1200  # per stage and place; more cannot be told apart
+_MOST_POINTS = 3000  # of the whole figure; more cannot be told apart
+_FEWEST_POINTS = 200  # of each stage all the same
 _LETTER_SHARE = 0.0085  # of the timeline's width that a letter of a stage's name takes
 
 
@@ -40,18 +41,19 @@ def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
     finding = f"Memory over {duration_text(total)} of work: {_course(found, rows)}"
     counted = f"{count_text(len(bands), 'stage')} end to end, {count_text(marked.height, 'event')}"
     figure.update_layout(theme.figure(finding, counted + far_budget_text(found), height=440).layout)
+    most = max(_FEWEST_POINTS, _MOST_POINTS // len(bands))
     for number, place in enumerate(rows["place"].unique(maintain_order=True)):
         color, dash = (theme.MODEL, "solid") if place == PROCESS else theme.series_style(number)
         named = False
         for stage, start, _ in bands:
             # A killed process has given everything back before the next attempt begins: the line breaks there.
             for points in rows.filter(_same(stage), pl.col("place") == place).partition_by("attempt"):
-                line = _course_line(_thinned(points), start, place, color, dash)
+                line = _course_line(_thinned(points, most), start, place, color, dash)
                 figure.add_trace(line.update(showlegend=not named), 1, 1)
                 named = True
     for number, (stage, start, end) in enumerate(bands):
         _draw_band(figure, stage, (start, end), total, shaded=number % 2 == 0, many=len(bands) > 1)
-    _draw_phases(figure, rows, bands)
+    _draw_phases(figure, rows, bands, most)
     _draw_events(figure, marked, rows, bands)
     draw_budget(figure, found, horizontal=True)
     figure.update_yaxes(title_text="Memory (MB)", rangemode="tozero", row=1)
@@ -106,9 +108,9 @@ def _course_line(points: pl.DataFrame, start: float, place: str, color: str, das
     )  # fmt: skip
 
 
-def _thinned(points: pl.DataFrame) -> pl.DataFrame:
-    """At most ``_MOST_POINTS`` of them, of neighbours always the highest."""
-    every = -(-points.height // _MOST_POINTS)
+def _thinned(points: pl.DataFrame, most: int) -> pl.DataFrame:
+    """At most ``most`` of them, of neighbours always the highest."""
+    every = -(-points.height // most)
     if every <= 1:
         return points
     bucket = pl.int_range(pl.len()) // every
@@ -133,11 +135,11 @@ def _draw_band(
     )  # fmt: skip
 
 
-def _draw_phases(figure: go.Figure, rows: pl.DataFrame, bands: Sequence[Band]) -> None:
+def _draw_phases(figure: go.Figure, rows: pl.DataFrame, bands: Sequence[Band], most: int) -> None:
     """A phase lasts from its first sample to the first of the next."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for stage, start, end in bands:
-        inside = rows.filter(_same(stage)).unique("line", keep="first", maintain_order=True).sort("line")
+        inside = _thinned(rows.filter(_same(stage)).unique("line", keep="first").sort("line"), most)
         runs = inside.with_columns(pl.col("phase").rle_id().alias("run")).group_by("run", maintain_order=True)
         firsts = runs.agg(pl.col("phase").first(), pl.col("seconds").first())
         begins = [start, *(start + second for second in firsts["seconds"][1:])]
@@ -155,28 +157,32 @@ def _draw_phases(figure: go.Figure, rows: pl.DataFrame, bands: Sequence[Band]) -
 
 
 def _draw_events(figure: go.Figure, events: pl.DataFrame, rows: pl.DataFrame, bands: Sequence[Band]) -> None:
+    """Marks at an event's moment and at the height that the line has there."""
+    placed = pl.concat([events.clear().with_columns(x=pl.lit(0.0), y=pl.lit(0.0)), *_placed(events, rows, bands)])
     # The gravest last, over what followed from it at the same moment.
-    gravity = [kind for kind in reversed(_EVENT_STYLES) if kind in events["kind"]]
-    others = [kind for kind in events["kind"].unique(maintain_order=True) if kind not in _EVENT_STYLES]
+    gravity = [kind for kind in reversed(_EVENT_STYLES) if kind in placed["kind"]]
+    others = [kind for kind in placed["kind"].unique(maintain_order=True) if kind not in _EVENT_STYLES]
     for kind in (*others, *gravity):
-        x: list[float] = []
-        y: list[float] = []
-        told: list[str] = []
-        for event in events.filter(pl.col("kind") == kind).iter_rows(named=True):
-            for stage, start, _ in bands:
-                if all(event[key] == value for key, value in stage.items()):
-                    nearest = rows.filter(_same(stage)).sort((pl.col("seconds") - event["seconds"]).abs())
-                    x.append(start + event["seconds"])
-                    y.append(nearest["used_mb"][0])
-                    told.append(figure_text(event["message"]))
+        same = placed.filter(pl.col("kind") == kind)
         symbol, color = _EVENT_STYLES.get(kind, ("circle-open", theme.NEUTRAL))
         figure.add_trace(
             go.Scatter(
-                x=x, y=y, mode="markers", name=figure_text(kind.replace("_", " ")), customdata=told,
+                x=same["x"].to_list(), y=same["y"].to_list(), mode="markers", name=figure_text(kind.replace("_", " ")),
+                customdata=[figure_text(message) for message in same["message"]],
                 marker={"symbol": symbol, "size": 11, "color": color, "line": {"width": 1, "color": "white"}},
                 hovertemplate="%{customdata}<extra></extra>",
             ), 1, 1,
         )  # fmt: skip
+
+
+def _placed(events: pl.DataFrame, rows: pl.DataFrame, bands: Sequence[Band]) -> list[pl.DataFrame]:
+    """The events of each band with ``x`` and ``y``; those of a stage without samples have no place."""
+    placed = []
+    for stage, start, _ in bands:
+        line = rows.filter(_same(stage)).select("seconds", y="used_mb").sort("seconds")
+        own = events.filter(_same(stage)).with_columns(x=start + pl.col("seconds")).sort("seconds")
+        placed.append(own.join_asof(line, on="seconds", strategy="nearest"))
+    return placed
 
 
 def _epoch_text(epoch: int | None) -> str:
