@@ -151,7 +151,10 @@ def _write_reports(recording: AllocationRecording) -> None:
 def _run_memray(*arguments: str) -> str | None:
     """What the command printed; None, and a warning, when it failed."""
     command = [sys.executable, "-P", "-m", "memray", *arguments]
-    environment = {**os.environ, "COLUMNS": _TABLE_COLUMNS}
+    # A Jupyter kernel asks all its children for colours, which in a file are noise.
+    colours = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    kept = {name: value for name, value in os.environ.items() if name not in colours}
+    environment = {**kept, "COLUMNS": _TABLE_COLUMNS, "NO_COLOR": "1", "TERM": "dumb"}
     try:
         done = subprocess.run(
             command,

@@ -30,8 +30,9 @@ def test_without_memray_the_remedy_is_named_before_any_work(tmp_path, monkeypatc
     assert not (tmp_path / "profiles").exists()
 
 
-def test_a_recording_names_who_held_the_peak_on_every_thread_and_needs_no_network(tmp_path, caplog):
+def test_a_recording_names_who_held_the_peak_on_every_thread_and_needs_no_network(tmp_path, caplog, monkeypatch):
     pytest.importorskip("memray")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a Jupyter kernel
     with caplog.at_level(logging.INFO), recorded_allocations(tmp_path, CPU) as recording:
         held = []
         thread = threading.Thread(target=lambda: held.append(hold_forty_megabytes()))
@@ -41,6 +42,7 @@ def test_a_recording_names_who_held_the_peak_on_every_thread_and_needs_no_networ
     assert recording.path.name == f"memray_{os.getpid()}_0.bin"
     table = recording.summary.read_text()
     assert re.search(r"hold_forty_megabytes.*80\.0\d\dMB", table), table
+    assert "\x1b" not in table
     page = recording.flamegraph.read_text()
     assert "hold_forty_megabytes" in page
     assert re.findall(r"""<(?:script|link|img)[^>]*(?:src|href)=["']?https?:""", page) == []

@@ -96,7 +96,8 @@ def test_a_child_that_the_system_kills_is_a_finding():
 
 
 @pytest.mark.parametrize(
-    ("trouble", "why"), [("raise", "ValueError: this task is broken"), ("hang", "no answer within 2 s")]
+    ("trouble", "why"),
+    [("raise", "ValueError: broken in a process with oom_score_adj 1000"), ("hang", "no answer within 2 s")],
 )
 def test_a_child_that_fails_or_hangs_leaves_the_plan_as_it_was(tmp_path, trouble, why):
     store = tmp_path / "preflight.json"
