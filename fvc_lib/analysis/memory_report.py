@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from fvc_lib.analysis.headline import run_parameters
+from fvc_lib.analysis.memory_contexts import largest_tensors
 from fvc_lib.analysis.memory_findings import MemoryFindings, find, run_memory
 from fvc_lib.analysis.memory_logs import read_events, read_samples
 from fvc_lib.analysis.memory_text import BLOCKS, PLAIN_BLOCKS, report_lines
@@ -22,10 +23,10 @@ _SNIFFED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Subject:
-    """What is reported on: its findings, the parameters of its run (empty where they are not known), and its name."""
+    """What is reported on: findings, the run they belong to (which may hold nothing else), and a title."""
 
     found: MemoryFindings
-    asked: dict[str, object]
+    run: RunPaths
     title: str
 
 
@@ -53,7 +54,7 @@ def open_subject(path: Path) -> Subject:
         raise UsageError(
             f"{_shown(samples_path)} is no memory log: no line of it is a memory sample. {counted} {_WANTED}"
         )
-    return Subject(found, run_parameters(run), f"Memory of {_shown(path)}")
+    return Subject(found, run, f"Memory of {_shown(path)}")
 
 
 _WANTED = "Give one of a run's memory/*.jsonl files, or the run folder."
@@ -64,7 +65,7 @@ def _of_run(folder: Path) -> Subject:
     run = RunPaths(root.absolute())
     if not (root / "memory").is_dir() and not run.run_json.is_file():
         raise UsageError(f"{_shown(folder)} is no run folder: it has neither memory/ nor run.json. {_WANTED}")
-    return Subject(run_memory(run), run_parameters(run), f"Memory of {path_to_text(run.run_id)}")
+    return Subject(run_memory(run), run, f"Memory of {path_to_text(run.run_id)}")
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -111,7 +112,8 @@ def main(log: Path, width: int) -> None:
         click.echo(f"error: {_shown(log)}: {error.strerror}. {_WANTED}", err=True)
         sys.exit(2)
     blocks = BLOCKS if _can_show(BLOCKS) else PLAIN_BLOCKS
-    for line in report_lines(subject.found, subject.asked, title=subject.title, width=width, blocks=blocks):
+    asked, tensors = run_parameters(subject.run), largest_tensors(subject.run, subject.found)
+    for line in report_lines(subject.found, asked, tensors, title=subject.title, width=width, blocks=blocks):
         click.echo(line.encode(_encoding(), "replace").decode(_encoding()))
 
 

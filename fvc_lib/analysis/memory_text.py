@@ -39,13 +39,20 @@ _MARKS = {"out_of_memory": "x", "near_limit": "!", "micro_batch": "m", "step_res
 
 
 def report_lines(
-    found: MemoryFindings, asked: Mapping[str, object], *, title: str, width: int = 60, blocks: str = BLOCKS
+    found: MemoryFindings,
+    asked: Mapping[str, object],
+    tensors: pl.DataFrame,
+    *,
+    title: str,
+    width: int = 60,
+    blocks: str = BLOCKS,
 ) -> list[str]:
     """The whole report.
 
     Args:
         found: of one stage or run.
         asked: the run's parameters, empty where they are not known.
+        tensors: ``memory_contexts.largest_tensors`` of it.
         title: the first line.
         width: characters of the timeline.
         blocks: nine characters from empty to full.
@@ -58,6 +65,8 @@ def report_lines(
     if found.growth.height:
         lines += _indented(textwrap.wrap(f"({RULE})", _SENTENCE_WIDTH))
     lines += _section("Out of memory", [shortage_sentence(found) + "."], shortages_table(found))
+    if tensors.height:
+        lines += _section("What tensors held when memory ended", [], tensors)
     lines += _section("Prediction and measurement", [prediction_sentence(found) + "."], predictions_table(found))
     lines += ["", "What to change", *_indented(_advice_lines(memory_advice(found, asked)))]
     return [*lines, *([""] if found.notes else []), *(f"could not be read: {note}" for note in found.notes)]

@@ -120,7 +120,9 @@ def prediction_sentence(found: MemoryFindings) -> str:
     """How far the preflight's prediction is from what was measured."""
     rows = found.predictions.filter(pl.col("error_percent").is_not_null())
     if rows.is_empty():
-        told = "no training has been sampled yet" if found.predictions.height else "no preflight is recorded"
+        tried = "preflight" in found.events["kind"]
+        told = "the preflight predicted nothing" if tried else "no preflight is recorded"
+        told = "no training has been sampled yet" if found.predictions.height else told
         return f"Prediction and measurement cannot be compared: {told}"
     worst = rows.sort(pl.col("error_percent").abs(), descending=True).row(0, named=True)
     off = rows.filter("is_off").height
