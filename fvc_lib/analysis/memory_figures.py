@@ -43,7 +43,8 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
             x=bars["used_mb"].to_list(), y=_texts(bars["name"]), orientation="h",
             marker={"color": [PHASE_COLORS.get(phase, theme.NEUTRAL) for phase in bars["phase"]]},
             text=[f" {megabytes_text(value)} " for value in bars["used_mb"]], cliponaxis=False,
-            # In a long bar the text is clear of the budget's lines.
+            # At the foot of a long bar the text is clear of the budget's lines and of the marks.
+            insidetextanchor="start",
             textposition=["inside" if value > highest / 2 else "outside" for value in bars["used_mb"]],
             customdata=bars["num_samples"].to_list(), width=0.62,
             hovertemplate="%{y}: %{x:.0f} MB<br>%{customdata} samples<extra></extra>", showlegend=False,
@@ -135,7 +136,7 @@ def prediction_figure(found: MemoryFindings) -> go.Figure:
                 hovertemplate="%{y}<br>" + label + " %{x:.0f} MB<extra></extra>",
             )
         )  # fmt: skip
-    figure.update_yaxes(autorange="reversed", showgrid=False, type="category")
+    figure.update_yaxes(range=[len(names) - 0.4, -0.6], showgrid=False, type="category")
     figure.update_xaxes(title_text="Peak memory (MB)", rangemode="tozero")
     figure.update_layout(margin={"r": 60})
     return figure
