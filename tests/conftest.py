@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypothesis import settings
 # No deadline: a test must not depend on how busy the machine is. Derandomized: the same examples on every machine.
 settings.register_profile("fvc", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("fvc")
+
+# Before torch is loaded: threads that wait asleep, as the runner's kernels have them. Spinning, those of two test
+# processes on two cores made a training of one second take thirty.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 pytest_plugins = ["tests.faults.table"]  # the marker `fault` and the table of what was survived
 
