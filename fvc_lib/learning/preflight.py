@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
+from fvc_lib.learning.preflight_meter import give_back_unused
 from fvc_lib.learning.preflight_plan import (
     Footprint,
     StepMeasurement,
@@ -55,7 +57,7 @@ class PreflightReport:
         planned_peak_bytes: the same with ``micro_batch_planned``.
         budget_bytes: the budget, and
         budget_origin: who set it.
-        baseline_bytes: the training process before.
+        baseline_bytes: the training process before, without memory that it holds and nothing uses.
         step_bytes_by_micro_batch: measured, above what any training keeps.
         reused: nothing was measured for this report; an earlier measurement served.
         seconds: it took.
@@ -245,9 +247,10 @@ def _footprint(request: StepRequest, baseline_bytes: int) -> Footprint:
     device = request.compute.device
     if device.type == "cuda":
         return Footprint(torch.cuda.memory_allocated(device), trained_before=False, num_workers=0)
+    give_back_unused()  # what an earlier training left free the next one uses again: not to be counted twice
     windows = -(-len(request.task.training_data) // request.effective_batch_size)
     return Footprint(
-        resident_bytes=baseline_bytes,
+        resident_bytes=min(baseline_bytes, int(psutil.Process().memory_info().rss)),
         trained_before=_LOADED_BY_TRAINING in sys.modules,
         num_workers=min(request.num_workers, windows),
     )

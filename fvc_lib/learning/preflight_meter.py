@@ -38,6 +38,13 @@ def meter_of(device: torch.device) -> Meter:
     return _MpsMeter() if device.type == "mps" else _ResidentMeter()
 
 
+def give_back_unused() -> None:
+    """Collect garbage and return the C library's free memory to the system: a training leaves hundreds of MB of it."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # glibc only
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class _ResidentMeter:
     """Resident memory. Without Linux's /proc the peak is that of the process's whole life, ``ru_maxrss``."""
 
@@ -45,9 +52,7 @@ class _ResidentMeter:
         return int(psutil.Process().memory_info().rss)
 
     def reset(self) -> None:
-        gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # glibc only
-            ctypes.CDLL(None).malloc_trim(0)
+        give_back_unused()
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from what is resident now
 
