@@ -167,7 +167,7 @@ def _begin_fork(ancestor: RunPaths, config: RunConfig, notebooks: dict[str, Note
     taken = inheritance(ancestor, make_plan(notebooks, config, ancestor), changed)
 
     def binding_config(fold: int) -> dict[str, Any]:
-        from fvc_lib.learning.fold_training import training_parameters  # torch takes seconds to load
+        from fvc_lib.learning.fold_settings import training_parameters  # torch takes seconds to load
 
         return training_parameters(own, fold)
 

@@ -32,7 +32,7 @@ from fvc_lib.learning import engine as engine_module
 from fvc_lib.learning.data import ClipDataset, ClipRow, ClipSource
 from fvc_lib.learning.device import resolve_device
 from fvc_lib.learning.engine import Engine
-from fvc_lib.learning.fold_training import engine_settings
+from fvc_lib.learning.fold_settings import engine_settings
 from fvc_lib.learning.loading import load_batches
 from fvc_lib.learning.sampling import epoch_order
 from fvc_lib.learning.video_task import VideoTask

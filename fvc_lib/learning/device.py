@@ -15,9 +15,6 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory_observer import DeviceMemory
 from fvc_lib.services.memory_policy import DeviceKind, MemoryPolicy, resolve_memory_policy
 
-# Importers of old find it here.
-from fvc_lib.services.process_memory import peak_rss_bytes as peak_rss_bytes
-
 
 @dataclass(frozen=True)
 class ComputeDevice:

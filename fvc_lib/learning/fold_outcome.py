@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from fvc_lib.learning.micro_batch import MicroBatchChange
 from fvc_lib.learning.training_state import EpochRecord
 from fvc_lib.services.atomic_files import write_text
 
@@ -22,6 +23,8 @@ class TrainingSummary:
         steps: effective batches consumed, those skipped included.
         nonfinite_steps: effective batches skipped because a loss or gradient was not finite.
         micro_batch: clips in memory at once at the end; lower than planned after an out-of-memory.
+        micro_batch_schedule: all of its changes, the plan first; ``replay_run`` repeats them.
+        inexact_because: why the bits need not be those of an undisturbed training; empty while that is claimed.
         seconds: of the call that finished it, by the monotonic clock; earlier attempts do not count.
     """
 
@@ -31,6 +34,8 @@ class TrainingSummary:
     steps: int
     nonfinite_steps: int
     micro_batch: int
+    micro_batch_schedule: tuple[MicroBatchChange, ...]
+    inexact_because: tuple[str, ...]
     seconds: float
 
 
@@ -41,6 +46,7 @@ class FoldOutcome:
     Attributes:
         missing_videos: ids without a clip (they could not be decoded); they took no part.
         control: the same recipe on labels shuffled by group; None when it was turned off.
+        predicted_peak_bytes: of the training, before it; None without a preflight.
         peak_rss_bytes: of this process.
         peak_device_bytes: of an accelerator; None on the CPU.
         fingerprint: of the parameters and clips it was made with.
@@ -57,6 +63,7 @@ class FoldOutcome:
     missing_videos: tuple[str, ...]
     training: TrainingSummary
     control: TrainingSummary | None
+    predicted_peak_bytes: int | None
     peak_rss_bytes: int
     peak_device_bytes: int | None
     fingerprint: str

@@ -6,7 +6,8 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -43,15 +44,17 @@ def load_batches(
     position, deaths = 0, 0
     while position < len(batches):
         try:
-            with _silent_child_signals():
-                for batch in _loader(data, batches[position:], num_workers, pin_memory):
+            with _DeathsNoticed() as noticed:
+                loader = iter(_loader(data, batches[position:], num_workers, pin_memory))
+                while position < len(batches):
+                    batch = noticed.next(loader)
                     position, deaths = position + 1, 0
                     yield batch
             return
-        except RuntimeError as error:
-            if not _WORKER_DIED.match(str(error)):
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            if not (_WORKER_DIED.match(str(error)) or (num_workers and _is_cut_off(error))):
                 raise
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0] or "a loader process ended while it handed over a batch"
         deaths += 1
         if deaths > MAX_RESTARTS:
             raise LoaderDiedError(
@@ -72,21 +75,45 @@ def _loader(data: SampleSet, batches: list[list[int]], num_workers: int, pin_mem
     )
 
 
-@contextmanager
-def _silent_child_signals() -> Iterator[None]:
-    """Without torch's handler for dead children, which raises wherever the program happens to be, in the middle of an
-    optimizer's step for one. Waiting for the next batch finds a dead worker too, within five seconds.
+class _DeathsNoticed:
+    """Lets torch's handler for dead children raise while a batch is waited for, and at no other time.
+
+    By itself it raises wherever the program happens to be, in the middle of an optimizer's step for one. Without it a
+    dead worker is noticed only after five seconds.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # Set by torch when its first loader starts, once for the process; set before, ours is not overwritten later.
-    torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+
+    def __init__(self) -> None:
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
+        self._handler: Any = None
+
+    def next(self, loader: Iterator[Batch]) -> Batch:
+        """The next batch; a death since the last one raises."""
+        if not self._in_main_thread:  # torch sets no handler there
+            return next(loader)
+        before = signal.signal(signal.SIGCHLD, self._handler)
+        try:
+            torch._C._error_if_any_worker_fails()
+            return next(loader)
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+
+    def __enter__(self) -> _DeathsNoticed:
+        if self._in_main_thread:
+            # Torch sets it once in a process, with its first loader; after that nothing of torch's changes it again.
+            torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
+            self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._in_main_thread:
+            signal.signal(signal.SIGCHLD, self._handler)
+
+
+def _is_cut_off(error: BaseException) -> bool:
+    """Whether what a dying worker was handing over broke off; an error of the data's own comes as "Caught ..."."""
+    return isinstance(error, (ConnectionError, EOFError)) and not str(error).startswith("Caught ")
 
 
 def _stacked(samples: Batch | Sequence[Sample]) -> Batch:

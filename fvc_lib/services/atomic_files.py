@@ -10,13 +10,14 @@ import hashlib
 import json
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from fvc_lib.services.process_identity import process_lives, this_host
 
 # Host, thread and process in the name: two writers of one target never share a temporary, wherever they run, and the
 # sweep can tell a dead writer's by its pid. A name without a host is one of this machine's.
@@ -47,7 +48,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name is cut because a legal 255-byte name plus the suffix would not be legal any more.
     stem = os.fsdecode(os.fsencode(path.name)[:160])
-    temporary = path.parent / f".{stem}.@{_host()}.{threading.get_native_id()}.{os.getpid()}.tmp"
+    temporary = path.parent / f".{stem}.@{this_host()}.{threading.get_native_id()}.{os.getpid()}.tmp"
     try:
         yield temporary
         descriptor = os.open(temporary, os.O_RDONLY)
@@ -94,21 +95,12 @@ def sweep_temporaries(folder: Path) -> list[Path]:
 
 
 def _is_left_over(path: Path, host: str | None, pid: int) -> bool:
-    if host in (None, _host()):
-        return not _process_lives(pid)
+    if host in (None, this_host()):
+        return not process_lives(pid)
     try:
         return time.time() - path.stat(follow_symlinks=False).st_mtime > _FOREIGN_SECONDS
     except FileNotFoundError:
         return False  # its writer has finished meanwhile
-
-
-def _host() -> str:
-    """Where a pid means something: the host's name and, within it, the container's space of pids."""
-    name = re.sub(r"[^0-9A-Za-z_-]", "-", socket.gethostname())[:40]
-    try:
-        return f"{name}-{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:  # not on macOS
-        return f"{name}-0"
 
 
 def sha256_of_file(path: Path, block_bytes: int = 1 << 20) -> str:
@@ -124,13 +116,3 @@ def sha256_of_json(value: Any) -> str:
     """Hex SHA-256 of a JSON value's canonical form: key order and spacing do not count."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _process_lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

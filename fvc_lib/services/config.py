@@ -42,7 +42,7 @@ NOT_HASHED = frozenset(
         "corpus", "data_dir", "runs_dir", "cache_dir", "experiment", "probe_workers", "num_workers", "mem_gb",
         "use_mlops_pipeline", "clip_source", "gradient_checkpointing", "profile_memory", "memory_preflight",
         "clear_cache_training_batches", "clear_cache_validation_batches", "micro_batch_recovery_steps",
-        "checkpoint_minutes", "checkpoint_epochs", "keep_checkpoints", "max_nonfinite_steps",
+        "replay_run", "checkpoint_minutes", "checkpoint_epochs", "keep_checkpoints", "max_nonfinite_steps",
     }
 )  # fmt: skip
 
@@ -139,6 +139,9 @@ class RunConfig(BaseModel):
     )
     micro_batch_recovery_steps: int = Field(
         0, ge=0, description="after an out-of-memory, double the micro-batch again after so many quiet steps; 0: never"
+    )
+    replay_run: str = Field(
+        "", description="a run whose changes of the micro-batch are repeated, so that its numbers repeat to the bit"
     )
     gradient_checkpointing: bool = Field(
         False, description="keep fewer activations and compute them again in the backward pass: less memory, more time"

@@ -1,4 +1,7 @@
+import json
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -7,7 +10,9 @@ from fvc_lib.learning.accumulators import BinaryScores
 from fvc_lib.learning.device import resolve_device
 from fvc_lib.learning.engine import Engine, TrainingDivergedError
 from fvc_lib.learning.engine_settings import EngineSettings
+from fvc_lib.learning.shortages import ShortageFolder
 from fvc_lib.learning.task import LossSum
+from fvc_lib.learning.transaction import MemoryExhaustedError
 from fvc_lib.services.checkpoints import (
     LATEST,
     CheckpointBinding,
@@ -314,3 +319,240 @@ def test_a_checkpoint_in_mid_epoch_is_written_when_due(make_engine, tmp_path):
 def test_memory_is_told_where_training_is(make_engine, observer):
     make_engine(epochs=1, memory=observer).fit()
     assert observer.places == [("train", 1, 0, 0), ("train", 1, 1, 1), ("train", 1, 2, 2), ("validation", 1, 3, 3)]
+
+
+class EndsOnce:
+    """Memory ends at the n-th call (from 1) of one kind, ``forward``, ``backward`` or ``validation``, and then not."""
+
+    def __init__(self, kind, number):
+        self.kind, self.number, self.calls = kind, number, 0
+
+    def __call__(self, kind):
+        if kind == self.kind:
+            self.calls += 1
+            if self.calls == self.number:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+
+
+class Tight(Draining):
+    """The tiny task, in which memory ends as ``ends`` says. Random numbers are drawn sample by sample."""
+
+    def __init__(self, task, ends):
+        super().__init__(task)
+        self.ends = ends
+
+    def forward(self, model, batch):
+        self.ends("forward" if model.training else "validation")
+        logits = self._task.forward(model, batch)["logits"]
+        if model.training:
+            logits = logits + 0.1 * torch.randn(len(batch))
+            logits.register_hook(lambda gradient: self.ends("backward"))
+        return {"logits": logits}
+
+
+def distance(state, other):
+    """The largest relative difference between two trainings' weights."""
+    return max(
+        ((tensor - other.best_model[name]).norm() / other.best_model[name].norm()).item()
+        for name, tensor in state.best_model.items()
+    )
+
+
+TWO_EPOCHS = {"epochs": 2, "micro_batch": 8, "learning_rate": 1e-4}
+
+
+@pytest.mark.fault(16, 17, 18)
+@pytest.mark.parametrize("kind", ["forward", "backward", "validation"])
+def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tiny_training, observer, kind, tally):
+    """k = 1, 2, ... until a training has no k-th call any more."""
+    task = tiny_training.task(num_training_rows=14)
+    whole = make_engine("whole", task=Tight(task, EndsOnce(kind, 0)), **TWO_EPOCHS).fit()
+    for number in range(1, 100):
+        ends = EndsOnce(kind, number)
+        state = make_engine(f"at {number}", task=Tight(task, ends), memory=observer, **TWO_EPOCHS).fit()
+        if ends.calls < number:
+            break
+        assert distance(state, whole) < 1e-5
+        assert state.step == whole.step
+        for record, wanted in zip(state.history, whole.history, strict=True):
+            assert record.validation["roc_auc"] == wanted.validation["roc_auc"]
+            assert record.validation["loss"] == pytest.approx(wanted.validation["loss"], rel=1e-5)
+        if kind == "validation":  # done again as it was: nothing differs, not in a bit
+            assert same_end(state, whole)
+        else:
+            assert state.micro_batch < 8
+        tally.add(survived=1)
+    assert number > 2
+    assert len(observer.of("out_of_memory")) == number - 1
+    assert {details["where"] for details in observer.of("out_of_memory")} == {kind}
+
+
+@pytest.mark.fault(16, 17)
+def test_a_replay_of_the_recorded_schedule_repeats_the_bits(make_engine, tiny_training):
+    task = tiny_training.task()
+    disturbed = make_engine("disturbed", task=Tight(task, EndsOnce("backward", 4)), micro_batch=8).fit()
+    assert [(change.step, change.micro_batch) for change in disturbed.micro_batches.changes] == [(0, 8), (3, 4)]
+    replay = tuple(disturbed.micro_batches.changes)
+    replayed = make_engine("replayed", task=Tight(task, EndsOnce("", 0)), micro_batch=8, replay=replay).fit()
+    assert same_end(replayed, disturbed)
+    assert not same_end(make_engine("whole", task=Tight(task, EndsOnce("", 0)), micro_batch=8).fit(), disturbed)
+
+
+def test_after_quiet_steps_the_micro_batch_climbs_back(make_engine, tiny_training, observer):
+    task = Tight(tiny_training.task(), EndsOnce("forward", 1))
+    engine = make_engine(task=task, micro_batch=8, micro_batch_recovery_steps=2, memory=observer)
+    engine.fit()
+    assert engine.log.values("train", "micro_batch") == [4.0, 8.0]
+    assert [details["reason"] for details in observer.of("micro_batch")] == ["memory ended", "climbs back"]
+
+
+@pytest.mark.fault(16)
+def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engine, tiny_training):
+    task = tiny_training.task()
+    whole = make_engine("whole", task=Tight(task, EndsOnce("forward", 2)), micro_batch=8).fit()
+
+    class Killed(BaseException):
+        pass
+
+    def kill(done, planned):
+        if done == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        make_engine("parts", task=Tight(task, EndsOnce("forward", 2)), micro_batch=8, progress=kill).fit()
+    state = make_engine("parts", task=Tight(task, EndsOnce("", 0)), micro_batch=8).fit()
+    assert same_end(state, whole)
+    assert state.micro_batches.changes == whole.micro_batches.changes
+
+
+@pytest.mark.fault(16)
+def test_a_shortage_leaves_a_file_that_says_what_memory_held(make_engine, tiny_training, observer, tmp_path):
+    task = Tight(tiny_training.task(), EndsOnce("backward", 2))
+    make_engine(task=task, micro_batch=8, memory=observer, shortages=ShortageFolder(tmp_path / "oom")).fit()
+    (event,) = observer.of("out_of_memory")
+    (path,) = (tmp_path / "oom").iterdir()
+    assert path.name == event["context_file"] == "step_000001_train_backward_1.json"
+    told = json.loads(path.read_text())
+    assert (told["global_step"], told["epoch"], told["micro_batch"], told["micro_batch_next"]) == (1, 1, 8, 4)
+    assert told["state"]["asked_bytes"] == 2 * 2**20
+    assert told["batch"]["frames"] == "(4, 3, 24, 24) uint8"
+    assert "(32, 8, 1, 3, 3)" in {kind["shape"] for kind in told["state"]["largest_tensors"]}  # a layer's weights
+
+
+class StepsEnd:
+    """AdamW's ``step`` runs out of memory after changing a weight, at the given calls."""
+
+    def __init__(self, monkeypatch, calls):
+        self.count, self.foreach = 0, []
+        inner = torch.optim.AdamW.step
+
+        def step(optimizer, *arguments, **options):
+            self.count += 1
+            self.foreach.append(optimizer.param_groups[0].get("foreach"))
+            if self.count in calls:
+                with torch.no_grad():
+                    optimizer.param_groups[0]["params"][0].mul_(7)
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+            return inner(optimizer, *arguments, **options)
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", step)
+
+
+@pytest.mark.fault(19)
+@pytest.mark.parametrize("call", [1, 2, 5])
+def test_memory_that_ends_in_the_optimizers_step_goes_back_to_a_checkpoint(
+    make_engine, observer, monkeypatch, call, tmp_path
+):
+    whole = make_engine("whole").fit()
+    with monkeypatch.context() as patch:
+        steps = StepsEnd(patch, {call})
+        state = make_engine("lost", memory=observer, shortages=ShortageFolder(tmp_path / "oom")).fit()
+    assert same_end(state, whole)
+    assert state.step == whole.step == 9
+    (event,) = observer.of("step_restored")
+    assert event == {"to_step": 0 if call < 4 else 3, "lost_steps": (call - 1) % 3}
+    assert steps.count == 9 + 1 + event["lost_steps"]
+    assert observer.of("out_of_memory")[0]["where"] == "optimizer_step"
+    assert list((tmp_path / "oom").iterdir())
+
+
+@pytest.mark.fault(19, 20)
+def test_a_step_that_never_fits_ends_with_the_checkpoint_and_what_to_try(make_engine, monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        steps = StepsEnd(patch, set(range(2, 100)))
+        with pytest.raises(MemoryExhaustedError, match=r"optimizer's step 0, 3 times.*checkpoint stands.*smaller"):
+            make_engine().fit()
+    assert steps.foreach[0] is None
+    assert steps.foreach[-1] is False  # the second time, with less memory
+    assert same_end(make_engine().fit(), make_engine("whole").fit())
+
+
+@pytest.mark.fault(20)
+def test_memory_that_never_suffices_ends_with_sizes_and_the_checkpoint(make_engine, tiny_training, observer):
+    def never(kind):
+        if kind == "forward":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(MemoryExhaustedError, match=r"single sample \(frames \(4, 3, 24, 24\) uint8.*gradient_check"):
+        make_engine(task=Tight(tiny_training.task(), never), memory=observer).fit()
+    tried = [(event["micro_batch"], event["micro_batch_next"]) for event in observer.of("out_of_memory")]
+    assert tried == [(4, 2), (2, 1), (1, None)]
+    make_engine(task=tiny_training.task(), epochs=1).fit()
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("changed", ["threads", "torch"])
+def test_other_threads_or_another_torch_withdraw_the_claim_of_equal_bits(make_engine, monkeypatch, caplog, changed):
+    with pytest.raises(StoppedError):
+        make_engine(stop=stop_after(4)).fit()
+    assert make_engine("whole").fit().inexact_because == []
+    with monkeypatch.context() as patch:
+        if changed == "torch":
+            patch.setattr(torch, "__version__", "9.9.9")
+        else:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(threads + 1)
+        try:
+            state = make_engine().fit()
+        finally:
+            if changed == "threads":
+                torch.set_num_threads(threads)
+    assert len(state.inexact_because) >= 1
+    assert any(reason.startswith(f"{changed} ") and reason.endswith("since step 3") for reason in state.inexact_because)
+    assert "equality to the bit is no longer claimed" in caplog.text
+    assert make_engine().fit().inexact_because[: len(state.inexact_because)] == state.inexact_because
+
+
+@pytest.mark.fault(22)
+def test_a_training_whose_loader_process_is_killed_ends_as_if_it_had_not_been(make_engine, observer, tiny_training):
+    class Deadly:
+        """The tiny training data, of which one sample kills the process that loads it, once."""
+
+        def __init__(self, data, flag):
+            self.data, self.flag, self.classes = data, flag, data.classes
+
+        def __len__(self):
+            return len(self.data)
+
+        def __getitem__(self, index):
+            if index == 7 and not self.flag.exists():
+                self.flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.data[index]
+
+    task = Draining(tiny_training.task())
+    whole = make_engine("whole").fit()
+    task.training_data = Deadly(task.training_data, tiny_training.paths.root / "killed")
+    state = make_engine("killed", task=task, num_workers=2, memory=observer).fit()
+    assert same_end(state, whole)
+    assert len(observer.of("loader_restarted")) == 1
+
+
+def test_checkpoints_may_be_rarer_than_epochs(make_engine, tmp_path):
+    make_engine(epochs=5, checkpoint_epochs=2).fit()
+    kept = sorted(path.name for path in (tmp_path / "fold").glob("checkpoint_epoch_*.pt"))
+    assert kept == ["checkpoint_epoch_004.pt", "checkpoint_epoch_005.pt"]
+
+
+def test_recomputed_activations_give_the_same_bits(make_engine):
+    assert same_end(make_engine("kept").fit(), make_engine("recomputed", gradient_checkpointing=True).fit())

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.learning import fold_training
+from fvc_lib.learning import fold_fitting
 from fvc_lib.learning.fold_data import fold_clips
 from fvc_lib.learning.fold_outcome import read_outcome
 from fvc_lib.learning.fold_training import train_fold
@@ -53,7 +53,7 @@ def test_a_fold_is_learned_and_its_control_is_not(tiny_training, list_log):
 
 def test_a_finished_fold_is_not_trained_again(tiny_training, list_log, monkeypatch):
     outcome = run(tiny_training, list_log())
-    monkeypatch.setattr(fold_training, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(fold_fitting, "Engine", lambda *_, **__: pytest.fail("it trains"))
     log = list_log()
     assert run(tiny_training, log) == outcome
     assert log.lines == []
@@ -202,7 +202,7 @@ def test_store_and_shards_give_the_same_run_to_the_bit(tiny_training, list_log, 
 
 
 def test_shards_that_are_missing_or_damaged_stop_the_fold_before_training(tiny_training, list_log, monkeypatch):
-    monkeypatch.setattr(fold_training, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(fold_fitting, "Engine", lambda *_, **__: pytest.fail("it trains"))
     tiny = tiny_training.with_config(clip_source="shards")
     with pytest.raises(DataError, match=r"manifest\.json.*No such file.*--from 03"):
         run(tiny, list_log())
@@ -265,7 +265,7 @@ def test_a_clip_that_was_made_and_is_gone_stops_the_fold(tiny_training, list_log
 
 
 def test_unfinished_augmentation_is_named_before_training(tiny_training, list_log, monkeypatch):
-    monkeypatch.setattr(fold_training, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(fold_fitting, "Engine", lambda *_, **__: pytest.fail("it trains"))
     clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.store, tiny_training.config, 0)
     video_id = clips.train[0].video_id
     tiny_training.store.clip_path(video_id, 1).unlink()

@@ -226,9 +226,9 @@ def test_an_out_of_memory_in_validation_that_passes_changes_no_bit():
 def test_every_shortage_is_reported_with_what_memory_held():
     seen = []
     model, window = make_model(), make_window()
-    held = torch.zeros(123, 457)
+    held, ends = torch.zeros(123, 457), EndsAt([0])
     transaction = WindowTransaction(
-        WeightedRegression(after=lambda out, ends=EndsAt([0]): out["values"].register_hook(ends)),
+        WeightedRegression(after=lambda out: out["values"].register_hook(ends)),
         model, Precision(CPU), CPU.device, report=seen.append,
     )  # fmt: skip
     transaction.gradients(window, 4)

@@ -1,0 +1,156 @@
+"""A fold's memory: planned before it trains, kept while it does, told apart for the model and its control."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import psutil
+
+from fvc_lib.learning.device import (
+    ComputeDevice,
+    apply_policy,
+    device_memory_probe,
+    release_cached_memory,
+    resolve_policy,
+)
+from fvc_lib.learning.engine_settings import EngineSettings
+from fvc_lib.learning.memory_profile import recorded_allocations
+from fvc_lib.learning.preflight import preflight
+from fvc_lib.learning.preflight_probe import StepRequest
+from fvc_lib.learning.shortages import ShortageFolder
+from fvc_lib.learning.task import Task
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.garbage import frozen_garbage
+from fvc_lib.services.memory_budget import MemoryBudget, memory_budget
+from fvc_lib.services.memory_observer import DeviceMemory, EventDetail, MemoryObserver, NoObserver
+from fvc_lib.services.memory_policy import MemoryPolicy
+from fvc_lib.services.run_paths import RunPaths
+
+STAGE = "04_fold_training"
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FoldMemory:
+    """What both trainings of a fold are told about memory.
+
+    Attributes:
+        policy: of the device.
+        observer: hears where the model's training is.
+        control_observer: the same for the control's, under phases that begin with ``control_``.
+        shortages: where the context of an out-of-memory goes.
+    """
+
+    policy: MemoryPolicy
+    observer: MemoryObserver
+    control_observer: MemoryObserver
+    shortages: ShortageFolder
+
+
+@contextmanager
+def fold_memory(
+    paths: RunPaths, config: RunConfig, fold: int, compute: ComputeDevice, observer: MemoryObserver | None
+) -> Iterator[FoldMemory]:
+    """The device's policy in force, the accelerator watched, the garbage of set-up frozen, and, where it was asked
+    for, every allocation recorded; all of it undone at the end.
+
+    Raises:
+        UsageError: ``profile_memory`` needs a package that is not installed.
+    """
+    policy, observer = resolve_policy(compute, config), observer or NoObserver()
+    observer.event("policy", "; ".join(policy.describe()), device=policy.device, amp_dtype=policy.amp_dtype,
+                   tf32=policy.tf32, pin_memory=policy.pin_memory)  # fmt: skip
+    probe = device_memory_probe(compute.device)
+    if probe is not None:
+        observer.watch_device(str(compute.device), probe)
+    recording = (
+        recorded_allocations(paths.memory_profiles(STAGE, fold), compute.device)
+        if config.profile_memory
+        else nullcontext()
+    )
+    with apply_policy(policy), recording, frozen_garbage():
+        yield FoldMemory(policy, observer, ControlMemory(observer), ShortageFolder(paths.oom_contexts(STAGE, fold)))
+    release_cached_memory(compute.device)
+
+
+def planned_micro_batch(
+    paths: RunPaths,
+    config: RunConfig,
+    task: Task,
+    settings: EngineSettings,
+    compute: ComputeDevice,
+    observer: MemoryObserver,
+) -> tuple[int, int | None]:
+    """The micro-batch to begin with, lowered where the budget is too small, and the predicted peak in bytes.
+
+    The prediction is None where it was not asked for, or could not be made. A replayed training keeps its schedule.
+    """
+    if not config.memory_preflight or settings.replay:
+        return settings.micro_batch, None
+    request = StepRequest(
+        task,
+        settings.micro_batch,
+        settings.effective_batch_size,
+        device=compute.device.type,
+        amp=config.amp,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        num_workers=settings.num_workers,
+    )
+    resident = psutil.Process().memory_info().rss
+    report = preflight(request, budget=_budget(config, compute), baseline_bytes=resident, store=paths.preflight)
+    lowered = report.micro_batch < report.micro_batch_planned
+    _logger.log(logging.INFO if report.fits and not lowered else logging.WARNING, report.message())
+    largest = report.step_bytes_by_micro_batch.get(report.micro_batch)
+    observer.event(
+        "preflight",
+        report.message(),
+        predicted_peak_mb=_megabytes(report.predicted_peak_bytes),
+        budget_mb=_megabytes(report.budget_bytes),
+        micro_batch_planned=report.micro_batch_planned,
+        micro_batch=report.micro_batch,
+        measured_step_mb=_megabytes(largest),
+        baseline_mb=_megabytes(report.baseline_bytes),
+        reused=report.reused,
+    )
+    # An effective batch smaller than the micro-batch is no reason to plan a smaller one.
+    return (report.micro_batch if lowered else settings.micro_batch), report.predicted_peak_bytes
+
+
+class ControlMemory:
+    """Passes on where the control's training is, under phases of its own."""
+
+    def __init__(self, observer: MemoryObserver) -> None:
+        self._observer = observer
+
+    def at(
+        self,
+        phase: str,
+        *,
+        epoch: int | None = None,
+        batch_idx: int | None = None,
+        global_step: int | None = None,
+    ) -> None:
+        """``train`` becomes ``control_train``."""
+        self._observer.at(f"control_{phase}", epoch=epoch, batch_idx=batch_idx, global_step=global_step)
+
+    def event(self, kind: str, message: str, **details: EventDetail) -> None:
+        """As it is: the position tells whose it was."""
+        self._observer.event(kind, message, **details)
+
+    def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
+        """As it is."""
+        self._observer.watch_device(device, probe)
+
+
+def _budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
+    probe = device_memory_probe(compute.device)
+    if probe is None:
+        return memory_budget(config.mem_gb)
+    return MemoryBudget(probe().total_bytes, f"{compute.name}'s memory")
+
+
+def _megabytes(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else round(num_bytes / 1e6, 2)
