@@ -165,12 +165,12 @@ class Browser:
     def __init__(self, profile: Path) -> None:
         self._profile = profile
 
-    def open(self, path: Path, size: str = "1300,2600") -> tuple[str, list[str]]:
+    def open(self, path: Path, size: str = "1300,2600", budget_ms: int = 8000) -> tuple[str, list[str]]:
         command = [
             str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
             "--disable-dev-shm-usage", f"--user-data-dir={self._profile}", f"--window-size={size}",
-            "--virtual-time-budget=8000", "--enable-logging=stderr", "--dump-dom", path.as_uri(),
+            f"--virtual-time-budget={budget_ms}", "--enable-logging=stderr", "--dump-dom", path.as_uri(),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, timeout=120, check=True)
         log = done.stderr.decode("utf-8", "replace")
@@ -218,10 +218,17 @@ def test_a_browser_draws_every_figure_without_complaint(run: RunPaths, notebooks
     opened = run.root / "opened.html"
     html = run.report_html.read_text(encoding="utf-8")
     opened.write_text(html.replace('<details class="section"', '<details open class="section"'), encoding="utf-8")
-    dom, complaints = browser.open(opened, "1300,5000")
+    # On a busy machine the page's time may be over before the last frame was drawn; then it gets more.
+    for budget_ms in (8000, 60_000):
+        dom, complaints = browser.open(opened, "1300,5000", budget_ms)
+        figures = [
+            dom.split(f'id="{name}"', 1)[1].split(f'id="{name}-data"', 1)[0]
+            for name in ("s1-figure-1", "s1-figure-2", "s2-figure-1")
+        ]
+        if all('class="main-svg"' in figure for figure in figures):
+            break
     assert complaints == []
-    for name in ("s1-figure-1", "s1-figure-2", "s2-figure-1"):
-        figure = dom.split(f'id="{name}"', 1)[1].split(f'id="{name}-data"', 1)[0]
+    for figure in figures:
         assert 'class="main-svg"' in figure
         width = re.search(r'class="main-svg"[^>]* width="(\d+)', figure)
         assert width
