@@ -7,10 +7,10 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo lab test test-quick honesty fuzz lint format bench bench-quick bench-clips bench-index index-kills lock clean
+.PHONY: help setup demo lab test test-quick honesty fuzz faults lint format bench bench-quick bench-clips bench-index bench-training bench-preflight index-kills lock clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## Create .venv with the locked dependencies
 
@@ -40,6 +40,9 @@ honesty: $(STAMP)  ## Show that real labels are learned and shuffled ones are no
 fuzz: $(STAMP)  ## Give 2,000 damaged videos to the index and the decoder; FVC_FUZZ_SEED=n for others
 	$(RUN) -m pytest -m long tests/video/test_fuzz.py
 
+faults: $(STAMP)  ## Try every fault that FVC promises to survive, 200 random kills among them, and print the table
+	$(RUN) -m pytest -n auto --dist worksteal -m "fault and (long or not long)" --fault-table
+
 lint: $(STAMP)  ## Check style, types and that notebooks are committed without outputs
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -62,6 +65,12 @@ bench-clips: $(STAMP)  ## Measure how fast stored clips are read back and how lo
 
 bench-index: $(STAMP)  ## Measure what indexing costs per file and per row, as ratios of CPU time
 	$(RUN) -m benchmarks.index
+
+bench-training: $(STAMP)  ## Measure what the engine costs over a bare loop: steps, checkpoints, logging, memory
+	$(RUN) -m benchmarks.training
+
+bench-preflight: $(STAMP)  ## Compare the predicted peak of memory with the measured one, model by model
+	$(RUN) -m benchmarks.preflight
 
 index-kills: $(STAMP)  ## Kill an index of 10,000 files again and again; the outcome must not change
 	$(RUN) -m pytest -m long tests/corpus/test_index_scale.py

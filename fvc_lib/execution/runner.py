@@ -63,7 +63,7 @@ class Runner:
             UsageError: another process is at work on this run.
             OSError: the run folder cannot be written; the status says so where it still can.
         """
-        with run_lock(self.run), self._signals_noted():
+        with run_lock(self.run, say=self.terminal.line, on_lost=self._lost), self._signals_noted():
             plan = make_plan()
             self.status = read_status(self.run)
             self._begin(plan)
@@ -213,6 +213,11 @@ class Runner:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _lost(self, message: str) -> None:
+        """Another host took the run over while this process stood still: save what is in hand and leave."""
+        self.terminal.line(message)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """First signal: the kernel saves and leaves. Second: it is killed. Terminal signals never reach the kernel."""

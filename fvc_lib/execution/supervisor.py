@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from fvc_lib.services.process_memory import ProcessTree
+
 SAMPLE_INTERVAL_SECONDS = 0.2
 
 
@@ -28,7 +30,7 @@ class KernelWatch:
 
     def start(self, pid: int) -> None:
         """Begin watching process ``pid``."""
-        self.pid = pid
+        self.pid, self._tree = pid, ProcessTree(pid)
         self._thread.start()
 
     def stop(self) -> None:
@@ -61,32 +63,8 @@ class KernelWatch:
 
     def _watch(self) -> None:
         while not self._stop.wait(SAMPLE_INTERVAL_SECONDS):
-            self.peak_rss_bytes = max(self.peak_rss_bytes, tree_rss_bytes(self.pid), high_water_bytes(self.pid))
-
-
-def tree_rss_bytes(pid: int | None) -> int:
-    """Resident bytes of a process and all its descendants; 0 when it is gone."""
-    total = 0
-    try:
-        process = psutil.Process(pid)
-        for member in (process, *process.children(recursive=True)):
-            try:
-                total += member.memory_info().rss
-            except psutil.Error:
-                continue
-    except psutil.Error:
-        return total
-    return total
-
-
-def high_water_bytes(pid: int | None) -> int:
-    """The kernel's VmHWM of a process on Linux; 0 elsewhere or when it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    match = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
+            held = self._tree.measure()
+            self.peak_rss_bytes = max(self.peak_rss_bytes, held.tree_bytes, held.high_water_bytes)
 
 
 def oom_kill_count() -> int:

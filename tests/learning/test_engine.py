@@ -234,6 +234,7 @@ class Poisoned(Draining):
         return LossSum(loss.total * math.nan, loss.weight) if self.count - 1 in self.calls else loss
 
 
+@pytest.mark.fault(15)
 def test_a_loss_that_is_not_finite_takes_no_step_and_names_the_samples(make_engine, tiny_training, tmp_path, caplog):
     engine = make_engine(task=Poisoned(tiny_training.task(), [0, 1]), epochs=1, stop=stop_after(1))
     with pytest.raises(StoppedError):
@@ -247,6 +248,7 @@ def test_a_loss_that_is_not_finite_takes_no_step_and_names_the_samples(make_engi
     assert engine.state.nonfinite_steps == 1
 
 
+@pytest.mark.fault(15)
 def test_too_many_such_losses_end_the_training_with_the_last_good_checkpoint(make_engine, tiny_training):
     engine = make_engine(task=Poisoned(tiny_training.task(), range(6, 100)), max_nonfinite_steps=2)
     with pytest.raises(TrainingDivergedError, match=r"step 6: the loss was not finite for the 3th time.*learning_rate"):
@@ -257,6 +259,7 @@ def test_too_many_such_losses_end_the_training_with_the_last_good_checkpoint(mak
     assert (resumed.state.epochs_done, resumed.state.nonfinite_steps) == (1, 0)
 
 
+@pytest.mark.fault(15)
 def test_a_gradient_that_is_not_finite_takes_no_step(make_engine, tiny_training, caplog):
     def poison(model, batch):
         if model.training:
@@ -297,6 +300,7 @@ def test_another_configuration_is_refused(make_engine):
         make_engine(learning_rate=0.5).fit()
 
 
+@pytest.mark.fault(13)
 def test_a_folder_that_cannot_be_written_fails_before_the_first_step(make_engine, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointWriteError):

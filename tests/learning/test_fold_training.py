@@ -123,6 +123,7 @@ def spawn(tiny, lives, attempt):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.fault(3)
 @pytest.mark.slow
 def test_kill_9_twice_then_to_the_end_equals_the_undisturbed_run(tiny_training, tmp_path):
     """In mid-epoch of the model, then of the control; new processes each time."""
@@ -156,6 +157,7 @@ def deduplicated(path: Path) -> dict[tuple[object, ...], object]:
     return values
 
 
+@pytest.mark.fault(28)
 def test_other_parameters_are_refused_and_the_machine_s_are_not(tiny_training, list_log):
     run(tiny_training, list_log())
     with pytest.raises(CheckpointMismatchError, match=r"epochs: 3 -> 4"):
@@ -258,6 +260,7 @@ def test_too_many_of_them_stop_the_fold(tiny_training, list_log):
         run(tiny_training.with_config(max_rejected_share=0.0), list_log())
 
 
+@pytest.mark.fault(10)
 def test_a_clip_that_was_made_and_is_gone_stops_the_fold(tiny_training, list_log):
     tiny_training.store.clip_path("video00000", 0).unlink()
     with pytest.raises(DataError, match=r"clips of 1 videos were made and are gone.*video00000.*--from 03"):

@@ -35,6 +35,7 @@ def test_memory_that_ended_is_told(error):
     assert is_out_of_memory(error)
 
 
+@pytest.mark.fault(21)
 @pytest.mark.parametrize(
     "error",
     [

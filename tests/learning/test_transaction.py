@@ -108,6 +108,7 @@ def test_the_bound_would_notice_the_usual_mean_of_means():
     assert relative_error(got, full_batch_gradients(window)) > 1e-2
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("call", range(4))
 def test_an_out_of_memory_in_any_forward_keeps_the_gradients(call, caplog):
     window = make_window()
@@ -119,6 +120,7 @@ def test_an_out_of_memory_in_any_forward_keeps_the_gradients(call, caplog):
     assert "micro-batch 2 -> 1" in caplog.text
 
 
+@pytest.mark.fault(17)
 @pytest.mark.parametrize("call", range(2))
 def test_an_out_of_memory_in_any_backward_keeps_the_gradients(call):
     window = make_window()
@@ -128,6 +130,7 @@ def test_an_out_of_memory_in_any_backward_keeps_the_gradients(call):
     assert result.micro_batch == 2
 
 
+@pytest.mark.fault(16)
 def test_a_real_allocation_that_fails_is_survived():
     window = make_window()
 
@@ -145,6 +148,7 @@ def test_halving_starts_from_what_was_really_used():
     assert result.micro_batch == 3
 
 
+@pytest.mark.fault(17)
 def test_buffers_and_random_state_are_those_of_an_undisturbed_run():
     class Counting(nn.Module):
         def __init__(self):
@@ -165,6 +169,7 @@ def test_buffers_and_random_state_are_those_of_an_undisturbed_run():
     assert run(4, EndsAt([1])) == run(2, EndsAt([]))
 
 
+@pytest.mark.fault(21)
 def test_another_error_is_not_taken_for_memory():
     task = WeightedRegression(before=EndsAt([1], RuntimeError("no room left in zoom buffer")))
     with pytest.raises(RuntimeError, match="zoom buffer"):
@@ -172,6 +177,7 @@ def test_another_error_is_not_taken_for_memory():
     assert task.sizes == [2, 2]
 
 
+@pytest.mark.fault(20)
 def test_memory_that_never_suffices_ends_at_one_sample_with_sizes_and_remedies():
     task = WeightedRegression(before=EndsAt(range(100)))
     with pytest.raises(
@@ -198,6 +204,7 @@ def test_a_loss_that_is_not_finite_is_told():
     assert gradients(make_window(), 4)[1].is_finite
 
 
+@pytest.mark.fault(18)
 @pytest.mark.parametrize("calls", [[], [0], [1], [0, 1], [1, 2], [0, 2, 4]])
 def test_validation_counts_nothing_twice(calls):
     window, model = make_window(), make_model()
@@ -213,6 +220,7 @@ def test_validation_counts_nothing_twice(calls):
     assert micro_batch == {0: 4, 1: 4, 2: 2, 3: 1}[len(calls)]
 
 
+@pytest.mark.fault(18)
 def test_an_out_of_memory_in_validation_that_passes_changes_no_bit():
     window, model = make_window(), make_model()
 

@@ -93,6 +93,7 @@ def test_mid_epoch_state_makes_no_epoch_file(open_folder, tmp_path):
     assert open_folder().load().best_model == {}
 
 
+@pytest.mark.fault(24)
 def test_a_flipped_bit_is_detected_and_the_epoch_before_used(open_folder, tmp_path, reports):
     folder = open_folder()
     save(folder, 1)
@@ -168,6 +169,7 @@ class Malicious:
         return (os.mkdir, ("ran",))
 
 
+@pytest.mark.fault(33)
 def test_a_malicious_pickle_is_never_executed(open_folder, tmp_path, monkeypatch, reports):
     """Even with a digest that fits."""
     monkeypatch.chdir(tmp_path)
@@ -182,6 +184,7 @@ def test_a_malicious_pickle_is_never_executed(open_folder, tmp_path, monkeypatch
         assert not Path("ran").exists()
 
 
+@pytest.mark.fault(11)
 def test_a_full_disk_keeps_the_previous_checkpoint_and_is_named(open_folder, tmp_path, monkeypatch):
     folder = open_folder()
     save(folder, 1)
