@@ -38,6 +38,23 @@ class TrainingSummary:
     inexact_because: tuple[str, ...]
     seconds: float
 
+    def schedule(self) -> str:
+        """How many clips were in memory at once, like ``8; 4 from step 12``."""
+        first, *later = self.micro_batch_schedule
+        parts = [str(first.micro_batch)]
+        for change in later:
+            where = "" if change.validation_sample is None else f" of validation, sample {change.validation_sample} on"
+            parts.append(f"{change.micro_batch} from step {change.step}{where}")
+        return "; ".join(parts)
+
+    def claim(self, run_id: str) -> str:
+        """Whether the same command on the same kind of machine must give the same bits, in one sentence."""
+        if self.inexact_because:
+            return f"equality to the bit is not claimed: {'; '.join(self.inexact_because)}"
+        if len(self.micro_batch_schedule) > 1:
+            return f"the same to the bit when the micro-batches are repeated: -p replay_run {run_id}"
+        return "the same command gives the same bits again, with this torch and as many threads"
+
 
 @dataclass(frozen=True)
 class FoldOutcome:
