@@ -65,10 +65,6 @@ class JsonLines:
         self._stream = path.open("ab", buffering=0)
         self._size = os.fstat(self._stream.fileno()).st_size
         self._torn = self._ends_torn()
-        if self._torn:
-            self._write(())
-            if self._torn:
-                self._begin_trouble()
 
     @property
     def lines_waiting(self) -> int:

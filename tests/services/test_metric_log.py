@@ -136,6 +136,19 @@ def test_lines_that_were_never_taken_are_told_at_the_end_and_end_nothing(small_d
 
 
 @pytest.mark.fault(12)
+def test_closing_writes_what_waited_where_there_is_room_by_then(small_disk, caplog):
+    path = small_disk.folder / "m.jsonl"
+    log = MetricLog(path, run_id="r", retry_seconds=3600)
+    small_disk.fill()
+    log_steps(log, range(150))
+    assert log.lines_waiting > 0
+    small_disk.make_room()
+    log.close()
+    assert [row["step"] for row in read(path)] == [step for step in range(150) for _ in range(2)]
+    assert (log.lines_lost, caplog.records[-1].levelno) == (0, logging.WARNING)
+
+
+@pytest.mark.fault(12)
 def test_a_torn_end_found_on_a_full_disk_is_closed_off_when_there_is_room(small_disk, tally):
     path = small_disk.folder / "m.jsonl"
     path.write_text('{"a":1}\n' + '{"a":' + "2" * (4096 - 8 - 5))
