@@ -39,6 +39,7 @@ from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory_budget import MemoryBudget
 
 TIME_LIMIT_SECONDS = 120.0
+_REMEDY = "lower fixed_size or num_frames, turn gradient_checkpointing on, or give it more memory"
 _MEASURE = "fvc_lib.learning.preflight_worker:measure"
 # How a child ends when memory does: killed by the system, or aborted by a library that cannot go on without.
 _MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS")
@@ -85,21 +86,27 @@ class PreflightReport:
         """One sentence for the log and the notebook."""
         budget = f"the budget of {_size(self.budget_bytes)} ({self.budget_origin})"
         if self.predicted_peak_bytes is None:
-            return f"memory preflight: could not be measured ({self.problem}): going on without a prediction."
+            return (
+                f"memory preflight: could not be measured ({self.problem}): going on with micro-batch "
+                f"{self.micro_batch} and without a prediction."
+            )
         peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
         if not self.fits:
             return (
                 f"memory preflight: {peak} even with micro-batch {self.micro_batch} is over {budget}; the training "
-                "tries all the same. Lower fixed_size or num_frames, turn gradient_checkpointing on, or give more "
-                "memory." + self._aside()
+                f"tries all the same. If it runs out of memory, {_REMEDY}." + self._aside()
             )
         if self.micro_batch < self.micro_batch_planned:
-            planned = "" if self.planned_peak_bytes is None else f" (predicted peak {_size(self.planned_peak_bytes)})"
             return (
-                f"memory preflight: micro-batch {self.micro_batch_planned}{planned} does not fit {budget}; lowered to "
+                f"memory preflight: micro-batch {self.micro_batch_planned} {self._objection(budget)}; lowered to "
                 f"{self.micro_batch}, {peak}. The effective batch stays the same." + self._aside()
             )
         return f"memory preflight: {peak} with micro-batch {self.micro_batch}, within {budget}." + self._aside()
+
+    def _objection(self, budget: str) -> str:
+        if self.planned_peak_bytes is None or self.planned_peak_bytes <= self.budget_bytes:
+            return "ran out of memory when it was measured"
+        return f"(predicted peak {_size(self.planned_peak_bytes)}) does not fit {budget}"
 
     def _aside(self) -> str:
         return f" Not all was measured: {self.problem}." if self.problem else ""
@@ -235,12 +242,14 @@ def _measured(
     except (FvcError, OSError) as error:
         return known, str(error)
     found = known if document is None else StepMeasurement.from_document(document)
-    if answer.failure == "crashed" and found.attempting and answer.detail.startswith(_MEMORY_DEATHS):
+    died = answer.failure == "crashed" and answer.detail.startswith(_MEMORY_DEATHS)
+    problem = answer.detail
+    if died and found.attempting:
+        problem = f"the measuring process died with micro-batch {found.attempting}: {answer.detail}"
         found = found.with_failure(found.attempting, answer.detail)
-        return found, f"the measuring process died with micro-batch {max(found.failures)}: {answer.detail}"
-    if answer.failure is None and 1 in found.failures:
-        return found, f"one sample alone ran out of memory: {found.failures[1]}"
-    return replace(found, attempting=None), answer.detail
+    if 1 in found.failures:
+        problem = f"one sample alone ran out of memory: {found.failures[1]}; if the training does too, {_REMEDY}"
+    return replace(found, attempting=None), problem
 
 
 def _footprint(request: StepRequest, baseline_bytes: int) -> Footprint:

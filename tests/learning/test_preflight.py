@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -64,8 +65,9 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
     lowered = check(request_of_video_task, MemoryBudget(room_for_two, "by design"), store, roomy.baseline_bytes)
     assert (lowered.micro_batch, lowered.fits, lowered.reused) == (2, True, True)
     assert lowered.planned_peak_bytes > room_for_two >= lowered.predicted_peak_bytes
-    assert "lowered to 2" in lowered.message()
-    assert "(by design)" in lowered.message()
+    assert re.search(
+        r"micro-batch 8 \(predicted peak 0\.\d+ GB\) does not fit .*design\); lowered to 2", lowered.message()
+    )
 
     hopeless = check(request_of_video_task, MemoryBudget(roomy.baseline_bytes, "by design"), store)
     assert (hopeless.micro_batch, hopeless.fits, hopeless.reused) == (1, False, True)
@@ -92,6 +94,7 @@ def test_a_child_that_the_system_kills_is_a_finding():
     report = check(troubled("be_killed", from_size=5))
     assert report.micro_batch == 4
     assert report.fits
+    assert "micro-batch 8 ran out of memory when it was measured; lowered to 4" in report.message()
     assert "died with micro-batch 8: SIGKILL" in report.message()
 
 
@@ -124,6 +127,7 @@ def test_one_sample_too_many_starts_with_one(tmp_path):
     report = check(troubled("take_64_gib", from_size=1), MemoryBudget(8 << 30, "8 GiB"))
     assert (report.micro_batch, report.predicted_peak_bytes) == (1, None)
     assert "one sample alone ran out of memory" in report.message()
+    assert "lower fixed_size or num_frames" in report.message()
 
 
 def test_a_micro_batch_is_no_larger_than_an_effective_batch():
@@ -170,6 +174,7 @@ def test_a_model_that_cannot_be_built_without_memory_is_built_and_draws_nothing(
     assert torch.get_rng_state().equal(before)
 
 
+@pytest.mark.slow
 def test_the_predicted_peak_is_within_a_quarter_of_what_a_training_takes():
     case = {"model": "frame_cnn", "num_frames": 8, "fixed_size": 128, "micro_batch": 8, "num_videos": 16}
     command = [sys.executable, str(ROOT / "benchmarks" / "preflight.py"), "--case", json.dumps(case)]
