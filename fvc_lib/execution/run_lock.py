@@ -105,7 +105,8 @@ def run_lock(
 def is_worked_on(run: RunPaths) -> bool:
     """Whether a living process holds ``run``'s lock. Looks without writing and without waiting for a beat.
 
-    Of a holder on another host it believes a beat of the last 30 seconds.
+    Of a holder on another host it believes a beat of the last 30 seconds. A lock that may not be looked at counts as
+    held: nothing is done to a run that another user may be at work on.
     """
     path = run.root / "run.lock"
     try:
