@@ -1,5 +1,6 @@
 import errno
 import io
+import json
 import os
 import pickle
 from pathlib import Path
@@ -11,6 +12,7 @@ from fvc_lib.services import checkpoint_files
 from fvc_lib.services.checkpoint_files import DamagedCheckpointError, read_verified, write_bytes_with_digest
 from fvc_lib.services.checkpoints import (
     BEST,
+    FORK_NOTE,
     LATEST,
     CheckpointBinding,
     CheckpointFolder,
@@ -217,3 +219,64 @@ def test_a_lost_or_foreign_best_model_is_written_again(open_folder, tmp_path):
     assert best.read_bytes() == whole
     write_bytes_with_digest(best, b"another")
     assert consistent(open_folder()) == 2
+
+
+def test_what_training_changes_after_a_save_is_not_in_it(open_folder):
+    folder, weights = open_folder(), torch.zeros(1_000_000)
+    state = {"nested": [{"weights": weights}], "pair": (weights, 1)}
+    for step in range(1, 4):
+        folder.save(state, epoch=0, step=step, best_epoch=0, best_model={}, epoch_ended=False)
+        weights += 1  # while it is being written
+    checkpoint = folder.load()
+    assert checkpoint.step == 3
+    assert checkpoint.state["nested"][0]["weights"].unique().tolist() == [2.0]
+    assert checkpoint.state["pair"][0].unique().tolist() == [2.0]
+
+
+def test_a_failure_beside_the_training_is_told_by_the_next_save(open_folder, tmp_path):
+    folder = open_folder()
+    save(folder, 1)
+    (tmp_path / "fold_0" / f"{LATEST}.sha256").unlink()
+    (tmp_path / "fold_0" / f"{LATEST}.sha256").mkdir()
+    state = {"epoch": 0, "step": 1, "best_epoch": 0, "best_model": {}, "epoch_ended": False}
+    folder.save({}, **state)
+    with pytest.raises(CheckpointWriteError, match=r"Is a directory.*previous checkpoint is intact"):
+        folder.save({}, **state)
+    folder.finish()  # told once
+
+
+OTHER = CheckpointBinding({"epochs": 5, "names": ["a", "b"]}, BINDING.data_fingerprint)
+
+
+def note(tmp_path, config=None):
+    content = {"run_id": "run_1", "config": dict(BINDING.config) if config is None else config}
+    (tmp_path / "fold_0" / FORK_NOTE).write_text(json.dumps(content))
+
+
+@pytest.mark.fault(28)
+def test_a_fork_goes_on_from_its_ancestors_checkpoint_and_says_so(open_folder, tmp_path, reports):
+    save(open_folder(), 2)
+    note(tmp_path)
+    fork = open_folder(OTHER)
+    checkpoint = fork.load()
+    assert (checkpoint.epoch, checkpoint.ancestor) == (2, "run_1")
+    assert "goes on from step 20 of run_1, with epochs: 3 -> 5" in reports[-1]
+    save(fork, 3)
+    assert open_folder(OTHER).load().ancestor is None
+
+
+@pytest.mark.fault(28)
+def test_a_fork_with_other_videos_begins_anew(open_folder, tmp_path, reports):
+    """The ancestor's weights may have seen what is tested on now."""
+    save(open_folder(), 2)
+    note(tmp_path)
+    assert open_folder(CheckpointBinding(OTHER.config, "0" * 64)).load() is None
+    assert "was trained on other videos" in reports[-1]
+
+
+@pytest.mark.fault(28)
+def test_a_fork_does_not_take_what_is_not_its_ancestors(open_folder, tmp_path):
+    save(open_folder(), 2)
+    note(tmp_path, {"epochs": 99})
+    with pytest.raises(CheckpointMismatchError, match="epochs: 3 -> 5"):
+        open_folder(OTHER).load()
