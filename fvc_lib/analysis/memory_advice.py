@@ -120,10 +120,9 @@ def _larger_batch(found: MemoryFindings, asked: Mapping[str, object]) -> list[Ad
     if trained.is_empty():
         return []
     row = trained.sort("usage_percent", descending=True).row(0, named=True)
-    same = [pl.col(key).eq_missing(pl.lit(row[key])) for key in ("run_id", "stage", "fold", "place")]
-    before = found.peaks.filter(*same, pl.col("phase") == "setup")["used_mb"].max()
+    before = found.before_training_mb(row)
     batch, effective = micro_batch(found, asked), asked.get("effective_batch_size")
-    if not isinstance(before, float) or row["usage_percent"] >= COMFORTABLE_PERCENT:
+    if before is None or row["usage_percent"] >= COMFORTABLE_PERCENT:
         return []
     if batch and isinstance(effective, int) and 2 * batch > effective:
         return []
@@ -164,12 +163,17 @@ def _child_processes(found: MemoryFindings, asked: Mapping[str, object]) -> list
     if peak is None or peak["alone_mb"] is None or (peak["usage_percent"] or 0) < COMFORTABLE_PERCENT:
         return []
     children = peak["used_mb"] - peak["alone_mb"]
-    name = "num_workers" if _trained(peak["phase"]) else "probe_workers"
-    workers = asked.get(name)
     if children < LARGE_CHILD_SHARE * peak["used_mb"]:
         return []
+    share = f"{children / peak['used_mb']:.0%} of the peak"
+    measured = found.events.filter(kind="preflight", stage=peak["stage"]).height
+    if measured and not _trained(peak["phase"]):
+        seen = f"The preflight's own process held {share} ({megabytes_text(children)}), before training began."
+        return [Advice(seen, "-p memory_preflight false spares it, once a batch_size is known to fit.")]
+    name = "num_workers" if _trained(peak["phase"]) else "probe_workers"
+    workers = asked.get(name)
     each = f", about {megabytes_text(children / workers)} each" if isinstance(workers, int) and workers else ""
-    seen = f"Worker processes hold {children / peak['used_mb']:.0%} of the peak ({megabytes_text(children)}{each})."
+    seen = f"Worker processes hold {share} ({megabytes_text(children)}{each})."
     return [Advice(seen, f"Fewer of them (-p {name}) is the cheapest way to less memory; the result stays the same.")]
 
 

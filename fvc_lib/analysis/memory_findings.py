@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,15 @@ class MemoryFindings:
     def leaks(self) -> pl.DataFrame:
         """The rows of ``growth`` that are leaks, steepest first."""
         return self.growth.filter(pl.col("verdict") == "leak").sort("slope_mb", descending=True)
+
+    def before_training_mb(self, row: Mapping[str, Any]) -> float | None:
+        """What stood in the place of ``row`` (of ``peaks``) when its stage left set-up; None where that is not logged.
+
+        Not the peak of set-up: that has the preflight's child, which is gone by then.
+        """
+        same = [pl.col(key).eq_missing(pl.lit(row[key])) for key in (*_KEYS, "place")]
+        setup = self.usage.filter(*same, pl.col("phase") == "setup", ~pl.col("between"))
+        return setup["used_mb"][-1] if setup.height else None
 
 
 def run_memory(run: RunPaths, *, leave_out: Collection[str] = ()) -> MemoryFindings:

@@ -35,11 +35,16 @@ def read_samples(files: Sequence[LogFile]) -> Answer:
         WITH stamped AS (SELECT *, {_WALL_CLOCK} AS at_seconds FROM lines),
         beside AS (
             SELECT *, lag(elapsed_seconds) OVER written AS elapsed_before, lag(at_seconds) OVER written AS at_before,
-                   row_number() OVER written AS position
+                   lag(phase) OVER written AS phase_before, row_number() OVER written AS position
             FROM stamped WINDOW written AS (PARTITION BY file_number ORDER BY line)
         ), judged AS (
-            SELECT *, elapsed_seconds IS NOT NULL AND (elapsed_before IS NULL OR elapsed_seconds < elapsed_before)
-                      AS clock_began
+            -- A clock that began anew shows less than before; or, after an attempt that was over at once, another start
+            -- in a phase that no training comes back to.
+            SELECT *, elapsed_seconds IS NOT NULL AND (
+                elapsed_before IS NULL OR elapsed_seconds < elapsed_before
+                OR (phase = 'setup' AND phase_before <> 'setup'
+                    AND abs(at_seconds - elapsed_seconds - at_before + elapsed_before) > 0.005)
+            ) AS clock_began
             FROM beside
         ), moved AS (
             SELECT *, CASE WHEN elapsed_seconds IS NULL THEN greatest(coalesce(at_seconds - at_before, 0), 0)
@@ -83,7 +88,7 @@ def read_events(files: Sequence[LogFile], samples: pl.DataFrame) -> Answer:
             SELECT run_id, stage, fold, attempt, seconds - elapsed_seconds AS offset_seconds,
                    {_WALL_CLOCK} - elapsed_seconds AS began_at, {_WALL_CLOCK} - seconds AS stage_began_at FROM samples
         ), clocks AS (
-            SELECT run_id, stage, fold, attempt, round(began_at, 1) AS began_at, min(offset_seconds) AS offset_seconds,
+            SELECT run_id, stage, fold, attempt, round(began_at, 3) AS began_at, min(offset_seconds) AS offset_seconds,
                    min(stage_began_at) AS stage_began_at
             FROM sampled GROUP BY ALL
         ), matched AS (

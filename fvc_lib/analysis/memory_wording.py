@@ -54,12 +54,10 @@ def parts_sentence(found: MemoryFindings) -> str:
     peak = found.peak
     if peak is None:
         return NO_SAMPLES
-    same = [pl.col(key).eq_missing(pl.lit(peak[key])) for key in ("run_id", "stage", "fold", "place")]
-    setup = found.peaks.filter(*same, pl.col("phase") == "setup")
-    parts = []
-    if setup.height and peak["phase"] != "setup":
-        before, added = setup["used_mb"][0], peak["used_mb"] - setup["used_mb"][0]
-        parts.append(f"{megabytes_text(before)} stood before the first step, the work itself added {_signed(added)}")
+    parts, before = [], found.before_training_mb(peak)
+    if before is not None and peak["phase"] != "setup":
+        added = _signed(peak["used_mb"] - before)
+        parts.append(f"{megabytes_text(before)} stood before the first step, the work itself added {added}")
     if peak["alone_mb"] is not None:
         children = peak["used_mb"] - peak["alone_mb"]
         held = f"{megabytes_text(children)} ({children / peak['used_mb']:.0%})" if children >= 1 else "nothing"

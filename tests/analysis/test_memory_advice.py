@@ -85,6 +85,16 @@ def test_workers_are_named_where_they_hold_much_of_a_full_budget(run: RunPaths) 
     assert "-p num_workers" in told[0].change
 
 
+def test_the_preflights_own_process_is_not_taken_for_a_worker_nor_for_what_training_stands_on(run: RunPaths) -> None:
+    writer = StoryWriter(run, budget_mb=4000).sample(2500, "setup", children_mb=1000)
+    writer.event("preflight", phase="setup", predicted_peak_mb=1600.0, micro_batch=2, micro_batch_planned=2)
+    writer.sample(1200, "setup").sample(1500, epoch=1)
+    told = memory_advice(run_memory(run), {})
+    assert told[0].seen == "The preflight's own process held 40% of the peak (1.00 GB), before training began."
+    assert "memory_preflight false" in told[0].change
+    assert "-p batch_size 4 would need about 1.80 GB" in told[1].change
+
+
 def test_a_cache_much_larger_than_what_tensors_hold_is_named(run: RunPaths) -> None:
     StoryWriter(run).sample(1200, device="cuda:0", reserved_mb=1900, rss_mb=300)
     assert any("clear_cache_training_batches" in change for change in changes(run))

@@ -4,6 +4,9 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis import queries
+from fvc_lib.analysis.memory_findings import run_memory
+from fvc_lib.services.memory_observer import DeviceMemory
+from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter
 
@@ -132,3 +135,26 @@ def test_odd_events_cost_their_numbers_and_not_the_answer(run: RunPaths) -> None
 def test_free_sql_sees_events(run: RunPaths) -> None:
     StoryWriter(run).sample(1).event("near_limit").event("near_limit")
     assert queries.ask_sql([run], "SELECT count(*) FROM memory_events WHERE kind = 'near_limit'").frame.item() == 2
+
+
+def test_what_the_sampler_writes_is_what_is_read(run: RunPaths) -> None:
+    """The real writer, opened twice as after a kill, with an accelerator that is watched."""
+    stage = "04_fold_training"
+    for attempt in (1, 2):
+        with MemorySampler(run.memory(stage, 0), events=run.memory_events(stage, 0), interval_seconds=60) as memory:
+            memory.watch_device("cuda:0", lambda: DeviceMemory(3_000_000, 4_000_000, 5_000_000, 9_000_000, 1_000_000))
+            memory.at("train", epoch=attempt, batch_idx=0, global_step=7)
+            memory.event(
+                "out_of_memory", "memory ended", where="forward", asked_mb=1.5, micro_batch=4, micro_batch_next=2
+            )
+    found = run_memory(run)
+    assert found.notes == ()
+    assert found.usage["attempt"].unique().sort().to_list() == [1, 2]
+    assert samples(run)["seconds"].is_sorted()
+    peaks = {(row["place"], row["phase"]): row for row in found.peaks.iter_rows(named=True)}
+    assert set(peaks) == {(place, phase) for place in ("process", "cuda:0") for phase in ("setup", "train")}
+    assert (peaks["cuda:0", "setup"]["used_mb"], peaks["cuda:0", "train"]["used_mb"]) == (5, 3)
+    assert 10 < peaks["process", "train"]["used_mb"] < 10_000
+    assert found.shortages["done"].to_list() == ["redone with micro-batch 2 instead of 4"] * 2
+    assert found.events["epoch"].to_list() == [1, 2]
+    assert found.events["attempt"].to_list() == [1, 2]
