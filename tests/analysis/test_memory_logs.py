@@ -54,6 +54,14 @@ def test_each_attempt_goes_on_where_the_one_before_ended(run: RunPaths) -> None:
     assert frame["attempt"].to_list() == [1, 1, 2, 2, 3]
 
 
+def test_coming_back_to_setup_is_no_new_attempt_and_a_start_after_a_moment_is_one(run: RunPaths) -> None:
+    writer = StoryWriter(run).sample(1, "setup").sample(2, "train").sample(3, "setup")
+    assert samples(run)["attempt"].to_list() == [1, 1, 1]
+    writer.sample(4, "train").resume().sample(5, "setup", seconds=9)
+    assert samples(run)["attempt"].to_list() == [1, 1, 1, 1, 2]
+    assert samples(run)["seconds"].to_list() == [1, 2, 3, 4, 13]
+
+
 def test_a_log_that_began_before_the_samplers_clock_goes_on_with_it(run: RunPaths) -> None:
     old = StoryWriter(run, timed=False).sample(1).sample(2)
     StoryWriter(run, wall=old.wall + 60).sample(3)
