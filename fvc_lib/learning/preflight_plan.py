@@ -76,14 +76,14 @@ class Footprint:
 def predicted_peak(found: StepMeasurement, footprint: Footprint, micro_batch: int) -> int | None:
     """Bytes at the peak of a training with its loader processes; None where no step could be measured.
 
-    A loader process counts with what it does not share, with the effective batch it is making, and with those that
-    wait in shared memory.
+    A loader process counts with what it does not share, and with the effective batches that wait in shared memory: they
+    are in no process's resident memory until they are used, but a control group counts them.
     """
     step = estimate(found.step_bytes, micro_batch)
     if step is None:
         return None
     first_use = 0 if footprint.trained_before else found.first_use_bytes
-    worker = found.worker_bytes + (1 + PREFETCHED_WINDOWS) * found.window_bytes
+    worker = found.worker_bytes + PREFETCHED_WINDOWS * found.window_bytes
     return footprint.resident_bytes + first_use + step + footprint.num_workers * worker
 
 

@@ -164,12 +164,17 @@ def _windows(request: StepRequest, num_windows: int, num_workers: int = 0) -> It
 
 
 def _worker_bytes(request: StepRequest) -> int:
-    """What a loader process holds and does not share with its parent, between two effective batches."""
-    tree, most = ProcessTree(), 0
-    for _ in _windows(request, num_windows=3, num_workers=1):
+    """What a loader process holds and does not share with its parent once its effective batches wait ready.
+
+    That is its state while the training computes; those it makes meanwhile are counted as the ones that wait.
+    """
+    tree, idle = ProcessTree(), 0
+    windows = _windows(request, num_windows=3, num_workers=1)
+    for _ in range(3):  # the last one is taken: nothing is left to be made, and the process still there
+        next(windows)
         memory = tree.measure()
-        most = max(most, memory.tree_bytes - memory.rss_bytes)
-    return most
+        idle = memory.tree_bytes - memory.rss_bytes
+    return max(0, idle)
 
 
 def _on_cpu(value: Any) -> Any:

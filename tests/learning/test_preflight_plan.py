@@ -54,9 +54,9 @@ def test_the_peak_is_the_process_with_what_a_first_training_loads_and_the_step()
     assert predicted_peak(found({}), footprint(), 4) is None
 
 
-def test_every_loader_process_counts_with_three_effective_batches():
+def test_every_loader_process_counts_with_two_effective_batches():
     measured = found({4: 100}, window_bytes=10, worker_bytes=20)
-    assert predicted_peak(measured, footprint(num_workers=2), 4) == (300 + 100 + 2 * (20 + 3 * 10)) * MB
+    assert predicted_peak(measured, footprint(num_workers=2), 4) == (300 + 100 + 2 * (20 + 2 * 10)) * MB
 
 
 def test_micro_batches_are_halved_as_the_engine_halves_them():
