@@ -12,8 +12,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ import click
 import yaml
 
 from fvc_lib.corpus.sources import ACCEPTED
-from fvc_lib.execution.forking import Change, Inheritance, inheritance, take_over
+from fvc_lib.execution.asked_values import Asked, changes, config_of_fork, config_to_resume, in_words
+from fvc_lib.execution.forking import Inheritance, inheritance, take_over
 from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.plan import PlannedTask, make_plan, read_notebooks
 from fvc_lib.execution.run_lock import is_worked_on
@@ -31,7 +31,6 @@ from fvc_lib.execution.session import run_config
 from fvc_lib.execution.stages import STAGES, stage_named
 from fvc_lib.execution.status import read_status
 from fvc_lib.services.config import (
-    MAY_CHANGE_ON_RESUME,
     RunConfig,
     environment_values,
     parse_text_value,
@@ -130,7 +129,7 @@ def main(
     command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
     if resume or only or start:
         run = find_run(Path(config.runs_dir), resume or "latest", experiment)
-        config = _config_of_fork(run, asked) if fork else _config_to_resume(run, asked)
+        config = config_of_fork(run, asked) if fork else config_to_resume(run, asked, sys.argv[1:])
 
     def plan() -> list[PlannedTask]:
         return make_plan(notebooks, config, run, only=only_stage, start=start_stage)
@@ -139,7 +138,7 @@ def main(
         _print_plan(plan(), config, None if fork else run)
         if fork and run is not None:
             _print_fork(
-                run, config, inheritance(run, make_plan(notebooks, config, run), _changes(run_config(run), config))
+                run, config, inheritance(run, make_plan(notebooks, config, run), changes(run_config(run), config))
             )
         return
     if run is None:
@@ -163,7 +162,7 @@ def _refuse_missing_corpus(config: RunConfig) -> None:
 def _begin_fork(ancestor: RunPaths, config: RunConfig, notebooks: dict[str, Notebook], command: str) -> RunPaths:
     """Begin a new run with what is still true of ``ancestor`` under ``config``, and say what that is."""
     own = run_config(ancestor)
-    changed = _changes(own, config)
+    changed = changes(own, config)
     taken = inheritance(ancestor, make_plan(notebooks, config, ancestor), changed)
 
     def binding_config(fold: int) -> dict[str, Any]:
@@ -289,18 +288,6 @@ def _clips_in_use(runs_dir: Path) -> set[Path]:
     return folders
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the command gave: the names it set anywhere, the environment included, and the configuration they make.
-
-    ``written`` are those whose value comes from the command line or a params file, and so was meant for this command.
-    """
-
-    names: frozenset[str]
-    written: frozenset[str]
-    config: RunConfig
-
-
 def _asked(
     params_files: tuple[Path, ...],
     yaml_texts: tuple[str, ...],
@@ -338,61 +325,6 @@ def _yaml_mapping(text: str) -> dict[str, Any]:
     return document
 
 
-def _config_to_resume(run: RunPaths, asked: Asked) -> RunConfig:
-    """The run's own configuration, with what may change from one attempt to the next as it is asked for now.
-
-    Raises:
-        UsageError: a parameter was given that differs from the run's own and could change its numbers.
-    """
-    own = run_config(run)
-    wanted = _with_written(own, asked)
-    if changed := {name: change for name, change in _changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
-        given = [] if any(text.startswith("--resume") for text in sys.argv) else ["--resume", str(run.root)]
-        command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:], *given, "--fork"])
-        raise UsageError(
-            f"{run.run_id} was made with other values: {_in_words(changed)}. Leave them out to resume it, leave "
-            f"--resume out to start a new run, or start one with what stays true of this one: {command}"
-        )
-    return wanted
-
-
-def _config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
-    """The run's own configuration with everything that was asked for, for a new run beside it.
-
-    Raises:
-        UsageError: nothing differs, or the run is being worked on.
-    """
-    own = run_config(run)
-    if is_worked_on(run):
-        raise UsageError(f"{run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
-    wanted = _with_written(own, asked).model_copy(
-        update={"runs_dir": str(run.root.parents[1]), "experiment": run.experiment}
-    )
-    if not _changes(own, wanted):
-        raise UsageError(
-            f"{run.run_id} has these very values. Leave --fork out to resume it, or say what shall differ: "
-            "-p NAME VALUE."
-        )
-    return wanted
-
-
-def _with_written(own: RunConfig, asked: Asked) -> RunConfig:
-    """``own`` with the values given for this command, and with the environment's where that may differ by machine."""
-    names = (asked.written | (asked.names & MAY_CHANGE_ON_RESUME)) - {"experiment", "runs_dir"}
-    return own.model_copy(update={name: getattr(asked.config, name) for name in names})
-
-
-def _changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
-    """(old, new) JSON values by name; where a run lies is no change."""
-    before, after = own.model_dump(mode="json"), wanted.model_dump(mode="json")
-    names = [name for name in before if name not in {"experiment", "runs_dir"}]
-    return {name: (before[name], after[name]) for name in names if before[name] != after[name]}
-
-
-def _in_words(changed: Mapping[str, Change]) -> str:
-    return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
-
-
 def _print_notebooks(notebooks: dict[str, Notebook]) -> None:
     for stage in STAGES:
         notebook = notebooks[stage.name]
@@ -411,7 +343,7 @@ def _print_plan(plan: list[PlannedTask], config: RunConfig, run: RunPaths | None
 
 
 def _print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> None:
-    click.echo(f"fork of {ancestor.run_id}: {_in_words(_changes(run_config(ancestor), config))}")
+    click.echo(f"fork of {ancestor.run_id}: {in_words(changes(run_config(ancestor), config))}")
     for line in taken.lines():
         click.echo(line)
 
