@@ -127,7 +127,11 @@ def fitting_micro_batch(found: StepMeasurement, footprint: Footprint, planned: i
 
 
 def next_to_measure(found: StepMeasurement, footprint: Footprint, planned: int, budget_bytes: int) -> int | None:
-    """1, then 2, then what these say will fit, until the chosen micro-batch is a measured one; None: that is all."""
+    """1, 2, 4 and so on, as long as what was measured says that it will fit, up to the micro-batch that is then chosen.
+
+    Never more than twice the largest that ran: from 1 and 2 alone the peak at 8 was once put 40 % too low. None: that
+    is all.
+    """
     tried = {*found.step_bytes, *found.failures}
     if 1 not in tried:
         return 1
@@ -136,4 +140,6 @@ def next_to_measure(found: StepMeasurement, footprint: Footprint, planned: int, 
     if planned > 1 and 2 not in tried:
         return 2
     chosen = fitting_micro_batch(found, footprint, planned, budget_bytes)
-    return None if chosen in tried else chosen
+    if chosen is None or chosen in tried:
+        return None
+    return min([chosen, *(n for n in (2 * max(found.step_bytes),) if n not in tried)])

@@ -20,7 +20,7 @@ from fvc_lib.learning.task import Batch, Task
 from fvc_lib.learning.training_state import copy_weights
 from fvc_lib.services.process_memory import ProcessTree
 
-_STEPS = 3  # the first allocates the optimizer's state, the later ones meet a heap with holes
+_STEPS = 2  # the first allocates the optimizer's state, the second meets a heap with holes
 
 
 @dataclass(frozen=True)

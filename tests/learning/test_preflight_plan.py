@@ -88,8 +88,9 @@ def walk(planned, budget_mb, cost_mb, failing_from=99):
     return order, fitting_micro_batch(state, footprint(), planned, budget_mb * MB)
 
 
-def test_one_then_two_then_the_planned_one_is_measured_when_it_should_fit():
-    assert walk(8, 10_000, lambda n: 50 * n) == ([1, 2, 8], 8)
+def test_twice_as_much_is_measured_each_time_up_to_the_planned_one_when_it_should_fit():
+    assert walk(8, 10_000, lambda n: 50 * n) == ([1, 2, 4, 8], 8)
+    assert walk(6, 10_000, lambda n: 50 * n) == ([1, 2, 4, 6], 6)
     assert walk(2, 10_000, lambda n: 50 * n) == ([1, 2], 2)
     assert walk(1, 10_000, lambda n: 50 * n) == ([1], 1)
 
@@ -101,8 +102,8 @@ def test_what_is_extrapolated_not_to_fit_is_never_run():
 
 
 def test_a_step_that_takes_more_than_extrapolated_gives_way_to_a_smaller_one():
-    assert walk(8, 800, lambda n: 50 * n if n < 8 else 900) == ([1, 2, 8, 4], 4)
-    assert walk(8, 10_000, lambda n: 50 * n, failing_from=4) == ([1, 2, 8, 4], 2)
+    assert walk(8, 800, lambda n: 50 * n if n < 8 else 900) == ([1, 2, 4, 8], 4)
+    assert walk(8, 10_000, lambda n: 50 * n, failing_from=4) == ([1, 2, 4], 2)
     assert walk(8, 10_000, lambda n: 50 * n, failing_from=1) == ([1], None)
 
 
