@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from fvc_lib.corpus.sources import ACCEPTED
-from fvc_lib.execution.asked_values import Asked, changes, config_of_fork, config_to_resume, in_words
+from fvc_lib.execution.asked_values import ask, changes, config_of_fork, config_to_resume, in_words
 from fvc_lib.execution.forking import Inheritance, inheritance, take_over
 from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.plan import PlannedTask, make_plan, read_notebooks
@@ -32,9 +31,6 @@ from fvc_lib.execution.stages import STAGES, stage_named
 from fvc_lib.execution.status import read_status
 from fvc_lib.services.config import (
     RunConfig,
-    environment_values,
-    parse_text_value,
-    read_params_file,
     resolve_config,
 )
 from fvc_lib.services.errors import FvcError, UsageError
@@ -85,6 +81,10 @@ class Commands(click.Group):
 @click.option(
     "--from", "start", metavar="STAGE", help="Run this stage and all after it, in --resume's run or the latest."
 )
+@click.option(
+    "--profile-memory", is_flag=True,
+    help="Record every allocation of the trainings; the same as -p profile_memory true. Slows them down.",
+)  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the notebooks with their parameters and stop.")
 @click.option("--dry-run", is_flag=True, help="Print the plan with reasons and stop; writes nothing.")
 @click.pass_context
@@ -98,6 +98,7 @@ def main(
     fork: bool,
     only: str | None,
     start: str | None,
+    profile_memory: bool,
     list_only: bool,
     dry_run: bool,
 ) -> None:
@@ -121,7 +122,8 @@ def main(
     if fork and not resume:
         raise UsageError("--fork starts a new run from another one. Name that run: --resume RUN --fork.")
     only_stage, start_stage = stage_named(only) if only else None, stage_named(start) if start else None
-    asked = _asked(params_files, yaml_texts, values, experiment)
+    typed = {"experiment": experiment} if experiment is not None else {}
+    asked = ask(params_files, yaml_texts, values, {**typed, **({"profile_memory": True} if profile_memory else {})})
     config = asked.config
     run = None
     if not (resume or only or start) or fork:
@@ -286,43 +288,6 @@ def _clips_in_use(runs_dir: Path) -> set[Path]:
                     names = re.findall(rb"clips/decode_[0-9a-f]+", stream.read(1 << 16))
                 folders |= {(Path(config.cache_dir) / os.fsdecode(name)).resolve() for name in names}
     return folders
-
-
-def _asked(
-    params_files: tuple[Path, ...],
-    yaml_texts: tuple[str, ...],
-    values: tuple[tuple[str, str], ...],
-    experiment: str | None,
-) -> Asked:
-    from_files: dict[str, Any] = {}
-    for path in params_files:
-        from_files.update(read_params_file(path))
-    typed: dict[str, Any] = {}
-    for text in yaml_texts:
-        typed.update(_yaml_mapping(text))
-    typed.update({name: parse_text_value(name, value) for name, value in values})
-    if experiment is not None:
-        typed["experiment"] = experiment
-    config = resolve_config(from_files, command_line=typed)
-    # A kernel works in the folder of the notebooks: every path is made absolute here, where the command was given.
-    paths = {name: getattr(config, name) for name in ("corpus", "data_dir", "runs_dir", "cache_dir")}
-    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path}
-    from_environment = environment_values()
-    return Asked(
-        names=frozenset({*from_files, *typed, *from_environment}),
-        written=frozenset({*typed, *(from_files.keys() - from_environment.keys())}),
-        config=config.model_copy(update=absolute),
-    )
-
-
-def _yaml_mapping(text: str) -> dict[str, Any]:
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"-y {text!r} is not valid YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"-y {text!r}: got a {type(document).__name__}, wanted a mapping like '{{epochs: 5}}'.")
-    return document
 
 
 def _print_notebooks(notebooks: dict[str, Notebook]) -> None:

@@ -11,6 +11,7 @@ from fvc_lib.analysis.memory_wording import megabytes_text
 PHASE_COLORS = {
     "setup": "#B8BDC4", "train": "#0072B2", "validation": "#E69F00", "test": "#009E73",
     "control_train": "#7FB8D8", "control_validation": "#F2CF80", "control_test": "#80CEB9",
+    "report": "#D9DCE1",
 }  # fmt: skip
 _NEAR_FACTOR = 2.5  # a budget further above the peak than this would flatten everything below it
 

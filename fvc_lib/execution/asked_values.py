@@ -5,11 +5,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from fvc_lib.execution.forking import Change
 from fvc_lib.execution.run_lock import is_worked_on
 from fvc_lib.execution.session import run_config
-from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig
+from fvc_lib.services.config import (
+    MAY_CHANGE_ON_RESUME,
+    RunConfig,
+    environment_values,
+    parse_text_value,
+    read_params_file,
+    resolve_config,
+)
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 
@@ -24,6 +35,37 @@ class Asked:
     names: frozenset[str]
     written: frozenset[str]
     config: RunConfig
+
+
+def ask(
+    params_files: Sequence[Path],
+    yaml_texts: Sequence[str],
+    values: Sequence[tuple[str, str]],
+    options: Mapping[str, Any],
+) -> Asked:
+    """What a command's params files, YAML texts, names with values, and options of their own come to.
+
+    Raises:
+        UsageError: an unknown name, a value that is not of its type, or a file that cannot be read.
+    """
+    from_files: dict[str, Any] = {}
+    for path in params_files:
+        from_files.update(read_params_file(path))
+    typed: dict[str, Any] = {}
+    for text in yaml_texts:
+        typed.update(_yaml_mapping(text))
+    typed.update({name: parse_text_value(name, value) for name, value in values})
+    typed.update(options)
+    config = resolve_config(from_files, command_line=typed)
+    # A kernel works in the folder of the notebooks: every path is made absolute here, where the command was given.
+    paths = {name: getattr(config, name) for name in ("corpus", "data_dir", "runs_dir", "cache_dir")}
+    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path}
+    from_environment = environment_values()
+    return Asked(
+        names=frozenset({*from_files, *typed, *from_environment}),
+        written=frozenset({*typed, *(from_files.keys() - from_environment.keys())}),
+        config=config.model_copy(update=absolute),
+    )
 
 
 def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> RunConfig:
@@ -86,3 +128,13 @@ def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
 def in_words(changed: Mapping[str, Change]) -> str:
     """``epochs 3 -> 5; model 'frame_cnn' -> 'r2plus1d'``."""
     return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
+
+
+def _yaml_mapping(text: str) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"-y {text!r} is not valid YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"-y {text!r}: got a {type(document).__name__}, wanted a mapping like '{{epochs: 5}}'.")
+    return document

@@ -71,9 +71,12 @@ def fold_memory(
         if config.profile_memory
         else nullcontext()
     )
-    with apply_policy(policy), recording, frozen_garbage():
-        yield FoldMemory(policy, observer, ControlMemory(observer), ShortageFolder(paths.oom_contexts(STAGE, fold)))
-    release_cached_memory(compute.device)
+    try:
+        with apply_policy(policy), recording, frozen_garbage():
+            yield FoldMemory(policy, observer, ControlMemory(observer), ShortageFolder(paths.oom_contexts(STAGE, fold)))
+    finally:
+        release_cached_memory(compute.device)
+        observer.at("report")  # what a notebook takes for its tables and figures is not the training's
 
 
 def planned_micro_batch(

@@ -39,7 +39,10 @@ class MemoryObserver(Protocol):
         batch_idx: int | None = None,
         global_step: int | None = None,
     ) -> None:
-        """Say where the training is. ``phase`` is setup, train, validation, test or one of these after ``control_``."""
+        """Say where the training is.
+
+        Phases: setup, train, validation and test, the same after ``control_``, and report when training is over.
+        """
         ...
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fvc_lib.learning.out_of_memory import is_out_of_memory
+from fvc_lib.learning.out_of_memory import asked_bytes, is_out_of_memory
 
 
 def real_cpu_error() -> RuntimeError:
@@ -26,6 +26,7 @@ def caused_by(cause: BaseException) -> RuntimeError:
         RuntimeError("MPS backend out of memory (MPS allocated: 17.18 GB, other allocations: 0 bytes)"),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("could not create a primitive"),
         caused_by(torch.OutOfMemoryError("deep")),
         caused_by(caused_by(MemoryError())),
     ],
@@ -41,6 +42,7 @@ def test_memory_that_ended_is_told(error):
     [
         RuntimeError("no room left in zoom buffer"),
         RuntimeError("bloom filter: the layer ran CUDA out of memory budget by design"),
+        RuntimeError("could not create a primitive descriptor for a matmul of float64"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
         ValueError("CUDA out of memory"),
         caused_by(RuntimeError("no room left in zoom buffer")),
@@ -56,3 +58,16 @@ def test_a_circle_of_causes_ends():
     error = RuntimeError("round")
     error.__cause__ = caused_by(error)
     assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB", 2 * 2**30),
+        ("MPS backend out of memory (MPS allocated: 17.18 GB). Tried to allocate 256 bytes on private pool.", 256),
+        (str(real_cpu_error()).partition("\n")[0], 1 << 55),
+        ("could not create a primitive", None),
+    ],
+)
+def test_what_was_asked_for_is_read_from_the_message(message, wanted):
+    assert asked_bytes(message) == wanted
