@@ -20,7 +20,7 @@ from fvc_lib.learning.device import device_memory_probe
 # Anchored at the start: the substring "oom" also matches room, zoom and bloom.
 _MESSAGES = re.compile(
     r"^(?:\[enforce fail at alloc_cpu\.cpp:\d+\].*)?DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
-    # oneDNN keeps the reason to itself; measured under a falling RLIMIT_AS, this text stands for one end in six. It also
+    # oneDNN keeps the reason to itself: under a falling RLIMIT_AS one end in five came with this text. It also
     # stands for a primitive that oneDNN does not have: then no halving helps, and the text is told with the last error.
     r"|^could not (?:create a primitive|create a memory object|execute a primitive)$"
     r"|^MPS backend out of memory"
