@@ -1,0 +1,264 @@
+"""Rows 24 and 33: checkpoints that are not what was written, by accident or by intent."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import pickle
+import random
+import shutil
+import struct
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from fvc_lib.learning.fold_training import train_fold
+from fvc_lib.services.checkpoint_files import DamagedCheckpointError, load_safely, read_verified
+from fvc_lib.services.checkpoints import (
+    BEST,
+    LATEST,
+    Checkpoint,
+    CheckpointBinding,
+    CheckpointFolder,
+    load_best_model,
+)
+from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.metric_log import MetricLog
+from tests.faults import checkpoint_lives as lives
+from tests.faults.checkpoint_lives import same
+from tests.faults.conftest import STAGE, result_of
+from tests.learning.conftest import TinyTraining
+
+SECOND, FIRST = "checkpoint_epoch_002.pt", "checkpoint_epoch_001.pt"
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A real training stopped in its third epoch: two finished epochs lie beside the latest checkpoint."""
+
+    folder: Path
+    binding: CheckpointBinding
+    by_name: dict[str, Checkpoint]
+
+    def load(self) -> tuple[Checkpoint, list[str]]:
+        """What a resume would find, and what it is told."""
+        told: list[str] = []
+        checkpoint = CheckpointFolder(self.folder, self.binding, report=told.append).load()
+        assert checkpoint is not None
+        return checkpoint, told
+
+    def name_of(self, checkpoint: Checkpoint) -> str:
+        """Which of the three it is, to the bit."""
+        (name,) = [
+            name
+            for name, known in self.by_name.items()
+            if same(checkpoint.state, known.state)
+            and same(checkpoint.best_model, known.best_model)
+            and (checkpoint.epoch, checkpoint.step, checkpoint.best_epoch)
+            == (known.epoch, known.step, known.best_epoch)
+        ]
+        assert checkpoint.path.name == name
+        assert same(load_best_model(self.folder), checkpoint.best_model)
+        return name
+
+
+def train(tiny: TinyTraining, stop_after: int = 1_000) -> None:
+    asked = iter(range(1_000))
+    with MetricLog(tiny.paths.metrics(STAGE, 0), run_id=tiny.paths.run_id, fold=0) as log:
+        train_fold(tiny.paths, tiny.config, 0, metric_log=log, stop=lambda: next(asked) >= stop_after)
+
+
+@pytest.fixture
+def stopped(tiny: TinyTraining, tmp_path: Path) -> Stopped:
+    with pytest.raises(StoppedError):
+        train(tiny.with_config(epochs=3, shuffled_label_control=False), stop_after=14)
+    folder = tiny.paths.fold_checkpoints(0)
+    document = load_safely(folder / LATEST, read_verified(folder / LATEST), 1)
+    binding = CheckpointBinding(document["config"], document["data_fingerprint"])
+    by_name = {}
+    for name in (LATEST, SECOND, FIRST):  # each from a folder in which it is the newest
+        shutil.copytree(folder, tmp_path / name)
+        for newer in by_name:
+            (tmp_path / name / newer).unlink()
+        found = CheckpointFolder(tmp_path / name, binding).load()
+        assert found is not None
+        by_name[name] = found
+    assert [found.step for found in by_name.values()] == sorted({found.step for found in by_name.values()})[::-1]
+    return Stopped(folder, binding, by_name)
+
+
+def regions(content: bytes) -> dict[str, list[int]]:
+    """Every place of a torch archive, by what is there."""
+    places: dict[str, list[int]] = {"pickle": [], "tensors": [], "other members": []}
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for member in archive.infolist():
+            name_length, extra_length = struct.unpack_from("<HH", content, member.header_offset + 26)
+            begin = member.header_offset + 30 + name_length + extra_length
+            what = "pickle" if member.filename.endswith("data.pkl") else "other members"
+            what = "tensors" if "/data/" in member.filename else what
+            places[what] += range(begin, begin + member.compress_size)
+        directory = archive.start_dir
+    inside = {place for some in places.values() for place in some}
+    places["headers"] = [place for place in range(directory) if place not in inside]
+    places["directory"] = list(range(directory, len(content)))
+    return places
+
+
+def flips(path: Path, places: list[int], count: int, chance: random.Random) -> Iterator[None]:
+    """``path`` with one bit flipped, ``count`` times, and whole again."""
+    whole = path.read_bytes()
+    for _ in range(count):
+        damaged = bytearray(whole)
+        damaged[chance.choice(places)] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        yield
+        path.write_bytes(whole)
+
+
+@pytest.mark.fault(24)
+@pytest.mark.parametrize("hundreds", [1, pytest.param(10, marks=pytest.mark.long)])
+def test_a_flipped_bit_is_noticed_wherever_it_is_and_the_checkpoint_before_used(hundreds, stopped, tally):
+    """A thousand of them: seven hundred in each part of the latest, the rest in what lies beside it."""
+    chance, latest = random.Random(24), stopped.folder / LATEST
+    per_region = {"headers": 12, "pickle": 20, "tensors": 20, "other members": 6, "directory": 12}
+    for region, places in regions(latest.read_bytes()).items():
+        for _ in flips(latest, places, hundreds * per_region[region], chance):
+            checkpoint, (told,) = stopped.load()
+            assert stopped.name_of(checkpoint) == SECOND
+            assert f"{LATEST}' is damaged: its SHA-256" in told
+            tally.add(survived=1)
+
+    found: Counter[tuple[str, int]] = Counter()
+    sidecar = stopped.folder / f"{LATEST}.sha256"
+    for _ in flips(sidecar, list(range(sidecar.stat().st_size)), hundreds * 10, chance):
+        checkpoint, complaints = stopped.load()
+        found[stopped.name_of(checkpoint), len(complaints)] += 1
+        tally.add(survived=1)
+    # A digest that says something else rejects; the name beside it decides nothing.
+    assert set(found) <= {(SECOND, 1), (LATEST, 0)}
+
+    best = stopped.folder / BEST
+    for _ in flips(best, list(range(best.stat().st_size)), hundreds * 5, chance):
+        with pytest.raises(DamagedCheckpointError, match=r"best_model\.safetensors' is damaged"):
+            load_best_model(stopped.folder)
+        checkpoint, told = stopped.load()
+        assert stopped.name_of(checkpoint) == LATEST  # which has looked at the best model too: it was written again
+        tally.add(survived=1)
+
+    latest.unlink()
+    second = stopped.folder / SECOND
+    for _ in flips(second, list(range(second.stat().st_size)), hundreds * 15, chance):
+        checkpoint, (told,) = stopped.load()
+        assert stopped.name_of(checkpoint) == FIRST
+        assert f"{SECOND}' is damaged" in told
+        tally.add(survived=1)
+    assert tally.survived == hundreds * 100
+
+
+@pytest.mark.fault(24)
+def test_a_training_goes_on_from_the_epoch_before_a_damaged_checkpoint_and_ends_the_same(tiny, undisturbed, caplog):
+    with pytest.raises(StoppedError):
+        train(tiny, stop_after=8)
+    latest = tiny.paths.fold_checkpoints(0) / LATEST
+    content = bytearray(latest.read_bytes())
+    content[len(content) // 2] ^= 1
+    latest.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        train(tiny)
+    assert f"{str(latest)!r} is damaged" in caplog.text
+    assert "Trying the one before it" in caplog.text
+    assert result_of(tiny.paths) == undisturbed
+    rows = [json.loads(line) for line in tiny.paths.metrics(STAGE, 0).read_text().splitlines()]
+    taken = Counter(row["step"] for row in rows if (row["phase"], row["metric"]) == ("train", "loss"))
+    assert taken == {**dict.fromkeys(range(1, 11), 1), 6: 2, 7: 2}  # from the end of epoch 1
+
+
+class Runs:
+    """Unpickled, it calls ``function`` with ``arguments``."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call
+
+
+def zipped(document: Any, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(document, stream, **options)
+    return stream.getvalue()
+
+
+def evil_contents(trace: Path) -> dict[str, bytes]:
+    """Files that make a folder when they are loaded by who trusts them, by how."""
+    good = {
+        "format": 1, "config": dict(lives.BINDING.config), "data_fingerprint": lives.BINDING.data_fingerprint,
+        "epoch": 9, "step": 90, "best_epoch": 9, "best_model": lives.best_of(9), "state": lives.state_of(90),
+    }  # fmt: skip
+    mkdir, code = Runs(os.mkdir, str(trace)), Runs(exec, f"import os; os.mkdir({str(trace)!r})")
+    documents = {f"in {place}": {**good, place: mkdir} for place in good}
+    documents |= {
+        "in a tensor's place": {**good, "best_model": {"weight": mkdir}},
+        "as a key": {**good, "state": {code: 1}},
+        "as code": {**good, "state": {"training": [code]}},
+        "deep": {**good, "state": {"optimizer": {"state": {0: {"step": (mkdir,)}}}}},
+        "instead of a document": mkdir,
+    }
+    contents = {f"torch, {how}": zipped(document) for how, document in documents.items()}
+    contents |= {f"pickle {number}": pickle.dumps(documents["as code"], number) for number in range(6)}
+    contents["torch's old format"] = zipped(documents["deep"], _use_new_zipfile_serialization=False)
+    return contents
+
+
+def run_trustingly(how: str, content: bytes) -> None:
+    if how.startswith("pickle"):
+        pickle.loads(content)
+    else:
+        torch.load(io.BytesIO(content), weights_only=False)
+
+
+@pytest.mark.fault(33)
+def test_a_pickle_that_runs_code_is_never_executed_wherever_it_lies(tmp_path, tally):
+    lives.three_epochs(tmp_path / "before")
+    trace, path = tmp_path / "it ran", tmp_path / "fold"
+    for how, content in evil_contents(trace).items():
+        for name in (LATEST, "checkpoint_epoch_009.pt", BEST, f"{LATEST}.sha256", "forked_from.json"):
+            shutil.copytree(tmp_path / "before", path)
+            (path / name).write_bytes(content)
+            if name.endswith(("pt", "safetensors")):
+                digest = f"{hashlib.sha256(content).hexdigest()}  {name}\n"
+                (path / f"{name}.sha256").write_text(digest)  # whoever can write the one can write the other
+            if name.startswith("checkpoint_epoch"):
+                (path / LATEST).unlink()
+            if name == BEST:
+                with pytest.raises((DamagedCheckpointError, SafetensorError)):
+                    load_best_model(path)
+            told: list[str] = []
+            found = CheckpointFolder(path, lives.BINDING, report=told.append).load()
+            assert found is not None
+            assert lives.same(found.state, lives.state_of(30))
+            assert lives.same(load_best_model(path), lives.best_of(2))
+            if name.endswith(".pt"):
+                assert "cannot be loaded safely" in told[0]
+            assert not trace.exists(), f"{how} in {name}"
+            shutil.rmtree(path)
+            tally.add(survived=1)
+        run_trustingly(how, content)  # the payload works
+        trace.rmdir()
+
+
+@pytest.mark.fault(33)
+def test_a_fork_s_note_that_is_code_is_no_more_than_text(tmp_path):
+    lives.three_epochs(tmp_path / "fold")
+    (tmp_path / "fold" / "forked_from.json").write_text(json.dumps({"run_id": "$(reboot)", "config": {"__class__": 1}}))
+    assert lives.loaded(tmp_path / "fold").step == 30

@@ -1,0 +1,129 @@
+"""Rows 3 and 6: trainings that are killed or stopped again and again at moments nobody chose, and go on each time."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.services.run_paths import RunPaths
+from tests.faults.conftest import Result, elsewhere
+from tests.faults.fold_lives import (
+    Standing,
+    result_of_fold,
+    standing,
+    train_and_be_stopped,
+    train_folds,
+    trained_steps,
+)
+from tests.faults.forked import run, start
+from tests.faults.table import Tally
+from tests.learning.conftest import TinyTraining
+
+FOLDS = (0, 1)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The undisturbed run: where it lies, what it left and how long it took."""
+
+    paths: RunPaths
+    results: tuple[Result, ...]
+    seconds: float
+
+
+@pytest.fixture
+def tiny(tiny_training: TinyTraining) -> TinyTraining:
+    """A checkpoint after every step for which the disk is quick enough."""
+    return tiny_training.with_config(epochs=2, checkpoint_minutes=0)
+
+
+@pytest.fixture
+def whole(tiny: TinyTraining, tmp_path: Path) -> Whole:
+    paths = elsewhere(tiny, tmp_path / "whole" / "run_0")
+    run(train_folds, tmp_path, "", (), 0)  # the first child waits until everything is imported
+    begun = time.monotonic()
+    code, said = run(train_folds, paths.root, tiny.config.model_dump_json(), FOLDS, 1)
+    assert code == 0, said
+    return Whole(paths, tuple(result_of_fold(paths, fold) for fold in FOLDS), time.monotonic() - begun)
+
+
+def stands(paths: RunPaths, whole: Whole, scratch: Path) -> list[Standing]:
+    return [standing(paths, whole.paths, fold, scratch) for fold in FOLDS]
+
+
+def killed_until_done(tiny: TinyTraining, whole: Whole, root: Path, chance: random.Random, max_kills: int) -> int:
+    """Train both folds, killed after random delays; returns how often. What was done is never done again."""
+    paths, kills = elsewhere(tiny, root / "run_0"), 0
+    before = stands(paths, whole, root / "scratch")
+    for attempt in range(1, 1_000):
+        child = start(train_folds, paths.root, tiny.config.model_dump_json(), FOLDS, attempt)
+        if kills < max_kills:
+            child.process.join(chance.expovariate(6 / whole.seconds))
+            child.process.kill()
+        code, said = child.end()
+        assert code in (0, -signal.SIGKILL), said
+        for fold, stood in zip(FOLDS, before, strict=True):
+            for steps, saved in zip(trained_steps(paths, fold, attempt), stood.steps, strict=True):
+                assert steps == list(range(saved + 1, saved + 1 + len(steps)))
+                assert not (steps and stood.finished)
+        if code == 0:
+            break
+        kills += 1
+        before = stands(paths, whole, root / "scratch")
+    assert tuple(result_of_fold(paths, fold) for fold in FOLDS) == whole.results
+    return kills
+
+
+@pytest.mark.slow
+@pytest.mark.fault(3)
+def test_two_folds_killed_at_random_moments_end_as_if_nothing_had_been(tiny, whole, tmp_path, tally):
+    tally.add(survived=killed_until_done(tiny, whole, tmp_path / "killed", random.Random(1), max_kills=8))
+    assert tally.survived > 1
+
+
+@pytest.mark.long
+@pytest.mark.fault(3)
+def test_two_hundred_kills_at_random_moments_change_nothing(tiny, whole, tmp_path, tally, request):
+    seed = request.config.getoption("--randomly-seed", None) or 2026
+    print(f"delays drawn with seed {seed}")
+    chance = random.Random(seed)
+    for number in range(200):
+        if tally.survived >= 200:
+            break
+        tally.add(survived=killed_until_done(tiny, whole, tmp_path / f"killed_{number}", chance, max_kills=40))
+    print(f"{tally.survived} kills in {number} runs")
+    assert tally.survived >= 200
+
+
+def stopped_until_done(tiny: TinyTraining, whole: Whole, paths: RunPaths, operations: random.Random) -> Counter[int]:
+    """Fold 0, stopped by SIGTERM in the midst of writing checkpoints; counts exit codes."""
+    codes: Counter[int] = Counter()
+    for attempt in range(1, 100):
+        config = tiny.config.model_dump_json()
+        code, said = run(train_and_be_stopped, paths.root, config, attempt, operations.randint(1, 150))
+        assert code in (0, 75), said
+        codes[code] += 1
+        standing(paths, whole.paths, 0, paths.root / "scratch")
+        if code == 0:
+            break
+    return codes
+
+
+@pytest.mark.fault(6)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 15))])
+def test_sigterm_during_a_save_lets_it_finish_and_the_training_go_on(seed, tiny, whole, tmp_path, tally: Tally):
+    paths = elsewhere(tiny, tmp_path / "stopped" / "run_0")
+    codes = stopped_until_done(tiny, whole, paths, random.Random(seed))
+    assert codes[75] > 1
+    assert result_of_fold(paths, 0) == whole.results[0]
+    last = sum(codes.values())
+    for steps in zip(*(trained_steps(paths, 0, attempt) for attempt in range(1, last + 1)), strict=True):
+        taken = [step for some in steps for step in some]
+        assert taken == list(range(1, len(taken) + 1))  # every step once
+    tally.add(survived=codes[75])
