@@ -8,7 +8,8 @@ lies in. So neighbours on the machine, and a clock that changes its speed, fall 
 
 What happens once in a while is made to happen far more often, and then charged as often as it does by default:
 
-  transaction  the snapshot before each step, the watching, the accumulated loss: what the step always does
+  transaction  the snapshot before each step, the watching, the accumulated loss: what the step always does; once as it
+               is, and once on tiny clips, where less noise hides it, charged to a step of the usual ones
   metric log   every step's three metrics are written 50 times, and a 50th is charged
   sampler      memory is sampled every 10 ms, and one sample a second is charged
   checkpoints  one is saved after every step, and one every two minutes is charged, the writing thread's time included
@@ -53,12 +54,12 @@ def read_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="about two minutes, and wide intervals")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure (default: all)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="networks (default: both)")
-    parser.add_argument("--blocks", type=int, help="blocks of each side and part, even (default: 300; quick: 40)")
+    parser.add_argument("--blocks", type=int, help="blocks of each side for a part, even (default: 150; quick: 20)")
     parser.add_argument("--steps", type=int, default=1, help="steps in a block (default: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every value there too")
     parser.add_argument("--folder", type=Path, help="where clips and checkpoints are written for the time being")
     asked = parser.parse_args(words)
-    asked.blocks = asked.blocks or (40 if asked.quick else 300)
+    asked.blocks = asked.blocks or (20 if asked.quick else 150)
     if asked.blocks < 2 or asked.blocks % 2 or asked.steps < 1:
         parser.error(
             f"--blocks {asked.blocks} --steps {asked.steps}: wanted an even number of blocks of 1 step or more"
@@ -90,11 +91,11 @@ def measures(asked: argparse.Namespace, folder: Path) -> dict[str, Callable[[], 
     for model in asked.models:
         training = Training(Case(model), folder / model)
         found[f"steps of {model}"] = lambda training=training: steps(training, asked.blocks, asked.steps)
-        found[f"epochs of {model}"] = lambda training=training: epochs(training, 6 if quick else 30)
+        found[f"epochs of {model}"] = lambda training=training: epochs(training, 6 if quick else 60)
         found[f"memory of {model}"] = lambda training=training: memory(training, 2 if quick else 5)
     found["stall"] = lambda: measure_stall(folder, steps=60 if quick else 240, between_seconds=2.0 if quick else 4.0)
     found["lines"] = lambda: measure_lines(folder, 10 if quick else 60)
-    found["waiting"] = lambda: measure_waiting(folder, 128, 2 if quick else 7)
+    found["waiting"] = lambda: measure_waiting(folder, 160, 2 if quick else 7)
     return found
 
 

@@ -14,9 +14,6 @@ from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.services.config import RunConfig
 from fvc_lib.video.clip_store import ClipStore
 
-# Uneven, as class weights usually are, so that the engine has to scale the gradients of its sums.
-LOSS_WEIGHTS = (0.9, 1.1)
-
 
 @dataclass(frozen=True)
 class Case:
@@ -37,11 +34,15 @@ MODELS = ("frame_cnn", "r2plus1d")
 
 @dataclass(frozen=True)
 class Training:
-    """A case with its clips in a store of ``num_stored``; longer data sets go through them again and again."""
+    """A case with its clips in a store of ``num_stored``; longer data sets go through them again and again.
+
+    The loss's weights are uneven, as class weights usually are, so that the engine has to scale its summed gradients.
+    """
 
     case: Case
     folder: Path
     num_stored: int = 64
+    loss_weights: tuple[float, float] = (0.9, 1.1)
 
     @property
     def config(self) -> RunConfig:
@@ -69,7 +70,7 @@ class Training:
             ClipDataset(store, training),
             ClipDataset(store, self._rows(num_validation)),
             model=self.case.model,
-            weights=LOSS_WEIGHTS,
+            weights=self.loss_weights,
         )
 
     def _rows(self, count: int) -> Sequence[ClipRow]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.training.bare import BareLoop
-from benchmarks.training.cases import LOSS_WEIGHTS, Training
+from benchmarks.training.cases import Training
 from benchmarks.training.extras import CurrentObserver, Extras
 from benchmarks.training.turns import Spent, Turns
 from fvc_lib.learning.device import resolve_device
@@ -22,7 +22,8 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.garbage import frozen_garbage
 from fvc_lib.services.memory_sampler import SAMPLE_INTERVAL_SECONDS
 
-PARTS = ("transaction", "metric log", "sampler", "checkpoints")
+BESIDES = ("metric log", "sampler", "checkpoints")
+TINY_SIZE = 16
 LOGGED_AT_ONCE = 50
 SHORT_SAMPLE_SECONDS = 0.01
 CHECKPOINT_SECONDS = 60 * RunConfig().checkpoint_minutes
@@ -61,7 +62,7 @@ def compete(
     """The engine with ``extras`` against the bare loop, on the same clips in the same order."""
     task = training.task(windows, num_validation)
     settings = training.settings(epochs, checkpoint_seconds=extras.checkpoint_seconds)
-    bare = BareLoop(task, settings, LOSS_WEIGHTS)
+    bare = BareLoop(task, settings, training.loss_weights)
     turns = Turns(bare.turns(), turns_per_block, extras.around, extras.checkpoints.wait)
     device, observer = resolve_device("cpu", "off"), CurrentObserver(extras)
     with extras.metrics() as metrics, frozen_garbage():
@@ -72,27 +73,34 @@ def compete(
 
 
 def measure_steps(training: Training, num_blocks: int, steps_per_block: int) -> dict[str, Shares]:
-    """The shares of each of ``PARTS``, from one contest each of ``num_blocks`` (even) blocks a side."""
+    """The shares of everything the engine does more, from contests of ``num_blocks`` (even) blocks a side.
 
-    def contest(**extras: float) -> tuple[Contest, Extras]:
-        with tempfile.TemporaryDirectory(dir=training.folder) as name:
-            made = Extras(Path(name), **extras)  # type: ignore[arg-type]
-            steps = num_blocks * steps_per_block
-            done = compete(training, made, windows=steps, epochs=1, num_validation=1, turns_per_block=steps_per_block)
-            return done, made
-
-    usual = shares_of_ratios(contest()[0])
-    logged, _ = contest(logged=LOGGED_AT_ONCE)
-    sampled, samples = contest(sample_seconds=SHORT_SAMPLE_SECONDS)
-    saved, saves = contest(checkpoint_seconds=0.0)
-    lines = LOGGED_AT_ONCE * num_blocks * steps_per_block
+    The transaction cannot be done more often than once a step: it gets one four times as long, and one on tiny clips.
+    """
+    tiny = replace(training, case=replace(training.case, num_frames=1, size=TINY_SIZE), folder=training.folder / "tiny")
+    tiny.store_clips()
+    whole, _ = _steps(training, 4 * num_blocks, steps_per_block)
+    small, _ = _steps(tiny, 4 * num_blocks, steps_per_block)
+    logged, _ = _steps(training, num_blocks, steps_per_block, logged=LOGGED_AT_ONCE)
+    sampled, samples = _steps(training, num_blocks, steps_per_block, sample_seconds=SHORT_SAMPLE_SECONDS)
+    saved, saves = _steps(training, num_blocks, steps_per_block, checkpoint_seconds=0.0)
+    usual, lines = shares_of_ratios(whole), LOGGED_AT_ONCE * num_blocks * steps_per_block
     step = statistics.median(theirs.wall for _, theirs in logged.pairs()) / (2 * steps_per_block)
     return {
         "transaction": usual,
+        "transaction on tiny clips": shares_of_differences(small, whole),
         "metric log": shares_of_events(logged, usual, lines, step),
         "sampler": shares_of_events(sampled, usual, samples.num_samples, SAMPLE_INTERVAL_SECONDS),
         "checkpoints": shares_of_events(saved, usual, saves.checkpoints.num_saved, CHECKPOINT_SECONDS),
     }
+
+
+def _steps(training: Training, num_blocks: int, steps_per_block: int, **extras: float) -> tuple[Contest, Extras]:
+    with tempfile.TemporaryDirectory(dir=training.folder) as name:
+        made = Extras(Path(name), **extras)  # type: ignore[arg-type]
+        steps = num_blocks * steps_per_block
+        done = compete(training, made, windows=steps, epochs=1, num_validation=1, turns_per_block=steps_per_block)
+        return done, made
 
 
 def measure_epochs(training: Training, *, epochs: int, windows: int, num_validation: int) -> Shares:
@@ -112,6 +120,17 @@ def shares_of_ratios(contest: Contest) -> Shares:
     """Ours over theirs, less one."""
     return {
         clock: [ours[number] / theirs[number] - 1 for ours, theirs in contest.pairs()]
+        for number, clock in enumerate(Spent._fields)
+    }
+
+
+def shares_of_differences(small: Contest, whole: Contest) -> Shares:
+    """What ours costs more in ``small``, in parts of their time in ``whole``: what does not depend on the clips' size,
+    without the noise of the work that does. Caches are warmer there, so it is the least the same can cost in ``whole``.
+    """
+    typical = [statistics.median(theirs[number] for _, theirs in whole.pairs()) for number in range(len(Spent._fields))]
+    return {
+        clock: [(ours[number] - theirs[number]) / typical[number] for ours, theirs in small.pairs()]
         for number, clock in enumerate(Spent._fields)
     }
 
@@ -136,8 +155,9 @@ def shares_of_events(contest: Contest, usual: Shares, num_events: int, seconds_b
 
 
 def together(parts: dict[str, Shares]) -> Shares:
-    """The sum of all parts, pair by pair: their contests are as long as each other."""
+    """The transaction's values and, on top, the medians of what a training does besides."""
+    besides = [shares for part, shares in parts.items() if part in BESIDES]
     return {
-        clock: [sum(values) for values in zip(*(part[clock] for part in parts.values()), strict=True)]
-        for clock in Spent._fields
+        clock: [value + sum(statistics.median(shares[clock]) for shares in besides) for value in values]
+        for clock, values in parts["transaction"].items()
     }

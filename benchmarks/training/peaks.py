@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from benchmarks.training.bare import BareLoop
-from benchmarks.training.cases import LOSS_WEIGHTS, Training
+from benchmarks.training.cases import Training
 from benchmarks.training.extras import CurrentObserver, Extras
 from benchmarks.training.figures import Figure
 from fvc_lib.learning.device import resolve_device
@@ -53,5 +53,5 @@ def _engine(training: Training, folder: Path) -> None:
 
 
 def _bare(training: Training, _folder: Path) -> None:
-    for _ in BareLoop(training.task(WINDOWS, NUM_VALIDATION), training.settings(EPOCHS), LOSS_WEIGHTS).turns():
+    for _ in BareLoop(training.task(WINDOWS, NUM_VALIDATION), training.settings(EPOCHS), training.loss_weights).turns():
         pass
