@@ -51,7 +51,7 @@ def read_arguments(words: list[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="about two minutes, and wide intervals")
+    parser.add_argument("--quick", action="store_true", help="a few minutes, and wide intervals")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure (default: all)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="networks (default: both)")
     parser.add_argument("--blocks", type=int, help="blocks of each side for a part, even (default: 150; quick: 20)")

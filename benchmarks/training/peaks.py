@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from fvc_lib.services.process_memory import ProcessTree, peak_rss_bytes
 
 WINDOWS, EPOCHS, NUM_VALIDATION = 8, 2, 16
 
+Side = Callable[[Training, Path], None]
+
 
 def measure_peaks(training: Training, rounds: int) -> list[Figure]:
     """Growth of the resident memory from before the training to its peak, of both sides and between them, by round."""
@@ -30,16 +33,16 @@ def measure_peaks(training: Training, rounds: int) -> list[Figure]:
     ]
 
 
-def peak_growth(side: object, training: Training) -> int:
+def peak_growth(side: Side, training: Training) -> int:
     """Bytes; for a fresh process."""
     with tempfile.TemporaryDirectory(dir=training.folder) as name:
         before = ProcessTree().measure().rss_bytes
         Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
-        side(training, Path(name))  # type: ignore[operator]
+        side(training, Path(name))
         return peak_rss_bytes() - before
 
 
-def _in_a_process(side: object, training: Training) -> int:
+def _in_a_process(side: Side, training: Training) -> int:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(peak_growth, side, training).result()
 
