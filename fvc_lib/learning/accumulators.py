@@ -91,7 +91,9 @@ class BinaryScores:
         return torch.cat(self._labels).numpy() if self._labels else np.zeros(0, dtype=np.int64)
 
     def compute(self) -> dict[str, float]:
-        """ROC-AUC, and balanced accuracy at the threshold 0.5; NaN with one class."""
+        """ROC-AUC, and balanced accuracy at the threshold 0.5; NaN with one class, or a score that is not finite."""
+        if not np.isfinite(self.scores).all():
+            return {"roc_auc": math.nan, "balanced_accuracy": math.nan}
         decisions = (self.scores >= 0.5).astype(np.float64)
         return {
             "roc_auc": float(roc_auc(self.labels, self.scores)),

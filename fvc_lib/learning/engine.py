@@ -143,16 +143,23 @@ class Engine:
             report=self._watch.shortage,
             after_micro_batch=CacheClearing(device, self._policy.clear_cache_training_batches).after_batch,
         )
-        saved = self._checkpoints.restore(self._model, self._stepper, settings.micro_batches())
-        self._enter(saved or TrainingState(settings.micro_batches()))
-        if saved is not None:
-            # Derived anew, because a fork may train for longer than its ancestor.
-            saved.finished = saved.windows_done == 0 and saved.epochs_done > 0 and self._is_last_epoch()
+        if self._restored():
             return
+        self._enter(TrainingState(settings.micro_batches()))
         if device.type != "cpu":
             self.state.inexact_because.append(f"on {device.type} sums may round otherwise from run to run")
         self._save(epoch_ended=False)
         self._checkpoints.finish()  # before the first step, so that a folder that refuses writes says so now
+
+    def _restored(self) -> bool:
+        """Go on from the newest checkpoint, where there is one."""
+        saved = self._checkpoints.restore(self._model, self._stepper, self.settings.micro_batches())
+        if saved is None:
+            return False
+        self._enter(saved)
+        # Derived anew, because a fork may train for longer than its ancestor.
+        saved.finished = saved.windows_done == 0 and saved.epochs_done > 0 and self._is_last_epoch()
+        return True
 
     def _save(self, *, epoch_ended: bool) -> None:
         self._checkpoints.save(self._model, self._stepper, self.state, epoch_ended=epoch_ended)
@@ -175,16 +182,12 @@ class Engine:
         release_cached_memory(self.compute.device)
         if self._times_lost > 1:
             self._stepper.save_memory()
-        saved = None
-        if self._times_lost <= MAX_TIMES_LOST:
-            saved = self._checkpoints.restore(self._model, self._stepper, self.settings.micro_batches())
-        if saved is None:
+        if self._times_lost > MAX_TIMES_LOST or not self._restored():
             raise MemoryExhaustedError(
                 f"out of memory in the optimizer's step {at_step}, {self._times_lost} times: {shortage.state.message}. "
                 "The last checkpoint stands. The step needs room for gradients and two moments per weight: give the "
                 "job more memory, or take a smaller model in a new run."
             )
-        self._enter(saved)
         self._watch.step_restored(shortage.state, at_step)
 
     def _train_epoch(self) -> None:
@@ -233,7 +236,7 @@ class Engine:
 
     def _count_nonfinite(self, window: Batch, result: WindowGradients) -> None:
         """No step was taken. A half-precision overflow is the scaler's business; anything else is bounded."""
-        if self._precision.scales_losses and result.is_finite:
+        if result.is_finite and self._precision.overflow_is_normal:
             return
         state, allowed = self.state, self.settings.max_nonfinite_steps
         state.nonfinite_steps += 1
@@ -286,6 +289,8 @@ class Engine:
                 micro_batches.fitted_in_validation(step, sample, fitted)
             accumulator.update(outputs, batch)
             mean.update(loss)
+            if not math.isfinite(float(loss.total)):
+                self._watch.evaluated_nonfinite(batch)
             sample += len(batch)
             self._after_validation_batch.after_batch()
         return mean

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,12 @@ class Precision:
     def __init__(self, compute: ComputeDevice) -> None:
         self._device_type = compute.device.type
         self._amp_dtype = compute.amp_dtype
-        self.scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.amp_dtype is torch.float16)
+        self.scaler = self._new_scaler()
+
+    def restore_scaler(self, state: dict[str, Any]) -> None:
+        """A scaler in ``state``, and in no other: the one before may have been left in the middle of a step."""
+        self.scaler = self._new_scaler()
+        self.scaler.load_state_dict(state)
 
     def autocast(self) -> AbstractContextManager[None]:
         """For forward passes and losses."""
@@ -56,6 +62,14 @@ class Precision:
     def scales_losses(self) -> bool:
         """Whether infinite gradients are the scaler's business (it skips the step and lowers its scale)."""
         return bool(self.scaler.is_enabled())
+
+    @property
+    def overflow_is_normal(self) -> bool:
+        """Whether an infinite gradient may be the scale's fault: at a scale below 1 it is the model's or the data's."""
+        return self.scales_losses and float(self.scaler.get_scale()) >= 1
+
+    def _new_scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler(self._device_type, enabled=self._amp_dtype is torch.float16)
 
 
 def finish_gradients(parameters: Iterable[nn.Parameter], factor: float, max_norm: float) -> Tensor:

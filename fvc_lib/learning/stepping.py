@@ -96,7 +96,7 @@ class Stepper:
             raise CheckpointMismatchError(f"the checkpoint's optimizer is of another model: {error}.") from error
         for group, weight_decay in zip(self._optimizer.param_groups, self._weight_decays, strict=True):
             group["weight_decay"] = weight_decay
-        self._precision.scaler.load_state_dict(state["scaler"])
+        self._precision.restore_scaler(state["scaler"])
         if self._one_by_one:
             self.save_memory()
 

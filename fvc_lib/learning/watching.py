@@ -100,6 +100,13 @@ class TrainingWatch:
         self._memory.event("nonfinite", message, what=what, samples=ids, count=state.nonfinite_steps, allowed=allowed)
         return ids
 
+    def evaluated_nonfinite(self, batch: Batch) -> None:
+        """The loss of samples that are only looked at is not finite; an epoch that has such cannot become the best."""
+        ids = ", ".join(repr(sample_id) for sample_id in batch.sample_ids)
+        message = f"after step {self._here().step}: the loss of samples looked at is not finite, among: {ids}"
+        _logger.warning(message)
+        self._memory.event("nonfinite", message, what="evaluation", samples=ids, count=None, allowed=None)
+
     def loader_restarted(self, reason: str) -> None:
         """A loader process died and was replaced."""
         state = self._here()

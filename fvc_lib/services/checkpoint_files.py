@@ -7,7 +7,6 @@ tells. At every moment of a replacement the digests accept the file that is ther
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import pickle
 import shutil
@@ -27,6 +26,10 @@ from fvc_lib.services.errors import FvcError
 
 class DamagedCheckpointError(FvcError):
     """A checkpoint file that must not be used: wrong digest, no digest, or nothing that torch can load safely."""
+
+
+class CheckpointReadError(FvcError):
+    """A checkpoint file could not be read, for want of memory or because of the disk: it need not be damaged."""
 
 
 class _HashingStream:
@@ -107,45 +110,69 @@ def write_copy_with_digest(path: Path, source: Path, digest: str) -> None:
     _replace_with_digest(path, write)
 
 
-def read_verified(path: Path) -> bytes:
-    """The content of ``path`` when it is what its ``.sha256`` says.
+def verify(path: Path) -> None:
+    """Check that ``path`` is what its ``.sha256`` says, without keeping its content.
 
     Raises:
-        DamagedCheckpointError: either file is missing or unreadable, or the content is not what was written.
+        DamagedCheckpointError: either file is missing, or the content is not what was written.
+        CheckpointReadError: the disk refused; nothing is known to be damaged.
     """
     try:
-        content = path.read_bytes()
+        digest = sha256_of_file(path)
         accepted = _digest_path(path).read_text(encoding="ascii", errors="replace")
-    except OSError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise DamagedCheckpointError(f"{str(path)!r} cannot be verified: {error}.") from error
-    digest = hashlib.sha256(content).hexdigest()
+    except OSError as error:
+        raise CheckpointReadError(
+            f"{str(path)!r} cannot be read: {error.strerror or error}. It need not be damaged: see to the disk, then "
+            "resume."
+        ) from error
     if digest not in {line.split(" ")[0] for line in accepted.splitlines()}:
         raise DamagedCheckpointError(f"{str(path)!r} is damaged: its SHA-256 {digest[:12]}... is not the recorded one.")
-    return content
 
 
-def remove_with_digest(path: Path) -> None:
-    """Remove ``path`` and what vouches for it."""
-    path.unlink(missing_ok=True)
-    _digest_path(path).unlink(missing_ok=True)
-
-
-def load_safely(path: Path, content: bytes, wanted_format: int) -> dict[str, Any]:
-    """The document in ``content``, read weights-only: a pickle that would run code is refused, whatever its digest.
+def load_document(path: Path, wanted_format: int) -> dict[str, Any]:
+    """The document in a verified ``path``, read weights-only: a pickle that would run code is refused, whatever its
+    digest.
 
     Raises:
         DamagedCheckpointError: not torch's format, not loadable without running code, or not ``wanted_format``.
+        CheckpointReadError: memory ended, or the disk refused; nothing is known to be damaged.
     """
-    if not zipfile.is_zipfile(io.BytesIO(content)):
+    verify(path)
+    if not zipfile.is_zipfile(path):
         raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: it is not in torch's zip format.")
     try:
-        document = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: {first_line}.") from error
+        document = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, MemoryError) as error:
+        first_line = str(error).partition("\n")[0] or type(error).__name__
+        if _is_archives_fault(error):
+            raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: {first_line}.") from error
+        raise CheckpointReadError(
+            f"{str(path)!r} is what was written and still cannot be read: {first_line}. Is there enough memory? Give "
+            "more, or end other programs, then resume."
+        ) from error
     if not isinstance(document, dict) or document.get("format") != wanted_format:
         raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of format {wanted_format}.")
     return document
+
+
+def read_verified(path: Path) -> bytes:
+    """The content of ``path``; raises as ``verify``."""
+    verify(path)
+    return path.read_bytes()
+
+
+def remove_with_digest(path: Path) -> None:
+    """Remove ``path`` and, before it, what vouches for it: a kill between them leaves a file that nobody trusts."""
+    _digest_path(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> None:
+    """Rename ``path`` to ``<name>.unusable``, and drop what vouched for it: out of the way, and not lost."""
+    _digest_path(path).unlink(missing_ok=True)
+    path.replace(path.with_name(path.name + ".unusable"))
 
 
 def copied_to_cpu(value: Any) -> Any:
@@ -196,6 +223,13 @@ def _replace_with_digest(path: Path, write: Callable[[Path], str]) -> str:
         write_text(sidecar, line + before)
     write_text(sidecar, line)
     return digest
+
+
+def _is_archives_fault(error: BaseException) -> bool:
+    """Whether what cannot be loaded is the archive's own doing, and neither memory's nor the disk's."""
+    if isinstance(error, RuntimeError):
+        return str(error).startswith("PytorchStreamReader")
+    return not isinstance(error, (OSError, MemoryError))
 
 
 def _digest_path(path: Path) -> Path:

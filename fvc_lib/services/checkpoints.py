@@ -23,9 +23,10 @@ from fvc_lib.services.atomic_files import sha256_of_json, sweep_temporaries
 from fvc_lib.services.checkpoint_files import (
     DamagedCheckpointError,
     copied_to_cpu,
-    load_safely,
+    load_document,
     read_verified,
     remove_with_digest,
+    set_aside,
     weights_bytes,
     weights_from,
     write_bytes_with_digest,
@@ -192,7 +193,11 @@ class CheckpointFolder:
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None when there is none. The best model is made consistent with it.
 
+        Where there are files and none can be used, they are renamed to ``<name>.unusable``: a training that begins anew
+        neither overwrites them nor counts them among its own.
+
         Raises:
+            CheckpointReadError: a file could not be read, for want of memory or because of the disk; all is as it was.
             CheckpointMismatchError: it was made by another configuration or from other data; the message lists what.
             CheckpointWriteError: the last save failed, or the best model had to be written again and could not be.
         """
@@ -207,7 +212,15 @@ class CheckpointFolder:
                 continue
             self._repair_best(checkpoint)
             return checkpoint
+        self._set_unusable_aside()
         return None
+
+    def _set_unusable_aside(self) -> None:
+        unusable = [path for path in (*self._newest_first(), self.folder / BEST) if path.exists()]
+        for path in unusable:
+            set_aside(path)
+        if unusable:
+            self._report(f"no checkpoint in {str(self.folder)!r} can be used: training begins at step 0.")
 
     def _write(self, document: dict[str, Any], epoch_ended: bool) -> None:
         """In the writer's thread."""
@@ -240,7 +253,7 @@ class CheckpointFolder:
 
     def _read(self, path: Path) -> Checkpoint | None:
         """The checkpoint in ``path``; None when it is an ancestor's that this training must not go on from."""
-        document = load_safely(path, read_verified(path), _FORMAT)
+        document = load_document(path, _FORMAT)
         try:
             stamped = CheckpointBinding(document["config"], document["data_fingerprint"])
             checkpoint = Checkpoint(

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from fvc_lib.learning.accumulators import BinaryScores
-from fvc_lib.learning.device import resolve_device
+from fvc_lib.learning.device import ComputeDevice, resolve_device
 from fvc_lib.learning.engine import Engine, TrainingDivergedError
 from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.shortages import ShortageFolder
 from fvc_lib.learning.task import LossSum
 from fvc_lib.learning.transaction import MemoryExhaustedError
 from fvc_lib.services.checkpoints import (
+    FORK_NOTE,
     LATEST,
     CheckpointBinding,
     CheckpointFolder,
@@ -59,13 +60,13 @@ def make_engine(tiny_training, list_log, tmp_path):
     """An engine on the tiny videos, with its log as ``engine.log``."""
 
     def make(folder="fold", *, before=lambda model, batch: None, task=None, stop=None, progress=None, memory=None,
-             shortages=None, **changes):  # fmt: skip
+             shortages=None, compute=None, **changes):  # fmt: skip
         log = list_log()
         checkpoints = CheckpointFolder(tmp_path / folder, CheckpointBinding({"lr": changes.get("learning_rate")}, ""))
         engine = Engine(
             task or Draining(tiny_training.task(), before),
             EngineSettings(**{**SETTINGS, **changes}),
-            resolve_device("cpu"),
+            compute or resolve_device("cpu"),
             checkpoints,
             log,
             stop=stop,
@@ -560,3 +561,79 @@ def test_checkpoints_may_be_rarer_than_epochs(make_engine, tmp_path):
 
 def test_recomputed_activations_give_the_same_bits(make_engine):
     assert same_end(make_engine("kept").fit(), make_engine("recomputed", gradient_checkpointing=True).fit())
+
+
+class NanInValidation(Draining):
+    """One validation score is NaN whenever ``epochs_seen`` is in ``epochs`` (0-based), or always."""
+
+    def __init__(self, task, epochs):
+        super().__init__(task)
+        self.epochs, self.seen = epochs, 0
+
+    def new_accumulator(self):
+        self.seen += 1
+        return super().new_accumulator()
+
+    def forward(self, model, batch):
+        outputs = super().forward(model, batch)
+        if not model.training and self.seen - 1 in self.epochs:
+            outputs["logits"][0] = math.nan
+        return outputs
+
+
+@pytest.mark.fault(15)
+def test_a_validation_score_that_is_nan_costs_its_epoch_and_names_its_samples(make_engine, tiny_training, observer):
+    engine = make_engine(task=NanInValidation(tiny_training.task(), {1}), memory=observer)
+    state = engine.fit()
+    assert state.epochs_done == 3
+    assert state.best_epoch in (1, 3)
+    assert math.isnan(state.history[1].validation["roc_auc"])
+    assert all("video" in event["samples"] for event in observer.of("nonfinite"))
+
+
+@pytest.mark.fault(15)
+def test_validation_that_is_always_nan_ends_with_what_to_look_at(make_engine, tiny_training):
+    engine = make_engine(task=NanInValidation(tiny_training.task(), range(100)))
+    with pytest.raises(TrainingDivergedError, match=r"not finite in any of 3 epochs.*validation videos"):
+        engine.fit()
+
+
+HALF = ComputeDevice(torch.device("cpu"), torch.float16, "half precision, as on an old GPU")
+
+
+@pytest.mark.fault(19)
+def test_a_lost_step_is_also_restored_under_a_loss_scaler(make_engine, observer, monkeypatch):
+    whole = make_engine("whole", compute=HALF).fit()
+    with monkeypatch.context() as patch:
+        StepsEnd(patch, {2})
+        state = make_engine("lost", compute=HALF, memory=observer).fit()
+    assert len(observer.of("step_restored")) == 1
+    assert same_end(state, whole)
+
+
+@pytest.mark.fault(15)
+def test_under_a_loss_scaler_a_gradient_that_is_always_nan_ends_too(make_engine):
+    def poison(model, batch):
+        if model.training:
+            model.head.bias.register_hook(lambda gradient: gradient * math.nan)
+
+    with pytest.raises(TrainingDivergedError, match="gradient was not finite for the 3th time"):
+        make_engine(before=poison, compute=HALF, epochs=20, max_nonfinite_steps=2).fit()
+
+
+def test_an_overflow_under_a_loss_scaler_is_not_counted(make_engine):
+    state = make_engine(compute=HALF, epochs=1).fit()  # the first scale, 65536, may be too high for a step or two
+    assert state.nonfinite_steps == 0
+    assert state.best_model
+
+
+@pytest.mark.fault(19, 28)
+def test_a_fork_that_loses_a_step_still_trains_to_its_own_end(make_engine, monkeypatch, tmp_path):
+    make_engine().fit()
+    note = {"run_id": "run_1", "config": {"lr": None}}
+    (tmp_path / "fold" / FORK_NOTE).write_text(json.dumps(note))
+    with monkeypatch.context() as patch:
+        StepsEnd(patch, {1})
+        state = make_engine(learning_rate=0.02, epochs=5).fit()
+    assert state.epochs_done == 5
+    assert state.inexact_because[0].startswith("forked from run_1")

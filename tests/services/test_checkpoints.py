@@ -3,13 +3,20 @@ import io
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from fvc_lib.services import checkpoint_files
-from fvc_lib.services.checkpoint_files import DamagedCheckpointError, read_verified, write_bytes_with_digest
+from fvc_lib.services.checkpoint_files import (
+    CheckpointReadError,
+    DamagedCheckpointError,
+    read_verified,
+    write_bytes_with_digest,
+)
 from fvc_lib.services.checkpoints import (
     BEST,
     FORK_NOTE,
@@ -125,7 +132,7 @@ def test_a_file_without_digest_is_not_trusted(open_folder, tmp_path, reports):
     for path in (tmp_path / "fold_0").glob("*.pt.sha256"):
         path.unlink()
     assert open_folder().load() is None
-    assert len(reports) == 2
+    assert len(reports) == 3
 
 
 def test_a_damaged_file_does_not_become_trusted_by_the_next_save(open_folder, tmp_path, monkeypatch):
@@ -182,7 +189,7 @@ def test_a_malicious_pickle_is_never_executed(open_folder, tmp_path, monkeypatch
     for content in (plain, zipped.getvalue()):
         write_bytes_with_digest(folder / LATEST, content)
         assert open_folder().load() is None
-        assert "cannot be loaded safely" in reports.pop()
+        assert "cannot be loaded safely" in reports[-2]
         assert not Path("ran").exists()
 
 
@@ -271,7 +278,7 @@ def test_a_fork_with_other_videos_begins_anew(open_folder, tmp_path, reports):
     save(open_folder(), 2)
     note(tmp_path)
     assert open_folder(CheckpointBinding(OTHER.config, "0" * 64)).load() is None
-    assert "was trained on other videos" in reports[-1]
+    assert "was trained on other videos" in reports[-2]
 
 
 @pytest.mark.fault(28)
@@ -280,3 +287,63 @@ def test_a_fork_does_not_take_what_is_not_its_ancestors(open_folder, tmp_path):
     note(tmp_path, {"epochs": 99})
     with pytest.raises(CheckpointMismatchError, match="epochs: 3 -> 5"):
         open_folder(OTHER).load()
+
+
+@pytest.mark.fault(24)
+def test_where_nothing_can_be_used_it_is_kept_and_the_new_training_has_its_own_fallback(open_folder, tmp_path, reports):
+    for epoch in (1, 2, 3):
+        save(open_folder(), epoch)
+    folder = tmp_path / "fold_0"
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".sha256")}
+    for path in folder.glob("*.pt.sha256"):
+        path.write_text("0" * 64 + "  x\n")
+    again = open_folder()
+    assert again.load() is None
+    assert "training begins at step 0" in reports[-1]
+    save(again, 1)
+    (folder / LATEST).write_bytes(b"")
+    assert consistent(open_folder()) == 1
+    for name, content in before.items():
+        assert (folder / f"{name}.unusable").read_bytes() == content
+
+
+@pytest.mark.fault(24)
+def test_a_checkpoint_for_which_memory_does_not_suffice_is_not_called_damaged(open_folder, tmp_path):
+    code = """
+import resource, sys
+from pathlib import Path
+from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointReadError
+folder = CheckpointFolder(Path(sys.argv[1]), CheckpointBinding({"epochs": 3, "names": ["a", "b"]}, "f" * 64))
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (20 << 20),) * 2)
+try:
+    folder.load()
+except CheckpointReadError as error:
+    print(error)
+"""
+    folder = open_folder()
+    folder.save({"w": torch.zeros(10 << 20)}, epoch=1, step=1, best_epoch=0, best_model={}, epoch_ended=True)
+    folder.finish()
+    names = sorted(path.name for path in (tmp_path / "fold_0").iterdir())
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "fold_0")], capture_output=True, text=True, check=False
+    )
+    assert "still cannot be read" in done.stdout, done.stderr
+    assert "enough memory" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "fold_0").iterdir()) == names
+    assert open_folder().load().step == 1
+
+
+@pytest.mark.fault(24)
+def test_a_disk_that_does_not_answer_is_not_a_damaged_checkpoint(open_folder, tmp_path, monkeypatch):
+    save(open_folder(), 1)
+
+    def ailing(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_files, "sha256_of_file", ailing)
+        with pytest.raises(CheckpointReadError, match=r"Input/output error\. It need not be damaged"):
+            open_folder().load()
+    assert consistent(open_folder()) == 1
