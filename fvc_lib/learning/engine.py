@@ -244,7 +244,7 @@ class Engine:
         ids = self._watch.nonfinite(what, window, allowed)
         if state.nonfinite_steps > allowed:
             raise TrainingDivergedError(
-                f"step {state.step}: the {what} was not finite for the {state.nonfinite_steps}th time (allowed: "
+                f"step {state.step}: the {what} was not finite {state.nonfinite_steps} times (allowed: "
                 f"{allowed}); the last samples were {ids}. The last good checkpoint stands: "
                 "lower learning_rate, turn amp off, or look at these samples."
             )

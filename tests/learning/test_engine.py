@@ -252,7 +252,7 @@ def test_a_loss_that_is_not_finite_takes_no_step_and_names_the_samples(make_engi
 @pytest.mark.fault(15)
 def test_too_many_such_losses_end_the_training_with_the_last_good_checkpoint(make_engine, tiny_training):
     engine = make_engine(task=Poisoned(tiny_training.task(), range(6, 100)), max_nonfinite_steps=2)
-    with pytest.raises(TrainingDivergedError, match=r"step 6: the loss was not finite for the 3th time.*learning_rate"):
+    with pytest.raises(TrainingDivergedError, match=r"step 6: the loss was not finite 3 times.*learning_rate"):
         engine.fit()
     resumed = make_engine(stop=stop_after(0))
     with pytest.raises(StoppedError):
@@ -617,7 +617,7 @@ def test_under_a_loss_scaler_a_gradient_that_is_always_nan_ends_too(make_engine)
         if model.training:
             model.head.bias.register_hook(lambda gradient: gradient * math.nan)
 
-    with pytest.raises(TrainingDivergedError, match="gradient was not finite for the 3th time"):
+    with pytest.raises(TrainingDivergedError, match="gradient was not finite 3 times"):
         make_engine(before=poison, compute=HALF, epochs=20, max_nonfinite_steps=2).fit()
 
 
