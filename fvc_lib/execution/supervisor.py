@@ -17,8 +17,9 @@ SAMPLE_INTERVAL_SECONDS = 0.2
 class KernelWatch:
     """Samples the resident memory of a process and its children in a thread until ``stop``.
 
-    ``peak_rss_bytes`` is the largest of the sampled sum over the tree and the kernel's own high-water mark (VmHWM,
-    which no sampling interval can miss).
+    ``peak_rss_bytes`` is the largest of the sampled sum over the tree and the kernel's own high-water mark (VmHWM). A
+    stage resets that mark when its phase changes, after its own sampler has read it: a peak of the last moment before
+    is in the stage's memory log, and here perhaps not.
     """
 
     def __init__(self) -> None:

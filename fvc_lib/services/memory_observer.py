@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 EventDetail = str | int | float | bool | None
+PREFLIGHT = "preflight"  # the phase of measuring beforehand: its memory is not what the work itself needs
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class MemoryObserver(Protocol):
     ) -> None:
         """Say where the training is.
 
-        Phases: setup, train, validation and test, the same after ``control_``, and report when training is over.
+        Phases: setup, preflight, train, validation and test, the last three also after ``control_``, and report when
+        training is over.
         """
         ...
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 
 from fvc_lib.services.memory_budget import memory_budget
-from fvc_lib.services.memory_observer import DeviceMemory, EventDetail
+from fvc_lib.services.memory_observer import PREFLIGHT, DeviceMemory, EventDetail
 from fvc_lib.services.metric_log import JsonLines
-from fvc_lib.services.process_memory import ProcessTree
+from fvc_lib.services.process_memory import ProcessTree, reset_high_water
 
 SAMPLE_INTERVAL_SECONDS = 1.0
 WARN_PERCENT = 90.0
@@ -40,12 +40,22 @@ class NearLimit:
         return True
 
 
+def _remedy(phase: str) -> str:
+    """What would lower the memory of ``phase``: smaller batches help where there are any."""
+    if phase.removeprefix("control_") in ("train", "validation", "test"):
+        return "Next to try: a lower batch_size, then gradient_checkpointing true, then num_workers 0."
+    if phase == PREFLIGHT:
+        return "It is the measuring before the training: memory_preflight false spares it."
+    return "No batch is in memory here: give it more, with mem_gb or the job's limit."
+
+
 class MemorySampler:
     """Writes a line a second to ``memory/<stage>.jsonl`` from a thread, and at both sides of every change of phase.
 
     The lines of device ``cpu`` are about this process: ``allocated_mb`` is it with its children (``ProcessTree``),
-    ``rss_mb`` the process alone, ``total_memory_mb`` the budget, and ``max_allocated_mb`` the most since the sampler
-    was opened, with what the kernel saw between two samples. An accelerator that is watched has lines of its own beside
+    ``rss_mb`` the process alone, ``total_memory_mb`` the budget, and ``max_allocated_mb`` the most since the phase
+    began, with what the kernel saw of the process alone between two samples. For that its high-water mark is reset at
+    every change of phase (``reset_high_water``, 0.15 ms). An accelerator that is watched has lines of its own beside
     them. MB are 1e6 bytes; ``timestamp`` is UTC seconds and may jump, ``elapsed_seconds`` is monotonic.
 
     A full disk never ends the stage: lines wait as ``JsonLines`` says, and a ``disk_full`` event tells of them. After
@@ -67,7 +77,7 @@ class MemorySampler:
         self._opened = time.monotonic()
         self._position: tuple[str, int | None, int | None, int | None] = ("setup", None, None, None)
         self._tree = ProcessTree()
-        self._high_water_before = self._tree.measure().high_water_bytes
+        self._phase_peak_bytes, self._high_water_before = 0, reset_high_water()
         self._devices: dict[str, Callable[[], DeviceMemory]] = {}
         self._limits: dict[str, NearLimit] = {}
         self._lost_a_line = self._closed = False
@@ -76,6 +86,7 @@ class MemorySampler:
         self._lines = JsonLines(path, on_trouble=self.disk_full)
         self._stop = threading.Event()
         self._interval_seconds = interval_seconds
+        self.sample()
         self._thread = threading.Thread(target=self._run, name="fvc-memory", daemon=True)
         self._thread.start()
 
@@ -88,11 +99,15 @@ class MemorySampler:
         global_step: int | None = None,
     ) -> None:
         """Say where the stage is. A change of phase is sampled before and after: each peak belongs to its own phase."""
-        changed = phase != self._position[0]
-        if changed:
+        position = (phase, epoch, batch_idx, global_step)
+        if phase == self._position[0]:
+            self._position = position
+            return
+        with self._lock:
             self.sample()
-        self._position = (phase, epoch, batch_idx, global_step)
-        if changed:
+            self._position = position
+            if not self._closed:
+                self._phase_peak_bytes, self._high_water_before = 0, reset_high_water()
             self.sample()
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
@@ -121,11 +136,12 @@ class MemorySampler:
             if self._closed:
                 return
             host = self._tree.measure()
-            if host.high_water_bytes > self._high_water_before:  # a peak since we opened, between two samples maybe
-                self.peak_bytes = max(self.peak_bytes, host.high_water_bytes)
-            self.peak_bytes = max(self.peak_bytes, host.tree_bytes)
+            self._phase_peak_bytes = max(self._phase_peak_bytes, host.tree_bytes)
+            if host.high_water_bytes > self._high_water_before:  # in this phase, between two samples maybe
+                self._phase_peak_bytes = max(self._phase_peak_bytes, host.high_water_bytes)
+            self.peak_bytes = max(self.peak_bytes, self._phase_peak_bytes)
             used, total = host.tree_bytes, self.budget.total_bytes
-            memory = DeviceMemory(used, used, self.peak_bytes, total, total - used)
+            memory = DeviceMemory(used, used, self._phase_peak_bytes, total, total - used)
             self._write("cpu", memory, host.rss_bytes, self.budget.origin)
             for device, probe in list(self._devices.items()):
                 try:
@@ -173,9 +189,10 @@ class MemorySampler:
 
     def _warn(self, device: str, memory: DeviceMemory, usage_percent: float, origin: str) -> None:
         used, budget = memory.allocated_bytes / 1e6, memory.total_bytes / 1e6
+        whose = "this process and its children" if device == "cpu" else device
         message = (
-            f"memory of {device} is at {usage_percent:.0f} %: {used:,.0f} of {budget:,.0f} MB ({origin}). "
-            "Next to try: a lower batch_size, then gradient_checkpointing true, then num_workers 0."
+            f"memory of {whose} is at {usage_percent:.0f} %: {used:,.0f} of {budget:,.0f} MB ({origin}). "
+            f"{_remedy(self._position[0])}"
         )
         _logger.warning("%s", message)
         self.event(

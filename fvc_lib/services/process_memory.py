@@ -15,6 +15,8 @@ import psutil
 
 _PROC = Path("/proc")
 _SHARE_SECONDS = 10.0
+_SHARE_BYTES = 5_000_000
+_forgotten_peak = 0  # the most this process held before its high-water mark was last put back
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class ProcessMemory:
 
     Attributes:
         rss_bytes: the process's resident memory.
-        high_water_bytes: the most that has been since the program started.
+        high_water_bytes: the most that has been since the program started, or since ``reset_high_water``.
         tree_bytes: ``rss_bytes`` and what its descendants hold besides.
     """
 
@@ -38,46 +40,77 @@ class ProcessTree:
     A forked loader worker shares almost all its pages with its parent: four idle workers of a process of 540 MB show
     540 MB each. So of a child only the pages that are its own count (``smaps_rollup``), where that can be read; else
     its resident memory. PSS would still count a page shared with the parent nearly twice: in the parent as a whole, in
-    the children as shares. Reading the page tables of 540 MB takes 10 ms, so how much a child shares is looked up every
-    ten seconds and taken off its resident memory in between.
+    the children as shares. Reading the page tables of 540 MB takes 10 ms, so how much a child shares is kept for ten
+    seconds and taken off its resident memory; it is looked up again when the child has loaded or dropped files (a young
+    one shares nothing yet, and 100 MB of torch's libraries two seconds later). What else a child comes to hold, shared
+    with nobody, is in its resident memory already.
     """
 
     def __init__(self, pid: int | None = None) -> None:
         self.pid = os.getpid() if pid is None else pid
-        self._shared: dict[int, tuple[float, int]] = {}  # pid: when it was looked up, bytes
+        self._shared: dict[int, _Share] = {}
 
     def measure(self) -> ProcessMemory:
         """What is held now; zeros of a process that is gone."""
-        rss, high_water = _resident_and_peak(self.pid)
+        rss, high_water, _ = _resident_peak_and_files(self.pid)
         children = _descendants(self.pid)
         self._shared = {pid: share for pid, share in self._shared.items() if pid in children}
         return ProcessMemory(rss, high_water, rss + sum(self._own_bytes(pid) for pid in children))
 
     def _own_bytes(self, pid: int) -> int:
-        resident = _resident_bytes(pid)
-        now = time.monotonic()
-        looked_up, shared = self._shared.get(pid, (-_SHARE_SECONDS, 0))
-        if now - looked_up >= _SHARE_SECONDS:
-            shared = _shared_bytes(pid)
-            self._shared[pid] = now, shared
-        return max(0, resident - shared)
+        resident, _, files = _resident_peak_and_files(pid)
+        share = self._shared.get(pid)
+        if share is None or share.is_stale(resident, files):
+            share = self._shared[pid] = _Share(time.monotonic(), files, _shared_bytes(pid))
+        return max(0, resident - share.shared_bytes)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """How much a child shared when that was looked up, and how much of files it had mapped then."""
+
+    looked_up: float  # monotonic seconds
+    file_bytes: int
+    shared_bytes: int
+
+    def is_stale(self, resident_bytes: int, file_bytes: int) -> bool:
+        moved = abs(file_bytes - self.file_bytes) > _SHARE_BYTES or resident_bytes < self.shared_bytes
+        return moved or time.monotonic() - self.looked_up >= _SHARE_SECONDS
+
+
+def own_bytes() -> int:
+    """This process's resident memory without the pages that it shares with others."""
+    return _resident_peak_and_files(os.getpid())[0] - _shared_bytes(os.getpid())
 
 
 def peak_rss_bytes() -> int:
     """This process's largest resident memory so far: VmHWM, or ``ru_maxrss`` where there is no /proc."""
-    return _resident_and_peak(os.getpid())[1]
+    return max(_forgotten_peak, _resident_peak_and_files(os.getpid())[1])
 
 
-def _resident_and_peak(pid: int) -> tuple[int, int]:
+def reset_high_water() -> int:
+    """Let this process's high-water mark begin again from what is resident now, and return it in bytes.
+
+    ``peak_rss_bytes`` remembers what it was before. Where the system cannot reset it, it stays as it is.
+    """
+    global _forgotten_peak
+    _forgotten_peak = peak_rss_bytes()
+    with suppress(OSError):
+        (_PROC / "self" / "clear_refs").write_text("5")
+    return _resident_peak_and_files(os.getpid())[1]
+
+
+def _resident_peak_and_files(pid: int) -> tuple[int, int, int]:
+    """Resident memory, the most it has been, and how much of it is mapped files; zeros of a process that is gone."""
     if not _PROC.is_dir():  # ru_maxrss survives exec, so it may be the parent's; on macOS there is nothing better
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return _resident_bytes(pid), peak if pid == os.getpid() else 0
+        return _resident_bytes(pid), peak if pid == os.getpid() else 0, 0
     try:
         status = (_PROC / str(pid) / "status").read_text()
     except OSError:  # gone
-        return 0, 0
+        return 0, 0, 0
     rss, peak = _field_bytes(status, "VmRSS"), _field_bytes(status, "VmHWM")
-    return rss, max(rss, peak)
+    return rss, max(rss, peak), _field_bytes(status, "RssFile")
 
 
 def _descendants(pid: int) -> set[int]:

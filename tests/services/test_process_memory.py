@@ -115,3 +115,51 @@ def test_the_peak_is_not_that_of_the_program_that_started_this_one():
         check=True,
     )
     assert int(done.stdout) < block.nbytes // 2 < peak_rss_bytes()
+
+
+YOUNG_CHILD = """
+child = subprocess.Popen(
+    [sys.executable, "-c", "import time; time.sleep(0.3); import polars; print(1, flush=True); time.sleep(60)"],
+    stdout=subprocess.PIPE,
+)
+tree = ProcessTree()
+tree.measure()  # it has loaded nothing yet
+time.sleep(0.15)
+tree.measure()
+child.stdout.readline()
+now = tree.measure()
+fields = dict(line.split(":") for line in open(f"/proc/{child.pid}/smaps_rollup").read().splitlines()[1:])
+private = sum(int(fields[name].split()[0]) << 10 for name in ("Private_Clean", "Private_Dirty"))
+print(now.rss_bytes, now.tree_bytes, now.rss_bytes + private, flush=True)
+child.kill()
+"""
+
+
+@linux_only
+def test_what_a_young_child_shares_is_looked_up_again_once_it_has_loaded_its_libraries():
+    code = f"""
+import subprocess, sys, time, polars
+from fvc_lib.services.process_memory import ProcessTree
+{YOUNG_CHILD}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rss, tree, fresh = (int(part) for part in done.stdout.split())
+    assert fresh - rss > 20 * MEGABYTE
+    assert tree == pytest.approx(fresh, rel=0.05)
+
+
+@linux_only
+def test_a_high_water_mark_begins_again_and_what_it_was_is_remembered():
+    program = """
+from fvc_lib.services.process_memory import ProcessTree, peak_rss_bytes, reset_high_water
+block = bytearray(b"1") * (150 << 20)
+del block
+before = peak_rss_bytes()
+reset_high_water()
+now = ProcessTree().measure()
+print(before, now.high_water_bytes - now.rss_bytes, peak_rss_bytes())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, above_now, remembered = (int(part) for part in done.stdout.split())
+    assert remembered == before
+    assert above_now < 20 * MEGABYTE
