@@ -6,14 +6,21 @@ process and take turns step by step, in the order ours, theirs, theirs, ours, ea
 the ratio of two such blocks of ours to the two of theirs between them; the median of many counts, with the interval it
 lies in. So neighbours on the machine, and a clock that changes its speed, fall on both sides.
 
-What happens once in a while is made to happen far more often, and then charged as often as it does by default:
+Parts (--only):
 
-  transaction  the snapshot before each step, the watching, the accumulated loss: what the step always does; once as it
-               is, and once on tiny clips, where less noise hides it, charged to a step of the usual ones
-  metric log   every step's three metrics are written 50 times, and a 50th is charged
-  sampler      memory is sampled every 10 ms, and one sample a second is charged
-  checkpoints  one is saved after every step, and one every two minutes is charged, the writing thread's time included
-  epochs       everything at once, as it is by default, over whole short epochs with validation and checkpoint
+  steps    what a step costs over the bare one. What happens once in a while is made to happen far more often, and then
+           charged as often as it does by default:
+             transaction  the snapshot before each step, the watching, the accumulated loss: what a step always does.
+                          On tiny clips the same is seen with less noise; charged to a usual step that is the least it
+                          can cost there, where caches are colder
+             metric log   every step's three metrics are written 50 times, and a 50th is charged
+             sampler      memory is sampled every 10 ms, and one sample a second is charged
+             checkpoints  one is saved after each step, one every two minutes is charged, its writer's time included
+  epochs   everything at once, as it is by default, over whole short epochs with validation and a checkpoint each
+  memory   the peak over the bare loop's, each in a process of its own
+  stall    how long a save of 130 MB blocks the training, and what its writer delays afterwards
+  lines    metric lines a second
+  waiting  the share of an epoch that passes before the next clips are there
 
 A verdict is "undecided" when the target lies within the interval: measure for longer, or on a quieter machine.
 """
@@ -26,6 +33,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,7 +42,7 @@ from benchmarks.clips import as_the_runner_does
 from benchmarks.training.cases import MODELS, Case, Training
 from benchmarks.training.figures import Figure, figures_table, of_shares, summary
 from benchmarks.training.lines import measure_lines
-from benchmarks.training.overhead import measure_epochs, measure_steps, together
+from benchmarks.training.overhead import FIXED_COSTS, measure_epochs, measure_steps, together
 from benchmarks.training.peaks import measure_peaks
 from benchmarks.training.stall import measure_stall
 from benchmarks.training.waiting import measure_waiting
@@ -90,12 +98,12 @@ def measures(asked: argparse.Namespace, folder: Path) -> dict[str, Callable[[], 
     found: dict[str, Callable[[], list[Figure]]] = {}
     for model in asked.models:
         training = Training(Case(model), folder / model)
-        found[f"steps of {model}"] = lambda training=training: steps(training, asked.blocks, asked.steps)
-        found[f"epochs of {model}"] = lambda training=training: epochs(training, 6 if quick else 60)
-        found[f"memory of {model}"] = lambda training=training: memory(training, 2 if quick else 5)
-    found["stall"] = lambda: measure_stall(folder, steps=60 if quick else 240, between_seconds=2.0 if quick else 4.0)
-    found["lines"] = lambda: measure_lines(folder, 10 if quick else 60)
-    found["waiting"] = lambda: measure_waiting(folder, 160, 2 if quick else 7)
+        found[f"steps of {model}"] = partial(steps, training, asked.blocks, asked.steps)
+        found[f"epochs of {model}"] = partial(epochs, training, 6 if quick else 60)
+        found[f"memory of {model}"] = partial(memory, training, 2 if quick else 5)
+    found["stall"] = partial(measure_stall, folder, steps=60 if quick else 240, between_seconds=2.0 if quick else 4.0)
+    found["lines"] = partial(measure_lines, folder, 10 if quick else 60)
+    found["waiting"] = partial(measure_waiting, folder, 160, 2 if quick else 7)
     return found
 
 
@@ -104,7 +112,12 @@ def steps(training: Training, num_blocks: int, steps_per_block: int) -> list[Fig
     training.store_clips()
     parts = measure_steps(training, num_blocks, steps_per_block)
     group = str(training.case)
-    figures = [figure for part, shares in parts.items() for figure in of_shares(group, part, shares, EACH_PERCENT)]
+    figures = [
+        figure
+        for part, shares in parts.items()
+        # The fixed costs alone are the least there is: under the limit they decide nothing.
+        for figure in of_shares(group, part, shares, EACH_PERCENT if part != FIXED_COSTS else None)
+    ]
     return figures + of_shares(group, "together", together(parts), TOGETHER_PERCENT)
 
 

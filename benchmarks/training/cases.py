@@ -58,9 +58,9 @@ class Training:
         """Write the clips, of noise."""
         fill(ClipStore.of(self.config), self.num_stored)
 
-    def settings(self, epochs: int, **changes: float) -> EngineSettings:
+    def settings(self, epochs: int, checkpoint_seconds: float = 120.0) -> EngineSettings:
         """The engine's, as a fold of a run has them."""
-        return replace(engine_settings(self.config, 0), epochs=epochs, **changes)
+        return replace(engine_settings(self.config, 0), epochs=epochs, checkpoint_seconds=checkpoint_seconds)
 
     def task(self, windows_per_epoch: int, num_validation: int) -> VideoTask:
         """The video task on so many effective batches of training clips, and so many validation clips."""

@@ -23,6 +23,7 @@ from fvc_lib.services.garbage import frozen_garbage
 from fvc_lib.services.memory_sampler import SAMPLE_INTERVAL_SECONDS
 
 BESIDES = ("metric log", "sampler", "checkpoints")
+FIXED_COSTS = "transaction, seen on tiny clips"
 TINY_SIZE = 16
 LOGGED_AT_ONCE = 50
 SHORT_SAMPLE_SECONDS = 0.01
@@ -88,7 +89,7 @@ def measure_steps(training: Training, num_blocks: int, steps_per_block: int) -> 
     step = statistics.median(theirs.wall for _, theirs in logged.pairs()) / (2 * steps_per_block)
     return {
         "transaction": usual,
-        "transaction on tiny clips": shares_of_differences(small, whole),
+        FIXED_COSTS: shares_of_differences(small, whole),
         "metric log": shares_of_events(logged, usual, lines, step),
         "sampler": shares_of_events(sampled, usual, samples.num_samples, SAMPLE_INTERVAL_SECONDS),
         "checkpoints": shares_of_events(saved, usual, saves.checkpoints.num_saved, CHECKPOINT_SECONDS),
