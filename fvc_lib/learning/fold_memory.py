@@ -25,7 +25,7 @@ from fvc_lib.learning.task import Task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.garbage import frozen_garbage
 from fvc_lib.services.memory_budget import MemoryBudget, memory_budget
-from fvc_lib.services.memory_observer import DeviceMemory, EventDetail, MemoryObserver, NoObserver
+from fvc_lib.services.memory_observer import PREFLIGHT, DeviceMemory, EventDetail, MemoryObserver, NoObserver
 from fvc_lib.services.memory_policy import MemoryPolicy
 from fvc_lib.services.run_paths import RunPaths
 
@@ -71,12 +71,13 @@ def fold_memory(
         if config.profile_memory
         else nullcontext()
     )
-    try:
-        with apply_policy(policy), recording, frozen_garbage():
+    with apply_policy(policy), recording, frozen_garbage():
+        try:
             yield FoldMemory(policy, observer, ControlMemory(observer), ShortageFolder(paths.oom_contexts(STAGE, fold)))
-    finally:
-        release_cached_memory(compute.device)
-        observer.at("report")  # what a notebook takes for its tables and figures is not the training's
+        finally:
+            release_cached_memory(compute.device)
+            # What a recording's own reports and a notebook's tables and figures take is not the training's.
+            observer.at("report")
 
 
 def planned_micro_batch(
@@ -103,7 +104,11 @@ def planned_micro_batch(
         num_workers=settings.num_workers,
     )
     resident = psutil.Process().memory_info().rss
-    report = preflight(request, budget=_budget(config, compute), baseline_bytes=resident, store=paths.preflight)
+    observer.at(PREFLIGHT)
+    try:
+        report = preflight(request, budget=_budget(config, compute), baseline_bytes=resident, store=paths.preflight)
+    finally:
+        observer.at("setup")
     lowered = report.micro_batch < report.micro_batch_planned
     _logger.log(logging.INFO if report.fits and not lowered else logging.WARNING, report.message())
     largest = report.step_bytes_by_micro_batch.get(report.micro_batch)

@@ -39,8 +39,12 @@ from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory_budget import MemoryBudget
 
 TIME_LIMIT_SECONDS = 120.0
+# Of the measuring process alone, once it is ready for its first step (torch 2.13; 160 MB of it to load torch).
+_MEASURING_BYTES = 230_000_000
+# Tables and figures after training: 29 to 47 MB above where the training ended, in four folds.
+_AFTER_TRAINING_BYTES = 50_000_000
 _REMEDY = "lower fixed_size or num_frames, turn gradient_checkpointing on, or give it more memory"
-_MEASURE = "fvc_lib.learning.preflight_worker:measure"
+_MEASURE = "fvc_lib.learning.preflight_probe:measure"
 # How a child ends when memory does: killed by the system, or aborted by a library that cannot go on without.
 _MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS")
 # torch loads this with its first optimizer, and it is by far the largest part of what a first training loads.
@@ -59,6 +63,7 @@ class PreflightReport:
         budget_bytes: the budget, and
         budget_origin: who set it.
         baseline_bytes: the training process before, without memory that it holds and nothing uses.
+        after_training_bytes: room that is kept in the budget for what comes after training.
         step_bytes_by_micro_batch: measured, above what any training keeps.
         reused: nothing was measured for this report; an earlier measurement served.
         seconds: it took.
@@ -72,6 +77,7 @@ class PreflightReport:
     budget_bytes: int
     budget_origin: str
     baseline_bytes: int
+    after_training_bytes: int
     step_bytes_by_micro_batch: Mapping[int, int]
     reused: bool
     seconds: float
@@ -79,34 +85,46 @@ class PreflightReport:
 
     @property
     def fits(self) -> bool:
-        """Whether the training is predicted to stay within the budget."""
-        return self.predicted_peak_bytes is not None and self.predicted_peak_bytes <= self.budget_bytes
+        """Whether the training is predicted to stay within the budget, and to leave room for what comes after."""
+        return self._has_room(self.predicted_peak_bytes)
 
     def message(self) -> str:
         """One sentence for the log and the notebook."""
         budget = f"the budget of {_size(self.budget_bytes)} ({self.budget_origin})"
         if self.predicted_peak_bytes is None:
+            same = " The effective batch stays the same." if self.micro_batch < self.micro_batch_planned else ""
             return (
                 f"memory preflight: could not be measured ({self.problem}): going on with micro-batch "
-                f"{self.micro_batch} and without a prediction."
+                f"{self.micro_batch} and without a prediction.{same}"
             )
-        peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
+        peak = f"predicted peak {_size(self.predicted_peak_bytes)}{self._estimated(self.micro_batch)}"
+        kept = f", of which {_size(self.after_training_bytes)} are kept for tables and figures after training"
+        tight = budget + (kept if self.after_training_bytes else "")
         if not self.fits:
             return (
-                f"memory preflight: {peak} even with micro-batch {self.micro_batch} is over {budget}; the training "
+                f"memory preflight: {peak} even with micro-batch {self.micro_batch} is over {tight}; the training "
                 f"tries all the same. If it runs out of memory, {_REMEDY}." + self._aside()
             )
         if self.micro_batch < self.micro_batch_planned:
             return (
-                f"memory preflight: micro-batch {self.micro_batch_planned} {self._objection(budget)}; lowered to "
+                f"memory preflight: micro-batch {self.micro_batch_planned} {self._objection(tight)}; lowered to "
                 f"{self.micro_batch}, {peak}. The effective batch stays the same." + self._aside()
             )
         return f"memory preflight: {peak} with micro-batch {self.micro_batch}, within {budget}." + self._aside()
 
     def _objection(self, budget: str) -> str:
-        if self.planned_peak_bytes is None or self.planned_peak_bytes <= self.budget_bytes:
+        if self.planned_peak_bytes is None or self._has_room(self.planned_peak_bytes):
             return "ran out of memory when it was measured"
-        return f"(predicted peak {_size(self.planned_peak_bytes)}) does not fit {budget}"
+        peak = f"predicted peak {_size(self.planned_peak_bytes)}{self._estimated(self.micro_batch_planned)}"
+        return f"({peak}) does not fit {budget}"
+
+    def _has_room(self, peak_bytes: int | None) -> bool:
+        return peak_bytes is not None and peak_bytes + self.after_training_bytes <= self.budget_bytes
+
+    def _estimated(self, micro_batch: int) -> str:
+        if micro_batch in self.step_bytes_by_micro_batch:
+            return ""
+        return f", estimated from micro-batches {', '.join(map(str, sorted(self.step_bytes_by_micro_batch)))}"
 
     def _aside(self) -> str:
         return f" Not all was measured: {self.problem}." if self.problem else ""
@@ -151,6 +169,7 @@ def preflight(
         budget_bytes=budget.total_bytes,
         budget_origin=budget.origin,
         baseline_bytes=footprint.resident_bytes,
+        after_training_bytes=footprint.after_training_bytes,
         step_bytes_by_micro_batch=dict(found.step_bytes),
         reused=reused,
         seconds=time.monotonic() - started,
@@ -209,18 +228,30 @@ def _looked_up_or_measured(
         store.keep_measurement(key, described, found)
         reused = False
     if decision is None:
-        fitting = fitting_micro_batch(found, footprint, planned, budget_bytes)
-        if fitting is None:
-            fitting = 1 if found.step_bytes or found.failures else planned
-        decision = Decision(fitting, problem)
+        decision = _decided(found, footprint, planned, budget_bytes, problem)
         store.keep_decision(decision_key, decision)
     return found, decision, reused
+
+
+def _decided(found: StepMeasurement, footprint: Footprint, planned: int, budget_bytes: int, problem: str) -> Decision:
+    fitting = fitting_micro_batch(found, footprint, planned, budget_bytes)
+    if fitting is not None:
+        return Decision(fitting, problem)
+    if found.step_bytes or found.failures:
+        return Decision(1, problem)
+    if problem:  # nothing is known, and not for want of memory
+        return Decision(planned, problem)
+    # Where not even the measuring fits there is little room for steps, and the least gives the same result.
+    return Decision(1, f"the budget of {_size(budget_bytes)} has no room for a process that measures beside this one")
 
 
 def _measured(
     request: StepRequest, known: StepMeasurement, footprint: Footprint, budget_bytes: int, time_limit_seconds: float
 ) -> tuple[StepMeasurement, str]:
-    """``known`` and what the child process found, and why it found no more (empty when it was done)."""
+    """``known`` and what the child process found, and why it found no more (empty when it was done, or had no room)."""
+    on_gpu = request.compute.device.type == "cuda"
+    if not on_gpu and footprint.resident_bytes + _MEASURING_BYTES > budget_bytes:
+        return known, ""  # the limit may be one that kills: then no process may begin that will not fit
     try:
         with tempfile.TemporaryDirectory(prefix="fvc-preflight-") as folder:
             task_file, findings = Path(folder) / "request.pickle", Path(folder) / "findings.json"
@@ -262,6 +293,7 @@ def _footprint(request: StepRequest, baseline_bytes: int) -> Footprint:
         resident_bytes=min(baseline_bytes, int(psutil.Process().memory_info().rss)),
         trained_before=_LOADED_BY_TRAINING in sys.modules,
         num_workers=min(request.num_workers, windows),
+        after_training_bytes=_AFTER_TRAINING_BYTES,
     )
 
 

@@ -66,11 +66,13 @@ class Footprint:
         resident_bytes: its memory now (on CUDA: what it holds on the device).
         trained_before: whether the libraries of a first training are loaded already, and so counted in it.
         num_workers: loader processes.
+        after_training_bytes: what the process will add when training is over: room that the training must leave.
     """
 
     resident_bytes: int
     trained_before: bool
     num_workers: int
+    after_training_bytes: int = 0
 
 
 def predicted_peak(found: StepMeasurement, footprint: Footprint, micro_batch: int) -> int | None:
@@ -117,8 +119,11 @@ def halvings(micro_batch: int) -> list[int]:
 
 
 def fitting_micro_batch(found: StepMeasurement, footprint: Footprint, planned: int, budget_bytes: int) -> int | None:
-    """The largest of ``halvings(planned)`` whose predicted peak is within the budget and that did not fail; or None."""
+    """The largest of ``halvings(planned)`` whose predicted peak is within the budget, with room for what comes after
+    training, and that did not fail; or None.
+    """
     smallest_failure = min(found.failures, default=planned + 1)
+    budget_bytes -= footprint.after_training_bytes
     for micro_batch in halvings(planned):
         peak = predicted_peak(found, footprint, micro_batch)
         if micro_batch < smallest_failure and peak is not None and peak <= budget_bytes:

@@ -1,9 +1,16 @@
-"""A little real training, to see what a step takes; runs in the preflight's child process."""
+"""The child process of the preflight: a little real training, to see what a step takes.
+
+It may die instead of the training, and leaves what it has found so far.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +22,13 @@ from fvc_lib.learning.loading import load_batches
 from fvc_lib.learning.optimisation import Precision, build_optimizer, finish_gradients
 from fvc_lib.learning.out_of_memory import is_out_of_memory
 from fvc_lib.learning.preflight_meter import meter_of
-from fvc_lib.learning.preflight_plan import Footprint, StepMeasurement, predicted_peak
+from fvc_lib.learning.preflight_plan import Footprint, StepMeasurement, next_to_measure, predicted_peak
 from fvc_lib.learning.task import Batch, Task
 from fvc_lib.learning.training_state import copy_weights
-from fvc_lib.services.process_memory import ProcessTree
+from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.process_memory import ProcessTree, own_bytes
 
+_LEAST_ROOM_BYTES = 1 << 30
 _STEPS = 2  # the first allocates the optimizer's state, the second meets a heap with holes
 
 
@@ -64,6 +73,33 @@ class StepRequest:
         return resolve_device(self.device.partition(":")[0], self.amp)
 
 
+def measure(item: Mapping[str, Any]) -> None:
+    """Measure what ``next_to_measure`` asks for, writing the findings to ``item["findings"]`` as they come.
+
+    Args:
+        item: ``request``, the path of a pickled StepRequest; ``findings``, the path of the JSON to write; ``footprint``
+            of the training process; ``budget_bytes``; ``threads``; ``sys_path``, the training process's;
+            ``device_free_bytes``, on CUDA, before this process started; ``known``, what was measured before.
+    """
+    _volunteer_to_be_killed()
+    sys.path.extend(folder for folder in item["sys_path"] if folder not in sys.path)
+    torch.set_num_threads(item["threads"])
+    request: StepRequest = pickle.loads(Path(item["request"]).read_bytes())  # the training process wrote it just now
+    footprint, budget_bytes = Footprint(**item["footprint"]), int(item["budget_bytes"])
+    planned, findings = request.largest_micro_batch, Path(item["findings"])
+    probe = StepProbe(request)
+    found = probe.begin(StepMeasurement.from_document(item["known"]), item["device_free_bytes"])
+    write_json(findings, found.to_document())
+    if request.compute.device.type != "cuda":
+        _limit_growth(max(_LEAST_ROOM_BYTES, budget_bytes - footprint.resident_bytes - own_bytes()))
+    while (micro_batch := next_to_measure(found, footprint, planned, budget_bytes)) is not None:
+        if not probe.has_room(found, footprint, micro_batch, budget_bytes):
+            break  # it would fit alone, but not beside this process: what was measured so far has to do
+        write_json(findings, replace(found, attempting=micro_batch).to_document())
+        found = probe.with_measured(found, micro_batch)
+        write_json(findings, found.to_document())
+
+
 class StepProbe:
     """Trains a little with one micro-batch after another and reads the meter."""
 
@@ -71,7 +107,7 @@ class StepProbe:
         self._request = request
         self._compute = request.compute
         self._meter = meter_of(self._compute.device)
-        self._reference = 0
+        self._reference = self._own_bytes = 0
 
     def begin(self, known: StepMeasurement, device_free_bytes: int | None = None) -> StepMeasurement:
         """``known`` with what does not depend on the micro-batch, measured anew.
@@ -83,6 +119,8 @@ class StepProbe:
         before = self._meter.now()
         _train_once(self._compute)
         self._reference = self._meter.now()
+        # On CUDA what is counted is the device's memory, and nothing in it is shared.
+        self._own_bytes = self._reference if self._compute.device.type == "cuda" else own_bytes()
         first_use = self._reference - before
         if device_free_bytes is not None:  # the GPU's context is no tensor: only the driver knows its size
             first_use = device_free_bytes - torch.cuda.mem_get_info(self._compute.device)[0]
@@ -92,11 +130,14 @@ class StepProbe:
         return replace(known, first_use_bytes=max(0, first_use), window_bytes=window_bytes, worker_bytes=worker_bytes)
 
     def has_room(self, found: StepMeasurement, footprint: Footprint, micro_batch: int, budget_bytes: int) -> bool:
-        """Whether a step fits beside the training process, which holds memory of its own meanwhile."""
-        here = footprint.resident_bytes + found.first_use_bytes + self._reference
+        """Whether a step fits beside the training process, which holds memory of its own meanwhile.
+
+        Of the first step nothing is known: it needs room for this process as it stands.
+        """
+        here = footprint.resident_bytes + self._own_bytes
         beside = replace(footprint, resident_bytes=here, trained_before=True, num_workers=0)
         peak = predicted_peak(found, beside, micro_batch)
-        return peak is not None and peak <= budget_bytes
+        return (here if peak is None else peak) <= budget_bytes
 
     def with_measured(self, found: StepMeasurement, micro_batch: int) -> StepMeasurement:
         """``found`` with what ``micro_batch`` took, or with the news that memory ended."""
@@ -124,6 +165,27 @@ class StepProbe:
             for window in _windows(request, _STEPS):
                 _step(request.task, model, optimizer, window, micro_batch, precision, device)
                 kept[1:] = [_on_cpu([model.state_dict(), optimizer.state_dict()])]
+
+
+def _volunteer_to_be_killed() -> None:
+    """When memory ends, the system takes this process before any other."""
+    with contextlib.suppress(OSError):  # Linux only
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _limit_growth(room_bytes: int) -> None:
+    """Allocations beyond ``room_bytes`` more fail here: a control group that runs over kills all that is in it."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return
+    import resource
+
+    held = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = held + room_bytes
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _step(

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from fvc_lib.learning import preflight as preflight_module
 from fvc_lib.learning.data import ClipDataset, ClipRow
-from fvc_lib.learning.preflight import circumstances, preflight
+from fvc_lib.learning.preflight import PreflightReport, circumstances, preflight
 from fvc_lib.learning.preflight_probe import StepRequest
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.services.config import RunConfig
@@ -62,17 +63,43 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
     assert roomy.message().endswith("with micro-batch 8, within the budget of 1099.51 GB (plenty).")
 
     room_for_two = roomy.predicted_peak_bytes - steps[8] + steps[2] + (steps[4] - steps[2]) // 2
+    room_for_two += roomy.after_training_bytes
     lowered = check(request_of_video_task, MemoryBudget(room_for_two, "by design"), store, roomy.baseline_bytes)
     assert (lowered.micro_batch, lowered.fits, lowered.reused) == (2, True, True)
-    assert lowered.planned_peak_bytes > room_for_two >= lowered.predicted_peak_bytes
+    assert room_for_two - lowered.predicted_peak_bytes >= lowered.after_training_bytes
+    assert "0.05 GB are kept for tables and figures after training" in lowered.message()
     assert re.search(
-        r"micro-batch 8 \(predicted peak 0\.\d+ GB\) does not fit .*design\); lowered to 2", lowered.message()
+        r"micro-batch 8 \(predicted peak 0\.\d+ GB\) does not fit .*design\), .*; lowered to 2", lowered.message()
     )
 
     hopeless = check(request_of_video_task, MemoryBudget(roomy.baseline_bytes, "by design"), store)
     assert (hopeless.micro_batch, hopeless.fits, hopeless.reused) == (1, False, True)
     for setting in ("fixed_size", "num_frames", "gradient_checkpointing", "more memory"):
         assert setting in hopeless.message()
+
+
+def test_where_the_measuring_would_not_fit_no_process_is_started_and_the_least_is_begun_with(monkeypatch):
+    monkeypatch.setattr(preflight_module, "run_isolated", lambda *_, **__: pytest.fail("it measures"))
+    resident = psutil.Process().memory_info().rss
+    report = check(troubled("raise", 99), MemoryBudget(resident + 200_000_000, "tight"))
+    assert (report.micro_batch, report.predicted_peak_bytes, report.fits) == (1, None, False)
+    assert "has no room for a process that measures beside this one" in report.message()
+    assert "micro-batch 1 and without a prediction. The effective batch stays the same." in report.message()
+
+
+def test_a_child_that_finds_no_room_beside_the_training_process_measures_no_step(monkeypatch):
+    monkeypatch.setattr(preflight_module, "_MEASURING_BYTES", 0)
+    resident = psutil.Process().memory_info().rss
+    report = check(troubled("raise", 1), MemoryBudget(resident + 50_000_000, "tight"))
+    assert (report.micro_batch, report.step_bytes_by_micro_batch) == (1, {})
+    assert "has no room for a process that measures" in report.message()
+
+
+def test_a_peak_that_was_not_measured_is_said_to_be_estimated():
+    known = PreflightReport(8, 4, 500, 900, 600, "by design", 300, 50, {1: 50, 2: 60}, False, 1.0)
+    assert "micro-batch 8 (predicted peak 0.00 GB, estimated from micro-batches 1, 2)" in known.message()
+    assert "lowered to 4, predicted peak 0.00 GB, estimated from micro-batches 1, 2." in known.message()
+    assert "estimated" not in replace(known, step_bytes_by_micro_batch={4: 1, 8: 1}).message()
 
 
 def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_since(tmp_path):

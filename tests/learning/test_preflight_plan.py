@@ -74,6 +74,13 @@ def test_the_largest_that_fits_and_did_not_fail_is_chosen():
     assert fitting_micro_batch(found({1: 50, 2: 100}, failures={4: "killed"}), footprint(), 8, 10**12) == 2
 
 
+def test_room_for_what_comes_after_training_is_kept_in_the_budget_but_not_in_the_prediction():
+    measured, modest = found({1: 50, 2: 100}), Footprint(300 * MB, False, 0, after_training_bytes=50 * MB)
+    assert fitting_micro_batch(measured, modest, 2, 450 * MB) == 2
+    assert fitting_micro_batch(measured, modest, 2, 449 * MB) == 1
+    assert predicted_peak(measured, modest, 2) == 400 * MB
+
+
 def walk(planned, budget_mb, cost_mb, failing_from=99):
     """What is measured, one after the other, when a step costs ``cost_mb(micro_batch)``."""
     state, order = StepMeasurement(), []
