@@ -29,10 +29,8 @@ from fvc_lib.execution.runner import Runner
 from fvc_lib.execution.session import run_config
 from fvc_lib.execution.stages import STAGES, stage_named
 from fvc_lib.execution.status import read_status
-from fvc_lib.services.config import (
-    RunConfig,
-    resolve_config,
-)
+from fvc_lib.services.allocator_settings import check_allocator_environment
+from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 
@@ -190,6 +188,8 @@ def _execute(
 ) -> int:
     """Run, then report whatever there is to report; trouble with the report does not change how the run ended."""
     click.echo(f"run {run.root}")
+    for warning in check_allocator_environment():
+        click.echo(f"warning: {warning}", err=True)
 
     def plan_and_record() -> Sequence[PlannedTask]:
         if command is not None and (differs := record_resumption(run, config, command=command)):

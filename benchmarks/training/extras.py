@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from benchmarks.clips import NoLog
 from fvc_lib.learning.watching import MetricSink
@@ -94,6 +95,7 @@ class CurrentObserver:
     """Passes on to the sampler that is open just now."""
 
     extras: Extras
+    prefix: ClassVar[str] = ""
 
     def at(self, phase: str, **position: int | None) -> None:
         """Pass on."""

@@ -130,6 +130,8 @@ def planned_micro_batch(
 class ControlMemory:
     """Passes on where the control's training is, under phases of its own."""
 
+    prefix = "control_"
+
     def __init__(self, observer: MemoryObserver) -> None:
         self._observer = observer
 
@@ -142,7 +144,7 @@ class ControlMemory:
         global_step: int | None = None,
     ) -> None:
         """``train`` becomes ``control_train``."""
-        self._observer.at(f"control_{phase}", epoch=epoch, batch_idx=batch_idx, global_step=global_step)
+        self._observer.at(self.prefix + phase, epoch=epoch, batch_idx=batch_idx, global_step=global_step)
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
         """As it is: the position tells whose it was."""

@@ -91,7 +91,7 @@ def asked_bytes(message: str) -> int | None:
 
 
 def _largest_tensors(known: Iterable[Tensor]) -> list[dict[str, Any]]:
-    counts: Counter[tuple[str, str, str, int]] = Counter()
+    counts: Counter[tuple[tuple[int, ...], str, str, int]] = Counter()
     seen: set[tuple[str, int]] = set()
     for tensor in (*known, *(item for item in gc.get_objects() if issubclass(type(item), Tensor))):
         if tensor.device.type == "meta" or tensor.layout is not torch.strided:
@@ -100,9 +100,9 @@ def _largest_tensors(known: Iterable[Tensor]) -> list[dict[str, Any]]:
         place = (str(tensor.device), storage.data_ptr())
         if place not in seen:  # views share what they show
             seen.add(place)
-            counts[(str(tuple(tensor.shape)), str(tensor.dtype), place[0], storage.nbytes())] += 1
+            counts[(tuple(tensor.shape), str(tensor.dtype), place[0], storage.nbytes())] += 1
     largest = sorted(counts.items(), key=lambda item: (-item[0][3] * item[1], item[0]))[:_NUM_LISTED]
     return [
-        {"shape": shape, "dtype": dtype, "device": where, "count": count, "total_bytes": size * count}
+        {"shape": list(shape), "dtype": dtype, "device": where, "count": count, "total_bytes": size * count}
         for (shape, dtype, where, size), count in largest
     ]

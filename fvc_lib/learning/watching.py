@@ -10,6 +10,7 @@ from fvc_lib.learning.out_of_memory import MemoryState
 from fvc_lib.learning.shortages import Shortage, ShortageFolder
 from fvc_lib.learning.task import Batch
 from fvc_lib.learning.training_state import TrainingState
+from fvc_lib.learning.transaction import MemoryExhaustedError
 from fvc_lib.services.memory_observer import MemoryObserver, NoObserver
 
 _logger = logging.getLogger(__name__)
@@ -41,9 +42,12 @@ class TrainingWatch:
         self.state: TrainingState | None = None
 
     def at(self, phase: str) -> None:
-        """The training has come to ``phase`` of its current window."""
+        """The training has come to ``phase`` of its current window; a test belongs to no epoch."""
         state = self._here()
-        self._memory.at(phase, epoch=state.epochs_done + 1, batch_idx=state.windows_done, global_step=state.step)
+        if phase == "test":
+            self._memory.at(phase, global_step=state.step)
+        else:
+            self._memory.at(phase, epoch=state.epochs_done + 1, batch_idx=state.windows_done, global_step=state.step)
 
     def step_metrics(self, metrics: Mapping[str, float]) -> None:
         """Training metrics of the step in hand."""
@@ -60,7 +64,7 @@ class TrainingWatch:
         state = self._here()
         epoch, file = state.epochs_done + 1, None
         if self._shortages is not None:
-            phase = "validation" if shortage.where == "validation" else "train"
+            phase = self._memory.prefix + ("validation" if shortage.where == "validation" else "train")
             try:
                 file = self._shortages.write(shortage, phase=phase, epoch=epoch, step=state.step).name
             except OSError as error:
@@ -106,6 +110,24 @@ class TrainingWatch:
         message = f"after step {self._here().step}: the loss of samples looked at is not finite, among: {ids}"
         _logger.warning(message)
         self._memory.event("nonfinite", message, what="evaluation", samples=ids, count=None, allowed=None)
+
+    def save_skipped(self, error: BaseException) -> None:
+        """A checkpoint that was due within an epoch did not fit into memory beside the training."""
+        told = str(error).partition("\n")[0] or type(error).__name__
+        message = f"step {self._here().step}: no memory for a checkpoint now ({told}); the next one is due later"
+        _logger.warning(message)
+        self._memory.event("checkpoint_skipped", message)
+
+    def exhausted(self, error: BaseException) -> MemoryExhaustedError:
+        """Memory ended where nothing smaller can be tried: while loading, counting or copying a checkpoint."""
+        told = str(error).partition("\n")[0] or type(error).__name__
+        message = (
+            f"out of memory after step {self._here().step}, outside of a forward or backward pass: {told}. The last "
+            "checkpoint stands: resume with -p num_workers 0, or give the job more memory."
+        )
+        self._memory.event("out_of_memory", message, where="elsewhere", asked_mb=None, micro_batch=None,
+                           micro_batch_next=None, context_file=None)  # fmt: skip
+        return MemoryExhaustedError(message)
 
     def loader_restarted(self, reason: str) -> None:
         """A loader process died and was replaced."""

@@ -96,8 +96,8 @@ def _check_name(name: str) -> Iterator[str]:
     upper = name.upper()
     if name not in _TORCH_NAMES and _LIKE_TORCHS.fullmatch(upper):
         close = difflib.get_close_matches(upper, _TORCH_NAMES, n=1, cutoff=0.85)
-        meant = f" Did you mean {close[0]}?" if close else ""
-        yield f"{name}: torch reads no such variable, it does nothing.{meant} There are: {', '.join(_TORCH_NAMES)}."
+        meant = f"Did you mean {close[0]}?" if close else f"There are: {', '.join(_TORCH_NAMES)}."
+        yield f"{name}: torch reads no such variable, it does nothing. {meant}"
     elif name not in _GLIBC_NAMES:
         for known in _GLIBC_NAMES:  # other allocators read MALLOC_ variables too, so only the missing line counts
             if known.rstrip("_") == upper.rstrip("_"):
@@ -112,8 +112,8 @@ def _check_keys(name: str, settings: str) -> Iterator[str]:
         if not colon or not value:
             yield f"{name}: got {part.strip()!r}, and torch stops at anything but key:value."
         elif key not in _ALLOC_CONF_KEYS:
-            known = ", ".join(sorted(_ALLOC_CONF_KEYS))
-            yield (f"{name}: torch knows no key {key!r}.{did_you_mean(key, _ALLOC_CONF_KEYS)} There are: {known}.")
+            there = f" There are: {', '.join(sorted(_ALLOC_CONF_KEYS))}."
+            yield f"{name}: torch knows no key {key!r}.{did_you_mean(key, _ALLOC_CONF_KEYS) or there}"
 
 
 def _check_shadowed(environ: Mapping[str, str]) -> Iterator[str]:

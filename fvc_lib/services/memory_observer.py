@@ -30,7 +30,15 @@ class DeviceMemory:
 
 
 class MemoryObserver(Protocol):
-    """Told at every step where a training is, so that memory can be attributed; ``MemorySampler`` is one."""
+    """Told at every step where a training is, so that memory can be attributed; ``MemorySampler`` is one.
+
+    ``prefix`` stands before the names of phases in what it writes: ``control_`` for the control's.
+    """
+
+    @property
+    def prefix(self) -> str:
+        """Empty but for the control's."""
+        ...
 
     def at(
         self,
@@ -62,6 +70,8 @@ class MemoryObserver(Protocol):
 
 class NoObserver:
     """Hears everything and keeps nothing: for trainings nobody watches."""
+
+    prefix = ""
 
     def at(
         self,

@@ -62,6 +62,8 @@ class MemorySampler:
     ``close`` everything but ``peak_bytes`` falls silent.
     """
 
+    prefix = ""  # as ``MemoryObserver`` has it
+
     def __init__(
         self,
         path: Path,

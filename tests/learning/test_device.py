@@ -81,7 +81,7 @@ def test_of_the_cpu_there_is_nothing_to_verify_but_the_users_mistakes(monkeypatc
     assert verify_policy(policy) == []
     monkeypatch.setenv("PYTORCH_MPS_ALLOCATOR_POLICY", "x")
     (line,) = verify_policy(policy)
-    assert line.startswith("PYTORCH_MPS_ALLOCATOR_POLICY: torch reads no such variable")
+    assert line.startswith("warning: PYTORCH_MPS_ALLOCATOR_POLICY: torch reads no such variable")
 
 
 def test_what_cannot_be_told_is_said_to_be_so(monkeypatch):

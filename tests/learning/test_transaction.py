@@ -246,5 +246,5 @@ def test_every_shortage_is_reported_with_what_memory_held():
     assert shortage.batch["pixels"] == "(2, 8, 8) float32"
     assert shortage.state.asked_bytes == 2 * 2**20
     assert shortage.state.rss_bytes > 10_000_000
-    assert {"shape": str(tuple(held.shape)), "dtype": "torch.float32", "device": "cpu", "count": 1,
+    assert {"shape": list(held.shape), "dtype": "torch.float32", "device": "cpu", "count": 1,
             "total_bytes": held.nbytes} in shortage.state.largest_tensors  # fmt: skip
