@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fvc_lib.learning.fold_outcome import read_outcome
 from fvc_lib.learning.fold_training import train_fold
-from fvc_lib.services.checkpoint_files import load_safely, read_verified
+from fvc_lib.services.checkpoint_files import load_document
 from fvc_lib.services.checkpoints import BEST, LATEST, CheckpointBinding, CheckpointFolder, load_best_model
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
@@ -114,5 +114,5 @@ def _saved_step(folder: Path, binding: CheckpointBinding, scratch: Path) -> int:
 
 
 def _binding(latest: Path) -> CheckpointBinding:
-    document = load_safely(latest, read_verified(latest), 1)
+    document = load_document(latest, 1)
     return CheckpointBinding(document["config"], document["data_fingerprint"])

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+_PATIENCE_SECONDS = 300.0
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.faults.forked", "fvc_lib.learning.fold_training"])
 
@@ -29,7 +30,11 @@ class Child:
 
     def end(self) -> tuple[int, str]:
         """Wait for it: its exit code (negative: the signal that ended it) and its error output."""
-        self.process.join()
+        self.process.join(_PATIENCE_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+            raise AssertionError(f"the child hung; it said: {self.said.read_text()}")
         text = self.said.read_text()
         self.said.unlink()
         code = self.process.exitcode

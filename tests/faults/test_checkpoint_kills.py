@@ -103,10 +103,13 @@ def test_every_file_is_on_the_disk_before_its_name_and_its_name_before_the_next_
     assert moved == [f"{name}~" for file in files for name in (f"{file}.sha256", file, f"{file}.sha256")]
     for name in set(moved):
         own = " ".join(what for what, of in operations if of == name).replace("sendfile", "write")
-        assert re.fullmatch(r"(open( write)+ fsync replace ?)+", own), name
+        # The best model is written by a library, past what is watched here.
+        written = "" if name == f"{BEST}~" else r"open( write)+ "
+        assert re.fullmatch(rf"({written}fsync replace ?)+", own), name
     for here, following in pairwise(operations):
         assert here[0] != "replace" or following == ("fsync", "undisturbed")
-    assert operations[-2:] == [("unlink", "checkpoint_epoch_002.pt"), ("unlink", "checkpoint_epoch_002.pt.sha256")]
+    # A file without its digest is never trusted and dropped by the next save; a digest without its file would stay.
+    assert operations[-2:] == [("unlink", "checkpoint_epoch_002.pt.sha256"), ("unlink", "checkpoint_epoch_002.pt")]
 
 
 @pytest.mark.fault(2, 4)

@@ -1,0 +1,127 @@
+"""Rows 16, 17 and 18 without a pretence: the kernel gives the training process no more memory."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from fvc_lib.learning.fold_outcome import FoldOutcome, read_outcome
+from fvc_lib.services.checkpoints import load_best_model
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, read_table
+from tests.faults.conftest import elsewhere
+from tests.faults.forked import run
+from tests.faults.shortage_lives import train_in_little_memory
+from tests.learning.conftest import TinyTraining, draw_clip
+
+PLANNED = 8
+
+
+@pytest.fixture
+def large_clips(tiny_training: TinyTraining) -> TinyTraining:
+    """Clips of 8 x 168 x 168: a micro-batch takes far more than everything else."""
+    tiny = tiny_training.with_config(
+        fixed_size=168, num_frames=8, augmentations_per_video=0, batch_size=PLANNED, effective_batch_size=PLANNED,
+        epochs=1, learning_rate=1e-4, shuffled_label_control=False, checkpoint_minutes=0,
+    )  # fmt: skip
+    for video_id, label in read_table(tiny.paths.folds, FOLDS).select("video_id", "label").iter_rows():
+        clip = draw_clip(video_id, 0, label == "fake").repeat(2, axis=0)
+        tiny.store.write(video_id, 0, np.kron(clip, np.ones((1, 1, 7, 7), np.uint8)))
+    tiny.note_clips()
+    return tiny
+
+
+@dataclass(frozen=True)
+class Life:
+    """One attempt at fold 0 under a limit, how it ended and what it said."""
+
+    paths: RunPaths
+    code: int
+    said: str
+
+    @property
+    def outcome(self) -> FoldOutcome:
+        outcome = read_outcome(self.paths.fold_outcome(0))
+        assert outcome is not None, self.said
+        return outcome
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return load_best_model(self.paths.fold_checkpoints(0))
+
+    @property
+    def taken_bytes(self) -> int:
+        return int(json.loads((self.paths.root / "taken.json").read_text()))
+
+
+def train(tiny: TinyTraining, root: Path, attempt: int, spare_bytes: int | None) -> Life:
+    paths = RunPaths(root) if root.exists() else elsewhere(tiny, root)
+    config = tiny.config.model_dump_json()
+    return Life(paths, *run(train_in_little_memory, root, config, attempt, spare_bytes, root / "taken.json"))
+
+
+def distance(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
+    """The largest relative difference."""
+    return max(((weights[name] - other).norm() / other.norm()).item() for name, other in others.items())
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The undisturbed training, and what it takes in memory with as many clips at once as planned, and with one."""
+
+    whole: Life
+    planned_bytes: int
+    single_bytes: int
+
+
+@pytest.fixture
+def needs(large_clips: TinyTraining, tmp_path: Path) -> Needs:
+    whole = train(large_clips, tmp_path / "whole" / "run_0", 1, None)
+    single = train(large_clips.with_config(batch_size=1), tmp_path / "single" / "run_0", 1, None)
+    assert distance(single.weights, whole.weights) < 1e-5
+    assert single.taken_bytes < whole.taken_bytes
+    return Needs(whole, whole.taken_bytes, single.taken_bytes)
+
+
+@pytest.mark.long
+@pytest.mark.fault(16, 17)
+def test_a_process_without_memory_for_the_plan_trains_on_with_less_and_to_the_same_end(large_clips, needs, tmp_path):
+    """The limit falls until the plan does not fit: how much of what was taken was needed, only trying tells."""
+    for eighths in range(8, 0, -1):
+        spare_bytes = needs.planned_bytes * eighths // 8
+        life = train(large_clips, tmp_path / f"{eighths} eighths" / "run_0", 1, spare_bytes)
+        assert life.code == 0, life.said
+        assert life.outcome.training.steps == needs.whole.outcome.training.steps
+        assert distance(life.weights, needs.whole.weights) < 1e-5
+        if life.outcome.training.micro_batch < PLANNED:
+            break
+    assert "out of memory" in life.said
+    assert life.outcome.training.micro_batch_schedule[0].micro_batch == PLANNED > life.outcome.training.micro_batch
+
+
+@pytest.mark.long
+@pytest.mark.fault(16, 17, 18, 20)
+def test_whatever_memory_there_is_nothing_but_time_is_lost(large_clips, needs, tmp_path, tally):
+    """From next to nothing to all that it takes; what cannot even train one clip ends, and goes on when it can."""
+    ends: Counter[str] = Counter()
+    for part in range(1, 25):
+        root = tmp_path / f"part_{part}" / "run_0"
+        life = train(large_clips, root, 1, needs.planned_bytes * part // 24)
+        if life.code:
+            ends[f"exit code {life.code}"] += 1
+            print(part, life.code, life.said[-300:])
+            life = train(large_clips, root, 2, None)
+            assert life.code == 0, life.said
+        else:
+            ends[f"micro-batch {life.outcome.training.micro_batch}"] += 1
+        assert distance(life.weights, needs.whole.weights) < 1e-5
+        assert life.outcome.training.steps == needs.whole.outcome.training.steps
+        tally.add(survived=1)
+    print(dict(ends))
