@@ -16,6 +16,7 @@ from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.loading import load_batches
 from fvc_lib.learning.micro_batch import MicroBatchPlan
 from fvc_lib.learning.optimisation import Precision, learning_rate_at
+from fvc_lib.learning.out_of_memory import is_out_of_memory
 from fvc_lib.learning.random_state import forked_random_state, stable_seed
 from fvc_lib.learning.sampling import epoch_order, num_windows, windows
 from fvc_lib.learning.shortages import Shortage, ShortageFolder
@@ -86,22 +87,22 @@ class Engine:
         """Train from the newest checkpoint, or from the start, to the end.
 
         Raises:
-            StoppedError: ``stop`` said so; the state is saved.
+            StoppedError: ``stop`` said so; what was trained is saved.
             TrainingDivergedError: too many steps were not finite.
-            MemoryExhaustedError: one sample alone does not fit, or the optimizer's step.
+            MemoryExhaustedError: one sample alone does not fit, or the optimizer's step, or memory ended elsewhere.
             CheckpointMismatchError: the checkpoint belongs to another configuration or other data.
             CheckpointWriteError: the checkpoint folder cannot be written.
             LoaderDiedError: loader processes were killed again and again.
         """
-        seed = stable_seed("engine", self.settings.seed)
         try:
-            with forked_random_state(seed, self.compute.device), deterministic_algorithms(self.compute.device):
-                self._set_up()
-                while not self.state.finished:
-                    self._train_epoch_or_go_back()
-            self._checkpoints.finish()
+            self._train()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._watch.exhausted(error) from error
         finally:
-            self._checkpoints.wait()
+            self._checkpoints.give_memory_back()
+            self._let_go()
         if not self.state.best_model:
             raise TrainingDivergedError(
                 f"the validation loss was not finite in any of {self.state.epochs_done} epochs, so no epoch can be "
@@ -110,14 +111,31 @@ class Engine:
         self._progress(self._total_steps, self._total_steps)
         return self.state
 
+    def _train(self) -> None:
+        seed = stable_seed("engine", self.settings.seed)
+        with forked_random_state(seed, self.compute.device), deterministic_algorithms(self.compute.device):
+            self._set_up()
+            while not self.state.finished:
+                self._train_epoch_or_go_back()
+        self._checkpoints.finish()
+
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
         """Run ``data`` once through the model with ``weights``, in order, into ``accumulator``; returns the loss."""
         with forked_random_state(stable_seed("predict", self.settings.seed), self.compute.device):
             model = self.task.build_model().to(self.compute.device)
         model.load_state_dict(weights)
         self._watch.at("test")
+        plan = MicroBatchPlan(self.state.micro_batch)
         with deterministic_algorithms(self.compute.device):
-            return self._run_through(model, data, accumulator, MicroBatchPlan(self.state.micro_batch))
+            loss = self._run_through(model, data, accumulator, plan)
+        if len(plan.changes) > 1:
+            self.state.inexact_because.append("memory ended while a finished model was scored")
+        return loss
+
+    def _let_go(self) -> None:
+        """Scoring builds a model of its own; this one's gradients and moments would stay beside it."""
+        for name in ("_model", "_stepper", "_transaction"):
+            self.__dict__.pop(name, None)
 
     def _enter(self, state: TrainingState) -> None:
         self.state = self._watch.state = state
@@ -142,6 +160,7 @@ class Engine:
             device,
             report=self._watch.shortage,
             after_micro_batch=CacheClearing(device, self._policy.clear_cache_training_batches).after_batch,
+            before_retry=self._checkpoints.give_memory_back,
         )
         if self._restored():
             return
@@ -315,5 +334,11 @@ class Engine:
 
     def _save_if_due(self, *, now: bool = False) -> None:
         """Within an epoch, or at the end of one that gets no checkpoint of its own."""
-        if now or self._checkpoints.is_due(self.settings.checkpoint_seconds):
+        if not (now or self._checkpoints.is_due(self.settings.checkpoint_seconds)):
+            return
+        try:
             self._save(epoch_ended=False)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._watch.save_skipped(error)

@@ -24,7 +24,7 @@ from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.learning.watching import MetricSink
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory_observer import MemoryObserver
 from fvc_lib.services.process_memory import peak_rss_bytes
 from fvc_lib.services.run_paths import RunPaths, find_run
@@ -79,7 +79,9 @@ def train_fold(
     if outcome is not None and outcome.fingerprint == fingerprint and paths.predictions(fold).exists():
         return outcome
 
-    compute, replayed = resolve_device(config.device, config.amp), _replayed(config, fold)
+    if stop is not None and stop():  # asked first of all, because from then on a signal only sets a flag
+        raise StoppedError("stopped as asked before training: resume with run_notebooks.py --resume latest.")
+    compute, replayed = resolve_device(config.device, config.amp), _replayed(config, fold, fingerprint)
     _logger.info("fold %d, attempt %d, on %s", fold, attempt, compute.describe())
     shuffled = _control_clips(folds, source, config, fold) if config.shuffled_label_control else None
     with fold_memory(paths, config, fold, compute, memory) as kept:
@@ -125,11 +127,11 @@ def _settings(around: Surroundings, task: VideoTask) -> tuple[EngineSettings, in
     return replace(settings, micro_batch=micro_batch), predicted
 
 
-def _replayed(config: RunConfig, fold: int) -> FoldOutcome | None:
+def _replayed(config: RunConfig, fold: int, fingerprint: str) -> FoldOutcome | None:
     """The fold's outcome in the run whose micro-batches are to be repeated.
 
     Raises:
-        UsageError: there is no such run, or it has not finished this fold.
+        UsageError: there is no such run, it has not finished this fold, or it trained with other parameters or clips.
     """
     if not config.replay_run:
         return None
@@ -137,6 +139,11 @@ def _replayed(config: RunConfig, fold: int) -> FoldOutcome | None:
     outcome = read_outcome(run.fold_outcome(fold))
     if outcome is None:
         raise UsageError(f"replay_run: {run.run_id} has no finished fold {fold} whose schedule could be repeated.")
+    if outcome.fingerprint != fingerprint:
+        raise UsageError(
+            f"replay_run: {run.run_id} trained fold {fold} with other parameters or clips; its schedule says nothing "
+            "about this run. Give this run the same parameters, or leave replay_run out."
+        )
     return outcome
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -56,7 +56,9 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[None]:
         """For forward passes and losses."""
-        return torch.autocast(self._device_type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None)
+        if self._amp_dtype is None:  # entering a disabled one costs 50 microseconds
+            return nullcontext()
+        return torch.autocast(self._device_type, dtype=self._amp_dtype)
 
     @property
     def scales_losses(self) -> bool:

@@ -6,6 +6,8 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,27 +20,48 @@ def stable_seed(*parts: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8], "big") >> 1
 
 
+@dataclass(frozen=True)
+class RawRandomState:
+    """Every generator's state as it gives it: for putting back in this process, in a third of the time of tensors."""
+
+    torch_state: Tensor
+    numpy_state: dict[str, Any]
+    python_state: tuple[Any, ...]
+    device_state: Tensor | None
+
+
+def take_random_state(device: torch.device) -> RawRandomState:
+    """All generators, now."""
+    states = torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate(), _device_state(device)
+    return RawRandomState(*states)
+
+
+def put_back_random_state(state: RawRandomState, device: torch.device) -> None:
+    """What ``take_random_state`` gave on the same ``device``."""
+    torch.set_rng_state(state.torch_state)
+    np.random.set_state(state.numpy_state)
+    random.setstate(state.python_state)
+    _set_device_state(state.device_state, device)
+
+
 @contextmanager
 def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's, NumPy's and Python's generators as if freshly seeded; those of before come back afterwards."""
-    before = capture_random_state(device)
+    before = take_random_state(device)
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # a task may use it; ours do not
     random.seed(seed)
     try:
         yield
     finally:
-        restore_random_state(before, device)
+        put_back_random_state(before, device)
 
 
 def capture_random_state(device: torch.device) -> dict[str, Tensor]:
     """Every generator's state as tensors: ``torch``, ``numpy``, ``python`` and, where used, ``device``."""
     states = {"torch": torch.get_rng_state(), "numpy": _numpy_state(), "python": _python_state()}
-    if device.type == "cuda":
-        states["device"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        states["device"] = torch.mps.get_rng_state()
-    return states
+    on_device = _device_state(device)
+    return states if on_device is None else {**states, "device": on_device}
 
 
 def restore_random_state(states: dict[str, Tensor], device: torch.device) -> None:
@@ -46,10 +69,20 @@ def restore_random_state(states: dict[str, Tensor], device: torch.device) -> Non
     torch.set_rng_state(states["torch"])
     _restore_numpy(states["numpy"])
     _restore_python(states["python"])
-    if device.type == "cuda" and "device" in states:
-        torch.cuda.set_rng_state(states["device"], device)
-    elif device.type == "mps" and "device" in states:
-        torch.mps.set_rng_state(states["device"])
+    _set_device_state(states.get("device"), device)
+
+
+def _device_state(device: torch.device) -> Tensor | None:
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else None
+
+
+def _set_device_state(state: Tensor | None, device: torch.device) -> None:
+    if state is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    elif state is not None and device.type == "mps":
+        torch.mps.set_rng_state(state)
 
 
 def _numpy_state() -> Tensor:

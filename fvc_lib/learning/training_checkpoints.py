@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from fvc_lib.learning.device import ComputeDevice
 from fvc_lib.learning.exactness import changed_numerics, numerics
@@ -62,15 +64,14 @@ class TrainingCheckpoints:
         if checkpoint is None:
             return None
         saved = checkpoint.state
-        try:
-            model.load_state_dict(saved["model"])
-        except RuntimeError as error:
-            told = " ".join(str(error).split()[:40])
-            raise CheckpointMismatchError(f"{str(checkpoint.path)!r} is of another model: {told} ...") from error
+        _refuse_another_model(model, saved["model"], checkpoint.path)
+        model.load_state_dict(saved["model"])
         stepper.load_state_dict(saved)
         state = TrainingState.from_document(saved["training"], checkpoint.best_model, micro_batches)
-        changed = changed_numerics(saved["numerics"], self._numerics)
-        state.lose_exactness([f"forked from {checkpoint.ancestor}"] if checkpoint.ancestor else changed)
+        if checkpoint.ancestor:
+            state.inexact_because.append(f"forked from {checkpoint.ancestor} at step {state.step}")
+        else:
+            state.lose_exactness(changed_numerics(saved["numerics"], self._numerics))
         restore_random_state(saved["random_state"], self._device)
         return state
 
@@ -86,6 +87,18 @@ class TrainingCheckpoints:
         """
         self._folder.finish()
 
-    def wait(self) -> None:
-        """The same without an error, on the way out of another one."""
-        self._folder.wait()
+    def give_memory_back(self) -> None:
+        """Keep no copy of the state, once it is written: for when memory is short."""
+        self._folder.give_memory_back()
+
+
+def _refuse_another_model(model: nn.Module, saved: Mapping[str, Tensor], path: Path) -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    differing = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
+    if differing:
+        told = ", ".join(f"{name} {found.get(name)} -> {own.get(name)}" for name in differing[:3])
+        raise CheckpointMismatchError(
+            f"{str(path)!r} is of another model: {len(differing)} tensors differ, {told}. Resume with the model it was "
+            "made with, or start a new run."
+        )

@@ -20,7 +20,7 @@ from fvc_lib.learning.accumulators import LossMean
 from fvc_lib.learning.device import release_cached_memory
 from fvc_lib.learning.optimisation import Precision
 from fvc_lib.learning.out_of_memory import MemoryState, is_out_of_memory, memory_state
-from fvc_lib.learning.random_state import capture_random_state, restore_random_state
+from fvc_lib.learning.random_state import RawRandomState, put_back_random_state, take_random_state
 from fvc_lib.learning.shortages import Place, Shortage, sample_shapes
 from fvc_lib.learning.task import Batch, LossSum, Outputs, Task
 from fvc_lib.services.errors import FvcError
@@ -52,7 +52,7 @@ class WindowGradients:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    random_state: dict[str, Tensor]
+    random_state: RawRandomState
     buffers: dict[str, Tensor]
 
 
@@ -62,6 +62,7 @@ class WindowTransaction:
     Args:
         report: told of every shortage, after the memory is free again and before the next attempt.
         after_micro_batch: called when a micro-batch's gradients are there.
+        before_retry: called after a shortage, to free what others hold; a checkpoint being written, for one.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class WindowTransaction:
         *,
         report: Callable[[Shortage], None] = lambda shortage: None,
         after_micro_batch: Callable[[], None] = lambda: None,
+        before_retry: Callable[[], None] = lambda: None,
     ) -> None:
         self._task = task
         self._model = model
@@ -80,6 +82,7 @@ class WindowTransaction:
         self._device = device
         self._report = report
         self._after_micro_batch = after_micro_batch
+        self._before_retry = before_retry
         self._where: Place = "forward"
 
     def gradients(self, window: Batch, micro_batch: int) -> WindowGradients:
@@ -131,13 +134,14 @@ class WindowTransaction:
 
     def _snapshot(self) -> _Snapshot:
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        return _Snapshot(capture_random_state(self._device), buffers)
+        return _Snapshot(take_random_state(self._device), buffers)
 
     def _roll_back(self, snapshot: _Snapshot) -> None:
         self._model.zero_grad(set_to_none=True)
+        self._before_retry()
         gc.collect()
         release_cached_memory(self._device)
-        restore_random_state(snapshot.random_state, self._device)
+        put_back_random_state(snapshot.random_state, self._device)
         for name, buffer in self._model.named_buffers():
             buffer.copy_(snapshot.buffers[name])
 

@@ -40,8 +40,8 @@ class VideoTask:
         labels = batch.tensors["label"]
         real, fake = self._weights
         weights = torch.where(labels > 0.5, fake, real)
-        losses = F.binary_cross_entropy_with_logits(outputs["logits"].float(), labels, reduction="none")
-        return LossSum((losses * weights).sum(), weights.sum())
+        loss = F.binary_cross_entropy_with_logits(outputs["logits"].float(), labels, weights, reduction="sum")
+        return LossSum(loss, weights.sum())
 
     def new_accumulator(self) -> BinaryScores:
         """Scores and labels of a pass."""

@@ -11,9 +11,9 @@ import json
 import logging
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,18 @@ from torch import Tensor
 from fvc_lib.services.atomic_files import sha256_of_json, sweep_temporaries
 from fvc_lib.services.checkpoint_files import (
     DamagedCheckpointError,
+    are_weights_in,
     copied_to_cpu,
     load_document,
-    read_verified,
+    load_weights,
     remove_with_digest,
     set_aside,
-    weights_bytes,
-    weights_from,
-    write_bytes_with_digest,
     write_copy_with_digest,
     write_document_with_digest,
+    write_weights_with_digest,
 )
 from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.one_worker import OneWorker
 
 LATEST = "latest_checkpoint.pt"
 BEST = "best_model.safetensors"
@@ -116,15 +116,15 @@ class CheckpointFolder:
         self._keep_last = keep_last
         self._report = report
         self._best_epoch_on_disk: int | None = None
-        self._writer: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._writer = OneWorker("fvc-checkpoint")
+        self._copy: Any = None  # of the state saved last: its memory serves for the next
         if folder.is_dir():
             sweep_temporaries(folder)
 
     @property
     def is_writing(self) -> bool:
         """Whether the checkpoint saved last is still on its way to the disk."""
-        return self._writer is not None and self._writer.is_alive()
+        return self._writer.is_busy
 
     def save(
         self,
@@ -151,6 +151,7 @@ class CheckpointFolder:
             CheckpointWriteError: the previous save failed; see ``finish``.
         """
         self.finish()
+        self._copy = copied_to_cpu(state, self._copy)
         document = {
             "format": _FORMAT,
             "config": dict(self._binding.config),
@@ -159,13 +160,9 @@ class CheckpointFolder:
             "step": step,
             "best_epoch": best_epoch,
             "best_model": dict(best_model),
-            "state": copied_to_cpu(state),
+            "state": self._copy,
         }
-        # Not a daemon: an interpreter that ends waits for it.
-        self._writer = threading.Thread(
-            target=self._write, args=(document, epoch_ended and epoch > 0), name="fvc-checkpoint"
-        )
-        self._writer.start()
+        self._writer.give(partial(self._write, document, epoch_ended and epoch > 0))
 
     def finish(self) -> None:
         """Wait until what was saved is on the disk.
@@ -173,22 +170,27 @@ class CheckpointFolder:
         Raises:
             CheckpointWriteError: the disk is full, read-only or gone. The files from before still load.
         """
-        if self._writer is None:
-            return
-        self._writer.join()
-        self._writer, failure, self._failure = None, self._failure, None
-        if isinstance(failure, OSError):
+        try:
+            self._writer.finish()
+        except MemoryError as error:
             raise CheckpointWriteError(
-                f"checkpoint in {str(self.folder)!r}: {failure.strerror or failure}; {_free_space(self.folder)}. The "
+                f"checkpoint in {str(self.folder)!r}: memory ended while it was written. The previous checkpoint is "
+                "intact: give the job more memory, then resume."
+            ) from error
+        except OSError as error:
+            raise CheckpointWriteError(
+                f"checkpoint in {str(self.folder)!r}: {error.strerror or error}; {_free_space(self.folder)}. The "
                 "previous checkpoint is intact: make room or make the folder writable, then resume."
-            ) from failure
-        if failure is not None:
-            raise failure
+            ) from error
 
     def wait(self) -> None:
         """The same without an error, on the way out of another one."""
-        if self._writer is not None:
-            self._writer.join()
+        self._writer.wait()
+
+    def give_memory_back(self) -> None:
+        """Wait until what was saved is written, and keep no copy of it: for when memory is short."""
+        self.wait()
+        self._copy = None
 
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None when there is none. The best model is made consistent with it.
@@ -202,6 +204,7 @@ class CheckpointFolder:
             CheckpointWriteError: the last save failed, or the best model had to be written again and could not be.
         """
         self.finish()
+        self._copy = None  # whoever loads a state needs the room for that
         for path in self._newest_first():
             try:
                 checkpoint = self._read(path)
@@ -224,19 +227,16 @@ class CheckpointFolder:
 
     def _write(self, document: dict[str, Any], epoch_ended: bool) -> None:
         """In the writer's thread."""
-        try:
-            latest = self.folder / LATEST
-            if epoch_ended:  # the copy first, so that a fallback is never behind what it falls back from
-                own = self.folder / f"checkpoint_epoch_{document['epoch']:03d}.pt"
-                digest = write_document_with_digest(own, document)
-                write_copy_with_digest(latest, own, digest)
-            else:
-                write_document_with_digest(latest, document)
-            if document["best_epoch"] != self._best_epoch_on_disk:
-                self._write_best(document["best_epoch"], document["best_model"])
-            self._drop_old_epochs()
-        except Exception as error:  # noqa: BLE001 - raised again by finish, in the thread that can act on it
-            self._failure = error
+        latest = self.folder / LATEST
+        if epoch_ended:  # the copy first, so that a fallback is never behind what it falls back from
+            own = self.folder / f"checkpoint_epoch_{document['epoch']:03d}.pt"
+            digest = write_document_with_digest(own, document)
+            write_copy_with_digest(latest, own, digest)
+        else:
+            write_document_with_digest(latest, document)
+        if document["best_epoch"] != self._best_epoch_on_disk:
+            self._write_best(document["best_epoch"], document["best_model"])
+        self._drop_old_epochs()
 
     def _newest_first(self) -> Iterator[Path]:
         latest = self.folder / LATEST
@@ -296,21 +296,16 @@ class CheckpointFolder:
         """After a kill between the two files, or a fallback to an older checkpoint, the best model may be another's."""
         if not checkpoint.best_model:
             return
-        wanted = weights_bytes(checkpoint.best_model, self._description(checkpoint.best_epoch))
-        try:
-            intact = read_verified(self.folder / BEST) == wanted
-        except DamagedCheckpointError:
-            intact = False
-        if not intact:
+        if not are_weights_in(self.folder / BEST, checkpoint.best_model, self._description(checkpoint.best_epoch)):
             try:
-                write_bytes_with_digest(self.folder / BEST, wanted)
+                self._write_best(checkpoint.best_epoch, checkpoint.best_model)
             except OSError as error:
                 raise CheckpointWriteError(f"{str(self.folder / BEST)!r}: {error.strerror or error}.") from error
         self._best_epoch_on_disk = checkpoint.best_epoch
 
     def _write_best(self, best_epoch: int, best_model: Mapping[str, Tensor]) -> None:
         if best_model:
-            write_bytes_with_digest(self.folder / BEST, weights_bytes(best_model, self._description(best_epoch)))
+            write_weights_with_digest(self.folder / BEST, best_model, self._description(best_epoch))
         self._best_epoch_on_disk = best_epoch
 
     def _description(self, best_epoch: int) -> dict[str, Any]:
@@ -331,7 +326,7 @@ def load_best_model(folder: Path) -> dict[str, Tensor]:
     Raises:
         DamagedCheckpointError: missing or damaged; loading the folder's checkpoint writes it again.
     """
-    return weights_from(read_verified(folder / BEST))
+    return load_weights(folder / BEST)
 
 
 def _free_space(folder: Path) -> str:

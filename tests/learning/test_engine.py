@@ -1,3 +1,4 @@
+import gc
 import json
 import math
 import os
@@ -639,3 +640,71 @@ def test_a_fork_that_loses_a_step_still_trains_to_its_own_end(make_engine, monke
         state = make_engine(learning_rate=0.02, epochs=5).fit()
     assert state.epochs_done == 5
     assert state.inexact_because[0].startswith("forked from run_1")
+
+
+def test_a_finished_training_keeps_no_gradients_and_moments(make_engine):
+    engine = make_engine(epochs=1)
+    engine.fit()
+    shape = engine.state.best_model["second.convolution.weight"].shape
+    gc.collect()
+    held = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor) and item.shape == shape]
+    assert [tensor for tensor in held if tensor.grad is not None] == []
+
+
+@pytest.mark.fault(20)
+def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try(make_engine, tiny_training, observer):
+    class Hungry:
+        def __init__(self, data):
+            self.data, self.classes, self.count = data, data.classes, 0
+
+        def __len__(self):
+            return len(self.data)
+
+        def __getitems__(self, indices):
+            self.count += 1
+            return torch.empty(1 << 55, dtype=torch.uint8) if self.count == 3 else self.data.__getitems__(indices)
+
+    task = Draining(tiny_training.task())
+    task.training_data = Hungry(task.training_data)
+    with pytest.raises(MemoryExhaustedError, match=r"after step 2, outside of a forward.*checkpoint stands: resume"):
+        make_engine(task=task, memory=observer).fit()
+    assert observer.of("out_of_memory")[0]["where"] == "elsewhere"
+    assert same_end(make_engine().fit(), make_engine("whole").fit())
+
+
+@pytest.mark.fault(20)
+def test_a_checkpoint_in_mid_epoch_that_does_not_fit_into_memory_is_left_out(make_engine, monkeypatch, observer):
+    whole = make_engine("whole").fit()
+    inner, count = CheckpointFolder.save, iter(range(100))
+
+    def tight(folder, state, **where):
+        if next(count) in (1, 2):  # both within the first epoch
+            torch.empty(1 << 55, dtype=torch.uint8)
+        inner(folder, state, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "save", tight)
+        assert same_end(make_engine(checkpoint_seconds=0, memory=observer).fit(), whole)
+    assert [kind for kind, _ in observer.events] == ["checkpoint_skipped"] * 2
+
+
+def test_memory_that_ends_in_scoring_withdraws_the_claim(make_engine, tiny_training):
+    ends = EndsOnce("", 0)
+    engine = make_engine(task=Tight(tiny_training.task(), ends), epochs=1)
+    state = engine.fit()
+    assert state.inexact_because == []
+    failures = iter([1, 1])
+
+    def twice(kind):
+        if next(failures, 0):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine.task.ends = twice
+    engine.predict(engine.task.validation_data, state.best_model, BinaryScores())
+    assert state.inexact_because == ["memory ended while a finished model was scored"]
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_its_tensors(make_engine, tiny_training):
+    make_engine(epochs=1).fit()
+    with pytest.raises(CheckpointMismatchError, match=r"another model: [0-9]+ tensors differ, blocks"):
+        make_engine(task=tiny_training.task(model="r2plus1d"), epochs=1).fit()

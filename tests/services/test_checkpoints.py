@@ -1,10 +1,12 @@
 import errno
+import hashlib
 import io
 import json
 import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,8 @@ from fvc_lib.services import checkpoint_files
 from fvc_lib.services.checkpoint_files import (
     CheckpointReadError,
     DamagedCheckpointError,
-    read_verified,
-    write_bytes_with_digest,
+    verify,
+    write_weights_with_digest,
 )
 from fvc_lib.services.checkpoints import (
     BEST,
@@ -142,9 +144,9 @@ def test_a_damaged_file_does_not_become_trusted_by_the_next_save(open_folder, tm
     path.write_bytes(b"damaged")
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        write_bytes_with_digest(path, b"new")
+        write_weights_with_digest(path, {"w": torch.zeros(3)}, {})
     with pytest.raises(DamagedCheckpointError, match="damaged"):
-        read_verified(path)
+        verify(path)
 
 
 def test_a_temporary_of_a_dead_writer_is_swept(open_folder, tmp_path):
@@ -173,6 +175,11 @@ def test_the_hash_ignores_the_order_of_keys():
     assert BINDING.config_hash == CheckpointBinding({"names": ["a", "b"], "epochs": 3}, "").config_hash
 
 
+def put(content, temporary):
+    temporary.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
 class Malicious:
     def __reduce__(self):
         return (os.mkdir, ("ran",))
@@ -187,7 +194,7 @@ def test_a_malicious_pickle_is_never_executed(open_folder, tmp_path, monkeypatch
     plain, zipped = pickle.dumps(Malicious()), io.BytesIO()
     torch.save({"format": 1, "state": Malicious()}, zipped)
     for content in (plain, zipped.getvalue()):
-        write_bytes_with_digest(folder / LATEST, content)
+        checkpoint_files._replace_with_digest(folder / LATEST, partial(put, content))
         assert open_folder().load() is None
         assert "cannot be loaded safely" in reports[-2]
         assert not Path("ran").exists()
@@ -224,7 +231,7 @@ def test_a_lost_or_foreign_best_model_is_written_again(open_folder, tmp_path):
     best.unlink()
     assert consistent(open_folder()) == 2
     assert best.read_bytes() == whole
-    write_bytes_with_digest(best, b"another")
+    write_weights_with_digest(best, {"w": torch.zeros(3)}, {})
     assert consistent(open_folder()) == 2
 
 
