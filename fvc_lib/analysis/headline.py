@@ -239,12 +239,9 @@ def _scores_and_counts(run: RunPaths) -> tuple[tuple[Score, ...], tuple[int | No
 
 
 def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:
-    """The runner's own measurement, else the highest sample of the run's memory logs."""
-    recorded = _number(status.get("peak_rss_bytes"))
-    if recorded is not None:
-        return int(recorded)
+    """The highest sample of the run's memory logs, which know the preflight from the work, else what the runner saw."""
     peak = memory_peaks([run]).frame["peak_rss_bytes"].max()
-    return int(peak) if isinstance(peak, int) else None
+    return int(peak) if isinstance(peak, int) else _whole(status.get("peak_rss_bytes"))
 
 
 def _failure(status: dict[str, object]) -> str | None:

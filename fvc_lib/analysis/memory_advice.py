@@ -20,12 +20,14 @@ from fvc_lib.analysis.memory_wording import (
     where_text,
 )
 from fvc_lib.analysis.wording import count_text
+from fvc_lib.services.memory_observer import PREFLIGHT
 
 COMFORTABLE_PERCENT = 50.0  # below it there is room for more
 FULL_SHARE = 0.8  # a plan that fills more of the budget has no room for what was not foreseen
 SPARE_FACTOR = 1.25  # a limit so much above the peak is safe to ask for
 LARGE_CHILD_SHARE = 0.3
 LARGE_CACHE_FACTOR = 1.3
+_LOWERED = pl.col("micro_batch") < pl.col("micro_batch_planned")
 _TRAINED = "^(control_)?(train|validation|test)$"
 
 
@@ -46,11 +48,13 @@ def memory_advice(found: MemoryFindings, asked: Mapping[str, object]) -> tuple[A
     """
     if found.usage.is_empty():
         return (Advice("No memory samples are recorded.", "Nothing can be said before a stage has run."),)
+    measuring, found = found.near_limit.filter(phase=PREFLIGHT), found.of_the_work()
     urgent = [
         *_after_shortages(found),
         *_after_preflight(found),
         *_after_leaks(found),
         *_after_near_limit(found, asked),
+        *_after_measuring(measuring),
     ]
     roomy = [] if urgent else [*_larger_batch(found, asked), *_smaller_request(found)]
     advice = [*urgent, *_off_prediction(found), *_child_processes(found, asked), *_large_cache(found), *roomy]
@@ -80,12 +84,13 @@ def _after_shortages(found: MemoryFindings) -> list[Advice]:
 
 
 def _after_preflight(found: MemoryFindings) -> list[Advice]:
-    lowered = found.predictions.filter(pl.col("micro_batch") < pl.col("micro_batch_planned"))
-    if lowered.is_empty():
+    if not _was_lowered(found):
         return []
-    row = lowered.sort("micro_batch").row(0, named=True)
+    row = found.predictions.filter(_LOWERED).sort("micro_batch").row(0, named=True)
     seen = f"The preflight lowered the micro-batch from {row['micro_batch_planned']} to {row['micro_batch']} to fit"
     change = f"Fine as it is; for larger batches give more than {megabytes_text(row['budget_mb'])}."
+    if found.near_limit.height and found.peak is not None:
+        change = f"The result stays the same; {_enough_text(found.peak)} would leave room."
     return [Advice(f"{seen} {megabytes_text(row['budget_mb'])}.", change)]
 
 
@@ -104,14 +109,22 @@ def _after_leaks(found: MemoryFindings) -> list[Advice]:
 
 def _after_near_limit(found: MemoryFindings, asked: Mapping[str, object]) -> list[Advice]:
     peak = found.peak
-    if found.near_limit.is_empty() or found.shortages.height or peak is None:
+    if found.near_limit.is_empty() or found.shortages.height or peak is None or _was_lowered(found):
         return []
-    enough = f"a limit of {_request_text(peak['used_mb'] / FULL_SHARE)}"
+    enough = _enough_text(peak)
     if not _trained(peak["phase"]):
         return [Advice(limit_sentence(found) + ".", f"Give it more memory: {enough} would leave room.")]
     batch = micro_batch(found, asked)
     smaller = f"-p batch_size {batch // 2}" if batch and batch > 1 else "-p gradient_checkpointing true"
     return [Advice(limit_sentence(found) + ".", f"Before it runs out: {smaller}, or {enough}.")]
+
+
+def _after_measuring(spells: pl.DataFrame) -> list[Advice]:
+    if spells.is_empty():
+        return []
+    highest = spells.sort("usage_percent")["usage_percent"][-1]
+    seen = f"Measuring a step before the training took up to {highest:.0f}% of the budget."
+    return [Advice(seen, "-p memory_preflight false spares it, once a batch_size is known to fit.")]
 
 
 def _larger_batch(found: MemoryFindings, asked: Mapping[str, object]) -> list[Advice]:
@@ -166,10 +179,6 @@ def _child_processes(found: MemoryFindings, asked: Mapping[str, object]) -> list
     if children < LARGE_CHILD_SHARE * peak["used_mb"]:
         return []
     share = f"{children / peak['used_mb']:.0%} of the peak"
-    measured = found.events.filter(kind="preflight", stage=peak["stage"]).height
-    if measured and not _trained(peak["phase"]):
-        seen = f"The preflight's own process held {share} ({megabytes_text(children)}), before training began."
-        return [Advice(seen, "-p memory_preflight false spares it, once a batch_size is known to fit.")]
     name = "num_workers" if _trained(peak["phase"]) else "probe_workers"
     workers = asked.get(name)
     each = f", about {megabytes_text(children / workers)} each" if isinstance(workers, int) and workers else ""
@@ -195,6 +204,14 @@ def micro_batch(found: MemoryFindings, asked: Mapping[str, object]) -> int | Non
         return int(told["micro_batch"][-1])
     batch = asked.get("batch_size")
     return batch if isinstance(batch, int) and batch > 0 else None
+
+
+def _was_lowered(found: MemoryFindings) -> bool:
+    return found.predictions.filter(_LOWERED).height > 0
+
+
+def _enough_text(peak: Mapping[str, Any]) -> str:
+    return f"a limit of {_request_text(peak['used_mb'] / FULL_SHARE)}"
 
 
 def _trained(phase: Any) -> bool:

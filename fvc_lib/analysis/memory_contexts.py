@@ -39,7 +39,7 @@ def _tensors(run: RunPaths, shortage: dict[str, Any]) -> Iterator[dict[str, obje
             shape, count = tensor.get("shape"), tensor.get("count")
             yield {
                 "stage": where_text(shortage),
-                "shape": " × ".join(map(str, shape)) if isinstance(shape, list) else str(shape),
+                "shape": " × ".join(map(str, shape)) if isinstance(shape, list) else "not recorded",
                 "dtype": str(tensor.get("dtype")).removeprefix("torch."),
                 "num_tensors": count if isinstance(count, int) else None,
                 "total_bytes": tensor["total_bytes"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -12,8 +12,10 @@ from fvc_lib.analysis.memory_logs import read_events
 from fvc_lib.analysis.queries import memory_samples
 from fvc_lib.analysis.records import Answer, ask, log_files
 from fvc_lib.analysis.trend import growth
+from fvc_lib.services.memory_observer import PREFLIGHT
 from fvc_lib.services.run_paths import RunPaths
 
+WHOLE_STAGE = "whole_stage"  # the phase of a stage that tells no phases of its own
 PROCESS = "process"  # where memory is: the process with its children, or an accelerator by its name
 NEAR_LIMIT_PERCENT = 90.0
 PREDICTION_TOLERANCE_PERCENT = 25.0
@@ -46,10 +48,23 @@ class MemoryFindings:
 
     @property
     def peak(self) -> dict[str, Any] | None:
-        """The row of ``peaks`` nearest to its budget, or the highest where no budget is known."""
+        """The row of ``peaks`` nearest to its budget, or the highest where no budget is known.
+
+        Of the work itself: what the preflight takes before it says nothing about what the work needs.
+        """
         by_usage = pl.col("usage_percent").fill_null(-1)
-        rows = self.peaks.sort(by_usage, "used_mb", descending=True, maintain_order=True)
+        rows = self.peaks.filter(_IS_WORK).sort(by_usage, "used_mb", descending=True, maintain_order=True)
         return rows.row(0, named=True) if rows.height else None
+
+    @property
+    def preflight_peak_mb(self) -> float | None:
+        """The highest memory while a step was measured beforehand; None where none was."""
+        highest = self.peaks.filter(~_IS_WORK)["used_mb"].max()
+        return highest if isinstance(highest, float) else None
+
+    def of_the_work(self) -> MemoryFindings:
+        """The same without the peaks and spells of the preflight."""
+        return replace(self, peaks=self.peaks.filter(_IS_WORK), near_limit=self.near_limit.filter(_IS_WORK))
 
     @property
     def leaks(self) -> pl.DataFrame:
@@ -57,10 +72,7 @@ class MemoryFindings:
         return self.growth.filter(pl.col("verdict") == "leak").sort("slope_mb", descending=True)
 
     def before_training_mb(self, row: Mapping[str, Any]) -> float | None:
-        """What stood in the place of ``row`` (of ``peaks``) when its stage left set-up; None where that is not logged.
-
-        Not the peak of set-up: that has the preflight's child, which is gone by then.
-        """
+        """What stood in the place of ``row`` (of ``peaks``) when its stage left set-up; None where it is not logged."""
         same = [pl.col(key).eq_missing(pl.lit(row[key])) for key in (*_KEYS, "place")]
         setup = self.usage.filter(*same, pl.col("phase") == "setup", ~pl.col("between"))
         return setup["used_mb"][-1] if setup.height else None
@@ -84,14 +96,15 @@ def run_memory(run: RunPaths, *, leave_out: Collection[str] = ()) -> MemoryFindi
 def find(samples: Answer, events: Answer) -> MemoryFindings:
     """The findings of ``memory_logs.read_samples`` and ``memory_logs.read_events``."""
     usage = memory_usage(samples.frame)
+    told = _in_whole_stages(events.frame, usage)
     return MemoryFindings(
         usage,
-        events.frame,
+        told,
         phase_peaks(usage),
-        near_limit(usage, events.frame),
+        near_limit(usage, told),
         epoch_growth(usage),
-        shortages(events.frame),
-        predictions(usage, events.frame),
+        shortages(told),
+        predictions(usage, told),
         tuple(dict.fromkeys((*samples.notes, *events.notes))),
     )
 
@@ -102,7 +115,8 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
 
     ``place`` is ``process`` or an accelerator. ``used_mb`` is resident memory with all children (``alone_mb`` without
     them), or what tensors hold on the accelerator (``reserved_mb``: with the allocator's cache). Where the high-water
-    mark rose above what was sampled, a row with ``between`` true has it, in the phase that had lasted until then.
+    mark rose above what was sampled, a row with ``between`` true has it, in the phase that had lasted until then. A
+    stage without folds that is always in set-up tells no phases: all of it is ``whole_stage``.
     """
     query = """
         WITH known AS (
@@ -138,7 +152,9 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
                coalesce(percent, 100 * used_mb / nullif(budget_mb, 0)) AS usage_percent, between
         FROM spread ORDER BY run_id, stage, fold, place, attempt, line, between DESC
     """
-    return ask(query, {"samples": samples})
+    usage = ask(query, {"samples": samples})
+    phaseless = (pl.col("phase") == "setup").all().over(_KEYS) & pl.col("fold").is_null()
+    return usage.with_columns(phase=pl.when(phaseless).then(pl.lit(WHOLE_STAGE)).otherwise("phase"))
 
 
 def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
@@ -264,6 +280,16 @@ _SHORTAGE_SCHEMA = {
     "happened_in": pl.String, "asked_mb": pl.Float64, "micro_batch": pl.Int64, "micro_batch_next": pl.Int64,
     "done": pl.String, "context_file": pl.String,
 }  # fmt: skip
+
+
+_IS_WORK = pl.col("phase") != PREFLIGHT
+
+
+def _in_whole_stages(events: pl.DataFrame, usage: pl.DataFrame) -> pl.DataFrame:
+    """``events`` under the names that ``memory_usage`` gives to phases."""
+    stages = usage.filter(pl.col("phase") == WHOLE_STAGE).select("run_id", "stage").unique().rows()
+    inside = pl.concat_list("run_id", "stage").is_in([list(stage) for stage in stages]) & (pl.col("phase") == "setup")
+    return events.with_columns(phase=pl.when(inside).then(pl.lit(WHOLE_STAGE)).otherwise("phase")) if stages else events
 
 
 def _what_was_done(shortage: dict[str, Any], until_next: pl.DataFrame) -> str:

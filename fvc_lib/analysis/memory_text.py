@@ -57,9 +57,13 @@ def report_lines(
         width: characters of the timeline.
         blocks: nine characters from empty to full.
     """
-    lines = [clean_text(title), "", peak_sentence(found) + ".", parts_sentence(found)]
+    unread = [*([""] if found.notes else []), *(f"could not be read: {note}" for note in found.notes)]
+    if found.usage.is_empty() and found.events.is_empty():
+        return [clean_text(title), "", peak_sentence(found) + ".", *unread]
+    lines = [clean_text(title), "", peak_sentence(found) + ".", parts_sentence(found) + "."]
     lines += _section("Peak per phase", [], peaks_table(found))
-    lines += ["", "Timeline", *_indented([*timeline_lines(found, width, blocks), event_counts_sentence(found)])]
+    told = event_counts_sentence(found) + "."
+    lines += ["", "Timeline", *_indented([*timeline_lines(found, width, blocks), told])]
     lines += _section("Close to the limit", [limit_sentence(found) + "."], near_limit_table(found))
     lines += _section("Growth per epoch", [growth_sentence(found) + "."], growth_table(found))
     if found.growth.height:
@@ -69,7 +73,7 @@ def report_lines(
         lines += _section("What tensors held when memory ended", [], tensors)
     lines += _section("Prediction and measurement", [prediction_sentence(found) + "."], predictions_table(found))
     lines += ["", "What to change", *_indented(_advice_lines(memory_advice(found, asked)))]
-    return [*lines, *([""] if found.notes else []), *(f"could not be read: {note}" for note in found.notes)]
+    return [*lines, *unread]
 
 
 def timeline_lines(found: MemoryFindings, width: int = 60, blocks: str = BLOCKS) -> list[str]:

@@ -11,7 +11,7 @@ from fvc_lib.analysis.memory_findings import NEAR_LIMIT_PERCENT, PREDICTION_TOLE
 from fvc_lib.analysis.trend import MIN_EPOCHS
 from fvc_lib.analysis.wording import bytes_text, count_text, duration_text
 
-NO_SAMPLES = "No memory samples are recorded."
+NO_SAMPLES = "No memory samples are recorded"
 
 
 def megabytes_text(megabytes: float | None) -> str:
@@ -62,13 +62,15 @@ def parts_sentence(found: MemoryFindings) -> str:
         children = peak["used_mb"] - peak["alone_mb"]
         held = f"{megabytes_text(children)} ({children / peak['used_mb']:.0%})" if children >= 1 else "nothing"
         parts.append(f"child processes held {held}")
-    return f"At the peak: {'; '.join(parts)}." if parts else "Nothing that would divide the peak is logged."
+    told = f"At the peak: {'; '.join(parts)}" if parts else "Nothing that would divide the peak is logged"
+    measuring = found.preflight_peak_mb
+    return told if measuring is None else f"{told}. Measuring a step beforehand took {megabytes_text(measuring)}"
 
 
 def limit_sentence(found: MemoryFindings) -> str:
     """Whether memory came close to its budget, how often and how close."""
     if found.usage["usage_percent"].is_null().all() and found.near_limit.is_empty():
-        return "Whether memory came close to a limit is not known: no budget is recorded."
+        return "Whether memory came close to a limit is not known: no budget is recorded"
     if found.near_limit.is_empty():
         return f"Memory was never above {NEAR_LIMIT_PERCENT:.0f}% of its budget"
     highest = found.near_limit.sort("usage_percent", descending=True, nulls_last=True).row(0, named=True)
@@ -137,18 +139,21 @@ def prediction_sentence(found: MemoryFindings) -> str:
 def event_counts_sentence(found: MemoryFindings) -> str:
     """Which kinds of events there are, and how many of each."""
     if found.events.is_empty():
-        return "No memory event is recorded."
+        return "No memory event is recorded"
     counts = found.events.group_by("kind", maintain_order=True).len()
     told = [f"{number} × {str(kind).replace('_', ' ')}" for kind, number in counts.iter_rows()]
-    return f"Events: {', '.join(told)}."
+    return f"Events: {', '.join(told)}"
 
 
 def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
     """Name and text of what the head of a report says about memory; nothing where nothing is recorded."""
     facts = []
     if found.peak is not None and found.peak["budget_mb"] is not None:
-        share = f"{found.peak['usage_percent']:.1f}% used at most"
+        place = "" if found.peak["place"] == PROCESS else f" on {found.peak['place']}"
+        share = f"{found.peak['usage_percent']:.1f}% used at most{place}"
         facts.append(("Memory budget", f"{megabytes_text(found.peak['budget_mb'])}, {share}"))
+    if found.preflight_peak_mb is not None:
+        facts.append(("Preflight", f"{megabytes_text(found.preflight_peak_mb)} while a step was measured beforehand"))
     compared = found.predictions.filter(pl.col("error_percent").is_not_null())
     if compared.height:
         worst = compared.sort(pl.col("error_percent").abs(), descending=True).row(0, named=True)

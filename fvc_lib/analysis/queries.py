@@ -15,6 +15,7 @@ import polars as pl
 from fvc_lib.analysis.memory_logs import read_events, read_samples
 from fvc_lib.analysis.records import METRIC_LINES, Answer, ask, entries, log_files, read_log_lines, read_tables
 from fvc_lib.services import tables
+from fvc_lib.services.memory_observer import PREFLIGHT
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
@@ -67,7 +68,8 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
 
 
 def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
-    """The highest memory of each stage: ``run_id stage fold num_samples peak_rss_bytes peak_device_bytes``.
+    """The highest memory of each stage, its preflight left out: ``run_id stage fold num_samples peak_rss_bytes
+    peak_device_bytes``.
 
     The log's megabytes are 1e6 bytes. On a CPU ``allocated_mb`` is the process with its children, which is what a job's
     limit counts; ``peak_device_bytes`` is null without an accelerator.
@@ -75,14 +77,15 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
     samples = memory_samples(runs)
     query = """
         SELECT run_id, stage, fold, count(*) AS num_samples,
-               CAST(max(greatest(rss_mb, CASE WHEN on_cpu THEN greatest(allocated_mb, max_allocated_mb) END)) * 1000000
-                    AS BIGINT) AS peak_rss_bytes,
-               CAST(max(CASE WHEN NOT on_cpu THEN greatest(allocated_mb, max_allocated_mb) END) * 1000000 AS BIGINT)
-                   AS peak_device_bytes
-        FROM (SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu FROM samples)
+               CAST(max(greatest(rss_mb, CASE WHEN on_cpu THEN greatest(allocated_mb, max_allocated_mb) END))
+                    FILTER (is_work) * 1000000 AS BIGINT) AS peak_rss_bytes,
+               CAST(max(CASE WHEN NOT on_cpu THEN greatest(allocated_mb, max_allocated_mb) END)
+                    FILTER (is_work) * 1000000 AS BIGINT) AS peak_device_bytes
+        FROM (SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu, phase IS DISTINCT FROM $preflight AS is_work
+              FROM samples)
         GROUP BY run_id, stage, fold ORDER BY run_id, stage, fold
     """
-    return Answer(ask(query, {"samples": samples.frame}), samples.notes)
+    return Answer(ask(query, {"samples": samples.frame}, {"preflight": PREFLIGHT}), samples.notes)
 
 
 def results(runs: Sequence[RunPaths]) -> Answer:

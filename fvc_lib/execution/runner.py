@@ -129,7 +129,7 @@ class Runner:
         judge(stage, outcome, watch, task.stage.outputs(self.run, task.fold), self._signals)
         stage.duration_seconds = round(time.monotonic() - started, 3)
         stage.finished_utc = utc_now()
-        stage.peak_rss_bytes = max(stage.peak_rss_bytes or 0, watch.peak_rss_bytes)
+        stage.peak_rss_bytes = watch.peak_rss_bytes
         self.status.peak_rss_bytes = max(self.status.peak_rss_bytes or 0, watch.peak_rss_bytes)
         progress = read_progress(progress_path(self.run, task.stage.name, task.fold))
         stage.last_step = None if progress is None else f"{progress.what} {progress.done}/{progress.total}"

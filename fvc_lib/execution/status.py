@@ -25,7 +25,7 @@ class StageError(BaseModel):
 
 
 class StageStatus(BaseModel):
-    """One task's truth. Times are UTC and inform; durations come from a monotonic clock."""
+    """One task's truth, of its last attempt. Times are UTC and inform; durations come from a monotonic clock."""
 
     model_config = ConfigDict(extra="ignore")
 

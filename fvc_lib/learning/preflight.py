@@ -45,8 +45,9 @@ _MEASURING_BYTES = 230_000_000
 _AFTER_TRAINING_BYTES = 50_000_000
 _REMEDY = "lower fixed_size or num_frames, turn gradient_checkpointing on, or give it more memory"
 _MEASURE = "fvc_lib.learning.preflight_probe:measure"
-# How a child ends when memory does: killed by the system, or aborted by a library that cannot go on without.
-_MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS")
+# How a child ends when memory does: killed by the system, aborted by a library that cannot go on without, or reading
+# what was never allocated (oneDNN, in 5 of 60 shortages).
+_MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS", "SIGSEGV")
 # torch loads this with its first optimizer, and it is by far the largest part of what a first training loads.
 _LOADED_BY_TRAINING = "torch._dynamo"
 

@@ -123,7 +123,7 @@ def troubled_run(root: Path) -> RunPaths:
     short.event("out_of_memory", "memory ended in backward with 8 samples at once; next 4", epoch=1, step=2,
                 where="backward", asked_mb=512.0, micro_batch=8, micro_batch_next=4,
                 context_file="oom_000002_backward.json")  # fmt: skip
-    tensors = [{"shape": "(8, 64, 6, 96, 96)", "dtype": "torch.float32", "device": "cpu", "count": 3,
+    tensors = [{"shape": [8, 64, 6, 96, 96], "dtype": "torch.float32", "device": "cpu", "count": 3,
                 "total_bytes": 339_738_624}]  # fmt: skip
     context = {"where": "backward", "state": {"message": "out of memory", "largest_tensors": tensors}}
     write_json(run.oom_contexts("04_fold_training", 1) / "oom_000002_backward.json", context)

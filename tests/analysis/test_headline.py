@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ from fvc_lib.analysis.queries import results
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
+from tests.analysis.memory_story import StoryWriter
 
 MODEL = Score("model", 0.8, 0.7, 0.9)
 CONSTANT = Score("constant", 0.5, 0.5, 0.5)
@@ -48,8 +50,15 @@ def test_the_headline_repeats_what_the_run_recorded(run: RunPaths) -> None:
     )
     assert headline.model_score == Score("model", row["value"], row["low"], row["high"])
     assert (headline.num_videos, headline.num_groups) == (96, 24)
-    assert (headline.state, headline.peak_rss_bytes, headline.duration_seconds) == ("done", 812_000_000, 185.0)
+    assert (headline.state, headline.peak_rss_bytes, headline.duration_seconds) == ("done", 794_824_876, 185.0)
     assert (headline.model, headline.failure, headline.experiment) == ("frame_cnn", None, "demo")
+
+
+def test_the_peak_is_that_of_the_work_by_the_memory_logs_else_what_the_runner_saw(run: RunPaths) -> None:
+    StoryWriter(run).sample(900, "train", epoch=1).sample(2000, "preflight")
+    assert run_headline(run).peak_rss_bytes == 900_000_000
+    shutil.rmtree(run.root / "memory")
+    assert run_headline(run).peak_rss_bytes == 812_000_000
 
 
 def test_a_run_that_has_only_begun_has_a_headline_too(run: RunPaths) -> None:

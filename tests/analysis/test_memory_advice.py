@@ -85,14 +85,38 @@ def test_workers_are_named_where_they_hold_much_of_a_full_budget(run: RunPaths) 
     assert "-p num_workers" in told[0].change
 
 
-def test_the_preflights_own_process_is_not_taken_for_a_worker_nor_for_what_training_stands_on(run: RunPaths) -> None:
-    writer = StoryWriter(run, budget_mb=4000).sample(2500, "setup", children_mb=1000)
-    writer.event("preflight", phase="setup", predicted_peak_mb=1600.0, micro_batch=2, micro_batch_planned=2)
-    writer.sample(1200, "setup").sample(1500, epoch=1)
+def measured_run(run: RunPaths, budget_mb: float, trained_mb: float, planned: int = 2) -> StoryWriter:
+    """A fold that was measured with up to 1,900 MB and then trained with ``trained_mb``."""
+    writer = StoryWriter(run, budget_mb=budget_mb).sample(500, "setup").sample(1900, "preflight", children_mb=1300)
+    writer.sample(700, "setup").event(
+        "preflight", phase="setup", predicted_peak_mb=trained_mb, micro_batch=2, micro_batch_planned=planned,
+        budget_mb=budget_mb,
+    )  # fmt: skip
+    return writer.sample(trained_mb, epoch=1)
+
+
+def test_what_the_measuring_took_is_nothing_that_the_training_needs(run: RunPaths) -> None:
+    measured_run(run, budget_mb=4000, trained_mb=1000)
     told = memory_advice(run_memory(run), {})
-    assert told[0].seen == "The preflight's own process held 40% of the peak (1.00 GB), before training began."
+    assert [advice.seen.partition(" (")[0] for advice in told] == [
+        "Training peaks at 25.0% of its budget", "1.00 GB of 4.00 GB allowed were used."]  # fmt: skip
+    assert "FVC_MEM_GB=1.3 (or" in told[1].change
+
+
+def test_only_what_measured_came_near_the_limit_and_can_be_spared(run: RunPaths) -> None:
+    measured_run(run, budget_mb=2000, trained_mb=1000)
+    told = memory_advice(run_memory(run), {"batch_size": 8})
+    assert told[0].seen == "Measuring a step before the training took up to 95% of the budget."
     assert "memory_preflight false" in told[0].change
-    assert "-p batch_size 4 would need about 1.80 GB" in told[1].change
+    assert not any("batch_size 4" in advice.change or "FVC_MEM_GB" in advice.change for advice in told)
+
+
+def test_a_training_that_was_lowered_to_fill_its_budget_is_told_once_what_would_leave_room(run: RunPaths) -> None:
+    measured_run(run, budget_mb=2000, trained_mb=1950, planned=8)
+    told = memory_advice(run_memory(run), {"batch_size": 8})
+    assert "lowered the micro-batch from 8 to 2" in told[0].seen
+    assert told[0].change == ("The result stays the same; a limit of FVC_MEM_GB=2.5 (or --mem=2400M) would leave room.")
+    assert sum("FVC_MEM_GB" in advice.change for advice in told) == 1
 
 
 def test_a_cache_much_larger_than_what_tensors_hold_is_named(run: RunPaths) -> None:

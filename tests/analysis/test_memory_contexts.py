@@ -1,9 +1,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from fvc_lib.analysis.memory_contexts import largest_tensors
 from fvc_lib.analysis.memory_findings import run_memory
+from fvc_lib.learning.out_of_memory import memory_state
+from fvc_lib.learning.shortages import Shortage, ShortageFolder
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter
@@ -34,6 +37,16 @@ def test_of_each_kind_of_tensor_the_shortage_where_it_held_most_counts(run: RunP
         ("04_fold_training, fold 1", "8 × 3", "float32", 1, 700),
         ("04_fold_training, fold 0", "2", "float32", 1, 90),
     ]
+
+
+def test_what_a_shortage_leaves_is_what_is_shown(run: RunPaths) -> None:
+    held = torch.zeros(1000, 77)
+    state = memory_state(MemoryError(), torch.device("cpu"), known=[held])
+    folder = ShortageFolder(run.oom_contexts("04_fold_training", 0))
+    path = folder.write(Shortage("forward", state, 2, 1, {}, 2), phase="train", epoch=1, step=3)
+    StoryWriter(run).event("out_of_memory", context_file=path.name)
+    table = largest_tensors(run, run_memory(run))
+    assert ("1000 × 77", "float32", 308_000) in table.select("shape", "dtype", "total_bytes").rows()
 
 
 def test_odd_context_files_add_nothing(run: RunPaths, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_bars_show_the_highest_of_all_folds_and_marks_each_fold(troubled: Memory
     bars, marks = phase_peaks_figure(troubled).data
     height = dict(zip(bars.y, bars.x, strict=True))
     assert height["04_fold_training: train"] == 1930
-    assert height["01_data_index: setup"] == 430
+    assert height["01_data_index: whole stage"] == 430
     both = [x for x, y in zip(marks.x, marks.y, strict=True) if y == "04_fold_training: train"]
     assert sorted(both) == [1836, 1930]
 

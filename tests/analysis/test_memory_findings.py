@@ -5,6 +5,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.memory_findings import MemoryFindings, run_memory
+from fvc_lib.analysis.memory_wording import parts_sentence, peak_sentence
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
 
@@ -49,6 +50,27 @@ def test_a_peak_between_two_samples_counts_in_the_phase_that_had_it(run: RunPath
     assert one(found.peaks, phase="train")["used_mb"] == 950
     assert one(found.peaks, phase="validation")["used_mb"] == 630
     assert one(found.peaks, phase="train")["num_samples"] == 2
+
+
+def test_measuring_beforehand_is_told_apart_from_the_work(run: RunPaths) -> None:
+    writer = StoryWriter(run).sample(500, "setup").sample(1900, "preflight").sample(500, "setup")
+    writer.sample(700, "train").sample(600, "train", highest_mb=800).sample(690, "report")
+    found = run_memory(run)
+    assert (found.peak["phase"], found.peak["used_mb"], found.preflight_peak_mb) == ("train", 800, 1900)
+    assert found.near_limit["phase"].to_list() == ["preflight"]
+    assert found.of_the_work().near_limit.is_empty()
+    assert parts_sentence(found).endswith("Measuring a step beforehand took 1.90 GB")
+    assert found.before_training_mb(found.peak) == 500
+
+
+def test_a_stage_without_phases_is_not_called_set_up(run: RunPaths) -> None:
+    StoryWriter(run, "01_data_index", None).sample(1900, "setup").event("near_limit", phase="setup", used_mb=1900.0)
+    StoryWriter(run).sample(500, "setup")
+    found = run_memory(run)
+    assert found.peaks.select("stage", "phase").rows() == [
+        ("01_data_index", "whole_stage"), ("04_fold_training", "setup")]  # fmt: skip
+    assert found.near_limit["phase"].to_list() == ["whole_stage"]
+    assert peak_sentence(found).endswith("in 01_data_index, whole stage")
 
 
 def test_a_high_water_mark_of_an_earlier_attempt_does_not_count_again(run: RunPaths) -> None:

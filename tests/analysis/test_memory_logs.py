@@ -62,6 +62,13 @@ def test_coming_back_to_setup_is_no_new_attempt_and_a_start_after_a_moment_is_on
     assert samples(run)["seconds"].to_list() == [1, 2, 3, 4, 13]
 
 
+def test_setting_up_goes_on_after_the_preflight_whatever_the_wall_clock_did_meanwhile(run: RunPaths) -> None:
+    writer = StoryWriter(run).sample(1, "setup").sample(2, "preflight")
+    writer.wall += 0.02
+    writer.sample(3, "setup").sample(4, "train")
+    assert samples(run)["attempt"].to_list() == [1, 1, 1, 1]
+
+
 def test_a_log_that_began_before_the_samplers_clock_goes_on_with_it(run: RunPaths) -> None:
     old = StoryWriter(run, timed=False).sample(1).sample(2)
     StoryWriter(run, wall=old.wall + 60).sample(3)

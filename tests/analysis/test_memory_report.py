@@ -31,7 +31,7 @@ def test_a_run_is_explained_from_its_peak_to_what_to_change(troubled: RunPaths) 
         "Memory peaks at 1.93 GB of 2.00 GB allowed (96.5%), in 04_fold_training, fold 1, train.",
         "Memory went above 90% of its budget twice, 6.0 s in all",
         "Memory leaks: 92.0 MB more with every epoch in 04_fold_training, fold 0, train.",
-        "04_fold_training, fold 1  (8, 64, 6, 96, 96)  float32        3  340 MB",
+        "04_fold_training, fold 1  8 × 64 × 6 × 96 × 96  float32        3  340 MB",
         "redone with micro-batch 4 instead of 8  memory/oom/04_fold_training_fold_1/oom_000002_backward.json",
         "The prediction is off by more than 25% in 1 of 2 trainings",
         "-p batch_size 4 saves the retries",
@@ -99,7 +99,15 @@ def test_a_log_that_was_only_just_opened_has_nothing_yet(tmp_path: Path) -> None
     for subject in (path, path.parents[1]):
         shown = report(subject)
         assert shown.exit_code == 0
-        assert "No memory samples are recorded." in shown.stdout
+        assert shown.stdout.splitlines()[1:] == ["", "No memory samples are recorded."]
+
+
+def test_no_sentence_ends_twice(troubled: RunPaths, tmp_path: Path) -> None:
+    StoryWriter(RunPaths(tmp_path / "e" / "run_y")).event("policy")
+    for subject in (troubled.root, tmp_path / "e" / "run_y"):
+        shown = report(subject)
+        assert shown.exit_code == 0
+        assert ".." not in shown.stdout
 
 
 def test_help_teaches_by_example() -> None:

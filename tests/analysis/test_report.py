@@ -101,7 +101,7 @@ def test_the_report_holds_everything_and_loads_nothing(run: RunPaths, notebooks:
     assert "<script>alert" not in html
     assert parse(run.report_html).open_sections == [True, False, False]
     score = run_headline(run).model_score
-    for text in (f"{score.value:.3f}", f"{score.low:.3f}, {score.high:.3f}", "above control", "812 MB", "3 min 05 s"):
+    for text in (f"{score.value:.3f}", f"{score.low:.3f}, {score.high:.3f}", "above control", "795 MB", "3 min 05 s"):
         assert text in html, text
 
 

@@ -58,6 +58,7 @@ def _raise():
 _TROUBLES = {
     "raise": _raise,
     "hang": lambda: time.sleep(3600),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "be_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "take_64_gib": lambda: torch.zeros(1 << 36, dtype=torch.uint8),
 }

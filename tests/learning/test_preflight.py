@@ -117,12 +117,13 @@ def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_
     assert check(replace(request, micro_batch=1), MemoryBudget(8 << 30, "8 GiB"), store).micro_batch == 1
 
 
-def test_a_child_that_the_system_kills_is_a_finding():
-    report = check(troubled("be_killed", from_size=5))
+@pytest.mark.parametrize(("trouble", "ended_by"), [("be_killed", "SIGKILL"), ("segfault", "SIGSEGV")])
+def test_a_child_that_dies_of_a_micro_batch_is_a_finding(trouble, ended_by):
+    report = check(troubled(trouble, from_size=5))
     assert report.micro_batch == 4
     assert report.fits
     assert "micro-batch 8 ran out of memory when it was measured; lowered to 4" in report.message()
-    assert "died with micro-batch 8: SIGKILL" in report.message()
+    assert f"died with micro-batch 8: {ended_by}" in report.message()
 
 
 @pytest.mark.parametrize(
