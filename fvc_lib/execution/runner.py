@@ -17,6 +17,7 @@ from types import FrameType
 
 from fvc_lib.execution.fingerprint import Fingerprint, fingerprint_of, record_finished
 from fvc_lib.execution.kernel_engine import KernelOutcome, execute
+from fvc_lib.execution.memory_news import MemoryNews
 from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.plan import PlannedTask
 from fvc_lib.execution.progress import progress_path, read_progress
@@ -55,6 +56,8 @@ class Runner:
         self.terminal = terminal or Terminal()
         self._watch: KernelWatch | None = None
         self._signals: list[int] = []
+        self._taken_over = False
+        self._told: set[str] = set()
 
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
         """Run what ``make_plan`` says once the run is ours; returns the exit code. The first failure ends the run.
@@ -72,7 +75,7 @@ class Runner:
                 exit_code = self._run_tasks(plan)
             finally:
                 self._finish(exit_code)
-            return exit_code
+            return 1 if self._taken_over else exit_code  # not 75: nobody is to requeue what another host works on
 
     def _begin(self, plan: Sequence[PlannedTask]) -> None:
         if any(stage.attempts for stage in self.status.stages.values()):
@@ -91,7 +94,7 @@ class Runner:
                 stage.error = stage.exit_code = None
             elif planned.finished_before:
                 stage.state, stage.reason = "done", None
-        self.status.write(self.run)
+        self._write_status()
 
     def _run_tasks(self, plan: Sequence[PlannedTask]) -> int:
         started = time.monotonic()
@@ -103,7 +106,7 @@ class Runner:
                 return exit_code_of_signals(self._signals)
             exit_code = self._run_task(planned.task)
             self.status.duration_seconds = round(before + time.monotonic() - started, 3)
-            self.status.write(self.run)
+            self._write_status()
             if exit_code:
                 return exit_code
         return 0
@@ -115,14 +118,14 @@ class Runner:
         self.status.exit_code = exit_code
         self.status.finished_utc = utc_now()
         self.status.runner_pid = None
-        self.status.write(self.run)
+        self._write_status()
 
     def _run_task(self, task: Task) -> int:
         begin_fold_state(self.run, task)
         stage = self.status.stage(task.key)
         stage.state, stage.started_utc, stage.finished_utc = "running", utc_now(), None
         stage.attempts += 1
-        self.status.write(self.run)
+        self._write_status()
         fingerprint = self._fingerprint(task)
         started = time.monotonic()
         outcome, watch = self._run_kernel(task, stage.attempts)
@@ -133,7 +136,7 @@ class Runner:
         self.status.peak_rss_bytes = max(self.status.peak_rss_bytes or 0, watch.peak_rss_bytes)
         progress = read_progress(progress_path(self.run, task.stage.name, task.fold))
         stage.last_step = None if progress is None else f"{progress.what} {progress.done}/{progress.total}"
-        if stage.exit_code == 0:
+        if stage.exit_code == 0 and not self._taken_over:
             name, fold = task.stage.name, task.fold
             self.run.partial_notebook(name, fold).replace(self.run.executed_notebook(name, fold))
             if self._fingerprint(task) == fingerprint:
@@ -142,6 +145,10 @@ class Runner:
                 self.terminal.line(f"  {task.key}: its code or inputs changed while it ran; --resume repeats it")
         self._say(task, stage)
         return stage.exit_code or 0
+
+    def _write_status(self) -> None:
+        if not self._taken_over:
+            self.status.write(self.run)
 
     def _fingerprint(self, task: Task) -> Fingerprint:
         return fingerprint_of(task, self.notebooks[task.stage.name], self.run, self.config)
@@ -200,9 +207,15 @@ class Runner:
     def _report(self, task: Task, watch: KernelWatch, ended: threading.Event) -> None:
         started = time.monotonic()
         path = progress_path(self.run, task.stage.name, task.fold)
-        while not ended.wait(0.5):
+        news = MemoryNews(self.run.memory_events(task.stage.name, task.fold), self._told)
+        over = False
+        while not over:
+            over = ended.wait(0.5)
+            for message in news:
+                self.terminal.line(f"  {task.key}: {message}")
             elapsed = time.monotonic() - started
-            self.terminal.progress(task.key, elapsed, watch.peak_rss_bytes, read_progress(path))
+            if not over:
+                self.terminal.progress(task.key, elapsed, watch.peak_rss_bytes, read_progress(path))
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
@@ -215,7 +228,8 @@ class Runner:
                 signal.signal(number, handler)
 
     def _lost(self, message: str) -> None:
-        """Another host took the run over while this process stood still: save what is in hand and leave."""
+        """Another host took the run over while this process stood still: leave, and write nothing of its any more."""
+        self._taken_over = True
         self.terminal.line(message)
         os.kill(os.getpid(), signal.SIGTERM)
 
