@@ -76,6 +76,7 @@ class Engine:
         self._stop = stop or (lambda: False)
         self._progress = progress or (lambda done, planned: None)
         self._precision = Precision(compute)
+        self._after_training_batch = CacheClearing(compute.device, self._policy.clear_cache_training_batches)
         self._after_validation_batch = CacheClearing(compute.device, self._policy.clear_cache_validation_batches)
         self._windows_per_epoch = num_windows(len(task.training_data), settings.effective_batch_size)
         self._total_steps = self._windows_per_epoch * settings.epochs
@@ -94,15 +95,18 @@ class Engine:
             CheckpointWriteError: the checkpoint folder cannot be written.
             LoaderDiedError: loader processes were killed again and again.
         """
+        exhausted = None
         try:
             self._train()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise self._watch.exhausted(error) from error
+            exhausted = self._watch.exhausted(error)
         finally:
             self._checkpoints.give_memory_back()
             self._let_go()
+        if exhausted is not None:
+            raise exhausted  # from outside the handler, whose traceback holds tensors
         if not self.state.best_model:
             raise TrainingDivergedError(
                 f"the validation loss was not finite in any of {self.state.epochs_done} epochs, so no epoch can be "
@@ -159,7 +163,6 @@ class Engine:
             self._precision,
             device,
             report=self._watch.shortage,
-            after_micro_batch=CacheClearing(device, self._policy.clear_cache_training_batches).after_batch,
             before_retry=self._checkpoints.give_memory_back,
         )
         if self._restored():
@@ -193,12 +196,12 @@ class Engine:
 
     def _restore_checkpoint(self, shortage: Shortage) -> None:
         """Memory ended while weights were changed: what they are now is nobody's; the last checkpoint's are known."""
-        self._watch.shortage(shortage)
         at_step = self.state.step
         self._times_lost = 1 if at_step > self._lost_at else self._times_lost + 1
         self._lost_at = max(self._lost_at, at_step)
         self._model.zero_grad(set_to_none=True)
         release_cached_memory(self.compute.device)
+        self._watch.shortage(shortage)
         if self._times_lost > 1:
             self._stepper.save_memory()
         if self._times_lost > MAX_TIMES_LOST or not self._restored():
@@ -214,8 +217,8 @@ class Engine:
         for window in self._training_windows():
             self._stop_if_asked()
             backed_off = self._train_window(window)
-            if self.state.windows_done < self._windows_per_epoch:
-                self._save_if_due(now=backed_off)
+            self._after_training_batch.after_batch()
+            self._save_if_due(now=backed_off)
         self._stop_if_asked()
         self._end_epoch()
 
@@ -233,18 +236,18 @@ class Engine:
         self._watch.at("train")
         before = state.micro_batch
         planned = state.micro_batches.at_step(state.step)
-        if planned != before:
-            self._watch.micro_batch_changed(before, planned, "replayed" if self.settings.replay else "climbs back")
         result = self._transaction.gradients(window, planned)
         rate = learning_rate_at(state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share)
         steps = result.is_finite and result.loss.weight > 0
         norm = self._stepper.take(result, rate) if steps else math.nan
         backed_off = result.micro_batch < min(planned, len(window))
         # Counted only now: had memory ended in the step, nothing of this window would have happened.
-        if state.micro_batches.fitted(state.step, result.micro_batch if backed_off else planned):
-            self._watch.micro_batch_changed(planned, result.micro_batch, "memory ended")
+        state.micro_batches.fitted(state.step, result.micro_batch if backed_off else planned)
         state.step += 1
         state.windows_done += 1
+        if state.micro_batch != before:
+            reason = "memory ended" if backed_off else "replayed" if self.settings.replay else "climbs back"
+            self._watch.micro_batch_changed(before, state.micro_batch, reason)
         if result.is_finite:
             state.epoch_loss.add(result.loss)
         self._watch.step_metrics({"loss": result.loss.mean(), "learning_rate": rate, "gradient_norm": norm})

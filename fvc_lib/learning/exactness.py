@@ -14,7 +14,8 @@ def numerics(compute: ComputeDevice) -> dict[str, str]:
     return {
         "torch": str(torch.__version__),  # its own class would be refused on loading
         "threads": str(torch.get_num_threads()),
-        "device": compute.describe(),
+        "device": compute.device.type if compute.device.type == "cpu" else compute.name,
+        "precision": str(compute.amp_dtype or torch.float32),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }
 

@@ -16,7 +16,10 @@ from fvc_lib.learning.task import Batch, Sample, SampleSet, stack_samples
 from fvc_lib.services.errors import FvcError
 
 MAX_RESTARTS = 3  # in a row, without a batch between them
-_WORKER_DIED = re.compile(r"^DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal)")
+_WORKER_DIED = re.compile(
+    r"^DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal)"
+    r"|^Pin memory thread exited unexpectedly"
+)
 
 
 class LoaderDiedError(FvcError):
@@ -42,26 +45,26 @@ def load_batches(
         Whatever ``data`` raises for a sample it cannot give.
     """
     position, deaths = 0, 0
-    while position < len(batches):
-        try:
-            with _DeathsNoticed() as noticed:
+    with _DeathsNoticed(num_workers) as noticed:
+        while position < len(batches):
+            try:
                 loader = iter(_loader(data, batches[position:], num_workers, pin_memory))
                 while position < len(batches):
                     batch = noticed.next(loader)
                     position, deaths = position + 1, 0
                     yield batch
-            return
-        except (RuntimeError, ConnectionError, EOFError) as error:
-            if not (_WORKER_DIED.match(str(error)) or (num_workers and _is_cut_off(error))):
-                raise
-            reason = str(error).partition("\n")[0] or "a loader process ended while it handed over a batch"
-        deaths += 1
-        if deaths > MAX_RESTARTS:
-            raise LoaderDiedError(
-                f"loader processes died {deaths} times at one batch, the last time: {reason} If they are killed for "
-                "memory, lower num_workers (0 loads in the training's own process), or give the job more memory."
-            )
-        on_restart(reason)
+                return
+            except (RuntimeError, ConnectionError, EOFError) as error:
+                if not (num_workers and _is_death(error)):
+                    raise
+                reason = str(error).partition("\n")[0] or "a loader process ended while it handed over a batch"
+            deaths += 1
+            if deaths > MAX_RESTARTS:
+                raise LoaderDiedError(
+                    f"loader processes died {deaths} times at one batch, the last time: {reason} If they are killed "
+                    "for memory, lower num_workers (0 loads in the training's own process), or give the job more."
+                )
+            on_restart(reason)
 
 
 def _loader(data: SampleSet, batches: list[list[int]], num_workers: int, pin_memory: bool) -> DataLoader[Batch]:
@@ -82,13 +85,14 @@ class _DeathsNoticed:
     dead worker is noticed only after five seconds.
     """
 
-    def __init__(self) -> None:
-        self._in_main_thread = threading.current_thread() is threading.main_thread()
+    def __init__(self, num_workers: int) -> None:
+        # Torch sets no handler in another thread, and without processes nothing can die.
+        self._applies = num_workers > 0 and threading.current_thread() is threading.main_thread()
         self._handler: Any = None
 
     def next(self, loader: Iterator[Batch]) -> Batch:
         """The next batch; a death since the last one raises."""
-        if not self._in_main_thread:  # torch sets no handler there
+        if not self._applies:
             return next(loader)
         before = signal.signal(signal.SIGCHLD, self._handler)
         try:
@@ -98,7 +102,7 @@ class _DeathsNoticed:
             signal.signal(signal.SIGCHLD, before)
 
     def __enter__(self) -> _DeathsNoticed:
-        if self._in_main_thread:
+        if self._applies:
             # Torch sets it once in a process, with its first loader; after that nothing of torch's changes it again.
             torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
             self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -107,13 +111,20 @@ class _DeathsNoticed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._in_main_thread:
+        # A generator that is given up may be collected in any thread, where no handler can be set.
+        if self._applies and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, self._handler)
 
 
-def _is_cut_off(error: BaseException) -> bool:
-    """Whether what a dying worker was handing over broke off; an error of the data's own comes as "Caught ..."."""
-    return isinstance(error, (ConnectionError, EOFError)) and not str(error).startswith("Caught ")
+def _is_death(error: BaseException) -> bool:
+    """Whether a loader process died, or what it was handing over broke off.
+
+    An error of the data's own comes as ``Caught ... in DataLoader worker process``.
+    """
+    text = str(error)
+    if isinstance(error, RuntimeError):
+        return bool(_WORKER_DIED.match(text))
+    return not text.startswith("Caught ") or "in pin memory thread" in text.partition("\n")[0]
 
 
 def _stacked(samples: Batch | Sequence[Sample]) -> Batch:

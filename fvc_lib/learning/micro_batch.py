@@ -94,6 +94,7 @@ class MicroBatchPlan:
         """Numbers and lists, for a checkpoint."""
         return {
             "planned": self.planned,
+            "recovery_steps": self.recovery_steps,
             "current": self.current,
             "changes": [[c.step, c.micro_batch, c.validation_sample] for c in self.changes],
             "quiet_steps": self.quiet_steps,
@@ -109,8 +110,8 @@ class MicroBatchPlan:
         self.current = document["current"]
         self.changes = [MicroBatchChange(*change) for change in document["changes"]]
         self.quiet_steps, self.climbed = document["quiet_steps"], document["climbed"]
-        # Without recovery then, or another one now: what is asked for now holds.
-        self.wait_steps = max(document["wait_steps"], self.recovery_steps)
+        same = document["recovery_steps"] == self.recovery_steps
+        self.wait_steps = document["wait_steps"] if same else self.recovery_steps
         if self.current > self.planned:
             self._change(step, self.planned)
         then = document["planned"]

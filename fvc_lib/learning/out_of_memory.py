@@ -27,6 +27,9 @@ _MESSAGES = re.compile(
     r"|^CUDA out of memory"
     r"|^CUDA error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)"
     r"|^cuDNN error: CUDNN_STATUS_ALLOC_FAILED"
+    # What a convolution says on CUDA when its workspace does not fit.
+    r"|^(?:GET|FIND) was unable to find an engine to execute this computation"
+    r"|^Unable to find a valid cuDNN algorithm"
 )
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|KB|MB|GB)?")
 _UNITS = {"": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -92,15 +95,18 @@ def asked_bytes(message: str) -> int | None:
 
 def _largest_tensors(known: Iterable[Tensor]) -> list[dict[str, Any]]:
     counts: Counter[tuple[tuple[int, ...], str, str, int]] = Counter()
-    seen: set[tuple[str, int]] = set()
+    shown: dict[tuple[str, int], tuple[int, Tensor]] = {}  # of each storage the tensor that shows most of it
     for tensor in (*known, *(item for item in gc.get_objects() if issubclass(type(item), Tensor))):
-        if tensor.device.type == "meta" or tensor.layout is not torch.strided:
+        try:
+            storage = tensor.untyped_storage()
+            place = (str(tensor.device), storage.data_ptr())
+        except (RuntimeError, NotImplementedError):  # sparse, fake and other tensors without memory of their own
             continue
-        storage = tensor.untyped_storage()
-        place = (str(tensor.device), storage.data_ptr())
-        if place not in seen:  # views share what they show
-            seen.add(place)
-            counts[(tuple(tensor.shape), str(tensor.dtype), place[0], storage.nbytes())] += 1
+        part = tensor.nbytes if tensor.nbytes <= storage.nbytes() else 0  # an expanded view shows it many times over
+        if place not in shown or part > shown[place][0]:
+            shown[place] = part, tensor
+    for (device, _), (_, tensor) in shown.items():
+        counts[(tuple(tensor.shape), str(tensor.dtype), device, tensor.untyped_storage().nbytes())] += 1
     largest = sorted(counts.items(), key=lambda item: (-item[0][3] * item[1], item[0]))[:_NUM_LISTED]
     return [
         {"shape": list(shape), "dtype": dtype, "device": where, "count": count, "total_bytes": size * count}

@@ -81,8 +81,11 @@ class Stepper:
             group["foreach"] = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer and scaler."""
-        return {"optimizer": self._optimizer.state_dict(), "scaler": self._precision.scaler.state_dict()}
+        """Optimizer and scaler; not whether memory is being saved, which may be another machine's need."""
+        optimizer = self._optimizer.state_dict()
+        for group in optimizer["param_groups"]:
+            group["foreach"] = None
+        return {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put back ``state_dict``; decay stays as this stepper was made, which in a fork may differ.

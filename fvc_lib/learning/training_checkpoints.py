@@ -32,6 +32,7 @@ class TrainingCheckpoints:
         Raises:
             CheckpointWriteError: the previous one could not be written.
         """
+        self._saved_at = time.monotonic()  # also where it fails: trying again at once would fail again
         everything = {
             "model": model.state_dict(),
             **stepper.state_dict(),
@@ -47,7 +48,6 @@ class TrainingCheckpoints:
             best_model=state.best_model,
             epoch_ended=epoch_ended,
         )
-        self._saved_at = time.monotonic()
 
     def restore(self, model: nn.Module, stepper: Stepper, micro_batches: MicroBatchPlan) -> TrainingState | None:
         """Put the newest whole checkpoint into ``model``, ``stepper`` and the generators; None without any.

@@ -61,7 +61,6 @@ class WindowTransaction:
 
     Args:
         report: told of every shortage, after the memory is free again and before the next attempt.
-        after_micro_batch: called when a micro-batch's gradients are there.
         before_retry: called after a shortage, to free what others hold; a checkpoint being written, for one.
     """
 
@@ -73,7 +72,6 @@ class WindowTransaction:
         device: torch.device,
         *,
         report: Callable[[Shortage], None] = lambda shortage: None,
-        after_micro_batch: Callable[[], None] = lambda: None,
         before_retry: Callable[[], None] = lambda: None,
     ) -> None:
         self._task = task
@@ -81,7 +79,6 @@ class WindowTransaction:
         self._precision = precision
         self._device = device
         self._report = report
-        self._after_micro_batch = after_micro_batch
         self._before_retry = before_retry
         self._where: Place = "forward"
 
@@ -126,7 +123,6 @@ class WindowTransaction:
             # Divided by the sample count, known beforehand, to keep half-precision gradients in range.
             self._precision.scaler.scale(loss.total / len(window)).backward()  # type: ignore[no-untyped-call]
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
-            self._after_micro_batch()
         mean = LossMean()
         for loss in losses:  # read only now: each read waits for the device
             mean.update(loss)

@@ -123,7 +123,7 @@ class TrainingWatch:
         told = str(error).partition("\n")[0] or type(error).__name__
         message = (
             f"out of memory after step {self._here().step}, outside of a forward or backward pass: {told}. The last "
-            "checkpoint stands: resume with -p num_workers 0, or give the job more memory."
+            "checkpoint stands: give the job more memory (with loader processes, try -p num_workers 0), then resume."
         )
         self._memory.event("out_of_memory", message, where="elsewhere", asked_mb=None, micro_batch=None,
                            micro_batch_next=None, context_file=None)  # fmt: skip

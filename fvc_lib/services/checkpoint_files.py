@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping
@@ -92,7 +94,10 @@ def write_weights_with_digest(path: Path, weights: Mapping[str, Tensor], descrip
 
     def write(temporary: Path) -> str:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        safetensors.torch.save_file(tensors, temporary, metadata=_metadata(description))
+        try:
+            safetensors.torch.save_file(tensors, temporary, metadata=_metadata(description))
+        except safetensors.SafetensorError as error:
+            raise _disks_own_error(error) from error
         return sha256_of_file(temporary)
 
     return _replace_with_digest(path, write)
@@ -166,7 +171,15 @@ def load_document(path: Path, wanted_format: int) -> dict[str, Any]:
 def load_weights(path: Path) -> dict[str, Tensor]:
     """Weights by name, as ``write_weights_with_digest`` wrote them; raises as ``verify``."""
     verify(path)
-    return safetensors.torch.load_file(path)
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise DamagedCheckpointError(f"{str(path)!r} holds no weights: {error}.") from error
+    except (OSError, RuntimeError, MemoryError) as error:
+        raise CheckpointReadError(
+            f"{str(path)!r} is what was written and still cannot be read: {error}. Is there enough memory? Give more, "
+            "then resume."
+        ) from error
 
 
 def are_weights_in(path: Path, weights: Mapping[str, Tensor], description: Mapping[str, Any]) -> bool:
@@ -243,6 +256,12 @@ def _replace_with_digest(path: Path, write: Callable[[Path], str]) -> str:
         write_text(sidecar, line + before)
     write_text(sidecar, line)
     return digest
+
+
+def _disks_own_error(error: Exception) -> Exception:
+    """What the disk said, where safetensors wraps it into text: ``... (os error 28)``."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
 
 
 def _is_archives_fault(error: BaseException) -> bool:

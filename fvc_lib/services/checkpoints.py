@@ -172,10 +172,11 @@ class CheckpointFolder:
         """
         try:
             self._writer.finish()
-        except MemoryError as error:
+        except (MemoryError, RuntimeError) as error:  # torch says the latter when memory ends
+            told = str(error).partition("\n")[0] or "memory ended"
             raise CheckpointWriteError(
-                f"checkpoint in {str(self.folder)!r}: memory ended while it was written. The previous checkpoint is "
-                "intact: give the job more memory, then resume."
+                f"checkpoint in {str(self.folder)!r}: could not be written ({told}). The previous checkpoint is "
+                "intact: where memory ended, give the job more, then resume."
             ) from error
         except OSError as error:
             raise CheckpointWriteError(

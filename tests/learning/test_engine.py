@@ -321,7 +321,7 @@ def test_a_checkpoint_in_mid_epoch_is_written_when_due(make_engine, tmp_path):
 
     engine = make_engine(before=watch, micro_batch=8, checkpoint_seconds=0, epochs=1)
     engine.fit()
-    assert steps == [0, 1, 2, 2]  # three windows, then validation
+    assert steps == [0, 1, 2, 3]  # three windows, then validation
 
 
 def test_memory_is_told_where_training_is(make_engine, observer):
@@ -666,7 +666,7 @@ def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try
 
     task = Draining(tiny_training.task())
     task.training_data = Hungry(task.training_data)
-    with pytest.raises(MemoryExhaustedError, match=r"after step 2, outside of a forward.*checkpoint stands: resume"):
+    with pytest.raises(MemoryExhaustedError, match=r"after step 2, outside of a forward.*checkpoint stands: give"):
         make_engine(task=task, memory=observer).fit()
     assert observer.of("out_of_memory")[0]["where"] == "elsewhere"
     assert same_end(make_engine().fit(), make_engine("whole").fit())

@@ -44,7 +44,8 @@ def test_a_fold_is_learned_and_its_control_is_not(tiny_training, list_log):
     assert log.values("control", "test_roc_auc")[0] < 1
     assert (outcome.num_train_clips, outcome.missing_videos) == (2 * outcome.num_train_videos, ())
     assert outcome.num_train_videos + outcome.num_validation_videos + outcome.num_test_videos == folds.height
-    assert outcome.training.best_epoch == len(outcome.training.history) or outcome.training.history
+    losses = [record.validation["loss"] for record in outcome.training.history]
+    assert outcome.training.best_epoch == losses.index(min(losses)) + 1
     assert (
         load_best_model(tiny.paths.fold_checkpoints(0)).keys()
         == load_best_model(tiny.paths.control_checkpoints(0)).keys()

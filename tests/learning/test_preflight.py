@@ -17,6 +17,7 @@ from fvc_lib.learning.data import ClipDataset, ClipRow
 from fvc_lib.learning.preflight import PreflightReport, circumstances, preflight
 from fvc_lib.learning.preflight_probe import StepRequest
 from fvc_lib.learning.video_task import VideoTask
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import MemoryBudget
 from fvc_lib.video.clip_store import ClipStore
@@ -198,7 +199,7 @@ def test_a_model_that_cannot_be_built_without_memory_is_built_and_draws_nothing(
 
     before = torch.get_rng_state()
     described = circumstances(StepRequest(Measured("raise", 99), 8, 16, device="cpu"))
-    assert described["model"] == [["weight", [1, 8]], ["bias", [1]]]
+    assert described["model"] == sha256_of_json([["weight", [1, 8]], ["bias", [1]]])
     assert torch.get_rng_state().equal(before)
 
 
