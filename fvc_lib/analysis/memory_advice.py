@@ -26,8 +26,7 @@ COMFORTABLE_PERCENT = 50.0  # below it there is room for more
 FULL_SHARE = 0.8  # a plan that fills more of the budget has no room for what was not foreseen
 SPARE_FACTOR = 1.25  # a limit so much above the peak is safe to ask for
 LARGE_CHILD_SHARE = 0.3
-LARGE_CACHE_FACTOR = 1.3
-_LOWERED = pl.col("micro_batch") < pl.col("micro_batch_planned")
+_LOWERED = (pl.col("kind") == "preflight") & (pl.col("micro_batch") < pl.col("micro_batch_planned"))
 _TRAINED = "^(control_)?(train|validation|test)$"
 
 
@@ -57,7 +56,7 @@ def memory_advice(found: MemoryFindings, asked: Mapping[str, object]) -> tuple[A
         *_after_measuring(measuring),
     ]
     roomy = [] if urgent else [*_larger_batch(found, asked), *_smaller_request(found)]
-    advice = [*urgent, *_off_prediction(found), *_child_processes(found, asked), *_large_cache(found), *roomy]
+    advice = [*urgent, *_off_prediction(found), *_child_processes(found, asked), *roomy]
     return tuple(advice) or (Advice("Nothing stands out.", "Leave it as it is."),)
 
 
@@ -86,7 +85,7 @@ def _after_shortages(found: MemoryFindings) -> list[Advice]:
 def _after_preflight(found: MemoryFindings) -> list[Advice]:
     if not _was_lowered(found):
         return []
-    row = found.predictions.filter(_LOWERED).sort("micro_batch").row(0, named=True)
+    row = found.events.filter(_LOWERED).sort("micro_batch").row(0, named=True)
     seen = f"The preflight lowered the micro-batch from {row['micro_batch_planned']} to {row['micro_batch']} to fit"
     change = f"Fine as it is; for larger batches give more than {megabytes_text(row['budget_mb'])}."
     if found.near_limit.height and found.peak is not None:
@@ -161,7 +160,7 @@ def _smaller_request(found: MemoryFindings) -> list[Advice]:
     seen = f"{megabytes_text(row['used_mb'])} of {megabytes_text(row['budget_mb'])} allowed were used."
     share = f"{SPARE_FACTOR - 1:.0%} to spare"
     request = _request_text(row["used_mb"] * SPARE_FACTOR)
-    return [Advice(seen, f"Ask a cluster for less: {request} would have been enough, with {share}.")]
+    return [Advice(seen, f"Ask for less: {request} would have been enough, with {share}.")]
 
 
 def _off_prediction(found: MemoryFindings) -> list[Advice]:
@@ -186,17 +185,6 @@ def _child_processes(found: MemoryFindings, asked: Mapping[str, object]) -> list
     return [Advice(seen, f"Fewer of them (-p {name}) is the cheapest way to less memory; the result stays the same.")]
 
 
-def _large_cache(found: MemoryFindings) -> list[Advice]:
-    peak = found.peak
-    if peak is None or peak["place"] == PROCESS or peak["reserved_mb"] is None:
-        return []
-    if peak["reserved_mb"] < LARGE_CACHE_FACTOR * peak["used_mb"] or (peak["usage_percent"] or 0) < COMFORTABLE_PERCENT:
-        return []
-    kept = megabytes_text(peak["reserved_mb"] - peak["used_mb"])
-    seen = f"At the peak {kept} more were reserved on {peak['place']} than tensors held."
-    return [Advice(seen, "-p clear_cache_training_batches 50 gives cached blocks back, at some cost in time.")]
-
-
 def micro_batch(found: MemoryFindings, asked: Mapping[str, object]) -> int | None:
     """The micro-batch last worked with: what events say, else what was asked for; None where neither is known."""
     told = found.events.filter(pl.col("kind").is_in(["preflight", "micro_batch"]) & pl.col("micro_batch").is_not_null())
@@ -207,7 +195,7 @@ def micro_batch(found: MemoryFindings, asked: Mapping[str, object]) -> int | Non
 
 
 def _was_lowered(found: MemoryFindings) -> bool:
-    return found.predictions.filter(_LOWERED).height > 0
+    return found.events.filter(_LOWERED).height > 0
 
 
 def _enough_text(peak: Mapping[str, Any]) -> str:

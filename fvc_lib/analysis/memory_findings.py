@@ -58,9 +58,10 @@ class MemoryFindings:
 
     @property
     def preflight_peak_mb(self) -> float | None:
-        """The highest memory while a step was measured beforehand; None where none was."""
+        """The highest memory while a step was measured beforehand; None where that was no more than the work takes."""
         highest = self.peaks.filter(~_IS_WORK)["used_mb"].max()
-        return highest if isinstance(highest, float) else None
+        work = self.peaks.filter(_IS_WORK)["used_mb"].max() or 0.0
+        return highest if isinstance(highest, float) and isinstance(work, float) and highest > work else None
 
     def of_the_work(self) -> MemoryFindings:
         """The same without the peaks and spells of the preflight."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -127,7 +128,7 @@ def prediction_sentence(found: MemoryFindings) -> str:
     worst = rows.sort(pl.col("error_percent").abs(), descending=True).row(0, named=True)
     off = rows.filter("is_off").height
     if not off:
-        return f"The prediction is within {abs(worst['error_percent']):.0f}% of what was measured"
+        return f"The prediction is within {math.ceil(abs(worst['error_percent']))}% of what was measured"
     how = "above" if worst["error_percent"] > 0 else "below"
     return (
         f"The prediction is off by more than {PREDICTION_TOLERANCE_PERCENT:.0f}% in {off} of "

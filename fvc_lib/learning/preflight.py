@@ -189,7 +189,7 @@ def circumstances(request: StepRequest) -> dict[str, Any]:
     allocator = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "PYTORCH_"))}
     return {
         "task": f"{type(request.task).__module__}.{type(request.task).__qualname__}",
-        "model": [[name, list(shape)] for name, shape in _model_shapes(request.task)],
+        "model": sha256_of_json([[name, list(shape)] for name, shape in _model_shapes(request.task)]),
         "sample": {name: [list(t.shape), str(t.dtype)] for name, t in sample.tensors.items()},
         "effective_batch": request.window_size,
         "device": compute.describe(),

@@ -35,10 +35,6 @@ def test_without_any_limit_it_is_the_machines_memory(tmp_path):
     assert budget(tmp_path) == (psutil.virtual_memory().total, "this machine's memory")
 
 
-def test_here_it_is_at_most_the_machines_memory():
-    assert 0 < memory_budget().total_bytes <= psutil.virtual_memory().total
-
-
 def test_what_was_asked_for_counts_where_it_is_smaller_and_not_where_it_is_larger(tmp_path):
     assert budget(tmp_path, 0.25) == (250_000_000, "mem_gb / FVC_MEM_GB")
     assert budget(tmp_path, 0.25, SLURM_MEM_PER_NODE="100") == (100 << 20, "SLURM_MEM_PER_NODE")
