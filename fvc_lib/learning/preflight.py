@@ -7,16 +7,13 @@ report says so and the training goes on: it halves its micro-batch on its own wh
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -30,9 +27,7 @@ from fvc_lib.learning.preflight_plan import (
     predicted_peak,
 )
 from fvc_lib.learning.preflight_probe import StepRequest
-from fvc_lib.learning.preflight_store import Decision, PreflightStore
-from fvc_lib.learning.random_state import forked_random_state
-from fvc_lib.learning.task import Task
+from fvc_lib.learning.preflight_store import Decision, PreflightStore, circumstances
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import run_isolated
@@ -125,7 +120,7 @@ class PreflightReport:
     def _estimated(self, micro_batch: int) -> str:
         if micro_batch in self.step_bytes_by_micro_batch:
             return ""
-        return f", estimated from micro-batches {', '.join(map(str, sorted(self.step_bytes_by_micro_batch)))}"
+        return f", estimated from micro-batch {' and '.join(map(str, sorted(self.step_bytes_by_micro_batch)))}"
 
     def _aside(self) -> str:
         return f" Not all was measured: {self.problem}." if self.problem else ""
@@ -176,41 +171,6 @@ def preflight(
         seconds=time.monotonic() - started,
         problem=decision.problem,
     )
-
-
-def circumstances(request: StepRequest) -> dict[str, Any]:
-    """Everything that decides what a step takes, as JSON values; equal ones need no second measurement.
-
-    Raises:
-        FvcError: the first training sample cannot be read.
-    """
-    compute = request.compute
-    sample = request.task.training_data[0]
-    allocator = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "PYTORCH_"))}
-    return {
-        "task": f"{type(request.task).__module__}.{type(request.task).__qualname__}",
-        "model": sha256_of_json([[name, list(shape)] for name, shape in _model_shapes(request.task)]),
-        "sample": {name: [list(t.shape), str(t.dtype)] for name, t in sample.tensors.items()},
-        "effective_batch": request.window_size,
-        "device": compute.describe(),
-        "gradient_checkpointing": request.gradient_checkpointing,
-        "loader_processes": request.num_workers > 0,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "allocator": allocator,
-    }
-
-
-def _model_shapes(task: Task) -> list[tuple[str, torch.Size]]:
-    """Names and shapes of the model's state, made without memory where the model can be."""
-    with forked_random_state(0, torch.device("cpu")):
-        try:
-            with torch.device("meta"):
-                model = task.build_model()
-        except (RuntimeError, NotImplementedError):  # its set-up computes with values
-            model = task.build_model()
-    return [(name, tensor.shape) for name, tensor in model.state_dict().items()]
 
 
 def _looked_up_or_measured(

@@ -4,15 +4,46 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fvc_lib.learning.preflight_plan import StepMeasurement
-from fvc_lib.services.atomic_files import write_json
+from fvc_lib.learning.preflight_probe import StepRequest
+from fvc_lib.learning.random_state import forked_random_state
+from fvc_lib.learning.task import Task
+from fvc_lib.services.atomic_files import sha256_of_json, write_json
 
 _logger = logging.getLogger(__name__)
 _FORMAT = 1
+
+
+def circumstances(request: StepRequest) -> dict[str, Any]:
+    """Everything that decides what a step takes, as JSON values; equal ones need no second measurement.
+
+    Raises:
+        FvcError: the first training sample cannot be read.
+    """
+    compute = request.compute
+    sample = request.task.training_data[0]
+    allocator = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "PYTORCH_"))}
+    return {
+        "task": f"{type(request.task).__module__}.{type(request.task).__qualname__}",
+        "model": sha256_of_json([[name, list(shape)] for name, shape in _model_shapes(request.task)]),
+        "sample": {name: [list(t.shape), str(t.dtype)] for name, t in sample.tensors.items()},
+        "effective_batch": request.window_size,
+        "device": compute.describe(),
+        "gradient_checkpointing": request.gradient_checkpointing,
+        "loader_processes": request.num_workers > 0,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "allocator": allocator,
+    }
 
 
 @dataclass(frozen=True)
@@ -89,3 +120,14 @@ class PreflightStore:
             _logger.warning("%s: not a preflight file of format %d; measuring again", self._path, _FORMAT)
             return empty
         return document
+
+
+def _model_shapes(task: Task) -> list[tuple[str, torch.Size]]:
+    """Names and shapes of the model's state, made without memory where the model can be."""
+    with forked_random_state(0, torch.device("cpu")):
+        try:
+            with torch.device("meta"):
+                model = task.build_model()
+        except (RuntimeError, NotImplementedError):  # its set-up computes with values
+            model = task.build_model()
+    return [(name, tensor.shape) for name, tensor in model.state_dict().items()]

@@ -14,8 +14,9 @@ from torch import nn
 
 from fvc_lib.learning import preflight as preflight_module
 from fvc_lib.learning.data import ClipDataset, ClipRow
-from fvc_lib.learning.preflight import PreflightReport, circumstances, preflight
+from fvc_lib.learning.preflight import PreflightReport, preflight
 from fvc_lib.learning.preflight_probe import StepRequest
+from fvc_lib.learning.preflight_store import circumstances
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
@@ -98,8 +99,8 @@ def test_a_child_that_finds_no_room_beside_the_training_process_measures_no_step
 
 def test_a_peak_that_was_not_measured_is_said_to_be_estimated():
     known = PreflightReport(8, 4, 500, 900, 600, "by design", 300, 50, {1: 50, 2: 60}, False, 1.0)
-    assert "micro-batch 8 (predicted peak 0.00 GB, estimated from micro-batches 1, 2)" in known.message()
-    assert "lowered to 4, predicted peak 0.00 GB, estimated from micro-batches 1, 2." in known.message()
+    assert "micro-batch 8 (predicted peak 0.00 GB, estimated from micro-batch 1 and 2)" in known.message()
+    assert "lowered to 4, predicted peak 0.00 GB, estimated from micro-batch 1 and 2." in known.message()
     assert "estimated" not in replace(known, step_bytes_by_micro_batch={4: 1, 8: 1}).message()
 
 
