@@ -27,6 +27,7 @@ _logger = logging.getLogger(__name__)
 # Of torch's history, the newest: some 100 bytes to 1 kB each in the file.
 _MOST_CUDA_ENTRIES = 1_000_000
 _REPORT_SECONDS = 600.0
+_OWN_MEMORY = "3"  # by the whole, the frames of Jupyter's event loop stand above everything they run
 _TABLE_COLUMNS = "200"  # memray's text tables are cut to the terminal's width
 
 
@@ -141,7 +142,7 @@ def _write_reports(recording: AllocationRecording) -> None:
     """In processes of their own: memray's reporters take memory by the number of allocations."""
     source = str(recording.path)
     _run_memray("flamegraph", "--no-web", "--force", "--output", str(recording.flamegraph), source)
-    table = _run_memray("summary", source)
+    table = _run_memray("summary", "--sort-column", _OWN_MEMORY, source)
     if table is not None:
         try:
             write_text(recording.summary, table)

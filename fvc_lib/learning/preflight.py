@@ -25,6 +25,7 @@ from fvc_lib.learning.preflight_plan import (
     fitting_micro_batch,
     next_to_measure,
     predicted_peak,
+    reserved_bytes,
 )
 from fvc_lib.learning.preflight_probe import StepRequest
 from fvc_lib.learning.preflight_store import Decision, PreflightStore, circumstances
@@ -59,7 +60,7 @@ class PreflightReport:
         budget_bytes: the budget, and
         budget_origin: who set it.
         baseline_bytes: the training process before, without memory that it holds and nothing uses.
-        after_training_bytes: room that is kept in the budget for what comes after training.
+        reserved_bytes: room that the budget must have beside the peak.
         step_bytes_by_micro_batch: measured, above what any training keeps.
         reused: nothing was measured for this report; an earlier measurement served.
         seconds: it took.
@@ -73,7 +74,7 @@ class PreflightReport:
     budget_bytes: int
     budget_origin: str
     baseline_bytes: int
-    after_training_bytes: int
+    reserved_bytes: int
     step_bytes_by_micro_batch: Mapping[int, int]
     reused: bool
     seconds: float
@@ -81,7 +82,7 @@ class PreflightReport:
 
     @property
     def fits(self) -> bool:
-        """Whether the training is predicted to stay within the budget, and to leave room for what comes after."""
+        """Whether the training is predicted to stay within the budget, and to leave the room that is reserved."""
         return self._has_room(self.predicted_peak_bytes)
 
     def message(self) -> str:
@@ -94,8 +95,8 @@ class PreflightReport:
                 f"{self.micro_batch} and without a prediction.{same}"
             )
         peak = f"predicted peak {_size(self.predicted_peak_bytes)}{self._estimated(self.micro_batch)}"
-        kept = f", of which {_size(self.after_training_bytes)} are kept for tables and figures after training"
-        tight = budget + (kept if self.after_training_bytes else "")
+        kept = f", of which {_size(self.reserved_bytes)} are kept for waiting batches or what comes after training"
+        tight = budget + (kept if self.reserved_bytes else "")
         if not self.fits:
             return (
                 f"memory preflight: {peak} even with micro-batch {self.micro_batch} is over {tight}; the training "
@@ -115,7 +116,7 @@ class PreflightReport:
         return f"({peak}) does not fit {budget}"
 
     def _has_room(self, peak_bytes: int | None) -> bool:
-        return peak_bytes is not None and peak_bytes + self.after_training_bytes <= self.budget_bytes
+        return peak_bytes is not None and peak_bytes + self.reserved_bytes <= self.budget_bytes
 
     def _estimated(self, micro_batch: int) -> str:
         if micro_batch in self.step_bytes_by_micro_batch:
@@ -165,7 +166,7 @@ def preflight(
         budget_bytes=budget.total_bytes,
         budget_origin=budget.origin,
         baseline_bytes=footprint.resident_bytes,
-        after_training_bytes=footprint.after_training_bytes,
+        reserved_bytes=reserved_bytes(found, footprint),
         step_bytes_by_micro_batch=dict(found.step_bytes),
         reused=reused,
         seconds=time.monotonic() - started,

@@ -76,17 +76,24 @@ class Footprint:
 
 
 def predicted_peak(found: StepMeasurement, footprint: Footprint, micro_batch: int) -> int | None:
-    """Bytes at the peak of a training with its loader processes; None where no step could be measured.
-
-    A loader process counts with what it does not share, and with the effective batches that wait in shared memory: they
-    are in no process's resident memory until they are used, but a control group counts them.
+    """Bytes at the peak of a training with its loader processes, as the sampler counts them: each with what it does not
+    share. None where no step could be measured.
     """
     step = estimate(found.step_bytes, micro_batch)
     if step is None:
         return None
     first_use = 0 if footprint.trained_before else found.first_use_bytes
-    worker = found.worker_bytes + PREFETCHED_WINDOWS * found.window_bytes
-    return footprint.resident_bytes + first_use + step + footprint.num_workers * worker
+    return footprint.resident_bytes + first_use + step + footprint.num_workers * found.worker_bytes
+
+
+def reserved_bytes(found: StepMeasurement, footprint: Footprint) -> int:
+    """Room that the budget must have beside the predicted peak.
+
+    While it trains for the effective batches that wait in shared memory: they are in no process's resident memory until
+    they are used, but a control group counts them. When the loader processes are gone, for what comes after training.
+    """
+    waiting = footprint.num_workers * PREFETCHED_WINDOWS * found.window_bytes
+    return max(waiting, footprint.after_training_bytes)
 
 
 def estimate(measured: Mapping[int, int], micro_batch: int) -> int | None:
@@ -119,11 +126,11 @@ def halvings(micro_batch: int) -> list[int]:
 
 
 def fitting_micro_batch(found: StepMeasurement, footprint: Footprint, planned: int, budget_bytes: int) -> int | None:
-    """The largest of ``halvings(planned)`` whose predicted peak is within the budget, with room for what comes after
-    training, and that did not fail; or None.
+    """The largest of ``halvings(planned)`` whose predicted peak is within the budget, with room for ``reserved_bytes``,
+    and that did not fail; or None.
     """
     smallest_failure = min(found.failures, default=planned + 1)
-    budget_bytes -= footprint.after_training_bytes
+    budget_bytes -= reserved_bytes(found, footprint)
     for micro_batch in halvings(planned):
         peak = predicted_peak(found, footprint, micro_batch)
         if micro_batch < smallest_failure and peak is not None and peak <= budget_bytes:

@@ -42,6 +42,8 @@ def test_a_recording_names_who_held_the_peak_on_every_thread_and_needs_no_networ
     assert recording.path.name == f"memray_{os.getpid()}_0.bin"
     table = recording.summary.read_text()
     assert re.search(r"hold_forty_megabytes.*80\.0\d\dMB", table), table
+    first_row = next(line for line in table.splitlines() if "MB" in line)
+    assert "hold_forty_megabytes" in first_row  # by what a function holds itself, not by what it calls
     assert "\x1b" not in table
     page = recording.flamegraph.read_text()
     assert "hold_forty_megabytes" in page

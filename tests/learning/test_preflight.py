@@ -65,11 +65,11 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
     assert roomy.message().endswith("with micro-batch 8, within the budget of 1099.51 GB (plenty).")
 
     room_for_two = roomy.predicted_peak_bytes - steps[8] + steps[2] + (steps[4] - steps[2]) // 2
-    room_for_two += roomy.after_training_bytes
+    room_for_two += roomy.reserved_bytes
     lowered = check(request_of_video_task, MemoryBudget(room_for_two, "by design"), store, roomy.baseline_bytes)
     assert (lowered.micro_batch, lowered.fits, lowered.reused) == (2, True, True)
-    assert room_for_two - lowered.predicted_peak_bytes >= lowered.after_training_bytes
-    assert "0.05 GB are kept for tables and figures after training" in lowered.message()
+    assert room_for_two - lowered.predicted_peak_bytes >= lowered.reserved_bytes
+    assert "0.05 GB are kept for waiting batches or what comes after training" in lowered.message()
     assert re.search(
         r"micro-batch 8 \(predicted peak 0\.\d+ GB\) does not fit .*design\), .*; lowered to 2", lowered.message()
     )

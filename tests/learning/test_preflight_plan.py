@@ -10,6 +10,7 @@ from fvc_lib.learning.preflight_plan import (
     halvings,
     next_to_measure,
     predicted_peak,
+    reserved_bytes,
 )
 
 MB = 10**6
@@ -54,9 +55,15 @@ def test_the_peak_is_the_process_with_what_a_first_training_loads_and_the_step()
     assert predicted_peak(found({}), footprint(), 4) is None
 
 
-def test_every_loader_process_counts_with_two_effective_batches():
+def test_a_loader_process_counts_in_the_peak_and_the_batches_it_keeps_ready_beside_it():
     measured = found({4: 100}, window_bytes=10, worker_bytes=20)
-    assert predicted_peak(measured, footprint(num_workers=2), 4) == (300 + 100 + 2 * (20 + 2 * 10)) * MB
+    assert predicted_peak(measured, footprint(num_workers=2), 4) == (300 + 100 + 2 * 20) * MB
+    assert reserved_bytes(measured, footprint(num_workers=2)) == 2 * 2 * 10 * MB
+    assert fitting_micro_batch(measured, footprint(num_workers=2), 4, 480 * MB) == 4
+    assert fitting_micro_batch(measured, footprint(num_workers=2), 4, 479 * MB) is None
+    # What comes after training comes when the loader processes are gone.
+    assert reserved_bytes(measured, Footprint(0, False, 2, after_training_bytes=50 * MB)) == 50 * MB
+    assert reserved_bytes(measured, Footprint(0, False, 2, after_training_bytes=30 * MB)) == 40 * MB
 
 
 def test_micro_batches_are_halved_as_the_engine_halves_them():
