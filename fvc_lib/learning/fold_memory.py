@@ -71,13 +71,19 @@ def fold_memory(
         if config.profile_memory
         else nullcontext()
     )
-    with apply_policy(policy), recording, frozen_garbage():
-        try:
-            yield FoldMemory(policy, observer, ControlMemory(observer), ShortageFolder(paths.oom_contexts(STAGE, fold)))
-        finally:
-            release_cached_memory(compute.device)
-            # What a recording's own reports and a notebook's tables and figures take is not the training's.
-            observer.at("report")
+    made = None
+    try:
+        with apply_policy(policy), recording as made, frozen_garbage():
+            shortages = ShortageFolder(paths.oom_contexts(STAGE, fold))
+            try:
+                yield FoldMemory(policy, observer, ControlMemory(observer), shortages)
+            finally:
+                release_cached_memory(compute.device)
+                # What a recording's own reports and a notebook's tables and figures take is not the training's.
+                observer.at("report")
+    finally:
+        if made is not None:
+            observer.event("recording", made.describe())
 
 
 def planned_micro_batch(

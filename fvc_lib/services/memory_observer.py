@@ -59,7 +59,7 @@ class MemoryObserver(Protocol):
         """Record that something happened here, in one sentence and in numbers.
 
         Kinds: ``policy``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed), ``step_restored``,
-        ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``.
+        ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``, ``recording`` (``profile_memory`` wrote it).
         """
         ...
 

@@ -11,6 +11,7 @@ from fvc_lib.learning import fold_memory as module
 from fvc_lib.learning.device import resolve_device
 from fvc_lib.learning.fold_memory import fold_memory, planned_micro_batch
 from fvc_lib.learning.fold_settings import engine_settings
+from fvc_lib.learning.memory_profile import AllocationRecording
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_observer import NoObserver
 from fvc_lib.services.run_paths import RunPaths
@@ -56,7 +57,7 @@ def test_what_a_recordings_own_reports_take_is_not_counted_as_the_trainings(tmp_
     @contextmanager
     def recorded(folder, device):
         try:
-            yield
+            yield AllocationRecording(tmp_path / "memray_1_0.bin")
         finally:
             seen.at("the recording's reports are written")
 
@@ -70,3 +71,4 @@ def test_what_a_recordings_own_reports_take_is_not_counted_as_the_trainings(tmp_
         if error:
             raise error
     assert seen.phases == ["control_test", "report", "the recording's reports are written"]
+    assert [kind for kind, _ in seen.events] == ["policy", "recording"]  # where it lies is told, also of a failed one
