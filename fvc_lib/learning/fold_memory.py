@@ -165,7 +165,11 @@ def _budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
     probe = device_memory_probe(compute.device)
     if probe is None:
         return memory_budget(config.mem_gb)
-    return MemoryBudget(probe().total_bytes, f"{compute.name}'s memory")
+    of_device = MemoryBudget(probe().total_bytes, f"{compute.name}'s memory")
+    if compute.device.type == "cuda":
+        return of_device
+    # Apple's GPU takes main memory, so that is planned, and what limits it counts as well.
+    return min(of_device, memory_budget(config.mem_gb), key=lambda budget: budget.total_bytes)
 
 
 def _megabytes(num_bytes: int | None) -> float | None:

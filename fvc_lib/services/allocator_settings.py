@@ -2,7 +2,8 @@
 
 An allocator reads them once, when it first starts, so the runner gives them to a kernel before there is one. What torch
 2.13 reads was looked up in its headers and tried on its CPU build: of several ``*_ALLOC_CONF`` the first in
-``ALLOC_CONF_NAMES`` wins, a malformed one raises, and an unknown key passes without a word.
+``ALLOC_CONF_NAMES`` wins, a malformed one raises, and an unknown key passes without a word (by its source, a CUDA build
+refuses that too: so the check comes before torch).
 """
 
 from __future__ import annotations

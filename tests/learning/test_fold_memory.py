@@ -6,14 +6,15 @@ import contextlib
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from fvc_lib.learning import fold_memory as module
-from fvc_lib.learning.device import resolve_device
+from fvc_lib.learning.device import ComputeDevice, resolve_device
 from fvc_lib.learning.fold_memory import fold_memory, planned_micro_batch
 from fvc_lib.learning.fold_settings import engine_settings
 from fvc_lib.learning.memory_profile import AllocationRecording
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory_observer import NoObserver
+from fvc_lib.services.memory_observer import DeviceMemory, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from tests.learning.preflight_tasks import TroubledTask
 
@@ -42,6 +43,14 @@ def test_measuring_beforehand_is_a_phase_of_its_own_and_set_up_goes_on_after_it(
     assert planned(tmp_path, RunConfig(batch_size=4, mem_gb=0.1), seen) == (1, None)
     assert seen.phases == ["preflight", "setup"]
     assert seen.events == [("preflight", ["setup"])]
+
+
+@pytest.mark.parametrize(("mem_gb", "gigabytes"), [(2.0, 2.0), (9.0, 3.0)])
+def test_on_a_gpu_that_takes_main_memory_the_smaller_limit_is_the_budget(monkeypatch, mem_gb, gigabytes):
+    memory = DeviceMemory(0, 0, 0, 3_000_000_000, 3_000_000_000)
+    monkeypatch.setattr(module, "device_memory_probe", lambda device: lambda: memory)
+    compute = ComputeDevice(torch.device("mps"), None, "Apple GPU")
+    assert module._budget(RunConfig(mem_gb=mem_gb), compute).total_bytes == gigabytes * 1e9
 
 
 def test_without_measuring_there_is_no_such_phase(tmp_path):
