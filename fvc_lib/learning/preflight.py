@@ -35,8 +35,9 @@ from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory_budget import MemoryBudget
 
 TIME_LIMIT_SECONDS = 120.0
-# Of the measuring process alone, once it is ready for its first step (torch 2.13; 160 MB of it to load torch).
-_MEASURING_BYTES = 230_000_000
+# Of the measuring process alone, once it is ready for its first step: 251 MB with a task of videos (torch 2.13; 160 MB
+# of it to load torch).
+_MEASURING_BYTES = 260_000_000
 # Tables and figures after training: 29 to 47 MB above where the training ended, in four folds.
 _AFTER_TRAINING_BYTES = 50_000_000
 _REMEDY = "lower fixed_size or num_frames, turn gradient_checkpointing on, or give it more memory"
