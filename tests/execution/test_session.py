@@ -150,7 +150,7 @@ def test_closing_says_the_peak_and_the_budget(runs_dir, opened, capsys):
     session = opened(mem_gb=0.5)
     session.close()
     assert re.search(
-        r"peak memory of this notebook: 0\.\d\d GB; memory budget: 0\.50 GB \(mem_gb / FVC_MEM_GB\)",
+        r"peak memory of this notebook: \d+\.\d\d GB; memory budget: 0\.50 GB \(mem_gb / FVC_MEM_GB\)",
         capsys.readouterr().out,
     )
 

@@ -71,7 +71,7 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
     assert room_for_two - lowered.predicted_peak_bytes >= lowered.reserved_bytes
     assert "0.05 GB are kept for waiting batches or what comes after training" in lowered.message()
     assert re.search(
-        r"micro-batch 8 \(predicted peak 0\.\d+ GB\) does not fit .*design\), .*; lowered to 2", lowered.message()
+        r"micro-batch 8 \(predicted peak \d+\.\d+ GB\) does not fit .*design\), .*; lowered to 2", lowered.message()
     )
 
     hopeless = check(request_of_video_task, MemoryBudget(roomy.baseline_bytes, "by design"), store)
