@@ -126,6 +126,8 @@ def main(
     run = None
     if not (resume or only or start) or fork:
         _refuse_missing_corpus(config)
+    if config.replay_run:
+        find_run(Path(config.runs_dir), config.replay_run)  # said now, and not after an hour of other stages
     command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
     if resume or only or start:
         run = find_run(Path(config.runs_dir), resume or "latest", experiment)

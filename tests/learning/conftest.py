@@ -12,11 +12,16 @@ import polars as pl
 import pytest
 
 from fvc_lib.learning.data import ClipDataset, class_weights, clip_rows
+from fvc_lib.learning.device import resolve_device
+from fvc_lib.learning.engine import Engine
+from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.video_task import VideoTask
+from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
 from fvc_lib.video.clip_store import ClipStore
+from tests.learning.engine_kit import SETTINGS, Draining, Observer
 
 
 class ScoredTables:
@@ -181,3 +186,33 @@ class ListLog:
 @pytest.fixture
 def list_log() -> type[ListLog]:
     return ListLog
+
+
+@pytest.fixture
+def make_engine(tiny_training, list_log, tmp_path):
+    """An engine on the tiny videos, with its log as ``engine.log``."""
+
+    def make(folder="fold", *, before=lambda model, batch: None, task=None, stop=None, progress=None, memory=None,
+             shortages=None, compute=None, **changes):  # fmt: skip
+        log = list_log()
+        checkpoints = CheckpointFolder(tmp_path / folder, CheckpointBinding({"lr": changes.get("learning_rate")}, ""))
+        engine = Engine(
+            task or Draining(tiny_training.task(), before),
+            EngineSettings(**{**SETTINGS, **changes}),
+            compute or resolve_device("cpu"),
+            checkpoints,
+            log,
+            stop=stop,
+            progress=progress,
+            memory=memory,
+            shortages=shortages,
+        )
+        engine.log = log
+        return engine
+
+    return make
+
+
+@pytest.fixture
+def observer():
+    return Observer()

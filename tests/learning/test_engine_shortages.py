@@ -1,0 +1,258 @@
+import json
+
+import pytest
+import torch
+
+from fvc_lib.learning.accumulators import BinaryScores
+from fvc_lib.learning.shortages import ShortageFolder
+from fvc_lib.learning.transaction import MemoryExhaustedError
+from fvc_lib.services.checkpoints import (
+    FORK_NOTE,
+    CheckpointFolder,
+)
+from fvc_lib.services.errors import StoppedError
+from tests.learning.engine_kit import HALF, Draining, EndsOnce, StepsEnd, Tight, same_end, stop_after
+
+
+def distance(state, other):
+    """The largest relative difference between two trainings' weights."""
+    return max(
+        ((tensor - other.best_model[name]).norm() / other.best_model[name].norm()).item()
+        for name, tensor in state.best_model.items()
+    )
+
+
+TWO_EPOCHS = {"epochs": 2, "micro_batch": 8, "learning_rate": 1e-4}
+
+
+@pytest.mark.fault(16, 17, 18)
+@pytest.mark.parametrize("kind", ["forward", "backward", "validation"])
+def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tiny_training, observer, kind, tally):
+    """k = 1, 2, ... until a training has no k-th call any more."""
+    task = tiny_training.task(num_training_rows=14)
+    whole = make_engine("whole", task=Tight(task, EndsOnce(kind, 0)), **TWO_EPOCHS).fit()
+    for number in range(1, 100):
+        ends = EndsOnce(kind, number)
+        state = make_engine(f"at {number}", task=Tight(task, ends), memory=observer, **TWO_EPOCHS).fit()
+        if ends.calls < number:
+            break
+        assert distance(state, whole) < 1e-5
+        assert state.step == whole.step
+        for record, wanted in zip(state.history, whole.history, strict=True):
+            assert record.validation["roc_auc"] == wanted.validation["roc_auc"]
+            assert record.validation["loss"] == pytest.approx(wanted.validation["loss"], rel=1e-5)
+        if kind == "validation":  # done again as it was: nothing differs, not in a bit
+            assert same_end(state, whole)
+        else:
+            assert state.micro_batch < 8
+        tally.add(survived=1)
+    assert number > 2
+    assert len(observer.of("out_of_memory")) == number - 1
+    assert {details["where"] for details in observer.of("out_of_memory")} == {kind}
+
+
+@pytest.mark.fault(16, 17)
+def test_a_replay_of_the_recorded_schedule_repeats_the_bits(make_engine, tiny_training):
+    task = tiny_training.task()
+    disturbed = make_engine("disturbed", task=Tight(task, EndsOnce("backward", 4)), micro_batch=8).fit()
+    assert [(change.step, change.micro_batch) for change in disturbed.micro_batches.changes] == [(0, 8), (3, 4)]
+    replay = tuple(disturbed.micro_batches.changes)
+    replayed = make_engine("replayed", task=Tight(task, EndsOnce("", 0)), micro_batch=8, replay=replay).fit()
+    assert same_end(replayed, disturbed)
+    assert not same_end(make_engine("whole", task=Tight(task, EndsOnce("", 0)), micro_batch=8).fit(), disturbed)
+
+
+def test_after_quiet_steps_the_micro_batch_climbs_back(make_engine, tiny_training, observer):
+    task = Tight(tiny_training.task(), EndsOnce("forward", 1))
+    engine = make_engine(task=task, micro_batch=8, micro_batch_recovery_steps=2, memory=observer)
+    engine.fit()
+    assert engine.log.values("train", "micro_batch") == [4.0, 8.0]
+    assert [details["reason"] for details in observer.of("micro_batch")] == ["memory ended", "climbs back"]
+
+
+@pytest.mark.fault(16)
+def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engine, tiny_training):
+    task = tiny_training.task()
+    whole = make_engine("whole", task=Tight(task, EndsOnce("forward", 2)), micro_batch=8).fit()
+
+    class Killed(BaseException):
+        pass
+
+    def kill(done, planned):
+        if done == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        make_engine("parts", task=Tight(task, EndsOnce("forward", 2)), micro_batch=8, progress=kill).fit()
+    state = make_engine("parts", task=Tight(task, EndsOnce("", 0)), micro_batch=8).fit()
+    assert same_end(state, whole)
+    assert state.micro_batches.changes == whole.micro_batches.changes
+
+
+@pytest.mark.fault(16)
+def test_a_shortage_leaves_a_file_that_says_what_memory_held(make_engine, tiny_training, observer, tmp_path):
+    task = Tight(tiny_training.task(), EndsOnce("backward", 2))
+    make_engine(task=task, micro_batch=8, memory=observer, shortages=ShortageFolder(tmp_path / "oom")).fit()
+    (event,) = observer.of("out_of_memory")
+    (path,) = (tmp_path / "oom").iterdir()
+    assert path.name == event["context_file"] == "step_000001_train_backward_1.json"
+    told = json.loads(path.read_text())
+    assert (told["global_step"], told["epoch"], told["micro_batch"], told["micro_batch_next"]) == (1, 1, 8, 4)
+    assert told["state"]["asked_bytes"] == 2 * 2**20
+    assert told["batch"]["frames"] == "(4, 3, 24, 24) uint8"
+    assert [32, 8, 1, 3, 3] in [kind["shape"] for kind in told["state"]["largest_tensors"]]  # a layer's weights
+
+
+@pytest.mark.fault(19)
+@pytest.mark.parametrize("call", [1, 2, 5])
+def test_memory_that_ends_in_the_optimizers_step_goes_back_to_a_checkpoint(
+    make_engine, observer, monkeypatch, call, tmp_path
+):
+    whole = make_engine("whole").fit()
+    with monkeypatch.context() as patch:
+        steps = StepsEnd(patch, {call})
+        state = make_engine("lost", memory=observer, shortages=ShortageFolder(tmp_path / "oom")).fit()
+    assert same_end(state, whole)
+    assert state.step == whole.step == 9
+    (event,) = observer.of("step_restored")
+    assert event == {"to_step": 0 if call < 4 else 3, "lost_steps": (call - 1) % 3}
+    assert steps.count == 9 + 1 + event["lost_steps"]
+    assert observer.of("out_of_memory")[0]["where"] == "optimizer_step"
+    assert list((tmp_path / "oom").iterdir())
+
+
+@pytest.mark.fault(19, 20)
+def test_a_step_that_never_fits_ends_with_the_checkpoint_and_what_to_try(make_engine, monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        steps = StepsEnd(patch, set(range(2, 100)))
+        with pytest.raises(MemoryExhaustedError, match=r"optimizer's step 0, 3 times.*checkpoint stands.*smaller"):
+            make_engine().fit()
+    assert steps.foreach[0] is None
+    assert steps.foreach[-1] is False  # the second time, with less memory
+    assert same_end(make_engine().fit(), make_engine("whole").fit())
+
+
+@pytest.mark.fault(20)
+def test_memory_that_never_suffices_ends_with_sizes_and_the_checkpoint(make_engine, tiny_training, observer):
+    def never(kind):
+        if kind == "forward":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(MemoryExhaustedError, match=r"single sample \(frames \(4, 3, 24, 24\) uint8.*gradient_check"):
+        make_engine(task=Tight(tiny_training.task(), never), memory=observer).fit()
+    tried = [(event["micro_batch"], event["micro_batch_next"]) for event in observer.of("out_of_memory")]
+    assert tried == [(4, 2), (2, 1), (1, None)]
+    make_engine(task=tiny_training.task(), epochs=1).fit()
+
+
+@pytest.mark.fault(19)
+def test_a_lost_step_is_also_restored_under_a_loss_scaler(make_engine, observer, monkeypatch):
+    whole = make_engine("whole", compute=HALF).fit()
+    with monkeypatch.context() as patch:
+        StepsEnd(patch, {2})
+        state = make_engine("lost", compute=HALF, memory=observer).fit()
+    assert len(observer.of("step_restored")) == 1
+    assert same_end(state, whole)
+
+
+@pytest.mark.fault(19, 28)
+def test_a_fork_that_loses_a_step_still_trains_to_its_own_end(make_engine, monkeypatch, tmp_path):
+    make_engine().fit()
+    note = {"run_id": "run_1", "config": {"lr": None}}
+    (tmp_path / "fold" / FORK_NOTE).write_text(json.dumps(note))
+    with monkeypatch.context() as patch:
+        StepsEnd(patch, {1})
+        state = make_engine(learning_rate=0.02, epochs=5).fit()
+    assert state.epochs_done == 5
+    assert state.inexact_because[0].startswith("forked from run_1")
+
+
+@pytest.mark.fault(20)
+def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try(make_engine, tiny_training, observer):
+    class Hungry:
+        def __init__(self, data):
+            self.data, self.classes, self.count = data, data.classes, 0
+
+        def __len__(self):
+            return len(self.data)
+
+        def __getitems__(self, indices):
+            self.count += 1
+            return torch.empty(1 << 55, dtype=torch.uint8) if self.count == 3 else self.data.__getitems__(indices)
+
+    task = Draining(tiny_training.task())
+    task.training_data = Hungry(task.training_data)
+    with pytest.raises(MemoryExhaustedError, match=r"after step 2, outside of a forward.*checkpoint stands: give"):
+        make_engine(task=task, memory=observer).fit()
+    assert observer.of("out_of_memory")[0]["where"] == "elsewhere"
+    assert same_end(make_engine().fit(), make_engine("whole").fit())
+
+
+@pytest.mark.fault(20)
+def test_a_checkpoint_in_mid_epoch_that_does_not_fit_into_memory_is_left_out(make_engine, monkeypatch, observer):
+    whole = make_engine("whole").fit()
+    inner, count = CheckpointFolder.save, iter(range(100))
+
+    def tight(folder, state, **where):
+        if next(count) in (1, 2):  # both within the first epoch
+            torch.empty(1 << 55, dtype=torch.uint8)
+        inner(folder, state, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "save", tight)
+        assert same_end(make_engine(checkpoint_seconds=0, memory=observer).fit(), whole)
+    assert [kind for kind, _ in observer.events] == ["checkpoint_skipped"] * 2
+
+
+def test_memory_that_ends_in_scoring_withdraws_the_claim(make_engine, tiny_training):
+    ends = EndsOnce("", 0)
+    engine = make_engine(task=Tight(tiny_training.task(), ends), epochs=1)
+    state = engine.fit()
+    assert state.inexact_because == []
+    failures = iter([1, 1])
+
+    def twice(kind):
+        if next(failures, 0):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine.task.ends = twice
+    engine.predict(engine.task.validation_data, state.best_model, BinaryScores())
+    assert state.inexact_because == ["memory ended while a finished model was scored"]
+
+
+def test_an_out_of_memory_lowers_the_micro_batch_and_keeps_the_result(make_engine, tiny_training):
+    calls = []
+
+    def tight(model, batch):
+        calls.append(len(batch))
+        if model.training and len(calls) > 5 and len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    whole = make_engine("whole", task=tiny_training.task()).fit()
+    task = Draining(tiny_training.task(), tight)
+    task.forward = lambda model, batch: (tight(model, batch), tiny_training.task().forward(model, batch))[1]
+    engine = make_engine("tight", task=task)
+    state = engine.fit()
+    assert state.micro_batch == 2
+    assert engine.log.values("train", "micro_batch") == [2.0]
+    for record, wanted in zip(state.history, whole.history, strict=True):
+        assert record.train_loss == pytest.approx(wanted.train_loss, rel=1e-4)
+    for name, tensor in whole.best_model.items():
+        torch.testing.assert_close(state.best_model[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_resumed_training_may_use_smaller_micro_batches_but_not_larger(make_engine, tiny_training):
+    sizes = []
+    watched = Draining(tiny_training.task(), lambda model, batch: sizes.append(len(batch)))
+    with pytest.raises(StoppedError):
+        make_engine(stop=stop_after(1)).fit()
+    with pytest.raises(StoppedError):
+        make_engine(task=watched, micro_batch=8, stop=stop_after(1)).fit()
+    assert sizes == [4, 4]
+    with pytest.raises(StoppedError):
+        make_engine(task=watched, micro_batch=2, stop=stop_after(1)).fit()
+    assert sizes[2:] == [2, 2, 2]
+
+
+def test_recomputed_activations_give_the_same_bits(make_engine):
+    assert same_end(make_engine("kept").fit(), make_engine("recomputed", gradient_checkpointing=True).fit())
