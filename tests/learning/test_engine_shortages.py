@@ -2,9 +2,11 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from fvc_lib.learning.accumulators import BinaryScores
 from fvc_lib.learning.shortages import ShortageFolder
+from fvc_lib.learning.task import LossSum
 from fvc_lib.learning.transaction import MemoryExhaustedError
 from fvc_lib.services.checkpoints import (
     FORK_NOTE,
@@ -36,11 +38,11 @@ def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tiny_traini
         state = make_engine(f"at {number}", task=Tight(task, ends), memory=observer, **TWO_EPOCHS).fit()
         if ends.calls < number:
             break
-        assert distance(state, whole) < 1e-5
+        assert distance(state, whole) < 1e-6
         assert state.step == whole.step
         for record, wanted in zip(state.history, whole.history, strict=True):
             assert record.validation["roc_auc"] == wanted.validation["roc_auc"]
-            assert record.validation["loss"] == pytest.approx(wanted.validation["loss"], rel=1e-5)
+            assert record.validation["loss"] == pytest.approx(wanted.validation["loss"], rel=1e-6)
         if kind == "validation":  # done again as it was: nothing differs, not in a bit
             assert same_end(state, whole)
         else:
@@ -49,6 +51,42 @@ def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tiny_traini
     assert number > 2
     assert len(observer.of("out_of_memory")) == number - 1
     assert {details["where"] for details in observer.of("out_of_memory")} == {kind}
+
+
+class InDouble(Tight):
+    """A small network in float64 on the same clips, so that nothing but a wrong sum can make a difference."""
+
+    def build_model(self):
+        layers = [nn.Flatten(), nn.Linear(4 * 3 * 24 * 24, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 1)]
+        return nn.Sequential(*layers).double()
+
+    def forward(self, model, batch):
+        self.ends("forward" if model.training else "validation")
+        logits = model(batch.tensors["frames"].double() / 255).squeeze(1)
+        if model.training:
+            logits.register_hook(lambda gradient: self.ends("backward"))
+        return {"logits": logits}
+
+    def loss(self, outputs, batch):
+        labels = batch.tensors["label"].double()
+        weights = 0.3 + labels
+        loss = nn.functional.binary_cross_entropy_with_logits(outputs["logits"], labels, weights, reduction="sum")
+        return LossSum(loss, weights.sum())
+
+
+@pytest.mark.fault(16, 17, 18)
+@pytest.mark.parametrize("kind", ["forward", "backward", "validation"])
+def test_in_double_precision_the_result_is_the_same_to_twelve_digits(make_engine, tiny_training, kind, tally):
+    task = tiny_training.task()
+    whole = make_engine("whole", task=InDouble(task, EndsOnce(kind, 0)), micro_batch=8).fit()
+    for number in range(1, 100):
+        ends = EndsOnce(kind, number)
+        state = make_engine(f"at {number}", task=InDouble(task, ends), micro_batch=8).fit()
+        if ends.calls < number:
+            break
+        assert distance(state, whole) < 1e-12
+        tally.add(survived=1)
+    assert number > 3
 
 
 @pytest.mark.fault(16, 17)
