@@ -1,7 +1,6 @@
 import errno
 import hashlib
 import io
-import json
 import os
 import pickle
 import subprocess
@@ -21,7 +20,6 @@ from fvc_lib.services.checkpoint_files import (
 )
 from fvc_lib.services.checkpoints import (
     BEST,
-    FORK_NOTE,
     LATEST,
     CheckpointBinding,
     CheckpointFolder,
@@ -257,43 +255,6 @@ def test_a_failure_beside_the_training_is_told_by_the_next_save(open_folder, tmp
     with pytest.raises(CheckpointWriteError, match=r"Is a directory.*previous checkpoint is intact"):
         folder.save({}, **state)
     folder.finish()  # told once
-
-
-OTHER = CheckpointBinding({"epochs": 5, "names": ["a", "b"]}, BINDING.data_fingerprint)
-
-
-def note(tmp_path, config=None):
-    content = {"run_id": "run_1", "config": dict(BINDING.config) if config is None else config}
-    (tmp_path / "fold_0" / FORK_NOTE).write_text(json.dumps(content))
-
-
-@pytest.mark.fault(28)
-def test_a_fork_goes_on_from_its_ancestors_checkpoint_and_says_so(open_folder, tmp_path, reports):
-    save(open_folder(), 2)
-    note(tmp_path)
-    fork = open_folder(OTHER)
-    checkpoint = fork.load()
-    assert (checkpoint.epoch, checkpoint.ancestor) == (2, "run_1")
-    assert "goes on from step 20 of run_1, with epochs: 3 -> 5" in reports[-1]
-    save(fork, 3)
-    assert open_folder(OTHER).load().ancestor is None
-
-
-@pytest.mark.fault(28)
-def test_a_fork_with_other_videos_begins_anew(open_folder, tmp_path, reports):
-    """The ancestor's weights may have seen what is tested on now."""
-    save(open_folder(), 2)
-    note(tmp_path)
-    assert open_folder(CheckpointBinding(OTHER.config, "0" * 64)).load() is None
-    assert "was trained on other videos" in reports[-2]
-
-
-@pytest.mark.fault(28)
-def test_a_fork_does_not_take_what_is_not_its_ancestors(open_folder, tmp_path):
-    save(open_folder(), 2)
-    note(tmp_path, {"epochs": 99})
-    with pytest.raises(CheckpointMismatchError, match="epochs: 3 -> 5"):
-        open_folder(OTHER).load()
 
 
 @pytest.mark.fault(24)
