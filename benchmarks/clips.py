@@ -27,7 +27,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from fvc_lib.execution.runner import KERNEL_ENVIRONMENT
+from fvc_lib.execution.task_run import KERNEL_ENVIRONMENT
 from fvc_lib.learning import engine as engine_module
 from fvc_lib.learning.data import ClipDataset, ClipRow, ClipSource
 from fvc_lib.learning.device import resolve_device

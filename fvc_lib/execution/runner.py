@@ -16,32 +16,19 @@ from contextlib import contextmanager
 from types import FrameType
 
 from fvc_lib.execution.fingerprint import Fingerprint, fingerprint_of, record_finished
-from fvc_lib.execution.kernel_engine import KernelOutcome, execute
-from fvc_lib.execution.memory_news import MemoryNews
 from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.plan import PlannedTask
-from fvc_lib.execution.progress import progress_path, read_progress
 from fvc_lib.execution.run_lock import run_lock
-from fvc_lib.execution.session import ATTEMPT_VARIABLE
-from fvc_lib.execution.stage_end import exit_code_of_signals, judge
+from fvc_lib.execution.stage_end import exit_code_of_signals
 from fvc_lib.execution.stages import Task
 from fvc_lib.execution.status import RunState, StageStatus, read_status, utc_now
 from fvc_lib.execution.superseding import begin_fold_state, set_aside
-from fvc_lib.execution.supervisor import KernelWatch
+from fvc_lib.execution.task_run import TaskRun
 from fvc_lib.execution.terminal import Terminal
-from fvc_lib.services.allocator_settings import allocator_environment
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 
 STATE_OF_EXIT: dict[int, RunState] = {75: "requeue", 130: "interrupted", 143: "interrupted"}
-# Threads that wait asleep: by default they spin, and where another process wants a core too, training a small network
-# on two busy cores took 21 and 53 ms a clip (two readings) instead of 6. What the user has set stands.
-KERNEL_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-
-
-def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` and what a kernel needs beside it before torch starts there; what the user has set stands."""
-    return {**KERNEL_ENVIRONMENT, **allocator_environment(environ), **environ}
 
 
 class Runner:
@@ -54,7 +41,7 @@ class Runner:
         self.config = config
         self.notebooks = notebooks
         self.terminal = terminal or Terminal()
-        self._watch: KernelWatch | None = None
+        self._at_work: TaskRun | None = None
         self._signals: list[int] = []
         self._taken_over = False
         self._told: set[str] = set()
@@ -127,18 +114,10 @@ class Runner:
         stage.attempts += 1
         self._write_status()
         fingerprint = self._fingerprint(task)
-        started = time.monotonic()
-        outcome, watch = self._run_kernel(task, stage.attempts)
-        judge(stage, outcome, watch, task.stage.outputs(self.run, task.fold), self._signals)
-        stage.duration_seconds = round(time.monotonic() - started, 3)
+        self._execute(task, stage)
         stage.finished_utc = utc_now()
-        stage.peak_rss_bytes = watch.peak_rss_bytes
-        self.status.peak_rss_bytes = max(self.status.peak_rss_bytes or 0, watch.peak_rss_bytes)
-        progress = read_progress(progress_path(self.run, task.stage.name, task.fold))
-        stage.last_step = None if progress is None else f"{progress.what} {progress.done}/{progress.total}"
+        self.status.peak_rss_bytes = max(self.status.peak_rss_bytes or 0, stage.peak_rss_bytes or 0)
         if stage.exit_code == 0 and not self._taken_over:
-            name, fold = task.stage.name, task.fold
-            self.run.partial_notebook(name, fold).replace(self.run.executed_notebook(name, fold))
             if self._fingerprint(task) == fingerprint:
                 record_finished(task, fingerprint, self.run)
             else:
@@ -146,49 +125,27 @@ class Runner:
         self._say(task, stage)
         return stage.exit_code or 0
 
+    def _execute(self, task: Task, stage: StageStatus) -> None:
+        notebook = self.notebooks[task.stage.name]
+        self._at_work = TaskRun(
+            self.run, self.config, task, notebook, attempt=stage.attempts, say=self.terminal.line, told=self._told
+        )
+        ended = threading.Event()
+        reporter = threading.Thread(target=self._report, args=(self._at_work, ended), daemon=True)
+        reporter.start()
+        try:
+            self._at_work.execute(stage)
+        finally:
+            ended.set()
+            reporter.join()
+            self._at_work = None
+
     def _write_status(self) -> None:
         if not self._taken_over:
             self.status.write(self.run)
 
     def _fingerprint(self, task: Task) -> Fingerprint:
         return fingerprint_of(task, self.notebooks[task.stage.name], self.run, self.config)
-
-    def _run_kernel(self, task: Task, attempt: int) -> tuple[KernelOutcome, KernelWatch]:
-        notebook = self.notebooks[task.stage.name]
-        self._watch = watch = KernelWatch()
-        ended = threading.Event()
-        reporter = threading.Thread(target=self._report, args=(task, watch, ended), daemon=True)
-        reporter.start()
-        self.run.logs.mkdir(exist_ok=True)
-        given = {ATTEMPT_VARIABLE: str(attempt), "FVC_RUNS_DIR": self.config.runs_dir}
-        try:
-            outcome = execute(
-                notebook.path,
-                self.run.partial_notebook(task.stage.name, task.fold),
-                self._parameters(task, notebook),
-                folder=notebook.path.parent,
-                environment={**kernel_environment(os.environ), **given},
-                log=self.run.logs / f"{task.key}.log",
-                on_start=self._kernel_started,
-            )
-        finally:
-            watch.stop()
-            ended.set()
-            reporter.join()
-            self._watch = None
-        return outcome, watch
-
-    def _kernel_started(self, pid: int) -> None:
-        if self._watch is not None:
-            self._watch.start(pid)
-            if self._signals:  # it came while the kernel started, which cannot handle one yet
-                self._watch.signal_kernel(signal.SIGKILL)
-
-    def _parameters(self, task: Task, notebook: Notebook) -> dict[str, object]:
-        values: dict[str, object] = {**self.config.model_dump(mode="json"), "run_dir": str(self.run.root)}
-        if task.fold is not None:
-            values["fold"] = task.fold
-        return {name: values[name] for name in notebook.parameters if name in values}
 
     def _say(self, task: Task, stage: StageStatus) -> None:
         peak = f"{(stage.peak_rss_bytes or 0) / 1e9:.2f} GB"
@@ -204,18 +161,13 @@ class Runner:
         when = "to go on" if stage.state == "interrupted" else "once mended, go on"
         self.terminal.line(f"  {when}: python run_notebooks.py --resume {shlex.quote(str(self.run.root))}")
 
-    def _report(self, task: Task, watch: KernelWatch, ended: threading.Event) -> None:
-        started = time.monotonic()
-        path = progress_path(self.run, task.stage.name, task.fold)
-        news = MemoryNews(self.run.memory_events(task.stage.name, task.fold), self._told)
+    def _report(self, at_work: TaskRun, ended: threading.Event) -> None:
         over = False
         while not over:
             over = ended.wait(0.5)
-            for message in news:
-                self.terminal.line(f"  {task.key}: {message}")
-            elapsed = time.monotonic() - started
+            now = at_work.snapshot()
             if not over:
-                self.terminal.progress(task.key, elapsed, watch.peak_rss_bytes, read_progress(path))
+                self.terminal.progress(now.key, now.elapsed_seconds, now.rss_bytes, now.progress)
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
@@ -234,8 +186,8 @@ class Runner:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """First signal: the kernel saves and leaves. Second: it is killed. Terminal signals never reach the kernel."""
+        """What a task at work makes of it: ``TaskRun.signal``."""
         del frame
         self._signals.append(number)
-        if self._watch is not None:
-            self._watch.signal_kernel(signal.SIGUSR1 if len(self._signals) == 1 else signal.SIGKILL)
+        if self._at_work is not None:
+            self._at_work.signal(number)

@@ -25,7 +25,23 @@ class StageError(BaseModel):
 
 
 class StageStatus(BaseModel):
-    """One task's truth, of its last attempt. Times are UTC and inform; durations come from a monotonic clock."""
+    """One task's truth, of its last attempt. Times are UTC and inform; durations come from a monotonic clock.
+
+    Attributes:
+        state: where it stands.
+        attempts: how often it was begun.
+        reason: why it runs, or what ended it, in words.
+        exit_code: FVC's, of README's table.
+        peak_rss_bytes: of the kernel and its children.
+        last_step: what its progress said last, for example ``steps 12/40``.
+        last_metric: what it measured last, for example ``loss 0.31 at step 12 of epoch 3``.
+        killed_by: the signal that ended the kernel, for example ``SIGKILL``.
+        oom_kills: how often the system killed for memory meanwhile.
+        next_setting: what to try next, as options of the command line.
+        error: the exception that ended it.
+        host: where it ran.
+        job_id: SLURM's, ``123`` or ``123_4``.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -38,6 +54,12 @@ class StageStatus(BaseModel):
     exit_code: int | None = None
     peak_rss_bytes: int | None = None
     last_step: str | None = None
+    last_metric: str | None = None
+    killed_by: str | None = None
+    oom_kills: int | None = None
+    next_setting: str | None = None
+    host: str | None = None
+    job_id: str | None = None
     error: StageError | None = None
 
 

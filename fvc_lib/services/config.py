@@ -40,9 +40,10 @@ ENVIRONMENT = {
 NOT_HASHED = frozenset(
     {
         "corpus", "data_dir", "runs_dir", "cache_dir", "experiment", "probe_workers", "num_workers", "mem_gb",
-        "use_mlops_pipeline", "clip_source", "gradient_checkpointing", "profile_memory", "memory_preflight",
-        "clear_cache_training_batches", "clear_cache_validation_batches", "micro_batch_recovery_steps",
-        "replay_run", "checkpoint_minutes", "checkpoint_epochs", "keep_checkpoints", "max_nonfinite_steps",
+        "use_mlops_pipeline", "clip_source", "gradient_checkpointing", "num_ranks", "profile_memory",
+        "memory_preflight", "clear_cache_training_batches", "clear_cache_validation_batches",
+        "micro_batch_recovery_steps", "replay_run", "checkpoint_minutes", "checkpoint_epochs",
+        "keep_checkpoints", "max_nonfinite_steps",
     }
 )  # fmt: skip
 
@@ -123,6 +124,9 @@ class RunConfig(BaseModel):
     amp: Literal["auto", "off"] = Field("auto", description="mixed precision where the device has it")
     device: Literal["auto", "cuda", "mps", "cpu"] = Field("auto", description="auto: cuda, else mps, else cpu")
     num_workers: int = Field(0, ge=0, description="loader processes; the results do not depend on it")
+    num_ranks: int = Field(
+        1, ge=1, description="processes (one per GPU, where there are any) that share one fold's training"
+    )
     max_nonfinite_steps: int = Field(
         5, ge=0, description="so many steps with a NaN or infinite loss are skipped; one more stops the fold"
     )

@@ -94,6 +94,36 @@ class RunPaths:
         """Folder of plain-text logs."""
         return self.root / "logs"
 
+    def stage_log(self, stage: str, fold: int | None = None) -> Path:
+        """What a stage's kernel and its native libraries wrote past the notebook."""
+        return self.logs / f"{stage_key(stage, fold)}.log"
+
+    def output_overflow(self, stage: str, fold: int | None = None) -> Path:
+        """Folder of what a stage printed or showed beyond what its record holds."""
+        return self.logs / "outputs" / stage_key(stage, fold)
+
+    def task_status(self, stage: str, fold: int | None = None) -> Path:
+        """The truth about one stage (and fold), written by whoever runs it; one writer each."""
+        return self.root / "status" / f"{stage_key(stage, fold)}.json"
+
+    def task_lock(self, stage: str, fold: int | None = None) -> Path:
+        """Held by a job that works on this stage (and fold) alone."""
+        return self.root / "locks" / f"{stage_key(stage, fold)}.lock"
+
+    @property
+    def code_patch(self) -> Path:
+        """What the checkout had changed since its commit when the run began."""
+        return self.root / "code.patch"
+
+    @property
+    def slurm(self) -> Path:
+        """Folder of the batch scripts a run was submitted with, and what SLURM's accounting said."""
+        return self.root / "slurm"
+
+    def record_html(self, stage: str, fold: int | None = None) -> Path:
+        """The offline page of a stage's record."""
+        return self.reports / f"{stage_key(stage, fold)}.html"
+
     def metrics(self, stage: str, fold: int | None = None) -> Path:
         """The metric log of one stage (and fold); one writer each."""
         return self.root / "metrics" / f"{stage_key(stage, fold)}.jsonl"

@@ -1,0 +1,135 @@
+"""One execution of one notebook: its kernel watched from outside, its end judged, its record in place.
+
+Knows nothing of plans, locks or ``status.json``: whoever runs it does (``execution.runner``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fvc_lib.execution.kernel_engine import KernelOutcome, execute
+from fvc_lib.execution.memory_news import MemoryNews
+from fvc_lib.execution.notebook_files import Notebook
+from fvc_lib.execution.progress import Progress, progress_path, read_progress
+from fvc_lib.execution.session import ATTEMPT_VARIABLE
+from fvc_lib.execution.stage_end import judge
+from fvc_lib.execution.stages import Task
+from fvc_lib.execution.status import StageStatus
+from fvc_lib.execution.supervisor import KernelWatch
+from fvc_lib.services.allocator_settings import allocator_environment
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.run_paths import RunPaths
+
+# Threads that wait asleep: by default they spin, and where another process wants a core too, training a small network
+# on two busy cores took 21 and 53 ms a clip (two readings) instead of 6. What the user has set stands.
+KERNEL_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` and what a kernel needs beside it before torch starts there; what the user has set stands."""
+    return {**KERNEL_ENVIRONMENT, **allocator_environment(environ), **environ}
+
+
+@dataclass(frozen=True)
+class TaskProgress:
+    """Where a task is, for the terminal."""
+
+    key: str
+    elapsed_seconds: float
+    rss_bytes: int
+    progress: Progress | None
+
+
+class TaskRun:
+    """Executes ``task`` once; ``execute`` may be called from any thread, the rest from any other meanwhile.
+
+    Args:
+        run: the run.
+        config: its parameters.
+        task: which stage, and fold.
+        notebook: the stage's.
+        attempt: which try this is, from 1.
+        extra_environment: what this kernel gets beside the process's environment.
+        say: gets each line that is for the terminal.
+        told: what was said already in this run; shared by its tasks, so that five folds tell their policy once.
+    """
+
+    def __init__(
+        self,
+        run: RunPaths,
+        config: RunConfig,
+        task: Task,
+        notebook: Notebook,
+        *,
+        attempt: int,
+        extra_environment: Mapping[str, str] | None = None,
+        say: Callable[[str], None] = print,
+        told: set[str] | None = None,
+    ) -> None:
+        self.run, self.config, self.task, self.notebook = run, config, task, notebook
+        self._attempt = attempt
+        self._extra = dict(extra_environment or {})
+        self._watch = KernelWatch()
+        self._signals: list[int] = []
+        self._started = time.monotonic()
+        name, fold = task.stage.name, task.fold
+        self._progress_path = progress_path(run, name, fold)
+        self._news = MemoryNews(run.memory_events(name, fold), set() if told is None else told)
+        self._say = say
+
+    def execute(self, stage: StageStatus) -> None:
+        """Run the notebook to its end and write into ``stage`` how it ended; of a success the record is renamed."""
+        self._started = time.monotonic()
+        outcome = self._run_kernel()
+        name, fold = self.task.stage.name, self.task.fold
+        judge(stage, outcome, self._watch, self.task.stage.outputs(self.run, fold), self._signals)
+        stage.duration_seconds = round(time.monotonic() - self._started, 3)
+        stage.peak_rss_bytes = self._watch.peak_rss_bytes
+        progress = read_progress(self._progress_path)
+        stage.last_step = None if progress is None else f"{progress.what} {progress.done}/{progress.total}"
+        if stage.exit_code == 0:
+            self.run.partial_notebook(name, fold).replace(self.run.executed_notebook(name, fold))
+
+    def signal(self, number: int) -> None:
+        """The first asks the kernel to save and leave, a second kills it. Terminal signals never reach the kernel."""
+        self._signals.append(number)
+        self._watch.signal_kernel(signal.SIGUSR1 if len(self._signals) == 1 else signal.SIGKILL)
+
+    def snapshot(self) -> TaskProgress:
+        """Where the task is now; tells what there is to tell of its memory."""
+        for message in self._news:
+            self._say(f"  {self.task.key}: {message}")
+        elapsed = time.monotonic() - self._started
+        return TaskProgress(self.task.key, elapsed, self._watch.peak_rss_bytes, read_progress(self._progress_path))
+
+    def _run_kernel(self) -> KernelOutcome:
+        name, fold = self.task.stage.name, self.task.fold
+        self.run.logs.mkdir(exist_ok=True)
+        given = {ATTEMPT_VARIABLE: str(self._attempt), "FVC_RUNS_DIR": self.config.runs_dir, **self._extra}
+        try:
+            return execute(
+                self.notebook.path,
+                self.run.partial_notebook(name, fold),
+                self._parameters(),
+                folder=self.notebook.path.parent,
+                environment={**kernel_environment(os.environ), **given},
+                log=self.run.stage_log(name, fold),
+                on_start=self._kernel_started,
+            )
+        finally:
+            self._watch.stop()
+
+    def _kernel_started(self, pid: int) -> None:
+        self._watch.start(pid)
+        if self._signals:  # it came while the kernel started, which cannot handle one yet
+            self._watch.signal_kernel(signal.SIGKILL)
+
+    def _parameters(self) -> dict[str, object]:
+        values: dict[str, object] = {**self.config.model_dump(mode="json"), "run_dir": str(self.run.root)}
+        if self.task.fold is not None:
+            values["fold"] = self.task.fold
+        return {name: values[name] for name in self.notebook.parameters if name in values}
