@@ -1,0 +1,91 @@
+"""The command line's options and what they mean; the work is done by the modules beside this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fvc_lib.command_line.clips_command import clips
+from fvc_lib.command_line.command_group import EXIT_CODES, Commands
+from fvc_lib.command_line.looking_commands import status
+from fvc_lib.command_line.run_command import RunCommand, Wanted
+from fvc_lib.command_line.showing import print_notebooks
+from fvc_lib.execution.asked_values import ask
+from fvc_lib.execution.plan import read_notebooks
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+
+
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=EXIT_CODES,
+)
+@click.option(
+    "--params", "-f", "--parameters-file", "params_files", multiple=True, type=click.Path(path_type=Path),
+    help="YAML file of parameters, for example params/demo.yaml. Repeatable; later files win.",
+)  # fmt: skip
+@click.option("-y", "--parameters-yaml", "yaml_texts", multiple=True, help="Parameters as YAML text: -y '{epochs: 5}'.")
+@click.option(
+    "-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE",
+    help="One parameter, typed as the notebooks declare it: -p corpus ~/videos -p epochs 30. Wins over all else.",
+)  # fmt: skip
+@click.option("--experiment", help="Folder under the runs folder that groups this run with others.")
+@click.option("--resume", metavar="RUN", help="Continue a run: 'latest', a run id, a part of one, or a run folder.")
+@click.option(
+    "--fork", is_flag=True,
+    help="With --resume RUN and other parameters: a new run with what is still true of RUN, which stays as it is.",
+)  # fmt: skip
+@click.option("--only", metavar="STAGE", help="Run this stage alone (for example 05), in --resume's run or the latest.")
+@click.option(
+    "--from", "start", metavar="STAGE", help="Run this stage and all after it, in --resume's run or the latest."
+)
+@click.option(
+    "--profile-memory", is_flag=True,
+    help="Record every allocation of the trainings; the same as -p profile_memory true. Slows them down.",
+)  # fmt: skip
+@click.option("--list", "list_only", is_flag=True, help="List the notebooks with their parameters and stop.")
+@click.option("--dry-run", is_flag=True, help="Print the plan with reasons and stop; writes nothing.")
+@click.pass_context
+def main(
+    context: click.Context,
+    params_files: tuple[Path, ...],
+    yaml_texts: tuple[str, ...],
+    values: tuple[tuple[str, str], ...],
+    experiment: str | None,
+    resume: str | None,
+    fork: bool,
+    only: str | None,
+    start: str | None,
+    profile_memory: bool,
+    list_only: bool,
+    dry_run: bool,
+) -> None:
+    """Run FVC's notebooks as one experiment: from a folder of videos to an honest report.
+
+    \b
+    python run_notebooks.py --params params/demo.yaml                        the built-in sample corpus
+    python run_notebooks.py --params params/demo.yaml -p corpus ~/videos     real/ and fake/ in one folder
+    python run_notebooks.py --params params/demo.yaml -p corpus list.csv     a manifest: path,label[,group]
+    python run_notebooks.py --resume latest                                  go on where a run stopped
+    python run_notebooks.py --resume latest --fork -p epochs 30              the same in a new run, with other values
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    if context.invoked_subcommand is not None:
+        return
+    if list_only:
+        print_notebooks(read_notebooks(NOTEBOOKS))
+        return
+    typed = {"experiment": experiment} if experiment is not None else {}
+    asked = ask(params_files, yaml_texts, values, {**typed, **({"profile_memory": True} if profile_memory else {})})
+    wanted = Wanted(experiment=experiment, resume=resume, fork=fork, only=only, start=start, dry_run=dry_run)
+    command = RunCommand(NOTEBOOKS, wanted, asked)
+    if dry_run:
+        command.show()
+        return
+    context.exit(command.execute())
+
+
+for command in (status, clips):
+    main.add_command(command)

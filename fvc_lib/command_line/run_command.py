@@ -1,0 +1,157 @@
+"""Beginning, resuming and forking runs, as the command line asks for it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fvc_lib.command_line.showing import print_fork, print_plan
+from fvc_lib.corpus.sources import ACCEPTED
+from fvc_lib.execution.asked_values import Asked, changes, config_of_fork, config_to_resume
+from fvc_lib.execution.forking import inheritance, take_over
+from fvc_lib.execution.notebook_files import Notebook
+from fvc_lib.execution.plan import PlannedTask, make_plan, read_notebooks
+from fvc_lib.execution.run_record import begin_run, record_resumption
+from fvc_lib.execution.runner import Runner
+from fvc_lib.execution.session import run_config
+from fvc_lib.execution.stages import stage_named
+from fvc_lib.services.allocator_settings import check_allocator_environment
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.run_paths import RunPaths, find_run
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command asks to be done, beside parameters; the fields are its options."""
+
+    experiment: str | None = None
+    resume: str | None = None
+    fork: bool = False
+    only: str | None = None
+    start: str | None = None
+    dry_run: bool = False
+
+    @property
+    def of_a_run(self) -> bool:
+        """Whether it is about a run that is there already."""
+        return bool(self.resume or self.only or self.start)
+
+
+class RunCommand:
+    """One command at work: the notebooks, the configuration, and the run it is about.
+
+    Args:
+        notebooks: the folder of the stages' notebooks.
+        wanted: what is asked.
+        asked: parameters.
+
+    Raises:
+        UsageError: options that exclude each other, no such run, or parameters that it was not made with.
+    """
+
+    def __init__(self, notebooks: Path, wanted: Wanted, asked: Asked) -> None:
+        if wanted.only and wanted.start:
+            raise UsageError("--only and --from exclude each other. Give one of them.")
+        if wanted.fork and not wanted.resume:
+            raise UsageError("--fork starts a new run from another one. Name that run: --resume RUN --fork.")
+        self.wanted = wanted
+        self.notebooks: dict[str, Notebook] = read_notebooks(notebooks)
+        self._only = stage_named(wanted.only) if wanted.only else None
+        self._start = stage_named(wanted.start) if wanted.start else None
+        self._command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
+        self.config, self.run = asked.config, None
+        if not wanted.of_a_run or wanted.fork:
+            _refuse_missing_corpus(asked.config)
+        if asked.config.replay_run:
+            find_run(Path(asked.config.runs_dir), asked.config.replay_run)  # now, not after an hour of other stages
+        if wanted.of_a_run:
+            self.run = find_run(Path(asked.config.runs_dir), wanted.resume or "latest", wanted.experiment)
+            self.config = (
+                config_of_fork(self.run, asked) if wanted.fork else config_to_resume(self.run, asked, sys.argv[1:])
+            )
+
+    def plan(self) -> list[PlannedTask]:
+        """What runs and why, as the run stands now."""
+        return make_plan(self.notebooks, self.config, self.run, only=self._only, start=self._start)
+
+    def show(self) -> None:
+        """Print what would be done; writes nothing."""
+        ancestor = self.run if self.wanted.fork else None
+        print_plan(self.plan(), self.config, None if ancestor else self.run, {})
+        if ancestor is not None:
+            whole = make_plan(self.notebooks, self.config, ancestor)
+            print_fork(ancestor, self.config, inheritance(ancestor, whole, changes(run_config(ancestor), self.config)))
+
+    def execute(self) -> int:
+        """Do it; returns the exit code."""
+        if self.run is None:
+            planned = self.plan()
+            self.run = begin_run(self.config, command=self._command)
+            return self._run(self.run, lambda: planned)
+        if self.wanted.fork:
+            self.run = self._begin_fork(self.run)
+            return self._run(self.run, self.plan)
+        return self._run(self.run, self._plan_of_resumed)
+
+    def _begin_fork(self, ancestor: RunPaths) -> RunPaths:
+        """Begin a new run with what is still true of ``ancestor`` under this configuration, and say what that is."""
+        own, config = run_config(ancestor), self.config
+        changed = changes(own, config)
+        taken = inheritance(ancestor, make_plan(self.notebooks, config, ancestor), changed)
+
+        def binding_config(fold: int) -> dict[str, Any]:
+            from fvc_lib.learning.fold_settings import training_parameters  # torch takes seconds to load
+
+            return training_parameters(own, fold)
+
+        def prepare(fork: RunPaths) -> dict[str, object]:
+            take_over(ancestor, fork, taken, binding_config)
+            return {"forked_from": ancestor.run_id, "changed": {name: list(change) for name, change in changed.items()}}
+
+        fork = begin_run(config, command=self._command, prepare=prepare)
+        print_fork(ancestor, config, taken)
+        return fork
+
+    def _plan_of_resumed(self) -> Sequence[PlannedTask]:
+        """Called with the run's lock in hand: note the attempt, then see what is left to do."""
+        if self.run is not None and (differs := record_resumption(self.run, self.config, command=self._command)):
+            click.echo(
+                f"warning: this attempt differs from the one before: {'; '.join(differs)}. The run goes on, but is no "
+                "longer bit for bit what an undisturbed one would be; run.json says so.",
+                err=True,
+            )
+        return self.plan()
+
+    def _run(self, run: RunPaths, plan: Callable[[], Sequence[PlannedTask]]) -> int:
+        """Run, then report; trouble with the report does not change how the run ended."""
+        click.echo(f"run {run.root}")
+        for warning in check_allocator_environment():
+            click.echo(f"warning: {warning}", err=True)
+        exit_code = Runner(run, self.config, self.notebooks).execute(plan)
+        report(run)
+        return exit_code
+
+
+def report(run: RunPaths) -> None:
+    """Write the run's pages and show its outcome in a few lines."""
+    from fvc_lib.analysis.run_summary import summary_lines, write_run_report  # plotly takes a second to load
+
+    try:
+        write_run_report(run)
+    except (FvcError, OSError) as error:
+        click.echo(f"warning: the report could not be written: {error}", err=True)
+    for line in summary_lines(run):
+        click.echo(line)
+
+
+def _refuse_missing_corpus(config: RunConfig) -> None:
+    """The index stage would find out as well, after a kernel has started and a run has begun."""
+    if config.corpus and not Path(config.corpus).exists():
+        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. {ACCEPTED}")
