@@ -147,13 +147,14 @@ def execute(
     """
     with tempfile.TemporaryDirectory(prefix="fvc-") as private:
         engine = _engine(_Manager(Path(private)), dict(environment), folder, log, on_start)
-        papermill_engines.register("fvc", engine)
+        name = f"fvc-{Path(private).name}"  # papermill has one registry for all threads
+        papermill_engines.register(name, engine)
         try:
             papermill.execute_notebook(
                 str(source).replace("{", "{{").replace("}", "}}"),  # papermill formats paths with the parameters
                 str(record).replace("{", "{{").replace("}", "}}"),
                 parameters=dict(parameters),
-                engine_name="fvc",
+                engine_name=name,
                 kernel_name="python3",
                 language="python",
                 progress_bar=False,
@@ -167,6 +168,8 @@ def execute(
             if "Kernel" not in str(error):
                 raise
             return KernelOutcome(None, True, None)  # it never became ready, or went away while starting
+        finally:
+            papermill_engines._engines.pop(name, None)
         return KernelOutcome(engine.client.error, False, None)
 
 

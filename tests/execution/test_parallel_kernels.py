@@ -1,0 +1,39 @@
+"""Many notebooks at once in one process: each gets its own kernel, parameters and record."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from fvc_lib.execution.kernel_engine import execute
+from tests.execution.conftest import write_notebook
+
+
+def test_eight_notebooks_at_once_do_not_touch_each_other(tmp_path):
+    source = write_notebook(tmp_path / "one.ipynb", ["import os", "print(f'seed {seed} of {run_dir}', os.getpid())"])
+    before = threading.active_count()
+
+    def run(number: int) -> tuple[bool, str, int]:
+        record, pids = tmp_path / f"record_{number}.ipynb", []
+        outcome = execute(
+            source,
+            record,
+            {"seed": number, "run_dir": f"folder {number}"},
+            folder=tmp_path,
+            environment=dict(os.environ),
+            log=tmp_path / f"{number}.log",
+            on_start=pids.append,
+        )
+        cells = json.loads(record.read_text())["cells"]
+        return outcome.ok, "".join(cells[-1]["outputs"][0]["text"]), pids[0]
+
+    for round_number in range(2):
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(run, range(round_number * 8, round_number * 8 + 8)))
+        for number, (ok, text, pid) in enumerate(results, round_number * 8):
+            assert ok
+            assert text == f"seed {number} of folder {number} {pid}\n"
+        assert len({pid for _, _, pid in results}) == 8
+    assert threading.active_count() == before
