@@ -1,0 +1,171 @@
+"""Which code a notebook depends on: all that it names, directly or not, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.execution.code_version import helpers_hash, modules_behind, names_in, notebook_sources
+from fvc_lib.execution.run_record import begin_run
+from fvc_lib.execution.stages import STAGES
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = [ROOT / "notebooks" / f"{stage.name}.ipynb" for stage in STAGES]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Package ``kit``: engine -> steps -> (inside a function) tools.deep; a child is started by name; island alone."""
+    folder = tmp_path / "kit"
+    files = {
+        "__init__.py": "",
+        "engine.py": "from kit import (  # the loop (its steps)\n    steps,  # in order\n)\nCHILD = 'kit.child:work'\n",
+        "steps.py": "def go():\n    from kit.tools.deep import down\n    return down\n",
+        "child.py": "import json, kit.helper\n",
+        "helper.py": "",
+        "island.py": "from kit.engine import CHILD\n",
+        "tools/__init__.py": "from kit.tools.shared import X\n",
+        "tools/deep.py": "down = 1\n",
+        "tools/shared.py": "X = 1\n",
+        "tools/unused.py": "",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def names_by_parsing(source: str) -> set[str]:
+    """The slow way: every import at any depth, and every text that begins like a module's name."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value.partition(":")[0])
+    return {
+        name for name in found if name.split(".")[0] == "fvc_lib" and all(p.isidentifier() for p in name.split("."))
+    }
+
+
+def test_all_that_is_imported_at_any_depth_or_started_by_name_counts(package):
+    expected = "kit kit.child kit.engine kit.helper kit.steps kit.tools kit.tools.deep kit.tools.shared"
+    assert modules_behind(["from kit.engine import CHILD"], package=package) == tuple(expected.split())
+    assert modules_behind(["x = 1", "import kit.helper"], package=package) == ("kit", "kit.helper")
+    assert modules_behind(["import kitchen.engine", "my.kit.engine"], package=package) == ()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from kit import engine",
+        "import os, kit.engine as e",
+        "if True: from kit.engine import CHILD",
+        "from kit.engine \\\n    import CHILD",
+        "from kit import island_, \\\n    engine",
+        "from kit import (helper as h, engine as e)",
+        "run('kit.engine:main')",
+        '["python", "-m", "kit.engine"]',
+        "def f():\n\timport kit.engine",
+    ],
+)
+def test_however_it_is_written(package, source):
+    assert "kit.steps" in modules_behind([source], package=package)
+
+
+@pytest.mark.parametrize(
+    ("changed", "counts"),
+    [("steps.py", True), ("tools/shared.py", True), ("helper.py", True), ("__init__.py", True), ("island.py", False),
+     ("tools/unused.py", False)],
+)  # fmt: skip
+def test_the_hash_changes_with_what_the_code_depends_on_and_with_nothing_else(package, changed, counts):
+    before = helpers_hash(["import kit.engine"], package=package)
+    assert helpers_hash(["import kit.engine"], package=package) == before
+    (package / changed).write_text((package / changed).read_text() + "# mended\n")
+    assert (helpers_hash(["import kit.engine"], package=package) != before) == counts
+
+
+def test_an_edit_that_keeps_the_size_is_seen_and_undoing_it_restores_the_hash(package):
+    before = helpers_hash(["import kit.engine"], package=package)
+    deep = package / "tools" / "deep.py"
+    deep.write_text("down = 2\n")
+    os.utime(deep, ns=(1, 1))
+    assert helpers_hash(["import kit.engine"], package=package) != before
+    deep.write_text("down = 1\n")
+    os.utime(deep, ns=(2, 2))
+    assert helpers_hash(["import kit.engine"], package=package) == before
+
+
+def test_a_module_that_is_added_deleted_or_split_off_is_noticed(package):
+    before = helpers_hash(["import kit.engine"], package=package)
+    (package / "steps.py").write_text("from kit.parts import go\n")
+    assert "kit.parts" not in modules_behind(["import kit.engine"], package=package)
+    (package / "parts.py").write_text("from kit.tools.deep import down as go\n")
+    split = helpers_hash(["import kit.engine"], package=package)
+    assert "kit.parts" in modules_behind(["import kit.engine"], package=package)
+    (package / "parts.py").unlink()
+    assert len({before, split, helpers_hash(["import kit.engine"], package=package)}) == 3
+
+
+def test_what_is_left_out_is_not_followed(package):
+    behind = modules_behind(["import kit.engine"], package=package, leaving_out={"kit.steps"})
+    assert behind == ("kit", "kit.child", "kit.engine", "kit.helper")
+
+
+def test_the_patterns_find_all_that_parsing_finds_in_this_library():
+    for path in sorted((ROOT / "fvc_lib").rglob("*.py")):
+        source = path.read_text()
+        assert names_by_parsing(source) <= names_in(source, "fvc_lib"), path
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_code_that_runs_a_notebook_is_not_what_the_notebook_depends_on(path):
+    behind = modules_behind(notebook_sources(path))
+    execution = {name for name in behind if name.startswith("fvc_lib.execution.")}
+    assert execution == {"fvc_lib.execution.session", "fvc_lib.execution.progress"}
+
+
+def test_training_depends_on_its_engine_and_on_the_children_it_starts_by_name():
+    behind = modules_behind(notebook_sources(ROOT / "notebooks" / "04_fold_training.ipynb"))
+    assert {"fvc_lib.learning.engine", "fvc_lib.learning.preflight_probe", "fvc_lib.services.tables"} <= set(behind)
+    assert not any(name.startswith("fvc_lib.corpus.sample") for name in behind)
+
+
+def test_a_headless_stage_opens_works_and_closes_without_what_is_left_out(tmp_path):
+    """Both modules are replaced by ones whose functions fail: what does not run cannot change a result."""
+    run = begin_run(RunConfig(runs_dir=str(tmp_path / "runs")), command="test")
+    program = f"""
+import sys, types
+def never(*_, **__): raise SystemExit("called")
+for name, function in (("run_lock", "is_worked_on"), ("run_record", "begin_run")):
+    module = types.ModuleType(f"fvc_lib.execution.{{name}}")
+    setattr(module, function, never)
+    sys.modules[module.__name__] = module
+from fvc_lib.execution.session import open_stage
+stage = open_stage("02_folds", {{"run_dir": {str(run.root)!r}, "seed": 0}})
+stage.settings(); stage.stop(); stage.check("all is well", True); stage.progress("steps")(1, 2)
+with stage.metric_log(): pass
+stage.close()
+"""
+    environment = {**os.environ, "FVC_STAGE_ATTEMPT": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "✓ all is well" in done.stdout
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"cells": [3]}', '{"cells": [{}]}'])
+def test_what_is_no_notebook_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "book.ipynb"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=r"book\.ipynb"):
+        notebook_sources(path)
