@@ -1,35 +1,35 @@
-"""``run.json`` and ``params.yaml``: what was asked, with which code, versions and hardware."""
+"""``run.json`` and ``params.yaml``: what was asked, with which code, versions and hardware, and how to repeat it."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
-import platform
-import subprocess
-from collections.abc import Callable, Mapping
-from importlib import metadata
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import psutil
-
+from fvc_lib.execution.code_state import CodeState, code_state
+from fvc_lib.execution.provenance import bits_depend_on, hardware, repeat_commands, slurm_job, versions
 from fvc_lib.execution.status import RunStatus, utc_now
-from fvc_lib.services.atomic_files import write_json, write_text
+from fvc_lib.services.atomic_files import write_bytes, write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths, new_run
 
-RECORDED_PACKAGES = (
-    "av", "duckdb", "kornia", "nbclient", "numpy", "papermill", "pandera", "plotly", "polars", "scikit-learn", "torch",
-)  # fmt: skip
-# Other versions of these, another processor or another number of threads add numbers up in another order.
-BITS_DEPEND_ON = ("python", "numpy", "torch")
+# Noting an attempt takes milliseconds; who holds the record for longer has died, or its disk has.
+PATIENCE_SECONDS = 20.0
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
 
 def begin_run(
     config: RunConfig, *, command: str, prepare: Callable[[RunPaths], Mapping[str, object]] | None = None
 ) -> RunPaths:
-    """Create a run folder with its record, parameters and first status.
+    """Create a run folder with its record, parameters, patch of the code and first status.
 
     Args:
         config: the run's parameters.
@@ -44,16 +44,21 @@ def begin_run(
     write_text(run.params_yaml, config.to_yaml())
     RunStatus(run_id=run.run_id, started_utc=utc_now()).write(run)
     prepared = {} if prepare is None else prepare(run)
+    code = code_state()
+    if code.patch:
+        write_bytes(run.code_patch, code.patch)
+    needed = command if "forked_from" in prepared else ""
     record = {
         "run_id": run.run_id,
         "experiment": config.experiment,
         "config_hash": config.config_hash,
         "params": config.model_dump(mode="json"),
+        "repeat": repeat_commands(code, run.params_yaml, run.code_patch, command=needed),
         **prepared,
-        "attempts": [_attempt(command)],
+        "attempts": [_attempt(command, code)],
     }
     # Last: a folder without run.json is a run that never began, and is listed nowhere.
-    write_json(run.run_json, record)
+    write_json(run.run_json, _redacted(record))
     return run
 
 
@@ -62,100 +67,121 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str) -> list
 
     Where versions, processor or threads differ from the attempt before, the attempt's ``differs`` holds
     ``{name: [before, now]}`` and the record no longer claims that the resumed run is bit for bit the undisturbed one:
-    ``bit_equal_resume`` is false, for good, with every reason in ``bit_equal_resume_because``.
+    ``bit_equal_resume`` is false, for good, with every reason in ``bit_equal_resume_because``. Another commit or patch
+    stands in ``code_differs``; a new patch lies beside the first one.
+
+    Several jobs may do this at once, on several hosts.
 
     Returns:
         The differences, one readable clause each; for a warning.
 
     Raises:
-        DataError: ``run.json`` is not readable.
+        DataError: ``run.json`` is not readable, or another process has been holding it for too long.
     """
-    now = _attempt(command)
-    try:
-        record = json.loads(run.run_json.read_text())
-        before, then = _bits_depend_on(record["attempts"][-1]), _bits_depend_on(now)
-        differs = {name: [before[name], then[name]] for name in then if name in before and before[name] != then[name]}
-        clauses = [f"{name} {old} -> {new}" for name, (old, new) in differs.items()]
-        if differs:
-            now["differs"] = differs
-            record["bit_equal_resume"] = False
-            record["bit_equal_resume_because"] = [*record.get("bit_equal_resume_because", []), *clauses]
-        record["attempts"].append(now)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{run.run_json}: not a run's record: {error!r}. Start a new run.") from error
-    write_text(run.params_yaml, config.to_yaml())
-    write_json(run.run_json, record)
+    code = code_state()
+    now = _redacted(_attempt(command, code))
+    with _record_held(run):
+        try:
+            record = json.loads(run.run_json.read_text())
+            clauses = _note_differences(record, now)
+            record["attempts"].append(now)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise DataError(f"{run.run_json}: not a run's record: {error!r}. Start a new run.") from error
+        if "code_differs" in now and code.patch:
+            write_bytes(_patch_path(run, code), code.patch)
+        write_text(run.params_yaml, config.to_yaml())
+        write_json(run.run_json, record)
     return clauses
 
 
-def _bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
-    """What a sum of floats depends on besides its numbers, as far as is known before torch has started."""
-    versions, hardware = attempt["versions"], attempt["hardware"]
-    threads = hardware.get("omp_num_threads") or hardware["cores"]
-    return {
-        **{name: versions.get(name) for name in BITS_DEPEND_ON},
-        "threads": str(threads),
-        "machine": hardware["machine"],
-        # Attempts of an earlier version did not note it: that is no difference.
-        **({"processor": hardware["processor"]} if hardware.get("processor") else {}),
+def _note_differences(record: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Write into both what ``now`` differs in from the last attempt; returns what the bits depend on, in words."""
+    last = record["attempts"][-1]
+    before, then = bits_depend_on(last), bits_depend_on(now)
+    differs = {name: [before[name], then[name]] for name in then if name in before and before[name] != then[name]}
+    clauses = [f"{name} {old} -> {new}" for name, (old, new) in differs.items()]
+    if differs:
+        now["differs"] = differs
+        record["bit_equal_resume"] = False
+        record["bit_equal_resume_because"] = [*record.get("bit_equal_resume_because", []), *clauses]
+    code = {
+        name: [last.get("code", {}).get(name), now["code"].get(name)]
+        for name in ("commit", "patch_sha256")
+        if last.get("code", {}).get(name) != now["code"].get(name)
     }
+    if code:
+        now["code_differs"] = code
+    return clauses
 
 
-def _attempt(command: str) -> dict[str, object]:
+def _attempt(command: str, code: CodeState) -> dict[str, object]:
     """When, how, with which code and on what machine an attempt began."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "started_utc": utc_now(),
         "command": command,
-        "code": _git_state(),
-        "versions": {"python": platform.python_version(), **_versions()},
-        "hardware": {
-            "machine": platform.machine(),
-            "system": platform.platform(),
-            "processor": _processor(),
-            "cores": cores,
-            "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-            "memory_bytes": psutil.virtual_memory().total,
-        },
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "code": code.record(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "slurm": slurm_job(),
     }
 
 
-def _processor() -> str | None:
-    """The model's name; the same library picks other instructions on another model."""
+def _patch_path(run: RunPaths, code: CodeState) -> Path:
+    return run.code_patch.with_name(f"{run.code_patch.stem}_{(code.patch_sha256 or '')[:8]}{run.code_patch.suffix}")
+
+
+def _redacted(value: Any, redactor: Redactor | None = None) -> Any:
+    """``value`` with each text in it free of secrets."""
+    redactor = redactor or Redactor()
+    if isinstance(value, str):
+        return redactor.text(value)
+    if isinstance(value, Mapping):
+        return {redactor.text(str(name)): _redacted(each, redactor) for name, each in value.items()}
+    return [_redacted(each, redactor) for each in value] if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def _record_held(run: RunPaths) -> Iterator[None]:
+    """Hold ``run.json`` against other processes; the system lets go of it when this one dies."""
+    path = run.run_json.with_name("run.json.lock")
+    with path.open("a+b") as stream:
+        if _locked(stream, run):
+            yield
+            return
+    # No locks on this disk: a name that only one can create. One that stays for so long is a dead process's.
+    claim = run.run_json.with_name("run.json.claim")
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not _created(claim):
+        if time.monotonic() > end:
+            claim.unlink(missing_ok=True)
+        time.sleep(0.02)
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or None
+        yield
+    finally:
+        claim.unlink(missing_ok=True)
 
 
-def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for name in RECORDED_PACKAGES:
+def _locked(stream: IO[bytes], run: RunPaths) -> bool:
+    """Lock ``stream`` until it is closed; False where the file system has no locks."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
         try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            if time.monotonic() > end:
+                raise DataError(
+                    f"{run.run_json}: another process has been writing it for {PATIENCE_SECONDS:.0f} s. "
+                    "If none is alive, its host or disk hangs: try again, or from that host."
+                ) from error
+        time.sleep(0.02)
 
 
-def _git_state() -> dict[str, object]:
-    """Commit and whether the checkout differs from it; nulls outside a git checkout."""
-    root = Path(__file__).parents[2]
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20, check=True
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
-    changes = git("status", "--porcelain")
-    return {
-        "commit": git("rev-parse", "HEAD"),
-        "changed_since_commit": None if changes is None else bool(changes),
-    }
+def _created(claim: Path) -> bool:
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True

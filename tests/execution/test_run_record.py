@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import json
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from fvc_lib.execution import run_record
+from fvc_lib.execution.code_state import CodeState
 from fvc_lib.execution.run_record import begin_run, record_resumption
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -118,3 +126,94 @@ def test_a_run_that_could_not_be_prepared_is_none(config, tmp_path):
 def test_what_was_prepared_is_recorded(config):
     run = begin_run(config, command="test", prepare=lambda run: {"forked_from": f"the one before {run.run_id}"})
     assert json.loads(run.run_json.read_text())["forked_from"] == f"the one before {run.run_id}"
+
+
+def test_ten_jobs_that_resume_at_once_all_stand_in_the_record(run, config):
+    """Ten processes, released together: without a lock, all but a few attempts are lost."""
+    program = f"""
+import sys
+from pathlib import Path
+from fvc_lib.execution.run_record import record_resumption
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.run_paths import RunPaths
+sys.stdin.readline()
+run, config = RunPaths(Path({str(run.root)!r})), RunConfig(runs_dir={config.runs_dir!r})
+for part in "ab":
+    record_resumption(run, config, command=sys.argv[1] + part)
+"""
+    names = [f"job {number}" for number in range(10)]
+    jobs = [subprocess.Popen([sys.executable, "-c", program, name], stdin=subprocess.PIPE, text=True) for name in names]
+    for job in jobs:
+        job.communicate("go\n")
+    assert [job.returncode for job in jobs] == [0] * 10
+    commands = [attempt["command"] for attempt in json.loads(run.run_json.read_text())["attempts"]]
+    assert sorted(commands) == sorted(["first", *(f"{name}{part}" for name in names for part in "ab")])
+
+
+def no_locks(*_):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+def test_where_the_disk_has_no_locks_nothing_is_lost_either(run, config, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    threads = [
+        threading.Thread(target=record_resumption, args=(run, config), kwargs={"command": f"job {number}"})
+        for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(json.loads(run.run_json.read_text())["attempts"]) == 9
+    assert not run.run_json.with_name("run.json.claim").exists()
+
+
+def test_what_a_dead_process_claimed_does_not_stop_the_next_one(run, config, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(run_record, "PATIENCE_SECONDS", 0.2)
+    run.run_json.with_name("run.json.claim").touch()
+    record_resumption(run, config, command="second")
+    assert len(json.loads(run.run_json.read_text())["attempts"]) == 2
+
+
+def test_who_holds_the_record_for_ever_is_waited_for_and_then_named(run, config, monkeypatch):
+    monkeypatch.setattr(run_record, "PATIENCE_SECONDS", 0.2)
+    with run.run_json.with_name("run.json.lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match=r"run\.json: another process has been writing it"):
+            record_resumption(run, config, command="second")
+
+
+def test_changed_code_leaves_its_patch_and_other_code_on_resume_a_second_one(config, monkeypatch):
+    """The checkout is git's business (test_code_state); here: what becomes of what git said."""
+    codes = iter([CodeState("abc", "main", True, b"one"), CodeState("abc", "main", True, b"two")])
+    monkeypatch.setattr(run_record, "code_state", lambda: next(codes))
+    run = begin_run(config, command="first")
+    assert run.code_patch.read_bytes() == b"one"
+    assert record_resumption(run, config, command="second") == []
+    record = json.loads(run.run_json.read_text())
+    digests = [hashlib.sha256(content).hexdigest() for content in (b"one", b"two")]
+    assert [attempt["code"]["patch_sha256"] for attempt in record["attempts"]] == digests
+    assert record["attempts"][1]["code_differs"] == {"patch_sha256": digests}
+    assert run.code_patch.with_name(f"code_{digests[1][:8]}.patch").read_bytes() == b"two"
+    assert record["repeat"][:2] == ["git checkout abc", f"git apply {run.code_patch}"]
+
+
+def test_a_clean_checkout_leaves_no_patch(config, monkeypatch):
+    monkeypatch.setattr(run_record, "code_state", lambda: CodeState("abc", "main", False))
+    run = begin_run(config, command="first")
+    assert not run.code_patch.exists()
+    assert len(json.loads(run.run_json.read_text())["repeat"]) == 2
+
+
+def test_a_secret_that_was_typed_is_not_recorded(config, monkeypatch):
+    monkeypatch.setenv("SITE_API_KEY", "s3cret-value")
+    run = begin_run(config, command="run --key s3cret-value", prepare=lambda _: {"noted": ["with s3cret-value"]})
+    record_resumption(run, config, command="run again s3cret-value")
+    assert "s3cret-value" not in run.run_json.read_text()
+    assert run.run_json.read_text().count("[secret]") == 3
+
+
+def test_a_fork_is_repeated_by_its_own_command(config):
+    run = begin_run(config, command="python run_notebooks.py --fork", prepare=lambda _: {"forked_from": "run_x"})
+    assert json.loads(run.run_json.read_text())["repeat"][-1].endswith("python run_notebooks.py --fork")
