@@ -129,14 +129,17 @@ def test_what_was_prepared_is_recorded(config):
 
 
 def test_ten_jobs_that_resume_at_once_all_stand_in_the_record(run, config):
-    """Ten processes, released together: without a lock, all but a few attempts are lost."""
+    """Ten processes, released together, on a slow disk: without a lock, all but a few attempts are lost."""
     program = f"""
-import sys
+import sys, time
 from pathlib import Path
+from fvc_lib.execution import run_record
 from fvc_lib.execution.run_record import record_resumption
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 sys.stdin.readline()
+fast = run_record.write_text
+run_record.write_text = lambda path, text: (time.sleep(0.05), fast(path, text))
 run, config = RunPaths(Path({str(run.root)!r})), RunConfig(runs_dir={config.runs_dir!r})
 for part in "ab":
     record_resumption(run, config, command=sys.argv[1] + part)
