@@ -137,6 +137,7 @@ from fvc_lib.execution import run_record
 from fvc_lib.execution.run_record import record_resumption
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
+print("ready", flush=True)
 sys.stdin.readline()
 fast = run_record.write_text
 run_record.write_text = lambda path, text: (time.sleep(0.05), fast(path, text))
@@ -145,9 +146,21 @@ for part in "ab":
     record_resumption(run, config, command=sys.argv[1] + part)
 """
     names = [f"job {number}" for number in range(10)]
-    jobs = [subprocess.Popen([sys.executable, "-c", program, name], stdin=subprocess.PIPE, text=True) for name in names]
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for name in names
+    ]
+    for job in jobs:  # each has loaded everything: from here on they run at once
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
     for job in jobs:
-        job.communicate("go\n")
+        assert job.stdin is not None
+        job.stdin.write("go\n")
+        job.stdin.flush()
+    for job in jobs:
+        job.communicate()
     assert [job.returncode for job in jobs] == [0] * 10
     commands = [attempt["command"] for attempt in json.loads(run.run_json.read_text())["attempts"]]
     assert sorted(commands) == sorted(["first", *(f"{name}{part}" for name in names for part in "ab")])
