@@ -1,0 +1,192 @@
+"""Which SLURM jobs a run's tasks make: stages in a row share a job, folds are an array, needs are dependencies.
+
+Knows nothing of sbatch: ``slurm_script`` writes a job down and ``slurm_submission`` hands it in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fvc_lib.execution.predicted_memory import PredictedPeak
+from fvc_lib.execution.slurm_site import Site
+from fvc_lib.execution.stages import STAGES, Stage, Task
+from fvc_lib.services.config import RunConfig
+
+# The runner beside the kernel, and bash: 0.2 GB were measured with plotly loaded for the report.
+RUNNER_MIB = 256
+PIPELINE = "pipeline"
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """One job, or one array of jobs.
+
+    Attributes:
+        name: of its script and in the queue.
+        stages: in the order they run.
+        folds: the tasks of the array, ascending; None: no array.
+        needs: names of the jobs that must have ended well before.
+        memory_mib: on one node.
+        memory_why: where that number is from, in words.
+        cpus: of one process.
+        ranks: processes that share one fold's training; 1 where nothing is shared.
+        nodes: on how many nodes those are.
+        gpus: on one node.
+        trains: whether a stage that fans out over folds is among its stages.
+        at_once: how many folds it runs at once, where it is no array.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    folds: tuple[int, ...] | None
+    needs: tuple[str, ...]
+    memory_mib: int
+    memory_why: str
+    cpus: int
+    ranks: int = 1
+    nodes: int = 1
+    gpus: int = 0
+    trains: bool = False
+    at_once: int = 1
+
+
+def plan_jobs(
+    tasks: Sequence[Task],
+    config: RunConfig,
+    site: Site,
+    predicted: Mapping[str, PredictedPeak],
+    *,
+    stages: Sequence[Stage] = STAGES,
+) -> list[SlurmJob]:
+    """The jobs that run ``tasks``, each after those it needs.
+
+    Stages that do not fan out share a job as long as no array lies between them; each stage that fans out is an array
+    with one task per fold. A need that leads over stages without tasks (finished ones) counts all the same.
+
+    Args:
+        tasks: what still has to run, in order.
+        config: the run's parameters.
+        site: the cluster's settings.
+        predicted: expected peak by stage; a stage may be missing.
+        stages: all stages of the run.
+    """
+    groups = _groups(tasks, stages)
+    name_of = {stage.name: _job_name(group) for group in groups for stage in group}
+    needs = _needs(stages)
+    jobs: list[SlurmJob] = []
+    for group in groups:
+        name = _job_name(group)
+        before = {name_of[need] for stage in group for need in needs[stage.name] if need in name_of} - {name}
+        folds = _folds_of(group[0], tasks) if group[0].per_fold else None
+        named = tuple(job.name for job in jobs if job.name in before)
+        jobs.append(_job(name, group, config, site, predicted, folds=folds, needs=named))
+    return jobs
+
+
+def plan_one_job(
+    tasks: Sequence[Task], config: RunConfig, site: Site, predicted: Mapping[str, PredictedPeak], *, at_once: int = 1
+) -> list[SlurmJob]:
+    """All of ``tasks`` as one job that trains ``at_once`` folds at a time; none where there is nothing to run."""
+    if not tasks:
+        return []
+    used = _stages_of(tasks)
+    folds = max((len(_folds_of(stage, tasks)) for stage in used if stage.per_fold), default=1)
+    return [_job(PIPELINE, used, config, site, predicted, at_once=max(1, min(at_once, folds)))]
+
+
+def _job(
+    name: str,
+    group: Sequence[Stage],
+    config: RunConfig,
+    site: Site,
+    predicted: Mapping[str, PredictedPeak],
+    *,
+    folds: tuple[int, ...] | None = None,
+    needs: tuple[str, ...] = (),
+    at_once: int = 1,
+) -> SlurmJob:
+    """Only training is shared between ranks, gets GPUs and is done for several folds at once."""
+    trains = any(stage.per_fold for stage in group)
+    ranks = config.num_ranks if trains else 1
+    on_node = min(ranks, site.ranks_per_node or ranks)
+    memory, why = _memory(group, site, predicted, at_once * on_node)
+    return SlurmJob(
+        name=name,
+        stages=tuple(stage.name for stage in group),
+        folds=folds,
+        needs=needs,
+        memory_mib=memory,
+        memory_why=why,
+        cpus=site.cpus * at_once,
+        ranks=ranks,
+        nodes=math.ceil(ranks / on_node),
+        gpus=site.gpus * on_node * at_once if trains else 0,
+        trains=trains,
+        at_once=at_once,
+    )
+
+
+def _groups(tasks: Sequence[Task], stages: Sequence[Stage]) -> list[list[Stage]]:
+    """Stages by how many fan-outs lie before them: those without folds together, those with folds each alone after."""
+    level: dict[str, int] = {}
+    by_name = {stage.name: stage for stage in stages}
+    for stage in _in_order(stages):
+        level[stage.name] = max((level[need] + by_name[need].per_fold for need in stage.needs), default=0)
+    groups: dict[tuple[int, str], list[Stage]] = {}
+    for stage in _stages_of(tasks):
+        groups.setdefault((level[stage.name], stage.name if stage.per_fold else ""), []).append(stage)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _in_order(stages: Sequence[Stage]) -> list[Stage]:
+    done: dict[str, Stage] = {}
+    while len(done) < len(stages):
+        done.update({stage.name: stage for stage in stages if all(need in done for need in stage.needs)})
+    return list(done.values())
+
+
+def _needs(stages: Sequence[Stage]) -> dict[str, set[str]]:
+    """Everything that each stage needs, directly or by way of others."""
+    found: dict[str, set[str]] = {}
+    for stage in _in_order(stages):
+        found[stage.name] = set(stage.needs).union(*(found[need] for need in stage.needs))
+    return found
+
+
+def _folds_of(stage: Stage, tasks: Sequence[Task]) -> tuple[int, ...]:
+    return tuple(sorted(task.fold for task in tasks if task.stage.name == stage.name and task.fold is not None))
+
+
+def _stages_of(tasks: Sequence[Task]) -> list[Stage]:
+    return list({task.stage.name: task.stage for task in tasks}.values())
+
+
+def _job_name(group: Sequence[Stage]) -> str:
+    """``04_fold_training``, or ``01_data_index_to_03_augmentation`` of several."""
+    return group[0].name if len(group) == 1 else f"{group[0].name}_to_{group[-1].name}"
+
+
+def _memory(group: Sequence[Stage], site: Site, predicted: Mapping[str, PredictedPeak], copies: int) -> tuple[int, str]:
+    """MiB on one node, rounded up, and why: the largest stage's, of which a fan-out's counts once per process."""
+    if site.memory is not None:
+        return site.memory, f"MEMORY of {site.path.name}"
+    known = [(stage, predicted[stage.name]) for stage in group if stage.name in predicted]
+    asked, why = 0, ""
+    for stage, peak in known:
+        times = copies if stage.per_fold else 1
+        mib = math.ceil(times * peak.peak_bytes * (1 + site.memory_headroom_percent / 100) / 2**20) + RUNNER_MIB
+        if mib > asked:
+            held = f"{times} x {peak.peak_bytes / 1e9:.2f} GB" if times > 1 else f"{peak.peak_bytes / 1e9:.2f} GB"
+            asked = mib
+            why = (
+                f"{stage.name}: {held} ({peak.origin}), {site.memory_headroom_percent:g} % more, and {RUNNER_MIB} MiB "
+                "for the runner"
+            )
+    if len(known) < len(group) and asked < site.memory_unknown:
+        unknown = ", ".join(stage.name for stage in group if stage.name not in predicted)
+        return site.memory_unknown, f"MEMORY_UNKNOWN of {site.path.name}: nothing is known of {unknown}"
+    if asked < site.memory_least:
+        return site.memory_least, f"MEMORY_LEAST of {site.path.name}; {why}"
+    return asked, why

@@ -1,0 +1,171 @@
+"""What SLURM says about a run's jobs: its queue now, and its accounting afterwards. Works without either."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fvc_lib.execution.slurm_commands import SlurmError, has_command, output_of
+from fvc_lib.execution.slurm_submission import SubmittedJob, submitted_jobs
+from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.run_paths import RunPaths
+
+# The states of a job that will do nothing more, as squeue and sacct write them.
+ENDED = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "REVOKED", "TIMEOUT",
+    }
+)  # fmt: skip
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+
+
+@dataclass(frozen=True)
+class JobState:
+    """Where one job or array task is.
+
+    Attributes:
+        job_id: ``12``, or ``12_3`` of an array.
+        name: the job's.
+        task: what it works on: a task's key, or stages joined by a comma.
+        state: SLURM's word: ``PENDING``, ``RUNNING``, ``COMPLETED`` and so on.
+        reason: why it waits or ended so, in SLURM's word; empty: it gives none.
+        nodes: where it runs; empty: nowhere yet.
+    """
+
+    job_id: str
+    name: str
+    task: str
+    state: str
+    reason: str
+    nodes: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will do nothing more."""
+        return self.state in ENDED
+
+    def __str__(self) -> str:
+        where = f" on {self.nodes}" if self.nodes else ""
+        return f"job {self.job_id} ({self.name}): {self.state}{where}{f' ({self.reason})' if self.reason else ''}"
+
+
+@dataclass(frozen=True)
+class AccountedJob:
+    """What the accounting knows of one job or array task, its last start alone."""
+
+    job_id: str
+    task: str
+    state: str
+    max_rss_bytes: int | None
+    elapsed_seconds: float | None
+
+
+def job_states(run: RunPaths) -> list[JobState]:
+    """The jobs of ``run`` that SLURM's queue still knows; none where there is no queue or it does not answer.
+
+    Raises:
+        DataError: the record of the submitted jobs is damaged.
+    """
+    jobs = submitted_jobs(run)
+    if not jobs or not has_command("squeue"):
+        return []
+    found: list[JobState] = []
+    for cluster, here in _by_cluster(jobs):
+        ids = ",".join(job.job_id for job in here)
+        command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%N|%r", *cluster]
+        try:
+            found.extend(parse_queue(output_of(command), here))
+        except SlurmError:  # a job that SLURM has forgotten, or a cluster that is away: the run's own files still tell
+            continue
+    return found
+
+
+def parse_queue(text: str, jobs: Sequence[SubmittedJob]) -> list[JobState]:
+    """``squeue --array --format=%i|%T|%N|%r`` read back; lines of other jobs are left out."""
+    found = []
+    for line in text.splitlines():
+        job_id, state, nodes, reason = (part.strip() for part in [*line.split("|", 3), "", "", ""][:4])
+        known = _known(job_id, jobs)
+        if known is not None:
+            job, fold = known
+            reason = "" if reason in {"None", "(null)"} else reason
+            found.append(JobState(job_id, job.name, job.task_of(fold), state, reason, nodes))
+    return found
+
+
+def read_accounting(run: RunPaths) -> list[AccountedJob]:
+    """Ask sacct about the jobs of ``run`` and write the answer to ``slurm/accounting.json``.
+
+    A cluster without accounting is nothing special: then there is no answer and no file.
+
+    Raises:
+        DataError: the record of the submitted jobs is damaged.
+        OSError: the file cannot be written.
+    """
+    jobs = submitted_jobs(run)
+    if not jobs or not has_command("sacct"):
+        return []
+    found: list[AccountedJob] = []
+    for cluster, here in _by_cluster(jobs):
+        ids = ",".join(job.job_id for job in here)
+        fields = "--format=JobID,State,MaxRSS,ElapsedRaw"
+        try:
+            answer = output_of(["sacct", "--parsable2", "--noheader", "--noconvert", f"--jobs={ids}", fields, *cluster])
+        except SlurmError:  # "Slurm accounting storage is disabled"
+            continue
+        found.extend(parse_accounting(answer, here))
+    if found:
+        write_json(run.slurm / "accounting.json", {"jobs": [vars(job) for job in found]})
+    return found
+
+
+def parse_accounting(text: str, jobs: Sequence[SubmittedJob]) -> list[AccountedJob]:
+    """``sacct --parsable2 --noheader --format=JobID,State,MaxRSS,ElapsedRaw`` read back.
+
+    A job has a line of its own and one per step (``12_0.batch``, ``12_0.0``), and only steps have a MaxRSS: a job's is
+    the largest of its steps, which is the memory of its largest process group where several ran side by side.
+    """
+    states: dict[str, tuple[str, float | None]] = {}
+    peaks: dict[str, int] = {}
+    for line in text.splitlines():
+        name, state, rss, elapsed = (part.strip() for part in [*line.split("|"), "", "", ""][:4])
+        job_id, _, step = name.partition(".")
+        if step:
+            peak = _bytes_of(rss)
+            if peak is not None:
+                peaks[job_id] = max(peaks.get(job_id, 0), peak)
+        elif state:
+            states[job_id] = (state.split()[0], float(elapsed) if elapsed.isdecimal() else None)  # CANCELLED by 1000
+    found = []
+    for job_id, (state, seconds) in states.items():
+        known = _known(job_id, jobs)
+        if known is not None:
+            job, fold = known
+            found.append(AccountedJob(job_id, job.task_of(fold), state, peaks.get(job_id), seconds))
+    return found
+
+
+def _known(job_id: str, jobs: Sequence[SubmittedJob]) -> tuple[SubmittedJob, int | None] | None:
+    """The job that ``12`` or ``12_3`` is of, and its fold; tasks not yet split off (``12_[4-9]``) are not told."""
+    match = re.fullmatch(r"(\d+)(?:_(\d+))?", job_id)
+    if match is None:
+        return None
+    fold = None if match[2] is None else int(match[2])
+    for job in jobs:
+        if job.job_id == match[1] and (job.folds is None) == (fold is None):
+            return job, fold
+    return None
+
+
+def _by_cluster(jobs: Sequence[SubmittedJob]) -> Iterator[tuple[list[str], list[SubmittedJob]]]:
+    """The option that names each cluster, and its jobs."""
+    for name in dict.fromkeys(job.cluster for job in jobs):
+        yield [f"--clusters={name}"] if name else [], [job for job in jobs if job.cluster == name]
+
+
+def _bytes_of(text: str) -> int | None:
+    """``123456K`` in bytes; SLURM's letters are powers of 1024, and a bare number is bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)", text)
+    return round(float(match[1]) * _UNITS[match[2]]) if match else None

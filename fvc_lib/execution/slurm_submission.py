@@ -1,0 +1,154 @@
+"""Hands a run's jobs to SLURM, each after those it needs, and remembers what was handed in."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fvc_lib.execution.slurm_commands import SlurmError, has_command, output_of
+from fvc_lib.execution.slurm_jobs import SlurmJob
+from fvc_lib.execution.slurm_script import render, script_path
+from fvc_lib.execution.slurm_site import CHECKOUT, Site
+from fvc_lib.execution.status import utc_now
+from fvc_lib.services.atomic_files import write_json, write_text
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths, stage_key
+
+
+class SubmittedJob(BaseModel):
+    """One job as it was handed in.
+
+    Attributes:
+        job_id: SLURM's number; of an array that of all its tasks.
+        name: of the job and its script.
+        stages: that it runs.
+        folds: the tasks of the array; None: no array.
+        after: the job ids it waits for.
+        cluster: where SLURM manages several; empty: the only one.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    job_id: str
+    name: str
+    stages: tuple[str, ...]
+    folds: tuple[int, ...] | None = None
+    after: tuple[str, ...] = ()
+    cluster: str = ""
+    submitted_utc: str = ""
+    submitted_from: str = ""
+
+    def task_of(self, fold: int | None) -> str:
+        """What the job, or its array task ``fold``, works on: a task's key, or stages joined by a comma."""
+        return ",".join(self.stages) if self.folds is None else stage_key(self.stages[0], fold)
+
+
+def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> list[str]:
+    """The command that submits ``job``; ``ids`` has the job ids of those it needs, or what stands for them."""
+    command = ["sbatch", "--parsable"]
+    if job.needs:
+        command += [f"--dependency=afterok:{':'.join(ids[need] for need in job.needs)}", "--kill-on-invalid-dep=yes"]
+    return [*command, str(script_path(job, run))]
+
+
+def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> str:
+    """What ``submit`` would write and run, for ``--dry-run``; writes nothing."""
+    ids = {job.name: f"<id of {job.name}>" for job in jobs}
+    parts = []
+    for job in jobs:
+        command = " ".join(word if "<id" in word else shlex.quote(word) for word in sbatch_command(job, run, ids))
+        parts.append(f"==> {script_path(job, run)}\n{render(job, run, site, home=home)}==> {command}\n")
+    return "\n".join(parts) if parts else "nothing to submit: every task is finished\n"
+
+
+def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> list[SubmittedJob]:
+    """Write the scripts into the run and submit them in order; all of them, or none.
+
+    Raises:
+        SlurmError: sbatch is missing or refused a job; what was submitted before is cancelled.
+        OSError: the run folder cannot be written.
+    """
+    texts = {job.name: render(job, run, site, home=home) for job in jobs}
+    if jobs and not has_command("sbatch"):
+        raise SlurmError("sbatch: not found. Run this where SLURM's commands are, or without --executor slurm.")
+    run.slurm.mkdir(exist_ok=True)  # where the logs go, too: a job whose log cannot be opened dies without a word
+    for job in jobs:
+        write_text(script_path(job, run), texts[job.name])
+    done: list[SubmittedJob] = []
+    ids: dict[str, str] = {}
+    try:
+        for job in jobs:
+            ids[job.name], cluster = _submit_one(job, run, ids)
+            done.append(_as_submitted(job, ids, cluster))
+        _remember(done, run)
+    except (SlurmError, OSError, DataError) as error:
+        raise SlurmError(
+            _after_failure(error, done, jobs[len(done)] if len(done) < len(jobs) else None, site)
+        ) from error
+    return done
+
+
+def submitted_jobs(run: RunPaths) -> list[SubmittedJob]:
+    """All jobs that were ever submitted for ``run``, oldest first; none where there were none.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = _submitted_json(run)
+    try:
+        return [SubmittedJob(**each) for each in json.loads(path.read_text())["jobs"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise DataError(
+            f"{path}: cannot be read as a list of jobs: {error!r}. Delete it; squeue knows them."
+        ) from error
+
+
+def _submit_one(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> tuple[str, str]:
+    answer = output_of(sbatch_command(job, run, ids))
+    job_id, _, cluster = answer.splitlines()[-1].partition(";") if answer else ("", "", "")
+    if not job_id.isdecimal():
+        raise SlurmError(f"sbatch answered {answer!r}, wanted a job's number.")
+    return job_id, cluster
+
+
+def _as_submitted(job: SlurmJob, ids: Mapping[str, str], cluster: str) -> SubmittedJob:
+    return SubmittedJob(
+        job_id=ids[job.name],
+        name=job.name,
+        stages=job.stages,
+        folds=job.folds,
+        after=tuple(ids[need] for need in job.needs),
+        cluster=cluster,
+        submitted_utc=utc_now(),
+        submitted_from=socket.gethostname(),
+    )
+
+
+def _remember(jobs: Sequence[SubmittedJob], run: RunPaths) -> None:
+    every = [*submitted_jobs(run), *jobs]
+    write_json(_submitted_json(run), {"jobs": [job.model_dump(mode="json") for job in every]})
+
+
+def _submitted_json(run: RunPaths) -> Path:
+    return run.slurm / "submitted.json"
+
+
+def _after_failure(error: Exception, done: Sequence[SubmittedJob], failed: SlurmJob | None, site: Site) -> str:
+    """Cancel what was submitted, and say what happened, what became of it and where to look."""
+    what = f"{failed.name}: {error}" if failed is not None else str(error)
+    hint = f"The settings are in {site.path}; mend them and submit again."
+    if not done:
+        return f"{what} Nothing was submitted. {hint}"
+    ids = [job.job_id for job in done]
+    try:
+        output_of(["scancel", *ids])
+    except SlurmError as second:
+        return f"{what} Jobs {' '.join(ids)} were submitted before and could not be cancelled ({second}). {hint}"
+    return f"{what} Jobs {' '.join(ids)}, submitted before, were cancelled. {hint}"

@@ -1,0 +1,199 @@
+"""The scripts of ``slurm/`` under plain bash, with a program in the place of run_notebooks.py that behaves as told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.execution.slurm_site import CHECKOUT
+
+SCRIPTS = sorted((CHECKOUT / "slurm").glob("*.sh"))
+# Says how it was called and what it was sent, and leaves as `ends` says: {last word: exit code}. `slow` words wait for
+# a signal; `deaf` ones for half a second before they listen.
+PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+ends, slow, deaf = json.loads(Path(__file__).with_name("behaviour.json").read_text())
+sent = []
+def say(text):
+    with Path(__file__).with_name("said").open("a") as stream:
+        stream.write(text + "\\n")
+say(" ".join(sys.argv[1:]))
+if sys.argv[-1] in deaf:
+    time.sleep(0.5)
+def on_signal(number, frame):
+    sent.append(number)
+    say(signal.Signals(number).name)
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, on_signal)
+say("ready")
+if sys.argv[-1] in slow:
+    end = time.monotonic() + 30
+    while not sent and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(0.5)  # saving; a second signal would be noted
+    sys.exit(75)
+sys.exit(ends.get(sys.argv[-1], 0))
+"""
+
+
+class Home:
+    """A checkout's look-alike with the real batch scripts, in a folder whose name needs quoting."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / 'it\'s a "home" $HOME'
+        shutil.copytree(CHECKOUT / "slurm", self.folder / "slurm")
+        (self.folder / "run_notebooks.py").write_text(PROGRAM)
+        self.behave()
+
+    def behave(self, slow: tuple[str, ...] = (), deaf: tuple[str, ...] = (), **ends: int) -> None:
+        import json
+
+        (self.folder / "behaviour.json").write_text(json.dumps([ends, slow, deaf]))
+
+    def said(self) -> list[str]:
+        path = self.folder / "said"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def calls(self) -> list[str]:
+        return [line for line in self.said() if line.startswith("--")]
+
+    def start(self, script: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FVC_"))}
+        return subprocess.Popen(
+            ["bash", self.folder / "slurm" / script, *arguments],
+            env={**plain, "FVC_PYTHON": sys.executable, **variables},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script: str, *arguments: str, **variables: str) -> tuple[int, str]:
+        process = self.start(script, *arguments, **variables)
+        said = process.communicate(timeout=60)[1]
+        return process.returncode, said
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_every_script_is_bash(script):
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None, reason="shellcheck is not installed (apt-get install shellcheck)"
+)
+def test_shellcheck_finds_nothing():
+    scripts = [*SCRIPTS, Path(__file__).with_name("install.sh")]
+    done = subprocess.run(
+        ["shellcheck", "-x", "-P", "SCRIPTDIR", *scripts], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""
+
+
+def test_the_whole_pipeline_is_one_command(home):
+    assert home.run("pipeline.sh", "/a run") == (0, "")
+    assert home.calls() == ["--resume /a run --jobs 1"]
+    home.run("pipeline.sh", "/a run", "3")
+    assert home.calls()[1] == "--resume /a run --jobs 3"
+
+
+def test_several_stages_are_one_command(home):
+    home.run("stages.sh", "/a run", "01_data_index", "02_folds")
+    assert home.calls() == ["--resume /a run --tasks 01_data_index,02_folds"]
+
+
+def test_without_slurm_the_folds_run_one_after_another_or_the_one_that_is_named(home):
+    assert home.run("folds.sh", "/run", "04_fold_training", "0", "2", "5")[0] == 0
+    assert home.calls() == [f"--resume /run --tasks 04_fold_training_fold_{fold}" for fold in (0, 2, 5)]
+    home.run("folds.sh", "/run", "04_fold_training", "4")
+    assert home.calls()[3:] == ["--resume /run --tasks 04_fold_training_fold_4"]
+
+
+def test_a_task_of_an_array_runs_its_own_fold(home):
+    home.run("folds.sh", "/run", "04_fold_training", "0", "2", "5", SLURM_ARRAY_TASK_ID="2")
+    assert home.calls() == ["--resume /run --tasks 04_fold_training_fold_2"]
+
+
+def test_one_folds_failure_is_told_and_stops_no_other(home):
+    home.behave(train_fold_0=137, train_fold_1=1)
+    assert home.run("folds.sh", "/run", "train", "0", "1", "2")[0] == 137
+    assert len(home.calls()) == 3
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 75, 130, 137, 138, 143])
+def test_the_exit_code_is_the_runs(home, code):
+    home.behave(**{"stage": code})
+    assert home.run("stages.sh", "/run", "stage")[0] == code
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_a_signal_is_passed_on_once_and_waited_for(home, name):
+    home.behave(slow=("train_fold_0",))
+    process = home.start("folds.sh", "/run", "train", "0", "1")
+    wait_until(lambda: "ready" in home.said())
+    process.send_signal(getattr(signal, name))
+    wait_until(lambda: name in home.said())
+    process.send_signal(signal.SIGTERM)  # the second comes while the first one's wish is being met
+    assert process.communicate(timeout=60)[0] is None
+    assert process.returncode == 75
+    assert home.said() == ["--resume /run --tasks train_fold_0", "ready", name]  # and no second fold was begun
+
+
+def test_a_signal_that_comes_before_the_run_listens_is_kept_until_it_does(home):
+    home.behave(slow=("stage",), deaf=("stage",))
+    process = home.start("stages.sh", "/run", "stage")
+    wait_until(home.said)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert home.said()[1:] == ["ready", "SIGUSR1"]
+
+
+def test_the_sites_commands_run_before_python_and_their_failure_ends_the_job(home, tmp_path):
+    site = tmp_path / "site.conf"
+    site.write_text("SETUP='touch \"$FVC_MARK\"; false'\n")
+    mark = tmp_path / "mark"
+    code, said = home.run("stages.sh", "/run", "stage", FVC_SITE=str(site), FVC_MARK=str(mark))
+    assert (code, home.calls(), mark.exists()) == (2, [], True)
+    assert "SETUP of" in said
+
+
+def test_who_calls_a_script_without_a_run_is_told_how(home):
+    code, said = home.run("folds.sh")
+    assert code == 2
+    assert said.startswith("The folds of one stage")
+
+
+def test_a_job_that_slurm_cannot_requeue_says_so_and_leaves_with_75(home, tmp_path):
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text("#!/bin/sh\necho 'Requested operation is presently disabled' >&2; exit 1\n")
+    scontrol.chmod(0o755)
+    home.behave(slow=("stage",))
+    path = f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}"
+    process = home.start("stages.sh", "/run", "stage", SLURM_JOB_ID="7", PATH=path)
+    wait_until(lambda: "ready" in home.said())
+    process.send_signal(signal.SIGUSR1)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 75
+    assert "scontrol requeue 7: Requested operation is presently disabled" in said

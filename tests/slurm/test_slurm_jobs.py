@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+
+from fvc_lib.execution.predicted_memory import PredictedPeak
+from fvc_lib.execution.slurm_jobs import RUNNER_MIB, plan_jobs, plan_one_job
+from fvc_lib.execution.slurm_site import Site
+from fvc_lib.execution.stages import STAGES, Stage, tasks_in_order
+from fvc_lib.services.config import RunConfig
+
+MIB = 1 << 20
+CONFIG = RunConfig(num_folds=3)
+SITE = Site(memory_headroom_percent=50, memory_least=100, memory_unknown=4000)
+
+
+def all_tasks(config: RunConfig = CONFIG, stages=STAGES):
+    return tasks_in_order(config, stages)
+
+
+def peak(mib: float) -> PredictedPeak:
+    return PredictedPeak(int(mib * MIB), "measured in a run before")
+
+
+def stage(name: str, *needs: str, per_fold: bool = False) -> Stage:
+    return Stage(name, needs, lambda run, _: (), lambda run, _: (), per_fold)
+
+
+def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():
+    before, folds, after = plan_jobs(all_tasks(), CONFIG, SITE, {})
+    assert before.stages == ("01_data_index", "02_folds", "03_augmentation")
+    assert (before.folds, before.needs) == (None, ())
+    assert (folds.name, folds.folds, folds.needs) == ("04_fold_training", (0, 1, 2), (before.name,))
+    assert after.stages == ("05_kfold_results", "06_analysis_dashboard", "07_memory_report")
+    assert after.needs == (before.name, folds.name)
+
+
+def test_of_a_partly_finished_run_only_what_is_left_is_planned():
+    left = [task for task in all_tasks() if task.stage.name >= "04" and task.fold != 1]
+    folds, after = plan_jobs(left, CONFIG, SITE, {})
+    assert (folds.folds, folds.needs) == ((0, 2), ())
+    assert after.needs == ("04_fold_training",)
+    assert plan_jobs([], CONFIG, SITE, {}) == []
+
+
+def test_a_need_that_leads_over_a_finished_stage_still_counts():
+    left = [task for task in all_tasks() if task.stage.name in {"01_data_index", "05_kfold_results"}]
+    first, last = plan_jobs(left, CONFIG, SITE, {})
+    assert last.needs == (first.name,)
+
+
+def test_any_graph_becomes_jobs_in_an_order_that_keeps_every_need():
+    stages = (
+        stage("a"),
+        stage("b", "a", per_fold=True),
+        stage("c", "a"),
+        stage("d", "b", per_fold=True),
+        stage("e", "c"),
+        stage("f", "d", "e"),
+        stage("g", "a", per_fold=True),
+        stage("h", "g", "b"),
+    )
+    jobs = plan_jobs(all_tasks(stages=stages), CONFIG, SITE, {}, stages=stages)
+    names = [job.name for job in jobs]
+    assert sorted(name for job in jobs for name in job.stages) == list("abcdefgh")
+    position = {name: number for number, job in enumerate(jobs) for name in job.stages}
+    for each in stages:
+        for need in each.needs:
+            at, before = position[each.name], position[need]
+            assert before <= at
+            if before == at:
+                assert jobs[at].stages.index(need) < jobs[at].stages.index(each.name)
+            else:
+                assert jobs[before].name in jobs[at].needs
+    for number, job in enumerate(jobs):
+        assert {names.index(need) for need in job.needs} <= set(range(number))
+    assert ("a", "c", "e") in [job.stages for job in jobs]
+    assert {job.stages for job in jobs if job.folds} == {("b",), ("d",), ("g",)}
+
+
+def test_memory_asked_for_is_the_largest_prediction_of_the_job_and_the_stated_headroom():
+    predicted = {name.name: peak(100) for name in STAGES} | {"02_folds": peak(200), "04_fold_training": peak(1000.5)}
+    before, folds, after = plan_jobs(all_tasks(), CONFIG, SITE, predicted)
+    assert before.memory_mib == 300 + RUNNER_MIB
+    assert folds.memory_mib == 1501 + RUNNER_MIB  # 1500.75 rounded up; one fold's, whatever their number
+    assert after.memory_mib == 150 + RUNNER_MIB
+    assert "02_folds: 0.21 GB (measured in a run before), 50 % more" in before.memory_why
+
+
+def test_memory_that_nobody_can_predict_is_the_sites_and_said_so():
+    before, folds, _ = plan_jobs(all_tasks(), CONFIG, SITE, {"04_fold_training": peak(5000)})
+    assert before.memory_mib == 4000
+    assert "nothing is known of 01_data_index, 02_folds, 03_augmentation" in before.memory_why
+    assert folds.memory_mib == 7500 + RUNNER_MIB
+
+
+def test_what_is_known_counts_where_it_is_more_than_the_sites_guess():
+    before, *_ = plan_jobs(all_tasks(), CONFIG, SITE, {"02_folds": peak(6000)})
+    assert before.memory_mib == 9000 + RUNNER_MIB
+
+
+def test_the_site_may_set_the_least_and_the_whole():
+    least, *_ = plan_jobs(all_tasks(), CONFIG, Site(memory_least=2000), {each.name: peak(1) for each in STAGES})
+    assert least.memory_mib == 2000
+    assert {job.memory_mib for job in plan_jobs(all_tasks(), CONFIG, Site(memory=777), {})} == {777}
+
+
+def test_only_training_gets_gpus_and_ranks():
+    config = RunConfig(num_folds=3, num_ranks=4)
+    site = Site(gpus=1, ranks_per_node=2, memory_headroom_percent=0, memory_least=1)
+    predicted = {each.name: peak(1000) for each in STAGES}
+    before, folds, after = plan_jobs(all_tasks(config), config, site, predicted)
+    assert [(job.ranks, job.nodes, job.gpus) for job in (before, folds, after)] == [(1, 1, 0), (4, 2, 2), (1, 1, 0)]
+    assert folds.memory_mib == 2000 + RUNNER_MIB  # of one node, which takes two of the four
+
+
+@pytest.mark.parametrize(("asked", "at_once"), [(1, 1), (2, 2), (9, 3)])
+def test_one_job_for_all_asks_for_as_many_folds_as_train_at_once(asked, at_once):
+    site = Site(cpus=2, gpus=1, memory_headroom_percent=0, memory_least=1)
+    (job,) = plan_one_job(all_tasks(), CONFIG, site, {each.name: peak(1000) for each in STAGES}, at_once=asked)
+    assert (job.at_once, job.cpus, job.gpus) == (at_once, 2 * at_once, at_once)
+    assert job.memory_mib == 1000 * at_once + RUNNER_MIB
+    assert job.stages == tuple(each.name for each in STAGES)
+
+
+def test_one_job_for_nothing_is_none():
+    assert plan_one_job([], CONFIG, SITE, {}) == []

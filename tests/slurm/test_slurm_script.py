@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.execution.slurm_jobs import plan_jobs, plan_one_job
+from fvc_lib.execution.slurm_script import render, sbatch_quoted
+from fvc_lib.execution.slurm_site import Site
+from fvc_lib.execution.slurm_submission import describe
+from fvc_lib.execution.stages import tasks_in_order
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths
+
+CONFIG = RunConfig(num_folds=3)
+RUN = RunPaths(Path('/data/it\'s a "run" of 50%/run_1'))
+SITE = Site(
+    account="lab", partition="cpu", partition_training="gpu", gpus=2, gpu_type="a100", extra=("--mail-user=x y",)
+)
+
+
+def rendered(site: Site = SITE, config: RunConfig = CONFIG) -> list[str]:
+    return [render(job, RUN, site) for job in plan_jobs(tasks_in_order(config), config, site, {})]
+
+
+def options(text: str) -> dict[str, str]:
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    return {line.partition("=")[0]: line.partition("=")[2] for line in lines}
+
+
+def test_every_script_is_bash_whatever_the_names():
+    for text in rendered():
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_the_settings_of_the_site_stand_in_every_script():
+    for text in rendered():
+        given = options(text)
+        assert (given["account"], given["time"], given["signal"]) == ("lab", "04:00:00", "B:USR1@180")
+        assert (given["open-mode"], given["nodes"], given["mem"]) == ("append", "1", "4096M")
+        assert "requeue" in given
+        assert given["mail-user"] == "x\\ y"
+
+
+def test_gpus_and_their_partition_are_asked_for_where_something_trains():
+    before, folds, _ = map(options, rendered())
+    assert (before["partition"], before.get("gres")) == ("cpu", None)
+    assert (folds["partition"], folds["gres"]) == ("gpu", "gpu:a100:2")
+
+
+def test_what_is_not_set_is_not_asked_for():
+    given = options(rendered(Site())[1])
+    assert not {"account", "partition", "qos", "gres", "ntasks-per-node"} & set(given)
+
+
+def test_an_array_has_one_task_per_fold_that_is_left():
+    tasks = [task for task in tasks_in_order(RunConfig(num_folds=9)) if task.fold in (0, 2, 3, 4, 7, 8)]
+    (job,) = plan_jobs(tasks, CONFIG, Site(max_array_tasks=2), {})
+    assert options(render(job, RUN, Site(max_array_tasks=2)))["array"] == "0,2-4,7-8%2"
+
+
+def test_ranks_are_tasks_spread_over_nodes():
+    config = RunConfig(num_folds=3, num_ranks=4)
+    given = options(rendered(Site(ranks_per_node=2), config)[1])
+    assert (given["nodes"], given["ntasks"], given["ntasks-per-node"]) == ("2", "4", "2")
+
+
+def test_a_log_of_a_run_with_a_percent_sign_in_its_path_is_no_pattern():
+    assert "of\\ 50%%/run_1/slurm/04_fold_training.%A_%a.out" in options(rendered()[1])["output"]
+
+
+def test_one_job_for_all_says_how_many_folds_at_once():
+    (job,) = plan_one_job(tasks_in_order(CONFIG), CONFIG, SITE, {}, at_once=2)
+    assert render(job, RUN, SITE).rstrip().endswith("run_1' 2")
+
+
+def test_what_a_batch_script_cannot_hold_is_refused():
+    (job,) = plan_one_job(tasks_in_order(CONFIG), CONFIG, SITE, {})
+    with pytest.raises(UsageError, match="line break"):
+        render(job, RunPaths(Path("/a\nb/run_1")), SITE)
+    with pytest.raises(UsageError, match="backslash"):
+        render(job, RunPaths(Path("/a\\b/run_1")), SITE)
+    with pytest.raises(UsageError, match="line break"):
+        sbatch_quoted("--comment=a\n#SBATCH --uid=0")
+
+
+def test_a_dry_run_shows_scripts_and_commands_and_writes_nothing(tmp_path):
+    run = RunPaths(tmp_path / "run_1")
+    shown = describe(plan_jobs(tasks_in_order(CONFIG), CONFIG, SITE, {}), run, SITE)
+    assert shown.count("#!/usr/bin/env bash") == 3
+    assert "--dependency=afterok:<id of 01_data_index_to_03_augmentation> --kill-on-invalid-dep=yes" in shown
+    assert list(tmp_path.iterdir()) == []
+    assert describe([], run, SITE) == "nothing to submit: every task is finished\n"
