@@ -1,8 +1,58 @@
-"""How much memory each stage of a run is expected to take, and how that is known."""
+"""How much memory each stage of a run is expected to take, and how that is known.
+
+Measured is better than computed, and this run better than another: what a stage took here, else what the newest run
+with the same memory-relevant parameters took, else one step of training tried out, else a kernel with its imports.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fvc_lib.execution.stages import STAGES, Stage
+from fvc_lib.execution.status import RunStatus, read_status
+from fvc_lib.services.config import RunConfig, read_params_file
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.run_paths import RunPaths, list_runs
+
+TRAINING = "04_fold_training"
+_CORPUS = ("corpus",)
+_CLIPS = (*_CORPUS, "num_frames", "fixed_size", "augmentations_per_video", "clip_source")
+# What decides how much a stage takes; a stage that is not named takes the same whatever is asked for.
+RELEVANT_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "01_data_index": (*_CORPUS, "probe_workers", "near_duplicate_bits"),
+    "02_folds": (*_CORPUS, "num_folds"),
+    "03_augmentation": (*_CLIPS, "augmentations"),
+    TRAINING: (
+        "num_frames", "fixed_size", "model", "batch_size", "effective_batch_size", "num_workers", "num_ranks", "amp",
+        "gradient_checkpointing", "device", "memory_preflight", "profile_memory", "mem_gb",
+    ),
+    "05_kfold_results": (*_CORPUS, "num_folds", "bootstrap_replicates"),
+}  # fmt: skip
+# Resident memory of a kernel and its children through a whole stage, as status.json has it: the largest of twenty runs
+# on the sample corpus of 80 videos (Linux, x86-64, Python 3.11, torch 2.13 for CPU), rounded up. The imports are most
+# of it.
+KERNEL_BYTES: Mapping[str, int] = {
+    "01_data_index": 410_000_000,
+    "02_folds": 290_000_000,
+    "03_augmentation": 330_000_000,
+    TRAINING: 870_000_000,
+    "05_kfold_results": 400_000_000,
+    "06_analysis_dashboard": 310_000_000,
+    "07_memory_report": 280_000_000,
+}
+# The training kernel before its first step (448.8 to 449.6 MB in five folds), and beside it, while it measures, the
+# preflight's process before its first step.
+_TRAINING_KERNEL_BYTES = 450_000_000
+_PREFLIGHT_BYTES = 260_000_000
+_UNKNOWN_STAGE_BYTES = 410_000_000
+_NEWEST_RUNS = 50  # as many are looked into; reading one takes about a millisecond
+KERNEL_ORIGIN = "a kernel with its imports on a small corpus; nothing was measured with these parameters yet"
+
+Measure = Callable[[RunConfig], int | None]
 
 
 @dataclass(frozen=True)
@@ -14,3 +64,99 @@ class PredictedPeak:
 
     peak_bytes: int
     origin: str
+
+
+def predicted_peaks(
+    config: RunConfig, run: RunPaths | None, *, measure: Measure | None = None, stages: Sequence[Stage] = STAGES
+) -> dict[str, PredictedPeak]:
+    """What one task of each stage is expected to take, by the stage's name. Reads only; never fails for want of data.
+
+    Args:
+        config: the parameters that are going to be used.
+        run: the run that goes on; None for a new one.
+        measure: tries one training step out and returns the training's peak in bytes, or None where it cannot. Asked
+            only when no run tells.
+        stages: of the run.
+    """
+    missing = {stage.name for stage in stages}
+    found = {} if run is None else _of_run(run, config, missing, "measured in this run")
+    missing -= found.keys()
+    for other in _others(Path(config.runs_dir), run):
+        if not missing:
+            break
+        more = _of_run(other, config, missing, f"measured in {other.run_id}")
+        found |= more
+        missing -= more.keys()
+    if TRAINING in missing and (peak := _of_training(config, run, measure)) is not None:
+        found[TRAINING] = peak
+        missing.discard(TRAINING)
+    guessed = {name: PredictedPeak(KERNEL_BYTES.get(name, _UNKNOWN_STAGE_BYTES), KERNEL_ORIGIN) for name in missing}
+    return {stage.name: {**found, **guessed}[stage.name] for stage in stages}
+
+
+def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> dict[str, PredictedPeak]:
+    """What finished tasks of ``run`` took, of those stages among ``names`` that had what they now would have."""
+    try:
+        status = read_status(run)
+        then = _parameters(run)
+    except (FvcError, OSError):
+        return {}
+    now = config.model_dump(mode="json")
+    peaks = {name: _largest_peak(status, name) for name in names}
+    return {
+        name: PredictedPeak(peak, origin)
+        for name, peak in peaks.items()
+        if peak and all(then.get(each, now[each]) == now[each] for each in RELEVANT_PARAMETERS.get(name, ()))
+    }
+
+
+def _largest_peak(status: RunStatus, name: str) -> int:
+    """Over the folds of a stage that are done: each may be the one that waits for a memory limit."""
+    done = (each for key, each in status.stages.items() if key == name or key.startswith(f"{name}_fold_"))
+    return max((each.peak_rss_bytes or 0 for each in done if each.state == "done"), default=0)
+
+
+def _parameters(run: RunPaths) -> dict[str, Any]:
+    """The run's parameters: of its record, which is read ten times as fast, unless a resumption changed some."""
+    try:
+        record = json.loads(run.run_json.read_bytes())
+        if len(record["attempts"]) == 1:
+            return dict(record["params"])
+    except (ValueError, LookupError, TypeError):
+        pass
+    return read_params_file(run.params_yaml)
+
+
+def _others(runs_dir: Path, run: RunPaths | None) -> Iterator[RunPaths]:
+    """The newest runs, the newest first."""
+    for other in list_runs(runs_dir)[::-1][:_NEWEST_RUNS]:
+        if run is None or other.root != run.root.absolute():
+            yield other
+
+
+def _of_training(config: RunConfig, run: RunPaths | None, measure: Measure | None) -> PredictedPeak | None:
+    step = None if run is None else _measured_step(run.preflight, config.num_workers)
+    if step is not None:
+        return PredictedPeak(_TRAINING_KERNEL_BYTES + step, "one step measured in this run, and a kernel's imports")
+    if measure is None:
+        return None
+    try:
+        peak = measure(config)
+    except (FvcError, OSError):
+        return None
+    return None if peak is None else PredictedPeak(peak, "one step on made-up clips, tried out just now")
+
+
+def _measured_step(preflight: Path, num_workers: int) -> int | None:
+    """What a training adds to its kernel by ``memory/preflight.json``; None where that says nothing."""
+    try:
+        document = json.loads(preflight.read_bytes())
+        chosen = max(int(each["micro_batch"]) for each in document["decisions"].values())
+        found = [each["found"] for each in document["measurements"].values()]
+        tried = [(each, int(step)) for each in found for n, step in each["step_bytes"].items() if int(n) <= chosen]
+        return max(
+            step + max(_PREFLIGHT_BYTES, int(each["first_use_bytes"]) + num_workers * int(each["worker_bytes"]))
+            for each, step in tried
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
