@@ -1,35 +1,35 @@
 """Running one notebook in one kernel so that its record tells the truth.
 
-papermill does the parameters and the record; what it gets wrong is corrected here: cells that never ran are not called
-completed, the record is replaced atomically, the kernel is this interpreter whatever the notebook's metadata says, and
-it talks over sockets in a private folder (default TCP ports are open to every user of a node).
+papermill puts the parameters in and gives the record its form, nbclient and jupyter_client speak with the kernel. Ours
+is what goes on between: cells that never ran are not called completed, outputs are bounded and redacted, the record is
+replaced atomically, and a kernel's death is noticed when it happens. Nothing here is shared between executions, so any
+number may run in threads of one process.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
-import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
-import papermill
-from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.manager import AsyncKernelManager
-from nbclient.exceptions import CellExecutionError, DeadKernelError
-from papermill.clientwrap import PapermillNotebookClient
-from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
-from papermill.exceptions import PapermillExecutionError
+import zmq
+from nbformat import NotebookNode
 
-from fvc_lib.services.atomic_files import write_text
+from fvc_lib.execution.bounded_log import BoundedLog
+from fvc_lib.execution.bounded_outputs import CellOutputs, RecordBudget
+from fvc_lib.execution.kernel_process import KernelNeverStartedError, KernelProcess, private_folder
+from fvc_lib.execution.output_files import OutputFiles
+from fvc_lib.execution.output_messages import OutputMessages
+from fvc_lib.execution.record import Record
+from fvc_lib.services.redaction import Redactor
 
-KERNEL_START_TIMEOUT_SECONDS = 300  # a cold, shared file system can take minutes to import a scientific stack
-
-# Without a handler of its own Python prints a library's warnings to stderr in the middle of our progress.
-logging.getLogger("papermill").addHandler(logging.NullHandler())
+# After a cell's reply its last outputs are on their way; a kernel that never says "idle" must not hold the run up.
+LAST_OUTPUTS_SECONDS = 4.0
+# Where the system cannot tell the kernel's end by itself.
+LOOK_SECONDS = 0.5
+MESSAGES_AT_ONCE = 200
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,19 @@ class CellError:
 
 @dataclass(frozen=True)
 class KernelOutcome:
-    """How an execution ended: ``error`` when a cell raised, ``died`` when the kernel went away by itself."""
+    """How an execution ended: ``error`` when a cell raised, ``died`` when the kernel went away by itself.
+
+    Attributes:
+        return_code: of the kernel's process when it died; negative for a signal.
+        never_started: why there was no kernel to run a cell; None where there was one.
+        running: the position in the record of the cell that ran when the kernel died.
+    """
 
     error: CellError | None
     died: bool
-    return_code: int | None  # of the kernel process when it died; negative for a signal
+    return_code: int | None
+    never_started: str | None = None
+    running: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -55,73 +63,114 @@ class KernelOutcome:
         return self.error is None and not self.died
 
 
-class _Manager(AsyncKernelManager):
-    """A kernel of this interpreter on private IPC sockets."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(transport="ipc", connection_file=str(folder / "k.json"))
-
-    @property
-    def kernel_spec(self) -> KernelSpec:
-        """Always the running interpreter: the notebook's own kernel name may not exist here."""
-        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        return KernelSpec(argv=argv, display_name="Python 3", language="python")
+class _KernelDiedError(Exception):
+    """The kernel's process ended while a cell ran or was about to."""
 
 
-class _Record(NotebookExecutionManager):  # type: ignore[misc]
-    """papermill's bookkeeping, saved atomically and without claiming what did not happen."""
+class _Execution:
+    """One kernel at work on one record."""
 
-    def save(self, **kwargs: Any) -> None:
-        """Replace the record in one step."""
-        if kwargs.get("nb"):
-            self.nb = kwargs["nb"]
-        if self.output_path:
-            write_text(Path(self.output_path), nbformat.writes(self.nb))
-        self.last_save_time = self.now()
+    def __init__(self, record: Record, kernel: KernelProcess, files: OutputFiles, redactor: Redactor) -> None:
+        self._record, self._kernel, self._files, self._redactor = record, kernel, files, redactor
+        self._budget = RecordBudget()
+        self._messages = OutputMessages(record.notebook, kernel.client, redactor)
+        self._shell, self._iopub = kernel.client.shell_channel.socket, kernel.client.iopub_channel.socket
+        self._poller = kernel.poller()
+        self.running: int | None = None
 
-    def notebook_complete(self, **kwargs: Any) -> None:
-        """Close the record; a cell that never ran stays ``pending``."""
-        self.end_time = self.now()
-        self.nb.metadata.papermill["end_time"] = self.end_time.isoformat()
-        self.nb.metadata.papermill["duration"] = (self.end_time - self.start_time).total_seconds()
-        self.save()
+    def run(self) -> CellError | None:
+        """Run the cells in order; the first that raises ends it.
 
-
-class _Client(PapermillNotebookClient):  # type: ignore[misc]
-    """Executes cell by cell and remembers how the kernel ended."""
-
-    on_start: Callable[[int], None] | None = None
-    return_code: int | None = None
-    error: CellError | None = None
-
-    def start_new_kernel_client(self) -> Any:
-        """Tell who is watching which process to watch, before the kernel's first reply."""
-        if self.on_start is not None:
-            self.on_start(self.km.provisioner.pid)
-        return super().start_new_kernel_client()
-
-    def papermill_execute_cells(self) -> None:
-        """Run the cells in order; the first that raises, or the kernel's death, ends it."""
-        for index, cell in enumerate(self.nb.cells):
-            self.nb_man.cell_start(cell, index)
+        Raises:
+            _KernelDiedError: while a cell ran.
+        """
+        for index, cell in enumerate(self._record.notebook.cells):
+            if cell.cell_type != "code" or not cell.source.strip():
+                self._record.begin(cell)
+                self._record.end(cell, failed=False)
+                continue
+            self.running, failed = index, True
+            outputs = CellOutputs(cell, f"cell_{index:02d}", self._budget, self._files, self._redactor)
+            self._record.begin(cell)
             try:
-                self.execute_cell(cell, index)
-            except CellExecutionError as error:
-                # Kept here because papermill takes sys.exit(0) for success, with cells left that never ran.
-                self.error = CellError(error.ename, error.evalue, cell.execution_count or 0)
-                self.nb_man.cell_exception(cell, cell_index=index, exception=error)
-                return
-            except BaseException as error:
-                self.nb_man.cell_exception(cell, cell_index=index, exception=error)
-                self._note_death(error)
-                raise
+                reply = self._execute(cell, self._record.sources[index], outputs)
+                failed = reply.get("status") != "ok" and "raises-exception" not in cell.metadata.get("tags", [])
             finally:
-                self.nb_man.cell_complete(cell, cell_index=index)
+                outputs.close()
+                self._record.end(cell, failed=failed)
+            if failed:
+                return self._error(cell, reply)
+        self._messages.keep_widgets()
+        return None
 
-    def _note_death(self, error: BaseException) -> None:
-        if isinstance(error, DeadKernelError):
-            process = getattr(self.km.provisioner, "process", None)
-            self.return_code = process.poll() if process is not None else None
+    def _error(self, cell: NotebookNode, reply: dict[str, Any]) -> CellError:
+        message = self._redactor.text(str(reply.get("evalue", "")))
+        return CellError(str(reply.get("ename", "unknown error")), message, cell.execution_count or 0)
+
+    def _execute(self, cell: NotebookNode, source: str, outputs: CellOutputs) -> dict[str, Any]:
+        """The content of the kernel's reply, after the last of its outputs."""
+        asked = self._kernel.client.execute(source, allow_stdin=False)
+        reply: dict[str, Any] | None = None
+        idle, replied_at = False, 0.0
+        while reply is None or not idle:
+            ready = self._wait(outputs, LAST_OUTPUTS_SECONDS if reply is not None else None)
+            heard = self._iopub in ready and self._take_outputs(asked, cell, outputs)
+            idle = idle or heard == "idle"
+            if self._shell in ready:
+                message = self._receive(self._shell)
+                if message and message["parent_header"].get("msg_id") == asked:
+                    reply, replied_at = message["content"], time.monotonic()
+            if heard:
+                replied_at = time.monotonic()
+            elif reply is not None and time.monotonic() - replied_at > LAST_OUTPUTS_SECONDS:
+                break
+            if (not ready and self._kernel.return_code is not None) or self._death_in(ready):
+                self._take_outputs(asked, cell, outputs, everything=True)
+                raise _KernelDiedError
+        cell.execution_count = reply.get("execution_count")
+        return reply
+
+    def _death_in(self, ready: Mapping[Any, int]) -> bool:
+        """Whether all that is ready is the kernel's end; what it said before comes first."""
+        return bool(ready) and self._shell not in ready and self._iopub not in ready
+
+    def _wait(self, outputs: CellOutputs, longest: float | None) -> dict[Any, int]:
+        due = self._record.seconds_to_save()
+        if due == 0:
+            outputs.settle()
+            self._record.save()
+            due = self._record.seconds_to_save()
+        return dict(self._poller.poll(round(1000 * min(due, LOOK_SECONDS, longest or LOOK_SECONDS)) + 1))
+
+    def _take_outputs(
+        self, asked: str, cell: NotebookNode, outputs: CellOutputs, *, everything: bool = False
+    ) -> str | None:
+        """Take what is there, not too much at once; ``idle`` when the cell's last came, None when there was nothing."""
+        heard = None
+        taken = 0
+        while everything or taken < MESSAGES_AT_ONCE:
+            message = self._receive(self._iopub)
+            if message is None:
+                break
+            taken, heard = taken + 1, "more"
+            kind, content = message["msg_type"], message["content"]
+            ours = message["parent_header"].get("msg_id") == asked
+            if kind == "status":
+                if ours and content["execution_state"] == "idle":
+                    return "idle"
+            elif kind == "execute_input":
+                cell.execution_count = content.get("execution_count") if ours else cell.execution_count
+            else:
+                # What a thread of an earlier cell says now is shown here: it would be lost there.
+                self._messages.put(message, outputs)
+        return heard
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> dict[str, Any] | None:
+        try:
+            _, message = self._kernel.client.session.recv(socket, mode=zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return None
+        return message  # type: ignore[no-any-return]
 
 
 def execute(
@@ -133,71 +182,41 @@ def execute(
     environment: Mapping[str, str],
     log: Path,
     on_start: Callable[[int], None],
+    overflow: Path | None = None,
+    root: Path | None = None,
+    redactor: Redactor | None = None,
 ) -> KernelOutcome:
     """Run ``source`` with ``parameters`` in a new kernel and keep ``record`` current while it runs.
 
     Args:
         source: the notebook; it is read, never written.
-        record: the executed copy, replaced after every cell.
+        record: the executed copy, never more than a fraction of a second behind.
         parameters: checked names and values of the parameters cell.
         folder: the kernel's working directory.
         environment: the kernel's whole environment.
-        log: gets what the kernel process and native libraries write past the notebook; appended to.
+        log: gets what the kernel process and native libraries write past the notebook; appended to, bounded.
         on_start: called with the kernel's process id.
+        overflow: folder for outputs that the record cannot hold; none: beside the log.
+        root: the folder from which files are named in texts; none: the record's.
+        redactor: hides secrets in all that is written; none: those of ``environment``.
     """
-    with tempfile.TemporaryDirectory(prefix="fvc-") as private:
-        engine = _engine(_Manager(Path(private)), dict(environment), folder, log, on_start)
-        name = f"fvc-{Path(private).name}"  # papermill has one registry for all threads
-        papermill_engines.register(name, engine)
+    redactor = redactor or Redactor(environment)
+    files = OutputFiles(overflow or log.with_suffix(".outputs"), record, root or record.parent, redactor)
+    book = Record(source, record, dict(parameters), redactor)
+    with private_folder() as private:
+        kernel = KernelProcess(private, environment, folder, BoundedLog(log, redactor))
+        work: _Execution | None = None
         try:
-            papermill.execute_notebook(
-                str(source).replace("{", "{{").replace("}", "}}"),  # papermill formats paths with the parameters
-                str(record).replace("{", "{{").replace("}", "}}"),
-                parameters=dict(parameters),
-                engine_name=name,
-                kernel_name="python3",
-                language="python",
-                progress_bar=False,
-                start_timeout=KERNEL_START_TIMEOUT_SECONDS,
-            )
-        except PapermillExecutionError:
-            pass  # the client has it
-        except DeadKernelError:
-            return KernelOutcome(None, True, engine.client.return_code)
-        except RuntimeError as error:
-            if "Kernel" not in str(error):
-                raise
-            return KernelOutcome(None, True, None)  # it never became ready, or went away while starting
+            on_start(kernel.pid)
+            kernel.connect()
+            work = _Execution(book, kernel, files, redactor)
+            error = work.run()
+            kernel.leave()
+            return KernelOutcome(error, False, None)
+        except _KernelDiedError:
+            return KernelOutcome(None, True, kernel.return_code, running=work.running if work else None)
+        except KernelNeverStartedError as reason:
+            return KernelOutcome(None, True, kernel.return_code, never_started=str(reason))
         finally:
-            papermill_engines._engines.pop(name, None)
-        return KernelOutcome(engine.client.error, False, None)
-
-
-def _engine(
-    manager: _Manager, environment: dict[str, str], folder: Path, log: Path, on_start: Callable[[int], None]
-) -> Any:
-    """Papermill wants an engine class; this one is bound to one kernel."""
-
-    class BoundEngine(Engine):  # type: ignore[misc]
-        client: _Client | None = None
-
-        @classmethod
-        def execute_notebook(cls, nb: Any, kernel_name: str, output_path: str | None = None, **options: Any) -> Any:
-            record = _Record(nb, output_path=output_path, progress_bar=False)
-            record.notebook_start()
-            try:
-                cls.client = _Client(
-                    record,
-                    km=manager,
-                    kernel_name=kernel_name,
-                    startup_timeout=options["start_timeout"],
-                    log=logging.getLogger("papermill"),
-                )
-                cls.client.on_start = on_start
-                with log.open("ab") as stream:
-                    cls.client.execute(env=environment, cwd=str(folder), stdout=stream, stderr=stream, cleanup_kc=True)
-            finally:
-                record.notebook_complete()
-            return record.nb
-
-    return BoundEngine
+            kernel.close()
+            book.close()

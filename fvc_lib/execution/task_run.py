@@ -22,6 +22,7 @@ from fvc_lib.execution.status import StageStatus
 from fvc_lib.execution.supervisor import KernelWatch
 from fvc_lib.services.allocator_settings import allocator_environment
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
 
 # Threads that wait asleep: by default they spin, and where another process wants a core too, training a small network
@@ -74,6 +75,7 @@ class TaskRun:
         self._attempt = attempt
         self._extra = dict(extra_environment or {})
         self._watch = KernelWatch()
+        self._redactor = Redactor({**os.environ, **self._extra})
         self._signals: list[int] = []
         self._started = time.monotonic()
         name, fold = task.stage.name, task.fold
@@ -119,6 +121,9 @@ class TaskRun:
                 environment={**kernel_environment(os.environ), **given},
                 log=self.run.stage_log(name, fold),
                 on_start=self._kernel_started,
+                overflow=self.run.output_overflow(name, fold),
+                root=self.run.root,
+                redactor=self._redactor,
             )
         finally:
             self._watch.stop()

@@ -1,20 +1,37 @@
 """Secrets of the environment never reach a file that a run leaves behind.
 
 A run folder is copied, mailed and shown; a token that a cell printed, or a command that was typed with one, would go
-with it.
+with it. What is known as a secret: the values of variables whose names say so, the password within any variable's URL,
+and the user part of a URL in the text itself (``https://user:password@host``). Each is found as it is, quoted for a
+URL, for JSON, for Python or for HTML, and in base64 at whatever offset. What is not found: a secret that a program
+read from a file or a vault, one typed as an option's value, one that was encrypted, hashed, compressed or cut in
+pieces, and values shorter than six characters, which stand in every text.
 """
 
 from __future__ import annotations
 
+import base64
+import html
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, quote_plus
 
-# Names whose values are secrets by custom. HOME, PATH and the like never match.
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|AUTH|COOKIE", re.IGNORECASE)
-_HARMLESS_NAME = re.compile(r"^(SSH_AUTH_SOCK|XAUTHORITY)$")
-# Shorter values ("1", "true", "root") stand in every text, and what hides them hides the text.
+# Names whose values are secrets by custom. HOME, PATH and the like never match, nor does GIT_AUTHOR_NAME.
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|AUTH(?!OR(?!IZ))|COOKIE|_KEY$|_PWD$|_PAT$",
+    re.IGNORECASE,
+)
+# These hold where something is, or what it is called.
+_HARMLESS_NAME = re.compile(r"^(SSH_AUTH_SOCK|XAUTHORITY|PWD|OLDPWD)$|_(FILE|PATH|DIR|URL|URI)$", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+# In any text: the password of a URL, or a user part long enough to be a token (``git@host`` stands).
+_URL_SECRET = re.compile(r"(?<=://)(?:([^/\s:@\"'<>]*):[^/\s@\"'<>]+|[^/\s:@\"'<>]{16,})(?=@)")
+_OPEN_URL = re.compile(r":(?:/(?:/[^\s@/\"'<>]{0,512})?)?$")
 _SHORTEST = 6
+_SHORTEST_ENCODED = 10
 REPLACEMENT = "[secret]"
 
 
@@ -27,15 +44,91 @@ class Redactor:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
-        values = {
-            value
-            for name, value in environ.items()
-            if len(value) >= _SHORTEST and _SECRET_NAME.search(name) and not _HARMLESS_NAME.match(name)
-        }
+        forms = {form for value in _secret_values(environ) for form in _forms(value)}
         # The longest first: one secret may begin with another.
-        ordered = sorted(values, key=lambda value: (-len(value), value))
-        self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self._forms = sorted(forms, key=lambda form: (-len(form), form))
+        self._longest = len(self._forms[0]) if self._forms else 0
 
     def text(self, text: str) -> str:
-        """``text`` with each secret value replaced by ``[secret]``."""
-        return text if self._pattern is None else self._pattern.sub(REPLACEMENT, text)
+        """``text`` with each secret replaced by ``[secret]``."""
+        for form in self._forms:
+            if form in text:
+                text = text.replace(form, REPLACEMENT)
+        if "://" in text and "@" in text:
+            text = _URL_SECRET.sub(_without_password, text)
+        return text
+
+    def tree(self, value: Any) -> Any:
+        """A copy of a JSON-like ``value`` with every text in it, keys included, redacted; other values as they are."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list | tuple):
+            return [self.tree(part) for part in value]
+        if isinstance(value, dict):
+            return {self.tree(key): self.tree(part) for key, part in value.items()}
+        return value
+
+    def held_back(self, text: str) -> int:
+        """How many characters at the end of ``text`` may be the beginning of a secret that goes on elsewhere."""
+        held = 0
+        for form in self._forms:
+            start = text.find(form[0], max(0, len(text) - len(form) + 1))
+            while start >= 0:
+                if form.startswith(text[start:]):
+                    held = max(held, len(text) - start)
+                    break
+                start = text.find(form[0], start + 1)
+        if match := _OPEN_URL.search(text, max(0, len(text) - 520)):
+            held = max(held, len(text) - match.start())
+        return held
+
+
+class StreamRedactor:
+    """Redacts a text that comes in pieces: a secret cut in two by their border is found too.
+
+    What may be a secret's beginning is kept until what follows shows that it is none.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._kept = ""
+
+    def feed(self, piece: str) -> str:
+        """What of all that came so far may be shown now."""
+        text = self._redactor.text(self._kept + piece)
+        held = self._redactor.held_back(text)
+        self._kept = text[len(text) - held :] if held else ""
+        return text[: len(text) - held] if held else text
+
+    def close(self) -> str:
+        """What was kept back, now that nothing follows."""
+        kept, self._kept = self._kept, ""
+        return kept
+
+
+def _without_password(match: re.Match[str]) -> str:
+    return REPLACEMENT if match[1] is None else f"{match[1]}:{REPLACEMENT}"
+
+
+def _secret_values(environ: Mapping[str, str]) -> Iterator[str]:
+    for name, value in environ.items():
+        if _SECRET_NAME.search(name) and not _HARMLESS_NAME.search(name):
+            yield value
+            yield value.strip()
+        for match in _URL_PASSWORD.finditer(value):
+            yield match[1]
+
+
+def _forms(value: str) -> Iterator[str]:
+    """The ways in which a secret is written; none of a value too short to be told from other text."""
+    if len(value) < _SHORTEST:
+        return
+    yield from (value, quote(value, safe=""), quote(value), quote_plus(value), html.escape(value))
+    yield from (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1])
+    raw = os.fsencode(value)
+    for offset in range(3):  # what stands before it decides how its bytes fall into base64's groups of three
+        padded = b"\0" * offset + raw
+        first, end = (offset * 8 + 5) // 6, len(padded) * 8 // 6
+        for encoded in (base64.b64encode(padded), base64.urlsafe_b64encode(padded)):
+            if end - first >= _SHORTEST_ENCODED:
+                yield encoded[first:end].decode()

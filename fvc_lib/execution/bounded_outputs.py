@@ -1,0 +1,254 @@
+"""What of a cell's output its record holds: never more than a record may weigh, whatever is printed or shown.
+
+Of a stream the beginning and the end stand in the record and all of it in a linked file; an output too heavy to stand
+in the record is a link. Everything is redacted before it is kept anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from fvc_lib.execution.bounded_log import BoundedLog
+from fvc_lib.execution.output_files import LINK_KEY, OutputFiles
+from fvc_lib.services.redaction import Redactor, StreamRedactor
+
+RECORD_BYTES = 4_000_000  # a record stays under 5 MB; the rest is for what every cell may say when this is used up
+STREAM_BYTES = 128_000  # of one stream of one cell, half of it for its end
+OUTPUT_BYTES = 1_500_000  # of one shown output
+FLOOR_BYTES = 2_000  # what a cell may always say
+ERROR_CHARACTERS = 20_000
+
+
+def weight(value: Any) -> int:
+    """How many bytes ``value`` takes in a record."""
+    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+class RecordBudget:
+    """What is left of a record's weight, shared by its cells in their order."""
+
+    def __init__(self, record_bytes: int = RECORD_BYTES) -> None:
+        self.left = record_bytes
+
+    def share(self) -> int:
+        """What the next cell may weigh: most of what is left, so that later ones have something too."""
+        return max(FLOOR_BYTES, self.left * 3 // 4)
+
+
+class CellOutputs:
+    """The outputs of one cell, kept within its share of the record.
+
+    Args:
+        cell: its ``outputs`` are what stands in the record.
+        label: begins the names of its files.
+        budget: the record's.
+    """
+
+    def __init__(
+        self, cell: NotebookNode, label: str, budget: RecordBudget, files: OutputFiles, redactor: Redactor
+    ) -> None:
+        self._outputs: list[NotebookNode] = cell.outputs
+        self._label, self._budget, self._files, self._redactor = label, budget, files, redactor
+        self._share = budget.share()
+        self._used = 0
+        self._shown = self._left_out = 0
+        self._streams: dict[str, _Stream] = {}
+        self._clear_next = False
+
+    def print(self, name: str, text: str) -> None:
+        """Add to stream ``name``."""
+        self._clear_if_due()
+        if name not in self._streams:
+            limit = min(STREAM_BYTES, max(FLOOR_BYTES, self._share // 4))
+            self._streams[name] = _Stream(name, f"{self._label}_{name}.txt", limit, self._files, self._redactor)
+        stream = self._streams[name]
+        before = stream.weight
+        stream.write(text, self._outputs)
+        self._used += stream.weight - before
+
+    def show(self, kind: str, content: dict[str, Any]) -> NotebookNode:
+        """Add a ``display_data``, ``execute_result`` or ``error``; returns the output that stands in the record."""
+        self._clear_if_due()
+        self._shown += 1
+        output: NotebookNode = nbformat.v4.new_output(kind)
+        if kind == "error":
+            output.update(_bounded_error(self._redactor.tree(content)))
+        else:
+            output.update(self._bounded(content, f"{self._label}_output_{self._shown}"))
+            if kind == "execute_result":
+                output["execution_count"] = content.get("execution_count")
+        if self._room_for(weight(output)) or kind == "error":  # what ended a cell is always told
+            self._outputs.append(output)
+        else:
+            self._left_out += 1
+        return output
+
+    def replace(self, output: NotebookNode, content: dict[str, Any]) -> None:
+        """Put what ``content`` shows in the place of ``output`` (``update_display_data``)."""
+        before = weight(output)
+        output.update(self._bounded(content, f"{self._label}_updated_{id(output) % 10_000}"))
+        self._used += weight(output) - before
+
+    def clear(self, wait: bool) -> None:
+        """Forget what was shown, now or when something follows."""
+        self._clear_next = True
+        if not wait:
+            self._clear_if_due()
+
+    def settle(self) -> None:
+        """Bring the record's copy up to date: the end of each long stream, and how much was left out."""
+        for stream in self._streams.values():
+            stream.settle(self._outputs)
+        if self._left_out:
+            note = f"[{self._left_out} more outputs are not in this record, which would be too large]"
+            self._outputs[:] = [output for output in self._outputs if LINK_KEY + "_count" not in output.metadata]
+            self._outputs.append(nbformat.v4.new_output("display_data", {"text/plain": note}, **_marked("_count", "")))
+
+    def close(self) -> None:
+        """Write what was kept back, close the files and take what the cell weighs off the record's budget."""
+        for stream in self._streams.values():
+            stream.close(self._outputs)
+        self.settle()
+        self._budget.left -= weight(self._outputs)
+
+    def _bounded(self, content: dict[str, Any], stem: str) -> dict[str, Any]:
+        """``data`` and ``metadata`` as they may stand in the record: themselves, or a link to a file that has them."""
+        data, metadata = self._redactor.tree(content.get("data", {})), self._redactor.tree(content.get("metadata", {}))
+        size = weight(data) + weight(metadata)
+        limit = min(OUTPUT_BYTES, max(FLOOR_BYTES // 2, self._share - self._used))
+        if size <= limit:
+            return {"data": data, "metadata": metadata}
+        written = self._files.keep(stem, data)
+        megabytes = f"{size / 1e6:.1f} MB, too large for this record"
+        if not written:
+            return {"data": {"text/plain": f"[an output of {megabytes}, was not kept]"}, "metadata": {}}
+        links = ", ".join(self._files.link(path) for path in written)
+        names = ", ".join(self._files.name(path) for path in written)
+        shown = {"text/plain": f"[{megabytes}: {names}]", "text/html": f"<p>[{megabytes}: {links}]</p>"}
+        return {"data": shown, "metadata": {LINK_KEY: names}}
+
+    def _room_for(self, size: int) -> bool:
+        """Whether ``size`` more fits; what was replaced or cleared meanwhile is counted off first."""
+        if self._used + size > self._share + FLOOR_BYTES and not self._left_out:
+            self._used = weight(self._outputs)
+        fits = self._used + size <= self._share + FLOOR_BYTES
+        self._used += size if fits else 0
+        return fits
+
+    def _clear_if_due(self) -> None:
+        if self._clear_next:
+            self._clear_next = False
+            self._outputs.clear()
+            self._used = self._left_out = 0
+            for stream in self._streams.values():
+                stream.clear()
+
+
+class _Stream:
+    """One stream of one cell: where its text goes."""
+
+    def __init__(self, name: str, file: str, limit: int, files: OutputFiles, redactor: Redactor) -> None:
+        self._name, self._file, self._limit, self._files = name, file, limit, files
+        self._redacting = StreamRedactor(redactor)
+        self._log: BoundedLog | None = None
+        self._head: list[NotebookNode] = []
+        self._tail = ""
+        self._total = 0  # characters that overflowed
+        self._end: tuple[NotebookNode, NotebookNode] | None = None
+        self.weight = 0
+
+    def write(self, text: str, outputs: list[NotebookNode]) -> None:
+        self._add(self._redacting.feed(text), outputs)
+
+    def clear(self) -> None:
+        self._head, self._tail, self._total, self._end, self.weight = [], "", 0, None, 0
+
+    def close(self, outputs: list[NotebookNode]) -> None:
+        self._add(self._redacting.close(), outputs)
+        if self._log is not None:
+            self._log.close()
+
+    def settle(self, outputs: list[NotebookNode]) -> None:
+        """Where it overflowed: a link and the end of the text."""
+        if not self._total or self._log is None:
+            return
+        if self._end is None:
+            self._end = (nbformat.v4.new_output("display_data"), nbformat.v4.new_output("stream", name=self._name))
+            outputs.extend(self._end)
+        link, end = self._end
+        text = f"{self._name} goes on, {self._total + self._head_length():,} characters in all; the whole text:"
+        link["data"] = {
+            "text/plain": f"[{text} {self._files.name(self._log.path)}]",
+            "text/html": f"<p>[{text} {self._files.link(self._log.path)}]</p>",
+        }
+        link["metadata"] = {LINK_KEY: self._files.name(self._log.path)}
+        end["text"] = _fitting(self._tail, self._limit // 2, from_end=True)
+
+    def _add(self, text: str, outputs: list[NotebookNode]) -> None:
+        if not text:
+            return
+        if self._log is None and self.weight <= self._limit // 2:
+            self._add_to_head(text, outputs)
+            return
+        if self._log is None:
+            self._log = self._files.log(self._file)
+            self._log.write("".join(output["text"] for output in self._head))
+        self._log.write(text)
+        self._total += len(text)
+        self._tail = (self._tail + text)[-self._limit // 2 :]
+
+    def _add_to_head(self, text: str, outputs: list[NotebookNode]) -> None:
+        if not (self._head and outputs and outputs[-1] is self._head[-1]):
+            self._head.append(nbformat.v4.new_output("stream", name=self._name, text=""))
+            outputs.append(self._head[-1])
+        output = self._head[-1]
+        done, newline, line = output["text"].rpartition("\n")
+        fresh = _without_rewritten(line + text)
+        room = self._limit // 2 - self.weight + weight(line)
+        kept = _fitting(fresh, max(0, room), from_end=False)
+        output["text"] = done + newline + kept
+        self.weight += weight(kept) - weight(line)
+        if len(kept) < len(fresh):
+            self.weight = self._limit  # full: what follows, this rest first, goes to the file
+            self._add(fresh[len(kept) :], outputs)
+
+    def _head_length(self) -> int:
+        return sum(len(output["text"]) for output in self._head)
+
+
+def _without_rewritten(text: str) -> str:
+    """Lines as a terminal shows them: of a progress bar that went back to the line's start, what it wrote last."""
+    if "\r" not in text:
+        return text
+    return "\n".join(line[line.rstrip("\r").rfind("\r") + 1 :] for line in text.split("\n"))
+
+
+def _fitting(text: str, room: int, *, from_end: bool) -> str:
+    """As much of one end of ``text`` as weighs at most ``room`` bytes in a record."""
+    if weight(text) <= room:
+        return text
+    shortest, longest = 0, min(len(text), room)
+    while shortest < longest:
+        middle = (shortest + longest + 1) // 2
+        piece = text[len(text) - middle :] if from_end else text[:middle]
+        shortest, longest = (middle, longest) if weight(piece) <= room else (shortest, middle - 1)
+    return text[len(text) - shortest :] if from_end else text[:shortest]
+
+
+def _bounded_error(content: dict[str, Any]) -> dict[str, Any]:
+    lines, room = [], ERROR_CHARACTERS
+    for line in reversed([str(line) for line in content.get("traceback", [])]):  # the end says what happened
+        lines.append(line if len(line) <= room else f"[...]{line[len(line) - room :]}")
+        room = max(200, room - len(line))
+    kept = lines[:60]
+    message = str(content.get("evalue", ""))
+    evalue = message if len(message) <= ERROR_CHARACTERS else message[:ERROR_CHARACTERS] + " [...]"
+    return {"ename": str(content.get("ename", "")), "evalue": evalue, "traceback": list(reversed(kept))}
+
+
+def _marked(suffix: str, value: str) -> dict[str, Any]:
+    return {"metadata": {LINK_KEY + suffix: value}}

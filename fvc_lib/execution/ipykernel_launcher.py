@@ -1,0 +1,61 @@
+"""What the kernel's process runs: ipykernel, with what a headless record needs and without what it does not.
+
+Run as a file, so that nothing of ours is imported into a notebook that does not ask for it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# A script's own folder comes first on the path, and ours has modules of common names.
+del sys.path[0]
+
+# Completion and debugging at a prompt nobody sits at. A notebook that imports them itself gets them.
+_UNUSED = ("jedi", "debugpy")
+for _name in _UNUSED:
+    sys.modules[_name] = None  # type: ignore[assignment]
+
+import zmq  # noqa: E402
+from ipykernel.iostream import OutStream  # noqa: E402
+from ipykernel.kernelapp import IPKernelApp  # noqa: E402
+
+for _name in _UNUSED:
+    sys.modules.pop(_name, None)
+
+PIECE_CHARACTERS = 1 << 20
+
+
+class PiecewiseStream(OutStream):
+    """Hands a long text over in pieces, so that nobody needs room for all of it at once."""
+
+    def write(self, string: str) -> int:
+        """Write ``string``; of one longer than a piece each piece is sent before the next."""
+        if not isinstance(string, str) or len(string) <= PIECE_CHARACTERS:
+            self._unsent = getattr(self, "_unsent", 0) + (len(string) if isinstance(string, str) else 0)
+            written = super().write(string)
+            if self._unsent > PIECE_CHARACTERS:  # many short texts within one interval between two sendings
+                self._unsent = 0
+                self.flush()  # type: ignore[no-untyped-call]
+            return written or 0
+        for start in range(0, len(string), PIECE_CHARACTERS):
+            super().write(string[start : start + PIECE_CHARACTERS])
+            self.flush()  # type: ignore[no-untyped-call]
+        return len(string)
+
+
+class HeadlessKernel(IPKernelApp):
+    """ipykernel on sockets that lose nothing: a cell that prints faster than it is read waits."""
+
+    def _bind_socket(self, s: zmq.Socket[bytes], port: int) -> int:
+        if s.socket_type == zmq.XPUB:
+            s.setsockopt(zmq.XPUB_NODROP, 1)
+            s.sndhwm = 64
+        return super()._bind_socket(s, port)  # type: ignore[no-any-return, no-untyped-call]
+
+
+if __name__ == "__main__":
+    options = [
+        "--HistoryManager.enabled=False",  # several kernels would wait for one sqlite file
+        "--IPKernelApp.outstream_class=__main__.PiecewiseStream",
+    ]
+    HeadlessKernel.launch_instance([*sys.argv[1:], *options])
