@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fvc_lib.execution.fingerprint import fingerprint_of, read_record, reason_to_run
 from fvc_lib.execution.notebook_files import STAGE_PARAMETERS, Notebook, read_notebook
-from fvc_lib.execution.stages import STAGES, Stage, Task, tasks_in_order
+from fvc_lib.execution.stages import STAGES, Stage, Task, needed_tasks, tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.run_paths import RunPaths
@@ -19,8 +19,10 @@ class PlannedTask:
     """One task and the decision about it.
 
     Attributes:
+        run: whether this command runs it.
         finished_before: it has been finished at some time, with whatever parameters and code.
-        redo: what it wrote before counts no more and makes room; otherwise it goes on from what is there.
+        redo: what it wrote before counts no more and makes room; otherwise it goes on from what is there. Also of a
+            task that does not run itself now but rests on one that is made anew.
     """
 
     task: Task
@@ -55,6 +57,8 @@ def make_plan(
     *,
     only: Stage | None = None,
     start: Stage | None = None,
+    force: Sequence[Stage] = (),
+    tasks: frozenset[str] | None = None,
     stages: Sequence[Stage] = STAGES,
 ) -> list[PlannedTask]:
     """Decide for every task whether it runs.
@@ -65,27 +69,76 @@ def make_plan(
         run: the run to continue; None for a new one, in which everything runs.
         only: run this stage and no other.
         start: run this stage and all that follow from it, finished or not.
+        force: these stages count as not finished; what depends on them follows.
+        tasks: keys of the tasks this command works on as far as they are not finished; the others are left to others.
+            None: all.
         stages: the run's stages.
+
+    Raises:
+        UsageError: a task of ``tasks`` needs one that is neither finished nor among them.
     """
-    tasks = tasks_in_order(config, stages)
+    ordered = tasks_in_order(config, stages)
     if run is None:
-        return [PlannedTask(task, True, "new run") for task in tasks]
+        plan = [PlannedTask(task, True, "new run") for task in ordered]
+    else:
+        plan = _decide(ordered, notebooks, config, run, only, start, force)
+    return plan if tasks is None else _only_tasks(plan, tasks)
+
+
+def _decide(
+    ordered: Sequence[Task],
+    notebooks: Mapping[str, Notebook],
+    config: RunConfig,
+    run: RunPaths,
+    only: Stage | None,
+    start: Stage | None,
+    force: Sequence[Stage],
+) -> list[PlannedTask]:
     plan: list[PlannedTask] = []
-    for task in tasks:
+    for task in ordered:
         finished = read_record(run.stage_checkpoint(task.stage.name, task.fold)) is not None
-        asked, reason = _asked_for(task, tasks, config, only, start)
+        asked, reason = _asked_for(task, ordered, config, only, start, force)
         if asked is None:
             reason = _why_again(task, plan, notebooks, config, run)
             asked = reason is not None
-        forced = asked and (task.stage in (only, start) or not config.use_mlops_pipeline)
+        forced = asked and (task.stage in (only, start, *force) or not config.use_mlops_pipeline)
         plan.append(
             PlannedTask(task, asked, reason or "finished, nothing changed", finished, asked and (finished or forced))
         )
     return plan
 
 
+def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[PlannedTask]:
+    """``plan`` with the tasks other than ``keys`` left to others."""
+    needed = needed_tasks([planned.task for planned in plan])
+    unfinished = {planned.task.key: planned.reason for planned in plan if planned.run}
+    for key in sorted(keys & unfinished.keys()):
+        if missing := sorted((needed[key] & unfinished.keys()) - keys):
+            why = ", ".join(f"{name} ({unfinished[name]})" for name in missing)
+            raise UsageError(
+                f"{key} cannot run yet: it needs {why}, which no command was given together with it. Run that first, "
+                "or name it in --tasks as well."
+            )
+    anew = {planned.task.key for planned in plan if planned.run and planned.redo and planned.task.key in keys}
+    narrowed = []
+    for planned in plan:
+        key = planned.task.key
+        if planned.run and key not in keys:
+            # Its old numbers must not stand beside the new ones they do not follow from.
+            redo = planned.finished_before and bool(needed[key] & anew)
+            anew |= {key} if redo else set()
+            planned = replace(planned, run=False, redo=redo, reason=f"left to another job: {planned.reason}")
+        narrowed.append(planned)
+    return narrowed
+
+
 def _asked_for(
-    task: Task, tasks: Sequence[Task], config: RunConfig, only: Stage | None, start: Stage | None
+    task: Task,
+    tasks: Sequence[Task],
+    config: RunConfig,
+    only: Stage | None,
+    start: Stage | None,
+    force: Sequence[Stage],
 ) -> tuple[bool | None, str | None]:
     """Whether the command itself decides about ``task``; None when its state has to."""
     stage = task.stage
@@ -93,6 +146,8 @@ def _asked_for(
         return stage is only, "asked for by --only" if stage is only else "not asked for"
     if stage is start:
         return True, "asked for by --from"
+    if stage in force:
+        return True, "asked for by --force"
     if not config.use_mlops_pipeline:
         names = [other.stage.name for other in tasks]
         if start is not None and names.index(stage.name) < names.index(start.name):

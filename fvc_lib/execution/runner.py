@@ -1,173 +1,229 @@
-"""Runs the planned tasks one after another and keeps ``status.json`` true while it does.
+"""Runs the planned tasks, several at once where they need nothing of each other, and keeps the status true meanwhile.
 
-The kernel does the work; this process stays small, watches it from outside, forwards signals and says what happened.
+The kernels do the work; this process stays small. Each task has a thread of its own that waits for its kernel. The
+main thread begins tasks, forwards signals, draws the terminal and is the only one that writes the status.
 """
 
 from __future__ import annotations
 
 import os
-import platform
-import shlex
+import queue
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 
-from fvc_lib.execution.fingerprint import Fingerprint, fingerprint_of, record_finished
+import psutil
+
+from fvc_lib.execution.end_lines import end_lines
+from fvc_lib.execution.memory_shares import MemoryShares, share_memory
 from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.plan import PlannedTask
-from fvc_lib.execution.run_lock import run_lock
-from fvc_lib.execution.stage_end import exit_code_of_signals
+from fvc_lib.execution.predicted_memory import PredictedPeak
+from fvc_lib.execution.run_lock import run_lock, task_locks, writing_in_turn
+from fvc_lib.execution.scheduling import Schedule, first_that_fits
+from fvc_lib.execution.stage_end import STOPPED, exit_code_of_signals
 from fvc_lib.execution.stages import Task
-from fvc_lib.execution.status import RunState, StageStatus, read_status, utc_now
-from fvc_lib.execution.superseding import begin_fold_state, set_aside
+from fvc_lib.execution.status import StageStatus, utc_now
+from fvc_lib.execution.status_book import StatusBook
+from fvc_lib.execution.superseding import set_aside
 from fvc_lib.execution.task_run import TaskRun
+from fvc_lib.execution.task_work import run_task
 from fvc_lib.execution.terminal import Terminal
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.run_paths import RunPaths
 
-STATE_OF_EXIT: dict[int, RunState] = {75: "requeue", 130: "interrupted", 143: "interrupted"}
+SHOW_SECONDS = 0.5
+_STOPPED_CODES = (STOPPED, 130, 143)
+End = tuple[TaskRun, "Future[StageStatus]"]
 
 
 class Runner:
-    """One run being worked on; only one process at a time may do so."""
+    """One run, or some tasks of it, being worked on; no other process may work on the same meanwhile.
+
+    Args:
+        run: the run.
+        config: its parameters.
+        notebooks: by stage name.
+        terminal: where to tell what happens.
+        jobs: at most so many tasks at once.
+        only_tasks: keys of the tasks to work on, while other jobs may work on others; None: the whole run.
+        predicted: the expected peak memory of one task by stage name; fewer run at once where they would not fit.
+    """
 
     def __init__(
-        self, run: RunPaths, config: RunConfig, notebooks: Mapping[str, Notebook], terminal: Terminal | None = None
+        self,
+        run: RunPaths,
+        config: RunConfig,
+        notebooks: Mapping[str, Notebook],
+        terminal: Terminal | None = None,
+        *,
+        jobs: int = 1,
+        only_tasks: frozenset[str] | None = None,
+        predicted: Mapping[str, PredictedPeak] | None = None,
     ) -> None:
-        self.run = run
-        self.config = config
-        self.notebooks = notebooks
+        self.run, self.config, self.notebooks = run, config, notebooks
         self.terminal = terminal or Terminal()
-        self._at_work: TaskRun | None = None
+        # The straight pass is one notebook after the other by definition.
+        self._jobs = max(1, jobs) if config.use_mlops_pipeline else 1
+        self._only_tasks = only_tasks
+        self._predicted = predicted
+        self._running: dict[str, TaskRun] = {}
+        self._events: queue.SimpleQueue[End | None] = queue.SimpleQueue()  # put from signal handlers: never blocks
         self._signals: list[int] = []
+        self._forwarded = 0
         self._taken_over = False
+        self._exit_codes: list[int] = []  # of tasks that did not succeed, as they ended
+        self._errors: list[BaseException] = []  # of threads: what a kernel does is no exception here
         self._told: set[str] = set()
 
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
-        """Run what ``make_plan`` says once the run is ours; returns the exit code. The first failure ends the run.
+        """Run what ``make_plan`` says once the run is ours; returns the exit code.
+
+        After the first failure no task begins; those that run go on to their end. The first signal asks every running
+        task to save and leave, the second kills them.
 
         Raises:
             UsageError: another process is at work on this run.
             OSError: the run folder cannot be written; the status says so where it still can.
         """
-        with run_lock(self.run, say=self.terminal.line, on_lost=self._lost), self._signals_noted():
-            plan = make_plan()
-            self.status = read_status(self.run)
-            self._begin(plan)
+        with self._locked(), self._signals_noted():
+            plan = self._planned(make_plan)
+            # Before anything runs: a redo that fails half-way must not leave the old numbers standing as the run's own.
+            set_aside(self.run, [planned.task for planned in plan if planned.redo])
+            self._book = StatusBook(self.run, self._only_tasks, may_write=lambda: not self._taken_over)
+            self._book.begin(plan)
             exit_code = 1  # what an exception leaves behind
             try:
                 exit_code = self._run_tasks(plan)
             finally:
-                self._finish(exit_code)
+                self._book.finish(exit_code)
             return 1 if self._taken_over else exit_code  # not 75: nobody is to requeue what another host works on
 
-    def _begin(self, plan: Sequence[PlannedTask]) -> None:
-        if any(stage.attempts for stage in self.status.stages.values()):
-            self.status.attempt += 1
-        for stage in self.status.stages.values():
-            if stage.state == "running":  # its runner died without a word
-                stage.state, stage.reason = "interrupted", "the runner died"
-        self.status.state, self.status.exit_code, self.status.finished_utc = "running", None, None
-        self.status.runner_pid, self.status.runner_host = os.getpid(), platform.node()
-        # Before anything runs: a redo that fails half-way must not leave the old numbers standing as the run's own.
-        set_aside(self.run, [planned.task for planned in plan if planned.run and planned.redo])
-        for planned in plan:
-            stage = self.status.stage(planned.task.key)
-            if planned.run:
-                stage.state, stage.reason = "pending", planned.reason
-                stage.error = stage.exit_code = None
-            elif planned.finished_before:
-                stage.state, stage.reason = "done", None
-        self._write_status()
-
     def _run_tasks(self, plan: Sequence[PlannedTask]) -> int:
-        started = time.monotonic()
-        before = self.status.duration_seconds or 0.0
-        for planned in plan:
-            if not planned.run:
-                continue
-            if self._signals:  # it came between two stages
-                return exit_code_of_signals(self._signals)
-            exit_code = self._run_task(planned.task)
-            self.status.duration_seconds = round(before + time.monotonic() - started, 3)
-            self._write_status()
-            if exit_code:
-                return exit_code
-        return 0
+        schedule = Schedule(plan, straight=not self.config.use_mlops_pipeline)
+        budget, own_bytes = memory_budget(self.config.mem_gb), psutil.Process().memory_info().rss
+        shares = share_memory(plan, self._jobs, budget, own_bytes, self._predicted)
+        for line in shares.lines:
+            self.terminal.line(line)
+        with ThreadPoolExecutor(self._jobs, thread_name_prefix="fvc-task") as pool:
+            try:
+                self._until_all_ended(schedule, shares, pool)
+            finally:
+                for at_work in self._running.values():  # left by an exception: nobody would wait for them any more
+                    at_work.signal(signal.SIGTERM)
+        if self._errors:
+            raise self._errors[0]
+        return self._exit_code(schedule)
 
-    def _finish(self, exit_code: int) -> None:
-        all_done = all(stage.state == "done" for stage in self.status.stages.values())
-        unfinished: RunState = STATE_OF_EXIT.get(exit_code, "failed" if exit_code else "interrupted")
-        self.status.state = "done" if all_done and not exit_code else unfinished
-        self.status.exit_code = exit_code
-        self.status.finished_utc = utc_now()
-        self.status.runner_pid = None
-        self._write_status()
+    def _until_all_ended(self, schedule: Schedule, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
+        shown = time.monotonic()
+        while True:
+            self._forward_signals()
+            while (task := self._next(schedule, shares)) is not None:
+                schedule.begin(task)
+                self._begin(task, shares, pool)
+            self._book.publish()
+            if not self._running:
+                return
+            while (end := self._wait(shown)) is None and self._forwarded == len(self._signals):
+                self.terminal.show([at_work.snapshot() for at_work in self._running.values()])
+                shown = time.monotonic()
+            if end is not None:
+                self._ended(*end, schedule)
 
-    def _run_task(self, task: Task) -> int:
-        begin_fold_state(self.run, task)
-        stage = self.status.stage(task.key)
+    def _next(self, schedule: Schedule, shares: MemoryShares) -> Task | None:
+        if self._signals or self._exit_codes:
+            return None
+        running = [at_work.task for at_work in self._running.values()]
+        return first_that_fits(schedule.ready(), running, shares.at_once)
+
+    def _wait(self, shown: float) -> End | None:
+        """A task that ended, as soon as it does; None when it is time to look around."""
+        try:
+            return self._events.get(timeout=max(0.0, shown + SHOW_SECONDS - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _begin(self, task: Task, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
+        stage = self._book.stage(task.key)
         stage.state, stage.started_utc, stage.finished_utc = "running", utc_now(), None
         stage.attempts += 1
-        self._write_status()
-        fingerprint = self._fingerprint(task)
-        self._execute(task, stage)
-        stage.finished_utc = utc_now()
-        self.status.peak_rss_bytes = max(self.status.peak_rss_bytes or 0, stage.peak_rss_bytes or 0)
-        if stage.exit_code == 0 and not self._taken_over:
-            if self._fingerprint(task) == fingerprint:
-                record_finished(task, fingerprint, self.run)
-            else:
-                self.terminal.line(f"  {task.key}: its code or inputs changed while it ran; --resume repeats it")
-        self._say(task, stage)
-        return stage.exit_code or 0
-
-    def _execute(self, task: Task, stage: StageStatus) -> None:
-        notebook = self.notebooks[task.stage.name]
-        self._at_work = TaskRun(
-            self.run, self.config, task, notebook, attempt=stage.attempts, say=self.terminal.line, told=self._told
+        self._book.put(task.key, stage)
+        at_work = TaskRun(
+            self.run,
+            self.config,
+            task,
+            self.notebooks[task.stage.name],
+            attempt=stage.attempts,
+            extra_environment=shares.environment(task),
+            say=self.terminal.line,
+            told=self._told,
         )
-        ended = threading.Event()
-        reporter = threading.Thread(target=self._report, args=(self._at_work, ended), daemon=True)
-        reporter.start()
-        try:
-            self._at_work.execute(stage)
-        finally:
-            ended.set()
-            reporter.join()
-            self._at_work = None
+        self._running[task.key] = at_work
+        future = pool.submit(run_task, at_work, stage, self.terminal.line, lambda: self._taken_over)
+        future.add_done_callback(lambda ended: self._events.put((at_work, ended)))
 
-    def _write_status(self) -> None:
-        if not self._taken_over:
-            self.status.write(self.run)
-
-    def _fingerprint(self, task: Task) -> Fingerprint:
-        return fingerprint_of(task, self.notebooks[task.stage.name], self.run, self.config)
-
-    def _say(self, task: Task, stage: StageStatus) -> None:
-        peak = f"{(stage.peak_rss_bytes or 0) / 1e9:.2f} GB"
-        self.terminal.line(f"{task.key:<28} {stage.state:<12} {stage.duration_seconds:7.1f} s  peak {peak}")
-        if stage.state == "done":
+    def _ended(self, at_work: TaskRun, future: Future[StageStatus], schedule: Schedule) -> None:
+        task = at_work.task
+        del self._running[task.key]
+        at_work.snapshot()  # tells what was left to tell of its memory
+        if error := future.exception():
+            self._errors.append(error)
+            stage = self._book.stage(task.key)
+            stage.state, stage.exit_code, stage.finished_utc = "failed", 1, utc_now()
+            stage.reason = f"the runner could not go on: {error}"
+        else:
+            stage = future.result()
+        self._book.put(task.key, stage)
+        for line in end_lines(self.run, task, stage):
+            self.terminal.line(line)
+        if not stage.exit_code:
+            schedule.done(task)
             return
-        what = stage.reason or ""
-        if stage.error is not None:
-            where = f" (cell In [{stage.error.cell}])" if stage.error.cell else ""
-            what = f"{stage.error.name}: {stage.error.message}{where}"
-        self.terminal.line(f"  what happened: {what}")
-        self.terminal.line(f"  record: {self.run.partial_notebook(task.stage.name, task.fold)}")
-        when = "to go on" if stage.state == "interrupted" else "once mended, go on"
-        self.terminal.line(f"  {when}: python run_notebooks.py --resume {shlex.quote(str(self.run.root))}")
+        self._exit_codes.append(stage.exit_code)
+        if self._running and len(self._exit_codes) == 1 and not self._signals:
+            others = ", ".join(self._running)
+            self.terminal.line(f"  nothing new begins; what runs goes on to its end: {others} (Ctrl-C stops it)")
 
-    def _report(self, at_work: TaskRun, ended: threading.Event) -> None:
-        over = False
-        while not over:
-            over = ended.wait(0.5)
-            now = at_work.snapshot()
-            if not over:
-                self.terminal.progress(now.key, now.elapsed_seconds, now.rss_bytes, now.progress)
+    def _exit_code(self, schedule: Schedule) -> int:
+        """A failure counts before a signal that came as well; a signal that left nothing undone does not count."""
+        failures = [code for code in self._exit_codes if code not in _STOPPED_CODES]
+        if failures:
+            return failures[0]
+        if self._signals and not schedule.is_finished:
+            return exit_code_of_signals(self._signals)
+        return self._exit_codes[0] if self._exit_codes else 0
+
+    def _forward_signals(self) -> None:
+        """To every task at work, what each has not had yet: one that has just begun has had none."""
+        while self._forwarded < len(self._signals):
+            number = self._signals[self._forwarded]
+            self._forwarded += 1
+            for at_work in self._running.values():
+                at_work.signal(number)
+            if self._running and self._forwarded == 1 and not self._taken_over:
+                name, count = signal.Signals(number).name, len(self._running)
+                what = "the running task saves and leaves" if count == 1 else f"{count} running tasks save and leave"
+                self.terminal.line(f"  {name}: {what}; a second signal stops at once")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._only_tasks is None:
+            with run_lock(self.run, say=self.terminal.line, on_lost=self._lost):
+                yield
+        else:
+            with task_locks(self.run, self._only_tasks, say=self.terminal.line, on_lost=self._lost):
+                yield
+
+    def _planned(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> Sequence[PlannedTask]:
+        if self._only_tasks is None:
+            return make_plan()
+        with writing_in_turn(self.run):  # the attempt is added to run.json as well, and several jobs begin at once
+            return make_plan()
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
@@ -186,8 +242,7 @@ class Runner:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """What a task at work makes of it: ``TaskRun.signal``."""
+        """Only noted here, and the main thread woken: it may be anywhere, between two tasks as well."""
         del frame
         self._signals.append(number)
-        if self._at_work is not None:
-            self._at_work.signal(number)
+        self._events.put(None)

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pandera.polars import DataFrameSchema
+
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, PREDICTIONS, REJECTED, RESULTS, read_table
 
 Files = Callable[[RunPaths, int | None], Sequence[Path]]
 
@@ -18,8 +21,9 @@ Files = Callable[[RunPaths, int | None], Sequence[Path]]
 class Stage:
     """One notebook's place in the run.
 
-    ``inputs`` and ``outputs`` give the files by which stages talk; a stage is finished when its outputs exist and its
-    inputs, parameters and code are still what they were.
+    ``inputs`` and ``outputs`` give the files by which stages talk; a stage is finished when its outputs exist and fit
+    their ``schemas`` (one per output, in order; a stage without any writes files of other kinds) and its inputs,
+    parameters and code are still what they were.
     """
 
     name: str
@@ -27,6 +31,16 @@ class Stage:
     inputs: Files
     outputs: Files
     per_fold: bool = False
+    schemas: tuple[DataFrameSchema, ...] = ()
+
+    def check_outputs(self, run: RunPaths, fold: int | None) -> None:
+        """Read every output that has a schema.
+
+        Raises:
+            DataError: one is missing, unreadable or does not fit; the message names file, column and values.
+        """
+        for path, schema in zip(self.outputs(run, fold), self.schemas, strict=bool(self.schemas)):
+            read_table(path, schema)
 
 
 @dataclass(frozen=True)
@@ -43,13 +57,26 @@ class Task:
 
 
 STAGES = (
-    Stage("01_data_index", (), lambda run, _: (), lambda run, _: (run.index, run.rejected)),
-    Stage("02_folds", ("01_data_index",), lambda run, _: (run.index,), lambda run, _: (run.folds,)),
+    Stage(
+        "01_data_index",
+        (),
+        lambda run, _: (),
+        lambda run, _: (run.index, run.rejected),
+        schemas=(INDEX, REJECTED),
+    ),
+    Stage(
+        "02_folds",
+        ("01_data_index",),
+        lambda run, _: (run.index,),
+        lambda run, _: (run.folds,),
+        schemas=(FOLDS,),
+    ),
     Stage(
         "03_augmentation",
         ("01_data_index",),
         lambda run, _: (run.index,),
         lambda run, _: (run.augmented_metadata,),
+        schemas=(AUGMENTED,),
     ),
     Stage(
         "04_fold_training",
@@ -57,12 +84,14 @@ STAGES = (
         lambda run, _: (run.index, run.folds, run.augmented_metadata),
         lambda run, fold: (run.predictions(0 if fold is None else fold),),
         per_fold=True,
+        schemas=(PREDICTIONS,),
     ),
     Stage(
         "05_kfold_results",
         ("04_fold_training",),
         lambda run, _: (run.index, run.folds, *sorted(run.tables.glob("predictions_fold_*.parquet"))),
         lambda run, _: (run.results,),
+        schemas=(RESULTS,),
     ),
     Stage("06_analysis_dashboard", ("05_kfold_results",), lambda run, _: (run.results,), lambda run, _: ()),
     # It reads every memory log, but those grow with each look at the run: it repeats when what was measured was new.
@@ -87,6 +116,18 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
     ]
 
 
+def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, set[str]]:
+    """The keys that each task needs finished, by its key; a stage of folds is finished when all of them are.
+
+    Args:
+        tasks: in the order of the plan.
+        straight: each needs the one before it and nothing else: one after the other, in the order given.
+    """
+    if straight:
+        return {task.key: {tasks[place - 1].key} if place else set() for place, task in enumerate(tasks)}
+    return {task.key: {other.key for other in tasks if other.stage.name in task.stage.needs} for task in tasks}
+
+
 def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
     """The one stage whose name is or contains ``text`` (``05``, ``results``, ``05_kfold_results``).
 
@@ -99,3 +140,20 @@ def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
     if len(fitting) == 1:
         return fitting[0]
     raise UsageError(f"no single stage called {text!r}.{did_you_mean(text, names)} Stages: {', '.join(names)}.")
+
+
+def task_keys(texts: Sequence[str], config: RunConfig, stages: Sequence[Stage] = STAGES) -> frozenset[str]:
+    """The tasks that ``texts`` name: each a task's key, or a stage (also a part of its name) for all its tasks.
+
+    Raises:
+        UsageError: a text names no task, or a part of a name fits several stages.
+    """
+    every = {task.key: task for task in tasks_in_order(config, stages)}
+    found: set[str] = set()
+    for text in texts:
+        if text in every:
+            found.add(text)
+            continue
+        stage = stage_named(text, stages)
+        found.update(key for key, task in every.items() if task.stage is stage)
+    return frozenset(found)

@@ -1,4 +1,9 @@
-"""``status.json``: the truth about every stage, written by the runner alone, readable at any moment."""
+"""``status.json``: the truth about every stage, readable at any moment.
+
+Each task has a file of its own (``status/<key>.json``), written by whoever runs it and nobody else; ``status.json`` is
+all of them in one document beside what holds for the whole run. Where the two differ the task's own file counts, so
+``read_status`` is true whoever wrote the document last. Who writes when: ``execution.status_book``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,8 @@ from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 
-RunState = Literal["running", "done", "failed", "interrupted", "requeue"]
+# "waiting": what is left belongs to jobs that have not begun; "by hand": begun from a notebook, no runner has it.
+RunState = Literal["running", "done", "failed", "interrupted", "requeue", "waiting", "by hand"]
 StageState = Literal["pending", "running", "done", "failed", "interrupted"]
 
 
@@ -64,7 +70,14 @@ class StageStatus(BaseModel):
 
 
 class RunStatus(BaseModel):
-    """The whole run's truth."""
+    """The whole run's truth.
+
+    Attributes:
+        state: where it stands; while ``shared`` it follows from the tasks' states, as do the fields after it.
+        attempt: how often a runner has begun on it, from 1.
+        duration_seconds: at work, summed over attempts; of jobs what their tasks took, together.
+        shared: jobs work on it, each on tasks of its own; no process has it as a whole.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -73,11 +86,12 @@ class RunStatus(BaseModel):
     attempt: int = 1
     started_utc: str
     finished_utc: str | None = None
-    duration_seconds: float | None = None  # summed over attempts
+    duration_seconds: float | None = None
     peak_rss_bytes: int | None = None
     exit_code: int | None = None
     runner_pid: int | None = None
     runner_host: str | None = None
+    shared: bool = False
     stages: dict[str, StageStatus] = Field(default_factory=dict)
 
     def stage(self, key: str) -> StageStatus:
@@ -91,15 +105,59 @@ class RunStatus(BaseModel):
 
 
 def read_status(run: RunPaths) -> RunStatus:
-    """The status as it was last written.
+    """The run's status: the document, and over it each task's own file.
 
     Raises:
         DataError: missing or not ours; names the file.
     """
     try:
-        return RunStatus(**json.loads(run.status_json.read_text()))
+        status = RunStatus(**json.loads(run.status_json.read_text()))
     except (OSError, ValueError, TypeError, ValidationError) as error:
         raise DataError(f"{run.status_json}: cannot be read as a run's status: {error}. Start a new run.") from error
+    status.stages.update(read_parts(run))
+    if status.shared:
+        follow_tasks(status)
+    return status
+
+
+def read_parts(run: RunPaths) -> dict[str, StageStatus]:
+    """Each task's own file, by key; one that cannot be read is left out: then the document has the last that could."""
+    found = {}
+    for path in sorted(run.task_status("").parent.glob("[!.]*.json")):
+        try:
+            found[path.stem] = StageStatus(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError, ValidationError):
+            continue
+    return found
+
+
+def write_part(run: RunPaths, key: str, stage: StageStatus) -> None:
+    """Replace the file of task ``key`` atomically."""
+    write_json(run.task_status(key), stage.model_dump(mode="json"))
+
+
+def follow_tasks(status: RunStatus) -> None:
+    """Set what holds for the whole of a ``shared`` run from its tasks' states."""
+    stages = list(status.stages.values())
+    if not stages:
+        return
+    bad = [stage for state in ("failed", "interrupted") for stage in stages if stage.state == state]
+    at_work = any(stage.state == "running" for stage in stages)
+    status.state, status.exit_code = "waiting", None
+    if at_work:
+        status.state = "running"
+    elif bad:
+        status.exit_code = bad[0].exit_code
+        stopped: RunState = "requeue" if bad[0].exit_code == 75 else "interrupted"
+        status.state = "failed" if bad[0].state == "failed" else stopped
+    elif all(stage.state == "done" for stage in stages):
+        status.state, status.exit_code = "done", 0
+    ended = [stage.finished_utc for stage in stages if stage.finished_utc]
+    status.finished_utc = None if status.state in ("running", "waiting") else max(ended, default=None)
+    status.runner_pid = status.runner_host = None
+    status.duration_seconds = round(sum(stage.duration_seconds or 0.0 for stage in stages), 3)
+    status.peak_rss_bytes = max((stage.peak_rss_bytes or 0 for stage in stages), default=None)
+    status.attempt = max(1, *(stage.attempts for stage in stages))
 
 
 def utc_now() -> str:

@@ -66,7 +66,14 @@ def written_by(run: RunPaths, task: Task) -> list[Path]:
 
 
 def _next_folder(parent: Path) -> Path:
+    """A new, empty folder; made at once, so that two tasks that begin at the same moment never share one."""
+    parent.mkdir(exist_ok=True)
     number = 1
-    while (folder := parent / str(number)).exists():
-        number += 1
-    return folder
+    while True:
+        folder = parent / str(number)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -69,14 +70,16 @@ class Project:
     def begin(self) -> RunPaths:
         return begin_run(self.config, command="test")
 
-    def plan(self, run: RunPaths | None, **options: Stage) -> list[PlannedTask]:
+    def plan(self, run: RunPaths | None, **options: Any) -> list[PlannedTask]:
         return make_plan(self.notebooks(), self.config, run, stages=self.stages, **options)
 
-    def execute(self, run: RunPaths, plan: list[PlannedTask] | None = None) -> tuple[int, RunStatus, str]:
-        """Run; returns exit code, status and what the terminal showed."""
+    def execute(
+        self, run: RunPaths, plan: list[PlannedTask] | None = None, **options: Any
+    ) -> tuple[int, RunStatus, str]:
+        """Run; returns exit code, status and what the terminal showed. ``options`` are the runner's."""
         shown = io.StringIO()
-        runner = Runner(run, self.config, self.notebooks(), Terminal(shown))
-        code = runner.execute(lambda: self.plan(run) if plan is None else plan)
+        runner = Runner(run, self.config, self.notebooks(), Terminal(shown), **options)
+        code = runner.execute(lambda: self.plan(run, tasks=options.get("only_tasks")) if plan is None else plan)
         return code, read_status(run), shown.getvalue()
 
     def times_run(self, run: RunPaths, name: str) -> int:

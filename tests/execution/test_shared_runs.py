@@ -1,0 +1,247 @@
+"""Several jobs on one run, each with tasks of its own: who may run what, and a status true whoever wrote it last."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.execution.run_lock import is_worked_on, run_lock, task_locks
+from fvc_lib.execution.status import read_status
+from fvc_lib.execution.status_book import leave_to_jobs, status_now
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths
+from tests.execution.conftest import Project, table_stage
+
+FOLDS = frozenset({"folds_fold_0", "folds_fold_1"})
+HOLD = """
+    import sys, time
+    from pathlib import Path
+    from fvc_lib.execution.run_lock import task_locks
+    from fvc_lib.services.run_paths import RunPaths
+    with task_locks(RunPaths(Path(sys.argv[1])), sys.argv[2:], interval_seconds=0.1):
+        print("held", flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.fixture
+def project(make_project: Callable[..., Project]) -> Project:
+    made = make_project(
+        per_fold=("folds",),
+        one=["output('one', '1')"],
+        folds=["output(f'folds_{fold}', (folder / 'one.txt').read_text() + str(fold))"],
+        last=["output('last', ''.join((folder / f'folds_{k}.txt').read_text() for k in (0, 1)))"],
+    )
+    one, folds, _ = made.stages
+    last = table_stage("last", ("folds",))
+    last = type(last)("last", ("folds",), lambda run, _: sorted(run.tables.glob("folds_?.txt")), last.outputs)
+    return Project(made.folder, (one, folds, last), made.config)
+
+
+@contextmanager
+def job(run: RunPaths, *keys: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds tasks of ``run``."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLD), str(run.root), *keys], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout.readline()
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_jobs_one_after_the_other_finish_a_run_and_each_state_between_is_true(project):
+    run = project.begin()
+    leave_to_jobs(run, [planned.task for planned in project.plan(run)])
+    assert read_status(run).state == "waiting"
+    code, status, _ = project.execute(run, only_tasks=frozenset({"one"}))
+    assert (code, status.state, status.exit_code) == (0, "waiting", None)
+    assert {key: stage.state for key, stage in status.stages.items()} == {
+        "one": "done", "folds_fold_0": "pending", "folds_fold_1": "pending", "last": "pending",
+    }  # fmt: skip
+    assert project.execute(run, only_tasks=frozenset({"folds_fold_1"}))[1].state == "waiting"
+    assert project.execute(run, only_tasks=frozenset({"folds_fold_0"}))[1].state == "waiting"
+    code, status, _ = project.execute(run, only_tasks=frozenset({"last"}))
+    assert (code, status.state, status.exit_code) == (0, "done", 0)
+    assert (run.tables / "last.txt").read_text() == "1011"
+    assert status.duration_seconds == pytest.approx(sum(s.duration_seconds for s in status.stages.values()))
+    assert not is_worked_on(run)
+
+
+def test_a_task_whose_needs_are_not_finished_is_refused_with_their_names(project):
+    run = project.begin()
+    with pytest.raises(UsageError, match=r"folds_fold_0 cannot run yet: it needs one \(not finished yet\)"):
+        project.plan(run, tasks=FOLDS)
+    plan = project.plan(run, tasks=FOLDS | {"one"})
+    assert [(p.run, p.reason) for p in plan if not p.run] == [(False, "left to another job: after folds")]
+    project.execute(run, only_tasks=frozenset({"one", "folds_fold_0"}))
+    with pytest.raises(UsageError, match=r"last cannot run yet: it needs folds_fold_1 \("):
+        project.plan(run, tasks=frozenset({"last"}))
+    assert [p.task.key for p in project.plan(run, tasks=FOLDS) if p.run] == ["folds_fold_1"]
+
+
+def test_what_a_job_makes_anew_takes_the_results_that_rest_on_it_away(project):
+    run = project.begin()
+    project.execute(run)
+    (run.tables / "folds_0.txt").write_text("spoilt")
+    code, status, _ = project.execute(run, only_tasks=frozenset({"folds_fold_0"}))
+    assert (code, status.state) == (0, "waiting")
+    assert status.stages["last"].state == "pending"
+    assert not (run.tables / "last.txt").exists()
+    assert project.execute(run)[1].state == "done"
+
+
+def test_a_job_that_fails_or_stops_is_the_state_of_the_whole_run(project):
+    run = project.begin()
+    project.execute(run, only_tasks=frozenset({"one"}))
+    path = project.folder / "folds.ipynb"
+    path.write_text(path.read_text().replace("output(f'folds", "1 / (fold - 1); output(f'folds"))
+    code, status, _ = project.execute(run, only_tasks=frozenset({"folds_fold_1"}))
+    assert (code, status.state, status.exit_code) == (1, "failed", 1)
+    code, status, _ = project.execute(run, only_tasks=frozenset({"folds_fold_0"}))
+    assert (code, status.state, status.exit_code) == (0, "failed", 1)
+
+
+@pytest.mark.fault(26)
+def test_jobs_hold_their_tasks_against_each_other_and_against_a_runner(project):
+    run = project.begin()
+    with job(run, "folds_fold_0") as other:
+        assert is_worked_on(run)
+        for lock in (lambda: run_lock(run), lambda: task_locks(run, FOLDS)):
+            with pytest.raises(UsageError, match=f"folds_fold_0 of this run .process {other.pid} "), lock():
+                pytest.fail("two at once")
+        with task_locks(run, ["folds_fold_1", "last"]):
+            pass
+    assert not is_worked_on(run)
+    with run_lock(run), pytest.raises(UsageError, match=f"work on this run .process {os.getpid()} "):
+        project.execute(run, only_tasks=FOLDS)
+    with task_locks(run, FOLDS):
+        assert is_worked_on(run)
+
+
+@pytest.mark.fault(26)
+def test_of_a_runner_and_a_job_at_the_same_moment_never_both_begin(project):
+    run = project.begin()
+    script = """
+        import sys, time
+        from pathlib import Path
+        from fvc_lib.execution.run_lock import run_lock, task_locks
+        from fvc_lib.services.errors import UsageError
+        from fvc_lib.services.run_paths import RunPaths
+        run = RunPaths(Path(sys.argv[1])); inside = run.root / "inside"
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for _ in range(40):
+            try:
+                with run_lock(run, say=len) if sys.argv[2] == "run" else task_locks(run, ["one"], say=len):
+                    inside.mkdir()  # fails when the other is in
+                    time.sleep(0.002)
+                    inside.rmdir()
+                    print("in", flush=True)
+            except UsageError:
+                time.sleep(0.003)
+    """
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), str(run.root), which],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for which in ("run", "task")
+    ]  # fmt: skip
+    for process in both:
+        process.stdout.readline()
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    told = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert "in" in told[0][0] + told[1][0]
+
+
+@pytest.mark.fault(25)
+def test_a_job_begun_again_elsewhere_passes_over_the_claim_of_its_dead_predecessor(project):
+    run = project.begin()
+    project.execute(run, only_tasks=frozenset({"one"}))
+    lock = run.task_lock("folds_fold_0")
+    claim = {"pid": 77, "host": "far-1", "started_utc": "2026-01-01T00:00:00Z", "interval_seconds": 0.1, "beat": 3}
+    lock.write_text(json.dumps(claim))
+    code, _, shown = project.execute(run, only_tasks=FOLDS)
+    assert code == 0
+    assert "folds_fold_0: process 77 on far-1, since 2026-01-01T00:00:00Z is gone without a word" in shown
+    assert lock.read_text() == ""
+    lock.write_text(json.dumps(claim))
+    assert project.execute(run)[1].state == "done"  # a runner does the same, and nobody watches for it twice
+    assert lock.read_text() == ""
+
+
+@pytest.mark.fault(25)
+def test_a_job_that_died_without_a_word_is_not_said_to_run_while_another_lives(project):
+    run = project.begin()
+    leave_to_jobs(run, [planned.task for planned in project.plan(run)])
+    for key in FOLDS:
+        stage = read_status(run).stage(key)
+        stage.state = "running"
+        run.task_status(key).parent.mkdir(exist_ok=True)
+        run.task_status(key).write_text(stage.model_dump_json())
+    with job(run, "folds_fold_0"):
+        status = status_now(run)
+        assert status.state == "running"
+        assert {key: status.stages[key].state for key in FOLDS} == {
+            "folds_fold_0": "running", "folds_fold_1": "interrupted",
+        }  # fmt: skip
+    assert status_now(run).state == "interrupted"
+
+
+JOB = """
+import sys
+from pathlib import Path
+from tests.execution.conftest import build_project, table_stage, Project
+from fvc_lib.execution.notebook_files import read_notebook
+from fvc_lib.execution.plan import make_plan
+from fvc_lib.execution.runner import Runner
+from fvc_lib.execution.session import run_config
+from fvc_lib.services.run_paths import RunPaths
+run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2]); keys = frozenset(sys.argv[3:])
+stages = [table_stage("one"), table_stage("folds", ("one",), True)]
+notebooks = {s.name: read_notebook(folder / f"{s.name}.ipynb") for s in stages}
+config = run_config(run)
+runner = Runner(run, config, notebooks, only_tasks=keys)
+sys.exit(runner.execute(lambda: make_plan(notebooks, config, run, tasks=keys, stages=stages)))
+"""
+
+
+def test_jobs_at_the_same_time_lose_nothing_of_each_others_status(project):
+    run = project.begin()
+    project.execute(run, only_tasks=frozenset({"one"}))
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOB, str(run.root), str(project.folder), key],
+            cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for key in sorted(FOLDS)
+    ]  # fmt: skip
+    seen: dict[str, list[str]] = {key: [] for key in FOLDS}
+    while any(process.poll() is None for process in jobs):
+        status = read_status(run)
+        for key in FOLDS:
+            if (state := status.stages[key].state) not in seen[key][-1:]:
+                seen[key].append(state)
+        time.sleep(0.01)
+    told = [process.communicate()[0] for process in jobs]
+    assert [process.returncode for process in jobs] == [0, 0], told
+    order = ["pending", "running", "done"]
+    assert all(states == [state for state in order if state in states] for states in seen.values()), seen
+    document = json.loads(run.status_json.read_text())
+    assert {key: document["stages"][key]["state"] for key in FOLDS} == dict.fromkeys(FOLDS, "done")
+    assert document["state"] == "waiting"  # the document alone, as whoever wrote it last left it
