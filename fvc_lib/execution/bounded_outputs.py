@@ -180,7 +180,8 @@ class _Stream:
             self._end = (nbformat.v4.new_output("display_data"), nbformat.v4.new_output("stream", name=self._name))
             outputs.extend(self._end)
         link, end = self._end
-        text = f"{self._name} goes on, {self._total + self._head_length():,} characters in all; the whole text:"
+        what = "beginning and end" if self._log.dropped_bytes else "the whole text"
+        text = f"{self._name} goes on, {self._total + self._head_length():,} characters in all; {what}:"
         link["data"] = {
             "text/plain": f"[{text} {self._files.name(self._log.path)}]",
             "text/html": f"<p>[{text} {self._files.link(self._log.path)}]</p>",

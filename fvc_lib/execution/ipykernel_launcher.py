@@ -22,7 +22,7 @@ from ipykernel.kernelapp import IPKernelApp  # noqa: E402
 for _name in _UNUSED:
     sys.modules.pop(_name, None)
 
-PIECE_CHARACTERS = 1 << 20
+PIECE_CHARACTERS = 1 << 18
 
 
 class PiecewiseStream(OutStream):
@@ -49,7 +49,7 @@ class HeadlessKernel(IPKernelApp):
     def _bind_socket(self, s: zmq.Socket[bytes], port: int) -> int:
         if s.socket_type == zmq.XPUB:
             s.setsockopt(zmq.XPUB_NODROP, 1)
-            s.sndhwm = 64
+            s.sndhwm = 32
         return super()._bind_socket(s, port)  # type: ignore[no-any-return, no-untyped-call]
 
 

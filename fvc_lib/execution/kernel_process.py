@@ -24,6 +24,7 @@ from jupyter_client.connect import write_connection_file
 from fvc_lib.execution.bounded_log import BoundedLog, LogPipe
 
 START_TIMEOUT_SECONDS = 300.0  # a cold, shared file system can take minutes to import a scientific stack
+MESSAGES_WAITING = 32
 LEAVE_SECONDS = 10.0  # for threads that do not end and exit handlers that hang
 _SOCKET_PATH_LIMIT = 100  # the system's is 107 bytes, and zmq cuts nothing off: it refuses
 _LAUNCHER = Path(__file__).with_name("ipykernel_launcher.py")
@@ -66,6 +67,8 @@ class KernelProcess:
         self._pipe.kernel_has_it()
         self._sockets = [private / f"s-{number}" for number in range(1, 6)]
         self.client = BlockingKernelClient(connection_file=connection)
+        # So few messages wait here before the kernel has to: what a flood of them takes is a few pieces of text.
+        self.client.context.setsockopt(zmq.RCVHWM, MESSAGES_WAITING)
         self.client.load_connection_file()
         self._death = _death_descriptor(self._process.pid)
 
