@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import fvc_lib
+from fvc_lib.execution.code_version import helpers_hash, notebook_sources
 from fvc_lib.execution.notebook_files import STAGE_PARAMETERS, Notebook
 from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json
 from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig
 from fvc_lib.services.run_paths import RunPaths
 
+# A file changed again within so short a time after it was hashed might show the same times.
+_SETTLED_NS = 2_000_000_000
+_seen: dict[Path, tuple[tuple[int, ...], str]] = {}
+
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Hashes of everything a stage's result depends on."""
+    """Hashes of everything a stage's result depends on.
+
+    Attributes:
+        parameters: what the notebook reads of the configuration.
+        inputs: content of each file it reads of the run, by path in the run folder.
+        notebook: its code cells.
+        helpers: the modules of ours behind it.
+        corpus: what the corpus lists, where the notebook reads it.
+    """
 
     parameters: dict[str, object]
     inputs: dict[str, str]
     notebook: str
-    library: str
+    helpers: str
     corpus: str
 
 
@@ -43,7 +56,7 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
         parameters={name: values[name] for name in sorted(names)},
         inputs=_hashes(task.stage.inputs(run, task.fold), run),
         notebook=notebook.source_hash,
-        library=library_hash(),
+        helpers=helpers_hash(notebook_sources(notebook.path)),
         corpus=corpus_hash(config.corpus) if "corpus" in notebook.parameters else "",
     )
 
@@ -55,7 +68,7 @@ def record_finished(task: Task, fingerprint: Fingerprint, run: RunPaths) -> None
 
 
 def read_record(path: Path) -> StageRecord | None:
-    """The record at ``path``; None where there is none or it is not one of ours."""
+    """The record at ``path``; None where there is none, or it is not one of ours or of another version."""
     try:
         document = json.loads(path.read_text())
         return StageRecord(Fingerprint(**document["fingerprint"]), document["outputs"])
@@ -82,21 +95,11 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
         return f"input changed: {', '.join(inputs)}"
     if then.notebook != now.notebook:
         return "the notebook's code changed"
-    if then.library != now.library:
-        return "fvc_lib changed"
+    if then.helpers != now.helpers:
+        return "the code behind the notebook changed"
     outputs = _hashes(task.stage.outputs(run, task.fold), run)
     stale = sorted(name for name, digest in record.outputs.items() if outputs.get(name) != digest)
     return f"output missing or changed: {', '.join(stale)}" if stale else None
-
-
-def library_hash(rooms: Sequence[str] = ("",)) -> str:
-    """Over every source file of ``fvc_lib`` (or some rooms of it), as they are now.
-
-    Coarse, so that no change of code can hide behind a finished stage.
-    """
-    root = Path(fvc_lib.__file__).parent
-    files = [path for room in rooms for path in sorted((root / room).rglob("*.py"))]
-    return sha256_of_json({str(path.relative_to(root)): sha256_of_file(path) for path in files})
 
 
 def corpus_hash(corpus: str) -> str:
@@ -108,7 +111,7 @@ def corpus_hash(corpus: str) -> str:
     if not corpus:
         return ""
     if not path.is_dir():
-        return sha256_of_file(path) if path.is_file() else "missing"
+        return _content_hash(path) or "missing"
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:
@@ -119,4 +122,19 @@ def corpus_hash(corpus: str) -> str:
 
 
 def _hashes(paths: Iterable[Path], run: RunPaths) -> dict[str, str]:
-    return {str(path.relative_to(run.root)): sha256_of_file(path) if path.is_file() else "" for path in paths}
+    return {str(path.relative_to(run.root)): _content_hash(path) for path in paths}
+
+
+def _content_hash(path: Path) -> str:
+    """SHA-256 of a file's content, empty where there is none; read again only when the file has changed since."""
+    if not path.is_file():
+        return ""
+    status = path.stat()
+    now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    known = _seen.get(path)
+    if known is not None and known[0] == now:
+        return known[1]
+    digest = sha256_of_file(path)
+    if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+        _seen[path] = (now, digest)
+    return digest

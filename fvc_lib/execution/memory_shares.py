@@ -78,7 +78,7 @@ def share_memory(
     most = max(sharers.values(), default=1)
     if most > 1:
         each = f"{rest / most / 1e9:.2f} GB"
-        lines.append(f"up to {most} tasks at once, {each} each of {_whole(budget)}, {rest / 1e9:.2f} GB of it theirs")
+        lines.append(f"up to {most} tasks at once share {rest / 1e9:.2f} GB of {_whole(budget)}: {each} each")
     return MemoryShares(budget, rest, at_once, sharers, tuple(lines))
 
 

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from fvc_lib.execution.fingerprint import library_hash
+from fvc_lib.execution.code_version import helpers_hash
 from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 
-# The rooms whose code a half-trained fold depends on: going on with other code would make a network of two halves.
-TRAINING_ROOMS = ("learning", "video", "corpus", "metrics", "services")
+# The code a half-trained fold depends on: going on with other code would make a network of two halves.
+_TRAINING = ("import fvc_lib.learning.fold_training",)
 _CODE_NOTE = "code.json"
 
 
@@ -35,7 +35,7 @@ def begin_fold_state(run: RunPaths, task: Task) -> None:
     folder = run.fold_checkpoints(task.fold)
     if folder.exists() and not trained_by_this_code(folder):
         set_aside(run, [task])
-    write_json(folder / _CODE_NOTE, {"sha256": library_hash(TRAINING_ROOMS), "rooms": TRAINING_ROOMS})
+    write_json(folder / _CODE_NOTE, {"sha256": helpers_hash(_TRAINING), "of": _TRAINING})
 
 
 def trained_by_this_code(folder: Path) -> bool:
@@ -44,7 +44,7 @@ def trained_by_this_code(folder: Path) -> bool:
         noted = json.loads((folder / _CODE_NOTE).read_text())["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return bool(noted == library_hash(TRAINING_ROOMS))
+    return bool(noted == helpers_hash(_TRAINING))
 
 
 def written_by(run: RunPaths, task: Task) -> list[Path]:

@@ -58,9 +58,8 @@ def contents(run: RunPaths) -> dict[str, tuple[bytes, int]]:
 def code_as_it_was_at_the_start() -> Iterator[None]:
     """What a change of code does is tested by itself."""
     with pytest.MonkeyPatch.context() as patch:
-        code = fingerprint.library_hash()
         for module in (fingerprint, superseding):
-            patch.setattr(module, "library_hash", lambda *rooms: code)
+            patch.setattr(module, "helpers_hash", lambda sources: "now")
         yield
 
 
@@ -167,7 +166,7 @@ def test_a_checkpoint_of_other_code_and_a_fold_without_one_start_anew(project, a
     for path in ancestor.fold_checkpoints(0).glob("*.pt"):
         path.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(superseding, "library_hash", lambda rooms: "other")
+        patch.setattr(superseding, "helpers_hash", lambda sources: "other")
         _, taken = inherited(ancestor, project, epochs=5)
     whys = [why.partition("; ")[2] for _, why in taken.anew]
     assert whys == ["it had no checkpoint yet", "its checkpoint was made by other code"]

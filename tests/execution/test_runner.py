@@ -293,7 +293,7 @@ def test_a_fold_half_trained_by_other_code_begins_anew(make_project, monkeypatch
     state.write_text("half trained")
     begin_fold_state(run, project.plan(run)[1].task)
     assert state.exists()  # the same code goes on
-    monkeypatch.setattr(superseding, "library_hash", lambda rooms: "other")
+    monkeypatch.setattr(superseding, "helpers_hash", lambda sources: "other")
     begin_fold_state(run, project.plan(run)[1].task)
     assert not state.exists()
     assert (run.root / "superseded/1/checkpoints/fold_1/latest_checkpoint.pt").read_text() == "half trained"
@@ -303,7 +303,7 @@ def test_code_that_changes_while_a_stage_runs_is_not_recorded_as_one_version(mak
     project = make_project(one=[ONE])
     run = project.begin()
     hashes = iter(["before", "after", "after", "after"])
-    monkeypatch.setattr(fingerprint, "library_hash", lambda *rooms: next(hashes, "after"))
+    monkeypatch.setattr(fingerprint, "helpers_hash", lambda sources: next(hashes, "after"))
     plan = [replace(planned, reason="test") for planned in project.plan(None)]
     code, _, shown = project.execute(run, plan)
     assert code == 0

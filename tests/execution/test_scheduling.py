@@ -1,0 +1,111 @@
+"""Which task may begin next: the plan's order where it is free, the DAG's where it is not."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.execution.plan import PlannedTask
+from fvc_lib.execution.scheduling import Schedule, first_that_fits, most_at_once
+from fvc_lib.execution.stages import Stage, Task, needed_tasks, task_keys, tasks_in_order
+from fvc_lib.services.config import RunConfig
+
+CONFIG = RunConfig(num_folds=3)
+TASKS = tasks_in_order(CONFIG)
+NEEDED = needed_tasks(TASKS)
+
+
+def plan_of(tasks: list[Task], *, without: frozenset[str] = frozenset()) -> list[PlannedTask]:
+    return [PlannedTask(task, task.key not in without, "test") for task in tasks]
+
+
+def keys(schedule: Schedule) -> list[str]:
+    return [task.key for task in schedule.ready()]
+
+
+def test_a_stage_is_ready_when_all_it_needs_is_done_and_folds_are_ready_together():
+    schedule = Schedule(plan_of(TASKS))
+    assert keys(schedule) == ["01_data_index"]
+    by_key = {task.key: task for task in TASKS}
+    for key, then in (
+        ("01_data_index", ["02_folds", "03_augmentation"]),
+        ("03_augmentation", ["02_folds"]),
+        ("02_folds", [f"04_fold_training_fold_{fold}" for fold in range(3)]),
+        ("04_fold_training_fold_1", ["04_fold_training_fold_0", "04_fold_training_fold_2"]),
+        ("04_fold_training_fold_0", ["04_fold_training_fold_2"]),
+        ("04_fold_training_fold_2", ["05_kfold_results"]),
+    ):
+        schedule.begin(by_key[key])
+        assert key not in keys(schedule)
+        schedule.done(by_key[key])
+        assert keys(schedule) == then
+
+
+def test_what_does_not_run_holds_nothing_back_and_what_failed_holds_back_all_that_needs_it():
+    done = frozenset({"01_data_index", "02_folds", "04_fold_training_fold_0"})
+    schedule = Schedule(plan_of(TASKS, without=done))
+    assert keys(schedule) == ["03_augmentation"]
+    schedule.begin(schedule.ready()[0])
+    assert keys(schedule) == []
+    assert not schedule.is_finished
+    assert Schedule(plan_of(TASKS, without=frozenset(NEEDED))).is_finished
+
+
+def test_a_straight_pass_has_one_task_at_a_time_in_number_order():
+    schedule, seen = Schedule(plan_of(TASKS), straight=True), []
+    while not schedule.is_finished:
+        (task,) = schedule.ready()
+        schedule.begin(task)
+        schedule.done(task)
+        seen.append(task.key)
+    assert seen == sorted(NEEDED) == list(NEEDED)
+
+
+def test_tasks_are_named_by_key_or_by_stage():
+    folds = {f"04_fold_training_fold_{fold}" for fold in range(3)}
+    assert task_keys(["04"], CONFIG) == folds
+    assert task_keys(["04_fold_training_fold_1", "results"], CONFIG) == {"04_fold_training_fold_1", "05_kfold_results"}
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> list[Task]:
+    """Stages that need any earlier ones, some of them with folds."""
+    stages: list[Stage] = []
+    for number in range(draw(st.integers(1, 6))):
+        needs = tuple(stage.name for stage in stages if draw(st.booleans()))
+        stages.append(Stage(f"s{number}", needs, lambda run, _: (), lambda run, _: (), draw(st.booleans())))
+    return tasks_in_order(RunConfig(num_folds=2), stages)
+
+
+@given(dags(), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_any_order_of_ends_runs_each_task_once_after_its_needs_and_never_too_many(tasks, jobs, random):
+    needed, at_once = needed_tasks(tasks), {task.stage.name: random.randint(1, jobs) for task in tasks}
+    schedule, running, ended = Schedule(plan_of(tasks)), [], []
+    while True:
+        while (task := first_that_fits(schedule.ready(), running, at_once)) is not None:
+            assert needed[task.key] <= set(ended)
+            schedule.begin(task)
+            running.append(task)
+        if not running:
+            break
+        assert len(running) <= min(at_once[task.stage.name] for task in running)
+        # The share of each is reckoned for at least as many as there are now.
+        assert all(len(running) <= most_at_once(needed, task.key, needed.keys()) for task in running)
+        done = running.pop(random.randrange(len(running)))
+        schedule.done(done)
+        ended.append(done.key)
+    assert sorted(ended) == sorted(needed)
+    assert schedule.is_finished
+
+
+@given(dags())
+def test_most_at_once_is_what_counting_pairs_gives(tasks):
+    needed = needed_tasks(tasks)
+    reach = {key: set(direct) for key, direct in needed.items()}
+    for _, key in itertools.product(needed, needed):  # as often as the longest chain is long, and then some
+        reach[key] |= {far for near in reach[key] for far in reach[near]}
+    for key in needed:
+        apart = sum(key not in reach[other] and other not in reach[key] for other in needed if other != key)
+        assert most_at_once(needed, key, needed.keys()) == 1 + apart
