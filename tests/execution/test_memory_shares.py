@@ -24,8 +24,8 @@ def shares(jobs: int, predicted: dict[str, PredictedPeak] | None = None) -> Memo
 
 def given_to(shared: MemoryShares, key: str) -> MemoryBudget | None:
     (task,) = (task for task in TASKS if task.key == key)
-    environment = shared.environment(task)
-    return memory_budget(environ=environment) if environment else None
+    share = MemoryShare.of(shared.environment(task))
+    return share.limit if share else None
 
 
 def test_alone_a_task_has_the_whole_budget_and_folds_share_what_the_runner_leaves():
@@ -36,9 +36,7 @@ def test_alone_a_task_has_the_whole_budget_and_folds_share_what_the_runner_leave
     fold = given_to(shared, "04_fold_training_fold_4")
     assert fold.total_bytes == 1_950_000_000
     assert fold.origin == "1/4 of 8.00 GB (SLURM_MEM_PER_NODE), shared by 4 tasks"
-    assert shared.lines == (
-        "up to 4 tasks at once, 1.95 GB each of 8.00 GB (SLURM_MEM_PER_NODE), 7.80 GB of it theirs",
-    )
+    assert shared.lines == ("up to 4 tasks at once share 7.80 GB of 8.00 GB (SLURM_MEM_PER_NODE): 1.95 GB each",)
     assert given_to(shares(9), "04_fold_training_fold_0").total_bytes == 7_800_000_000 // 5
     assert shares(1).lines == ()
     assert all(not shares(1).environment(task) for task in TASKS)
@@ -74,5 +72,5 @@ def test_a_share_survives_the_environment_and_a_smaller_limit_still_counts():
     share = MemoryShare(500_000_000, 4, MemoryBudget(2_000_000_000, "mem_gb / FVC_MEM_GB"))
     environment = {SHARE_VARIABLE: os.fsdecode(os.fsencode(share.as_text()))}
     assert MemoryShare.of(environment) == share
-    assert memory_budget(2.0, environ=environment) == share.limit
+    assert memory_budget(2.0, environ=environment) == share.limit == memory_budget(environ=environment)
     assert memory_budget(0.25, environ=environment).origin == "mem_gb / FVC_MEM_GB"
