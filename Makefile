@@ -7,7 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo lab test test-quick honesty fuzz faults lint format bench bench-quick bench-clips bench-index bench-training bench-preflight index-kills lock clean
+.PHONY: help setup demo lab doctor test test-quick test-slurm honesty fuzz faults kills lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -28,11 +28,18 @@ demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show
 lab: $(STAMP)  ## Open the notebooks in JupyterLab
 	$(VENV)/bin/jupyter lab notebooks
 
+doctor: $(STAMP)  ## Check Python, torch, codecs, disk, memory, SLURM and installed versions, and say what to do
+	$(RUN) run_notebooks.py doctor
+
 test: $(STAMP)  ## Run all tests
 	$(RUN) -m pytest -n auto --dist worksteal
 
 test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
 	$(RUN) -m pytest -n auto --dist worksteal -m "not slow and not long"
+
+test-slurm: $(STAMP)  ## Run whole jobs on a real Slurm of this machine's own; installs it where it may (Debian, as root)
+	tests/slurm/install.sh
+	$(RUN) -m pytest -n 0 -m slurm tests/slurm
 
 honesty: $(STAMP)  ## Show that real labels are learned and shuffled ones are not: two whole runs
 	$(RUN) -m pytest -m long tests/test_honesty.py
@@ -42,6 +49,9 @@ fuzz: $(STAMP)  ## Give 2,000 damaged videos to the index and the decoder; FVC_F
 
 faults: $(STAMP)  ## Try every fault that FVC promises to survive, 200 random kills among them, and print the table
 	$(RUN) -m pytest -n auto --dist worksteal -m "fault and (long or not long)" --fault-table
+
+kills: $(STAMP)  ## Kill the demo's runner and its kernels 20 times each at random moments, about 20 minutes
+	$(RUN) -m pytest -s -m long tests/test_run_kills.py
 
 lint: $(STAMP)  ## Check style, types and that notebooks are committed without outputs
 	$(VENV)/bin/ruff check .
@@ -71,6 +81,9 @@ bench-training: $(STAMP)  ## Measure what the engine costs over a bare loop: ste
 
 bench-preflight: $(STAMP)  ## Compare the predicted peak of memory with the measured one, model by model
 	$(RUN) -m benchmarks.preflight
+
+bench-pipeline: $(STAMP)  ## Measure what running notebooks costs beside bare papermill, as ratios
+	$(RUN) -m benchmarks.pipeline
 
 index-kills: $(STAMP)  ## Kill an index of 10,000 files again and again; the outcome must not change
 	$(RUN) -m pytest -m long tests/corpus/test_index_scale.py

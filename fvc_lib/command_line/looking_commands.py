@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
-from fvc_lib.execution.run_lock import is_worked_on
-from fvc_lib.execution.status import read_status
+from fvc_lib.execution.progress import read_progress
+from fvc_lib.execution.slurm_queue import job_states
+from fvc_lib.execution.status import StageStatus
+from fvc_lib.execution.status_book import status_now
 from fvc_lib.services.config import resolve_config
-from fvc_lib.services.run_paths import find_run
+from fvc_lib.services.run_paths import RunPaths, find_run
 
 
 @click.command()
@@ -18,9 +20,20 @@ from fvc_lib.services.run_paths import find_run
 def status(run: str, runs_dir: Path | None) -> None:
     """Show how far RUN is ('latest', a run id, a part of one, or a run folder)."""
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
-    state = read_status(paths)
-    died = state.state == "running" and not is_worked_on(paths)
-    click.echo(f"{paths.root}: {'interrupted: its runner is gone; --resume goes on' if died else state.state}")
+    state = status_now(paths)
+    gone_on = "; go on with --resume" if state.state in {"interrupted", "requeue", "failed"} else ""
+    click.echo(f"{paths.root}: {state.state}{gone_on}")
+    queued = {job.task: job for job in job_states(paths)}
     for key, stage in state.stages.items():
         seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
-        click.echo(f"  {key:<28} {stage.state:<12} {seconds}  {stage.reason or ''}")
+        click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {_details(key, stage, paths)}".rstrip())
+    for job in queued.values():
+        click.echo(f"  job {job.job_id:<10} {job.state:<12} {job.nodes}  {job.reason}  {job.name}".rstrip())
+
+
+def _details(key: str, stage: StageStatus, run: RunPaths) -> str:
+    """What a running task is at, else why it runs or what ended it."""
+    if stage.state == "running":
+        progress = read_progress(run.logs / f"{key}.progress.json")
+        return "" if progress is None else f"{progress.what} {progress.done}/{progress.total}"
+    return stage.reason or ""

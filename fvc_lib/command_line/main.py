@@ -9,7 +9,7 @@ import click
 from fvc_lib.command_line.clips_command import clips
 from fvc_lib.command_line.command_group import EXIT_CODES, Commands
 from fvc_lib.command_line.looking_commands import status
-from fvc_lib.command_line.run_command import RunCommand, Wanted
+from fvc_lib.command_line.run_command import Executor, RunCommand, Wanted
 from fvc_lib.command_line.showing import print_notebooks
 from fvc_lib.execution.asked_values import ask
 from fvc_lib.execution.plan import read_notebooks
@@ -43,11 +43,30 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
     "--from", "start", metavar="STAGE", help="Run this stage and all after it, in --resume's run or the latest."
 )
 @click.option(
+    "--force", multiple=True, metavar="STAGE",
+    help="Count this stage as not done, in --resume's run or the latest: it and what depends on it run. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Train so many folds at once; they share the memory budget, and the numbers stay the same.",
+)  # fmt: skip
+@click.option(
+    "--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
+    help="slurm: submit the run as dependent jobs, one array task per fold, with the settings of slurm/site.conf.",
+)  # fmt: skip
+@click.option("--one-job", is_flag=True, help="With --executor slurm: everything in one job, --jobs folds at a time.")
+@click.option(
+    "--tasks", metavar="KEYS",
+    help="With --resume RUN: only these tasks or stages, comma-separated, beside other jobs that work on others.",
+)  # fmt: skip
+@click.option(
     "--profile-memory", is_flag=True,
     help="Record every allocation of the trainings; the same as -p profile_memory true. Slows them down.",
 )  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the notebooks with their parameters and stop.")
-@click.option("--dry-run", is_flag=True, help="Print the plan with reasons and stop; writes nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the plan with reasons and predicted memory, and stop; writes nothing."
+)
 @click.pass_context
 def main(
     context: click.Context,
@@ -59,6 +78,11 @@ def main(
     fork: bool,
     only: str | None,
     start: str | None,
+    force: tuple[str, ...],
+    jobs: int,
+    executor: Executor,
+    one_job: bool,
+    tasks: str | None,
     profile_memory: bool,
     list_only: bool,
     dry_run: bool,
@@ -71,6 +95,8 @@ def main(
     python run_notebooks.py --params params/demo.yaml -p corpus list.csv     a manifest: path,label[,group]
     python run_notebooks.py --resume latest                                  go on where a run stopped
     python run_notebooks.py --resume latest --fork -p epochs 30              the same in a new run, with other values
+    python run_notebooks.py --params params/demo.yaml --jobs 2               two folds at once
+    python run_notebooks.py --params params/demo.yaml --executor slurm       as jobs of a cluster; first: --dry-run
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     if context.invoked_subcommand is not None:
         return
@@ -79,7 +105,18 @@ def main(
         return
     typed = {"experiment": experiment} if experiment is not None else {}
     asked = ask(params_files, yaml_texts, values, {**typed, **({"profile_memory": True} if profile_memory else {})})
-    wanted = Wanted(experiment=experiment, resume=resume, fork=fork, only=only, start=start, dry_run=dry_run)
+    wanted = Wanted(
+        experiment=experiment,
+        resume=resume,
+        fork=fork,
+        only=only,
+        start=start,
+        force=force,
+        jobs=jobs,
+        executor=executor,
+        one_job=one_job,
+        tasks=tuple(filter(None, (tasks or "").split(","))),
+    )
     command = RunCommand(NOTEBOOKS, wanted, asked)
     if dry_run:
         command.show()

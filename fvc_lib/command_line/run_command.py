@@ -7,24 +7,30 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from fvc_lib.command_line.showing import print_fork, print_plan
+from fvc_lib.command_line.submitting import HowToSubmit, described, run_to_be, submitted
 from fvc_lib.corpus.sources import ACCEPTED
 from fvc_lib.execution.asked_values import Asked, changes, config_of_fork, config_to_resume
 from fvc_lib.execution.forking import inheritance, take_over
 from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.plan import PlannedTask, make_plan, read_notebooks
+from fvc_lib.execution.predicted_memory import PredictedPeak, predicted_peaks
 from fvc_lib.execution.run_record import begin_run, record_resumption
 from fvc_lib.execution.runner import Runner
 from fvc_lib.execution.session import run_config
-from fvc_lib.execution.stages import stage_named
+from fvc_lib.execution.slurm_queue import read_accounting
+from fvc_lib.execution.stages import stage_named, task_keys
+from fvc_lib.execution.status_book import status_now
 from fvc_lib.services.allocator_settings import check_allocator_environment
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run
+
+Executor = Literal["local", "slurm"]
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,34 @@ class Wanted:
     fork: bool = False
     only: str | None = None
     start: str | None = None
-    dry_run: bool = False
+    force: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    jobs: int = 1
+    executor: Executor = "local"
+    one_job: bool = False
 
     @property
     def of_a_run(self) -> bool:
         """Whether it is about a run that is there already."""
-        return bool(self.resume or self.only or self.start)
+        return bool(self.resume or self.only or self.start or self.force)
+
+    def check(self) -> None:
+        """Refuse what cannot be meant.
+
+        Raises:
+            UsageError: options that exclude or need each other.
+        """
+        chosen = [name for name, given in (("--only", self.only), ("--from", self.start)) if given]
+        if len(chosen) > 1 or (self.only and self.force):
+            raise UsageError(f"{' and '.join([*chosen, *(['--force'] * bool(self.force))])} exclude each other.")
+        if self.fork and not self.resume:
+            raise UsageError("--fork starts a new run from another one. Name that run: --resume RUN --fork.")
+        if self.tasks and (not self.resume or self.fork or chosen or self.force):
+            raise UsageError("--tasks works on a part of one run beside other jobs: --resume RUN --tasks KEY[,KEY].")
+        if self.executor == "slurm" and self.tasks:
+            raise UsageError("--tasks is what a submitted job itself is started with; leave --executor slurm out.")
+        if self.one_job and self.executor != "slurm":
+            raise UsageError("--one-job says how to submit: give --executor slurm as well.")
 
 
 class RunCommand:
@@ -57,14 +85,12 @@ class RunCommand:
     """
 
     def __init__(self, notebooks: Path, wanted: Wanted, asked: Asked) -> None:
-        if wanted.only and wanted.start:
-            raise UsageError("--only and --from exclude each other. Give one of them.")
-        if wanted.fork and not wanted.resume:
-            raise UsageError("--fork starts a new run from another one. Name that run: --resume RUN --fork.")
+        wanted.check()
         self.wanted = wanted
         self.notebooks: dict[str, Notebook] = read_notebooks(notebooks)
         self._only = stage_named(wanted.only) if wanted.only else None
         self._start = stage_named(wanted.start) if wanted.start else None
+        self._force = [stage_named(text) for text in wanted.force]
         self._command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
         self.config, self.run = asked.config, None
         if not wanted.of_a_run or wanted.fork:
@@ -77,20 +103,37 @@ class RunCommand:
                 config_of_fork(self.run, asked) if wanted.fork else config_to_resume(self.run, asked, sys.argv[1:])
             )
 
+        self._how = HowToSubmit(wanted.one_job, wanted.jobs)
+        self._tasks = task_keys(wanted.tasks, self.config) if wanted.tasks else None
+
     def plan(self) -> list[PlannedTask]:
         """What runs and why, as the run stands now."""
-        return make_plan(self.notebooks, self.config, self.run, only=self._only, start=self._start)
+        return make_plan(
+            self.notebooks,
+            self.config,
+            self.run,
+            only=self._only,
+            start=self._start,
+            force=self._force,
+            tasks=self._tasks,
+        )
 
     def show(self) -> None:
         """Print what would be done; writes nothing."""
         ancestor = self.run if self.wanted.fork else None
-        print_plan(self.plan(), self.config, None if ancestor else self.run, {})
+        plan, predicted = self.plan(), self._predicted()
+        print_plan(plan, self.config, None if ancestor else self.run, predicted)
         if ancestor is not None:
             whole = make_plan(self.notebooks, self.config, ancestor)
             print_fork(ancestor, self.config, inheritance(ancestor, whole, changes(run_config(ancestor), self.config)))
+        if self.wanted.executor == "slurm":
+            run = self.run if self.run and not ancestor else run_to_be(self.config)
+            click.echo(described(plan, self.config, run, predicted, self._how))
 
     def execute(self) -> int:
-        """Do it; returns the exit code."""
+        """Do it, here or as jobs; returns the exit code."""
+        if self.wanted.executor == "slurm":
+            return self._submit()
         if self.run is None:
             planned = self.plan()
             self.run = begin_run(self.config, command=self._command)
@@ -99,6 +142,27 @@ class RunCommand:
             self.run = self._begin_fork(self.run)
             return self._run(self.run, self.plan)
         return self._run(self.run, self._plan_of_resumed)
+
+    def _submit(self) -> int:
+        predicted = self._predicted()
+        if self.run is None:
+            self.run = begin_run(self.config, command=self._command, state="waiting")
+        elif self.wanted.fork:
+            self.run = self._begin_fork(self.run)
+        for line in submitted(self.run, self.plan, self.config, predicted, self._how):
+            click.echo(line)
+        return 0
+
+    def _predicted(self) -> dict[str, PredictedPeak]:
+        """The memory that each stage is expected to take, by what is known, else by trying one step out."""
+
+        def measure(config: RunConfig) -> int | None:
+            from fvc_lib.learning.preflight_alone import measured_training_peak  # torch takes seconds to load
+
+            click.echo("one training step is tried out to predict its memory; about ten seconds", err=True)
+            return measured_training_peak(config)
+
+        return predicted_peaks(self.config, None if self.wanted.fork else self.run, measure=measure)
 
     def _begin_fork(self, ancestor: RunPaths) -> RunPaths:
         """Begin a new run with what is still true of ``ancestor`` under this configuration, and say what that is."""
@@ -134,8 +198,18 @@ class RunCommand:
         click.echo(f"run {run.root}")
         for warning in check_allocator_environment():
             click.echo(f"warning: {warning}", err=True)
-        exit_code = Runner(run, self.config, self.notebooks).execute(plan)
-        report(run)
+        runner = Runner(
+            run,
+            self.config,
+            self.notebooks,
+            jobs=self.wanted.jobs,
+            only_tasks=self._tasks,
+            predicted=self._predicted() if self.wanted.jobs > 1 else None,
+        )
+        exit_code = runner.execute(plan)
+        # Of several jobs the one that ends the run reports, and one that failed.
+        if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
+            report(run)
         return exit_code
 
 
@@ -144,6 +218,7 @@ def report(run: RunPaths) -> None:
     from fvc_lib.analysis.run_summary import summary_lines, write_run_report  # plotly takes a second to load
 
     try:
+        read_accounting(run)
         write_run_report(run)
     except (FvcError, OSError) as error:
         click.echo(f"warning: the report could not be written: {error}", err=True)

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from fvc_lib.execution.code_state import CodeState, code_state
 from fvc_lib.execution.provenance import bits_depend_on, hardware, repeat_commands, slurm_job, versions
-from fvc_lib.execution.status import RunStatus, utc_now
+from fvc_lib.execution.status import RunState, RunStatus, utc_now
 from fvc_lib.services.atomic_files import write_bytes, write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -27,7 +27,11 @@ _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVA
 
 
 def begin_run(
-    config: RunConfig, *, command: str, prepare: Callable[[RunPaths], Mapping[str, object]] | None = None
+    config: RunConfig,
+    *,
+    command: str,
+    prepare: Callable[[RunPaths], Mapping[str, object]] | None = None,
+    state: RunState = "running",
 ) -> RunPaths:
     """Create a run folder with its record, parameters, patch of the code and first status.
 
@@ -35,6 +39,7 @@ def begin_run(
         config: the run's parameters.
         command: what was typed.
         prepare: called with the new folder before it counts as a run; what it returns is recorded as well.
+        state: what its status says until somebody works on it.
 
     Raises:
         UsageError: the experiment's name is not one folder name.
@@ -42,7 +47,7 @@ def begin_run(
     """
     run = new_run(Path(config.runs_dir), config.experiment, config.config_hash)
     write_text(run.params_yaml, config.to_yaml())
-    RunStatus(run_id=run.run_id, started_utc=utc_now()).write(run)
+    RunStatus(run_id=run.run_id, state=state, started_utc=utc_now()).write(run)
     prepared = {} if prepare is None else prepare(run)
     code = code_state()
     if code.patch:

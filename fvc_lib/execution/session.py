@@ -165,7 +165,7 @@ def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool) -> tuple
     fresh = resolve_config(given)
     runs_dir = Path(fresh.runs_dir)
     if run_dir == "new" or (not run_dir and not list_runs(runs_dir)):
-        return begin_run(fresh, command="by hand, from a notebook"), fresh
+        return begin_run(fresh, command="by hand, from a notebook", state="by hand"), fresh
     paths = find_run(runs_dir, run_dir or "latest")
     config = run_config(paths)
     asked, defaults = resolve_config(given, environ={}), RunConfig()
