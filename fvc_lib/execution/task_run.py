@@ -6,22 +6,29 @@ Knows nothing of plans, locks or ``status.json``: whoever runs it does (``execut
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from fvc_lib.execution.end_lines import what_happened, what_next, where_it_was
 from fvc_lib.execution.kernel_engine import KernelOutcome, execute
+from fvc_lib.execution.kernel_log import never_started_hint, tail_of
+from fvc_lib.execution.last_metric import last_metric
 from fvc_lib.execution.memory_news import MemoryNews
+from fvc_lib.execution.next_setting import after_another_death, after_memory_ended
 from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.progress import Progress, progress_path, read_progress
 from fvc_lib.execution.session import ATTEMPT_VARIABLE
-from fvc_lib.execution.stage_end import judge
+from fvc_lib.execution.stage_end import NEVER_STARTED, judge
 from fvc_lib.execution.stages import Task
 from fvc_lib.execution.status import StageStatus
 from fvc_lib.execution.supervisor import KernelWatch
+from fvc_lib.execution.told_record import tell_end
 from fvc_lib.services.allocator_settings import allocator_environment
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
 
@@ -84,17 +91,50 @@ class TaskRun:
         self._say = say
 
     def execute(self, stage: StageStatus) -> None:
-        """Run the notebook to its end and write into ``stage`` how it ended; of a success the record is renamed."""
+        """Run the notebook to its end and write into ``stage`` how it ended; of a success the record is renamed.
+
+        Raises:
+            OSError: the record or the log cannot be written.
+        """
         self._started = time.monotonic()
+        stage.host, stage.job_id = platform.node(), job_id(os.environ)
         outcome = self._run_kernel()
         name, fold = self.task.stage.name, self.task.fold
-        judge(stage, outcome, self._watch, self.task.stage.outputs(self.run, fold), self._signals)
+        kills, peak = self._watch.oom_kills(), self._watch.peak_rss_bytes
+        _forget_last_attempt(stage)
+        judge(stage, outcome, kills, peak, self.task.stage.outputs(self.run, fold), self._signals)
         stage.duration_seconds = round(time.monotonic() - self._started, 3)
-        stage.peak_rss_bytes = self._watch.peak_rss_bytes
+        stage.peak_rss_bytes = peak
         progress = read_progress(self._progress_path)
         stage.last_step = None if progress is None else f"{progress.what} {progress.done}/{progress.total}"
+        metric = last_metric(self.run.metrics(name, fold), self._attempt)
+        stage.last_metric = None if metric is None else str(metric)
         if stage.exit_code == 0:
             self.run.partial_notebook(name, fold).replace(self.run.executed_notebook(name, fold))
+        else:
+            self._tell_end(stage)
+
+    def _tell_end(self, stage: StageStatus) -> None:
+        name, fold = self.task.stage.name, self.task.fold
+        log_tail = ""
+        if stage.error is not None and stage.error.name == NEVER_STARTED:
+            log_tail = tail_of(self.run.stage_log(name, fold))
+            stage.error.message += never_started_hint(log_tail)
+        stage.next_setting = self._next_setting(stage)
+        lines = [what_happened(stage), where_it_was(stage), what_next(self.run, stage)]
+        tell_end(self.run.partial_notebook(name, fold), stage, [self._redactor.text(line) for line in lines], log_tail)
+
+    def _next_setting(self, stage: StageStatus) -> str | None:
+        """What the last attempt's end suggests; nothing where a message of its own says it better."""
+        name, fold = self.task.stage.name, self.task.fold
+        reads = self.notebook.parameters
+        if stage.state == "interrupted":
+            return None
+        memory_error = stage.error is not None and "Memory" in stage.error.name
+        if stage.exit_code == 137 or memory_error or stage.oom_kills:
+            budget = memory_budget(self.config.mem_gb)
+            return after_memory_ended(self.config, reads, self.run.memory_events(name, fold), budget.total_bytes)
+        return after_another_death(self.config, reads) if stage.exit_code == 138 else None
 
     def signal(self, number: int) -> None:
         """The first asks the kernel to save and leave, a second kills it. Terminal signals never reach the kernel."""
@@ -138,3 +178,13 @@ class TaskRun:
         if self.task.fold is not None:
             values["fold"] = self.task.fold
         return {name: values[name] for name in self.notebook.parameters if name in values}
+
+
+def job_id(environ: Mapping[str, str]) -> str | None:
+    """SLURM's number of the job this process belongs to, ``123`` or of an array ``123_4``; None outside of one."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID") or None
+
+
+def _forget_last_attempt(stage: StageStatus) -> None:
+    stage.error = stage.killed_by = stage.oom_kills = stage.next_setting = None
