@@ -116,12 +116,15 @@ def _array(folds: Sequence[int] | None, at_once: int | None) -> str:
 
 
 def sbatch_quoted(text: str) -> str:
-    r"""``text`` as one word of an ``#SBATCH`` line, where a backslash takes the next character as it is.
+    """``text`` as one word of an ``#SBATCH`` line, which knows quotes but expands nothing.
 
     Raises:
         UsageError: it holds a line break.
     """
-    return re.sub(r"[^\w@%+=:,./\-\[\]]", lambda match: "\\" + match[0], _plain(text), flags=re.ASCII)
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", _plain(text), flags=re.ASCII):
+        return text
+    # Only within quotes does sbatch take a space that follows a backslash.
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 def _no_pattern(path: Path) -> str:

@@ -250,15 +250,15 @@ def _processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def end_everything_of(folder: Path) -> None:
-    """End every process of this cluster: jobs, then daemons, which are asked before they are killed."""
+    """End every process of this cluster: its jobs, then its daemons, whose state nobody will want."""
     environment = {**os.environ, "PATH": SEARCH, "SLURM_CONF": str(folder / "slurm.conf")}
     command = ["timeout", "5", "scancel", "--full", "--signal=KILL", "--state=RUNNING"]
     subprocess.run(command, env=environment, capture_output=True, check=False)
-    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
+    for _ in range(3):  # what is being started meanwhile is found the next time
         processes = _processes_of(folder)
         for process in processes:
             try:
-                process.send_signal(number)
+                process.kill()
             except psutil.NoSuchProcess:
                 continue
         psutil.wait_procs(processes, timeout=3)

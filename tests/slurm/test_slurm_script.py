@@ -41,7 +41,7 @@ def test_the_settings_of_the_site_stand_in_every_script():
         assert (given["account"], given["time"], given["signal"]) == ("lab", "04:00:00", "B:USR1@180")
         assert (given["open-mode"], given["nodes"], given["mem"]) == ("append", "1", "4096M")
         assert "requeue" in given
-        assert given["mail-user"] == "x\\ y"
+        assert '#SBATCH "--mail-user=x y"' in text
 
 
 def test_gpus_and_their_partition_are_asked_for_where_something_trains():
@@ -68,7 +68,7 @@ def test_ranks_are_tasks_spread_over_nodes():
 
 
 def test_a_log_of_a_run_with_a_percent_sign_in_its_path_is_no_pattern():
-    assert "of\\ 50%%/run_1/slurm/04_fold_training.%A_%a.out" in options(rendered()[1])["output"]
+    assert 'a \\"run\\" of 50%%/run_1/slurm/04_fold_training.%A_%a.out"' in options(rendered()[1])["output"]
 
 
 def test_one_job_for_all_says_how_many_folds_at_once():
