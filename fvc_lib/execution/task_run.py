@@ -20,6 +20,7 @@ from fvc_lib.execution.memory_news import MemoryNews
 from fvc_lib.execution.next_setting import after_another_death, after_memory_ended
 from fvc_lib.execution.notebook_files import Notebook
 from fvc_lib.execution.progress import Progress, progress_path, read_progress
+from fvc_lib.execution.rate import RateMeter
 from fvc_lib.execution.session import ATTEMPT_VARIABLE
 from fvc_lib.execution.stage_end import NEVER_STARTED, judge
 from fvc_lib.execution.stages import Task
@@ -35,6 +36,7 @@ from fvc_lib.services.run_paths import RunPaths
 # Threads that wait asleep: by default they spin, and where another process wants a core too, training a small network
 # on two busy cores took 21 and 53 ms a clip (two readings) instead of 6. What the user has set stands.
 KERNEL_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+LOSS_SECONDS = 2.0
 
 
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -44,12 +46,25 @@ def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """Where a task is, for the terminal."""
+    """Where a task is, for the terminal.
+
+    Attributes:
+        key: the task's.
+        elapsed_seconds: since it began.
+        rss_bytes: what its kernel and the kernel's children hold now.
+        progress: what it said last that it had done; None before it said anything.
+        peak_rss_bytes: the most they held.
+        loss: what it logged last.
+        seconds_left: until what ``progress`` counts is done; None while nobody knows.
+    """
 
     key: str
     elapsed_seconds: float
     rss_bytes: int
     progress: Progress | None
+    peak_rss_bytes: int = 0
+    loss: float | None = None
+    seconds_left: float | None = None
 
 
 class TaskRun:
@@ -87,6 +102,9 @@ class TaskRun:
         self._started = time.monotonic()
         name, fold = task.stage.name, task.fold
         self._progress_path = progress_path(run, name, fold)
+        self._progress_path.unlink(missing_ok=True)  # an earlier attempt's says nothing of this one
+        self._rate, self._looked = RateMeter(), -LOSS_SECONDS
+        self._last_loss: float | None = None
         self._news = MemoryNews(run.memory_events(name, fold), set() if told is None else told)
         self._say = say
 
@@ -145,8 +163,27 @@ class TaskRun:
         """Where the task is now; tells what there is to tell of its memory."""
         for message in self._news:
             self._say(f"  {self.task.key}: {message}")
-        elapsed = time.monotonic() - self._started
-        return TaskProgress(self.task.key, elapsed, self._watch.peak_rss_bytes, read_progress(self._progress_path))
+        now = time.monotonic()
+        progress = read_progress(self._progress_path)
+        if progress is not None:
+            self._rate.see(now, progress.what, progress.done, progress.total)
+        return TaskProgress(
+            self.task.key,
+            now - self._started,
+            self._watch.rss_bytes,
+            progress,
+            self._watch.peak_rss_bytes,
+            self._loss(now),
+            None if progress is None else self._rate.seconds_left(now),
+        )
+
+    def _loss(self, now: float) -> float | None:
+        """The last of this attempt, looked up every few seconds."""
+        if now - self._looked >= LOSS_SECONDS:
+            self._looked = now
+            metric = last_metric(self.run.metrics(self.task.stage.name, self.task.fold), self._attempt)
+            self._last_loss = metric.value if metric is not None and metric.metric == "loss" else None
+        return self._last_loss
 
     def _run_kernel(self) -> KernelOutcome:
         name, fold = self.task.stage.name, self.task.fold
