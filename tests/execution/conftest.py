@@ -74,12 +74,18 @@ class Project:
         return make_plan(self.notebooks(), self.config, run, stages=self.stages, **options)
 
     def execute(
-        self, run: RunPaths, plan: list[PlannedTask] | None = None, **options: Any
+        self, run: RunPaths, plan: list[PlannedTask] | Callable[[], list[PlannedTask]] | None = None, **options: Any
     ) -> tuple[int, RunStatus, str]:
         """Run; returns exit code, status and what the terminal showed. ``options`` are the runner's."""
+
+        def as_it_is_then() -> list[PlannedTask]:
+            if plan is None:
+                return self.plan(run, tasks=options.get("only_tasks"))
+            return plan() if callable(plan) else plan
+
         shown = io.StringIO()
         runner = Runner(run, self.config, self.notebooks(), Terminal(shown), **options)
-        code = runner.execute(lambda: self.plan(run, tasks=options.get("only_tasks")) if plan is None else plan)
+        code = runner.execute(as_it_is_then)
         return code, read_status(run), shown.getvalue()
 
     def times_run(self, run: RunPaths, name: str) -> int:

@@ -1,0 +1,265 @@
+"""Several kernels at once under one runner: who begins when, what a failure and a signal mean for the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fvc_lib.execution.predicted_memory import PredictedPeak
+from fvc_lib.execution.status import read_status
+from fvc_lib.execution.status_book import status_now
+from fvc_lib.services.run_paths import RunPaths
+from tests.execution.conftest import Project
+
+ROOT = Path(__file__).parents[2]
+# How many folds' cells are at work at this moment, itself counted.
+TOGETHER = """
+import time
+at_work = folder / "at_work"
+at_work.mkdir(exist_ok=True)
+(at_work / str(fold)).write_text("")
+most = 0
+end = time.monotonic() + {seconds}
+while time.monotonic() < end and most < {wanted}:
+    most = max(most, len(list(at_work.iterdir())))
+    time.sleep(0.01)
+(at_work / str(fold)).unlink()
+output(f"folds_{{fold}}", str(most))
+"""
+STOPPABLE = """
+import time
+from fvc_lib.services.errors import StoppedError
+import signal
+def stop(number, frame):
+    raise StoppedError("saved")
+signal.signal(signal.SIGUSR1, {handler})
+(folder / f"started_{{fold}}").write_text("")
+while not (folder / "go").exists():
+    time.sleep(0.02)
+output(f"folds_{{fold}}", str(fold))
+"""
+RUNNER = """
+import sys
+from pathlib import Path
+from fvc_lib.execution.notebook_files import read_notebook
+from fvc_lib.execution.plan import make_plan
+from fvc_lib.execution.runner import Runner
+from fvc_lib.execution.session import run_config
+from fvc_lib.execution.stages import Stage
+from fvc_lib.services.run_paths import RunPaths
+run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2])
+stages = [Stage("folds", (), lambda run, fold: (), lambda run, fold: (run.tables / f"folds_{fold}.txt",), True)]
+notebooks = {s.name: read_notebook(folder / f"{s.name}.ipynb") for s in stages}
+config = run_config(run)
+runner = Runner(run, config, notebooks, jobs=int(sys.argv[3]))
+sys.exit(runner.execute(lambda: make_plan(notebooks, config, run, stages=stages)))
+"""
+
+
+Start = Callable[[RunPaths, Project, int], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a runner of its own process; none outlives the test."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(run: RunPaths, project: Project, jobs: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", RUNNER, str(run.root), str(project.folder), str(jobs)]
+        begun.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return begun[-1]
+
+    yield start
+    for runner in begun:
+        runner.kill()
+        runner.wait()
+        runner.stdout.close()
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"waited {seconds} s for {what}")
+        time.sleep(0.02)
+
+
+def states(run: RunPaths) -> dict[str, str]:
+    return {key: stage.state for key, stage in read_status(run).stages.items()}
+
+
+def folds(make_project: Callable[..., Project], source: str, num_folds: int) -> Project:
+    return make_project(per_fold=("folds",), folds=[source]).with_config(num_folds=num_folds)
+
+
+def test_as_many_folds_run_at_once_as_there_are_jobs_and_no_more(make_project):
+    project = folds(make_project, TOGETHER.format(seconds=60, wanted=3), 3)
+    run = project.begin()
+    assert project.execute(run, jobs=3)[0] == 0
+    assert [(run.tables / f"folds_{fold}.txt").read_text() for fold in range(3)] == ["3", "3", "3"]
+
+
+def test_where_the_predicted_memory_does_not_fit_twice_folds_run_one_by_one_and_it_is_said(make_project):
+    project = folds(make_project, TOGETHER.format(seconds=0.5, wanted=2), 2).with_config(mem_gb=1.0)
+    run = project.begin()
+    predicted = {"folds": PredictedPeak(700_000_000, "measured in run_x")}
+    code, _, shown = project.execute(run, jobs=2, predicted=predicted)
+    assert code == 0
+    assert [(run.tables / f"folds_{fold}.txt").read_text() for fold in range(2)] == ["1", "1"]
+    assert "folds: 1 at once and not 2: each is expected to take 0.70 GB (measured in run_x)" in shown
+
+
+def test_kernels_that_run_at_once_plan_with_their_share_of_the_budget(make_project):
+    source = """
+from fvc_lib.services.memory_budget import memory_budget
+output(f"folds_{fold}", memory_budget(1.0).describe())
+"""
+    project = folds(make_project, source, 2).with_config(mem_gb=1.0)
+    run = project.begin()
+    assert project.execute(run, jobs=2)[0] == 0
+    for fold in range(2):
+        told = (run.tables / f"folds_{fold}.txt").read_text()
+        assert told.endswith("GB (1/2 of 1.00 GB (mem_gb / FVC_MEM_GB), shared by 2 tasks)"), told
+        assert 0.3 < float(told.split()[2]) < 0.5  # this process, the runner, has its part as well
+
+
+def test_after_a_failure_what_runs_goes_on_to_its_end_and_nothing_new_begins(make_project):
+    source = """
+import json, time
+if fold == 0:
+    while not (folder / "started").exists():
+        time.sleep(0.02)
+    raise ValueError("fold 0 is bad")
+(folder / "started").write_text("")
+status = Path(run_dir) / "status" / "folds_fold_0.json"
+while json.loads(status.read_text())["state"] != "failed":
+    time.sleep(0.02)
+output(f"folds_{fold}", "whole")
+"""
+    project = folds(make_project, source, 3)
+    run = project.begin()
+    code, status, shown = project.execute(run, jobs=2)
+    assert (code, status.state, status.exit_code) == (1, "failed", 1)
+    assert states(run) == {"folds_fold_0": "failed", "folds_fold_1": "done", "folds_fold_2": "pending"}
+    assert "nothing new begins; what runs goes on to its end: folds_fold_1" in shown
+    assert [p.task.key for p in project.plan(run) if p.run] == ["folds_fold_0", "folds_fold_2"]
+
+
+def test_the_first_signal_asks_every_running_task_to_save(make_project, start):
+    project = folds(make_project, STOPPABLE.format(handler="stop"), 3)
+    run = project.begin()
+    runner = start(run, project, 2)
+    wait_for(lambda: len(list(run.tables.glob("started_*"))) == 2, "two folds to start")
+    os.kill(runner.pid, signal.SIGTERM)
+    shown, _ = runner.communicate(timeout=60)
+    assert runner.returncode == 75, shown
+    assert "SIGTERM: 2 running tasks save and leave" in shown
+    assert states(run) == {"folds_fold_0": "interrupted", "folds_fold_1": "interrupted", "folds_fold_2": "pending"}
+    assert read_status(run).state == "requeue"
+
+
+def test_the_second_signal_kills_them_all(make_project, start):
+    project = folds(make_project, STOPPABLE.format(handler="signal.SIG_IGN"), 2)
+    run = project.begin()
+    runner = start(run, project, 2)
+    wait_for(lambda: len(list(run.tables.glob("started_*"))) == 2, "two folds to start")
+    kernels = psutil.Process(runner.pid).children()
+    os.kill(runner.pid, signal.SIGINT)
+    assert "share" in runner.stdout.readline()
+    assert "SIGINT: 2 running tasks" in runner.stdout.readline()
+    assert all(kernel.is_running() for kernel in kernels)
+    os.kill(runner.pid, signal.SIGINT)
+    shown, _ = runner.communicate(timeout=60)
+    assert runner.returncode == 130, shown
+    assert set(states(run).values()) == {"interrupted"}
+    assert not any(kernel.is_running() for kernel in kernels)
+
+
+def test_a_signal_before_anything_runs_is_not_lost(make_project):
+    project = folds(make_project, "output(f'folds_{fold}', '')", 2)
+    run = project.begin()
+
+    def plan_while_a_signal_comes() -> list:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return project.plan(run)
+
+    code, status, _ = project.execute(run, plan_while_a_signal_comes)
+    assert (code, status.state) == (75, "requeue")
+    assert set(states(run).values()) == {"pending"}
+
+
+@pytest.mark.parametrize("milliseconds", [5, 60, 200])
+def test_a_signal_while_kernels_start_is_not_lost(make_project, milliseconds):
+    project = folds(make_project, STOPPABLE.format(handler="stop"), 3)
+    run = project.begin()
+    timer = threading.Timer(milliseconds / 1000, os.kill, (os.getpid(), signal.SIGTERM))
+
+    def plan_and_start_the_clock() -> list:
+        plan = project.plan(run)
+        timer.start()
+        return plan
+
+    code, status, shown = project.execute(run, plan_and_start_the_clock, jobs=2)
+    assert (code, status.state) == (75, "requeue"), shown
+    assert states(run)["folds_fold_2"] == "pending"
+    assert "running" not in states(run).values()
+
+
+@pytest.mark.fault(1)
+def test_a_runner_killed_with_several_kernels_leaves_none_and_its_run_goes_on(make_project, start):
+    project = folds(make_project, STOPPABLE.format(handler="stop"), 3)
+    run = project.begin()
+    runner = start(run, project, 2)
+    wait_for(lambda: len(list(run.tables.glob("started_*"))) == 2, "two folds to start")
+    kernels = psutil.Process(runner.pid).children()
+    assert len(kernels) == 2
+    runner.kill()
+    runner.communicate()
+    _, alive = psutil.wait_procs(kernels, timeout=30)
+    assert not alive
+    status = status_now(run)
+    assert status.state == "interrupted"
+    assert states(run) == {"folds_fold_0": "running", "folds_fold_1": "running", "folds_fold_2": "pending"}
+    assert {stage.state for stage in status.stages.values()} == {"interrupted", "pending"}
+    (run.tables / "go").write_text("")
+    resumed = start(run, project, 2)
+    shown, _ = resumed.communicate(timeout=60)
+    assert resumed.returncode == 0, shown
+    status = read_status(run)
+    assert status.state == "done"
+    assert [stage.attempts for stage in status.stages.values()] == [2, 2, 1]
+
+
+def collide(make_project: Callable[..., Project], start: Start, num_runs: int, num_folds: int, rounds: int) -> None:
+    """``num_runs`` runners at once, each with ``num_folds`` kernels at once; every output must be its own run's."""
+    project = folds(make_project, "output(f'folds_{fold}', f'{run_dir} {seed} {fold}')", num_folds)
+    for number in range(rounds):
+        runs = [project.with_config(seed=10 * number + k).begin() for k in range(num_runs)]
+        runners = [start(run, project, num_folds) for run in runs]
+        told = [runner.communicate(timeout=300)[0] for runner in runners]
+        assert [runner.returncode for runner in runners] == [0] * num_runs, told
+        for k, run in enumerate(runs):
+            for fold in range(num_folds):
+                assert (run.tables / f"folds_{fold}.txt").read_text() == f"{run.root} {10 * number + k} {fold}"
+                record = json.loads(run.executed_notebook("folds", fold).read_text())
+                assert record["metadata"]["papermill"]["parameters"]["fold"] == fold
+            assert set(states(run).values()) == {"done"}
+
+
+def test_runs_with_several_kernels_each_do_not_collide(make_project, start):
+    collide(make_project, start, num_runs=2, num_folds=4, rounds=1)
+
+
+@pytest.mark.long
+def test_four_runs_with_eight_kernels_each_do_not_collide_however_often(make_project, start):
+    collide(make_project, start, num_runs=4, num_folds=8, rounds=5)
