@@ -11,7 +11,8 @@ from typing import Literal
 import polars as pl
 
 from fvc_lib.analysis.queries import memory_peaks, results
-from fvc_lib.analysis.records import Answer, read_json_object
+from fvc_lib.analysis.records import Answer
+from fvc_lib.analysis.run_state import GONE, run_status
 from fvc_lib.analysis.wording import interval_text, number_text, source_name
 from fvc_lib.metrics.above_control import is_above_control
 from fvc_lib.services.config import read_params_file
@@ -126,7 +127,7 @@ def judge(scores: Sequence[Score]) -> Verdict:
 def run_headline(run: RunPaths) -> ReportHeadline:
     """The headline of one run from whatever it has recorded so far."""
     scores, counts = _scores_and_counts(run)
-    status = read_json_object(run.status_json)
+    status = run_status(run)
     asked = run_parameters(run)
     return ReportHeadline(
         run_id=path_to_text(run.run_id),
@@ -176,9 +177,8 @@ def stage_table(run: RunPaths) -> pl.DataFrame:
     Returns:
         ``stage state attempts reason duration_seconds peak_rss_bytes exit_code last_step error``; null is not recorded.
     """
-    stages = read_json_object(run.status_json).get("stages")
     rows = []
-    for name, stage in stages.items() if isinstance(stages, dict) else ():
+    for name, stage in run_status(run)["stages"].items():
         known = stage if isinstance(stage, dict) else {}
         error = known.get("error")
         rows.append(
@@ -248,7 +248,7 @@ def _failure(status: dict[str, object]) -> str | None:
     """The first stage that did not end well, in one sentence."""
     stages = status.get("stages")
     for name, stage in stages.items() if isinstance(stages, dict) else ():
-        if not isinstance(stage, dict) or stage.get("state") not in {"failed", "interrupted"}:
+        if not isinstance(stage, dict) or stage.get("state") not in {"failed", "interrupted", GONE}:
             continue
         error = stage.get("error")
         told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")

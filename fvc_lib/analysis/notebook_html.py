@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import bleach
 import nbformat
@@ -49,6 +50,7 @@ _ATTRIBUTES = {
 _HIDDEN_TEXT = re.compile(r"<(script|style)\b.*?(</\1\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"^# +(?P<title>.+?)\s*#*\s*$", re.MULTILINE)
 _ANCHOR = re.compile(r'<a class="anchor-link"[^>]*>&#182;</a>')
+_LOG_LINK = re.compile(r'(<a\b[^>]*\bhref=")\.\./logs/')
 _FOLD = re.compile(r"_fold_(\d+)$")
 _HIGHLIGHT = Highlight2HTML(pygments_lexer="ipython3")  # type: ignore[no-untyped-call]  # nbconvert is half typed
 
@@ -63,6 +65,8 @@ class NotebookHtml:
         body: HTML of all cells.
         num_figures: figures in it.
         error: the first error's name and message, plain text; empty when no cell failed.
+        num_never_ran: code cells that the execution did not come to, of
+        num_code_cells: that there are.
     """
 
     title: str
@@ -70,6 +74,8 @@ class NotebookHtml:
     body: str
     num_figures: int
     error: str = ""
+    num_never_ran: int = 0
+    num_code_cells: int = 0
 
 
 @dataclass
@@ -77,42 +83,57 @@ class _Page:
     """What is counted while the cells of one notebook are rendered."""
 
     prefix: str
+    run_folder: str | None = None
     num_figures: int = 0
+    num_never_ran: int = 0
+    num_code_cells: int = 0
     errors: list[str] = field(default_factory=list)
 
 
-def render_notebook(path: Path, prefix: str) -> NotebookHtml:
+def render_notebook(path: Path, prefix: str, *, run_folder: str | None = None) -> NotebookHtml:
     """Render the executed notebook ``path``.
 
     Args:
         path: an ``.ipynb`` file.
         prefix: starts the id of each figure; unique within a page.
+        run_folder: the way from the page to the run's folder, ``""`` or like ``"../../"``, for the record's links to
+            the run's logs; none: they become plain text.
 
     Raises:
         DataError: the file is missing or is no notebook.
     """
     document = _load(path)
     title, heading_cell = _title(document, path)
-    page = _Page(prefix)
+    page = _Page(prefix, run_folder)
     cells = []
     for number, cell in enumerate(document.cells):
         source = _TITLE.sub("", cell.source, count=1) if number == heading_cell else cell.source
         cells.append(_cell(cell, source, page))
     return NotebookHtml(
-        title, path_to_text(path.name), "\n".join(cells), page.num_figures, page.errors[0] if page.errors else ""
+        title,
+        path_to_text(path.name),
+        "\n".join(cells),
+        page.num_figures,
+        page.errors[0] if page.errors else "",
+        page.num_never_ran,
+        page.num_code_cells,
     )
 
 
-def clean_html(html: str) -> str:
-    """``html`` reduced to harmless tags and attributes: no script, no style sheet, no image from elsewhere."""
+def clean_html(html: str, run_folder: str | None = None) -> str:
+    """``html`` reduced to harmless tags and attributes: no script, no style sheet, no image from elsewhere.
+
+    Links to the run's own logs, written from the notebooks' folder, lead there from ``run_folder`` on.
+    """
     cleaner = bleach.Cleaner(
         tags=_TAGS,
-        attributes=_allowed_attribute,
+        attributes=_allowed_attribute if run_folder is None else _allowed_with_logs,
         protocols={"http", "https", "mailto", "data"},
         strip=True,
         css_sanitizer=CSSSanitizer(),
     )
-    return str(cleaner.clean(_HIDDEN_TEXT.sub("", html)))
+    cleaned = str(cleaner.clean(_HIDDEN_TEXT.sub("", html)))
+    return cleaned if run_folder is None else _LOG_LINK.sub(rf"\1{run_folder}logs/", cleaned)
 
 
 def _allowed_attribute(tag: str, name: str, value: str) -> bool:
@@ -121,6 +142,13 @@ def _allowed_attribute(tag: str, name: str, value: str) -> bool:
     if tag == "a" and name == "href":
         return value.lower().startswith(("http://", "https://", "mailto:", "#"))
     return name in _ATTRIBUTES["*"] or name in _ATTRIBUTES.get(tag, ())
+
+
+def _allowed_with_logs(tag: str, name: str, value: str) -> bool:
+    if tag == "a" and name == "href" and value.startswith("../logs/"):
+        # As a browser reads it: with escapes, and with backslashes for slashes.
+        return ".." not in unquote(value).replace("\\", "/").removeprefix("../").split("/")
+    return _allowed_attribute(tag, name, value)
 
 
 def _load(path: Path) -> Any:
@@ -168,7 +196,18 @@ def _cell(cell: Any, source: str, page: _Page) -> str:
         else "Code"
     )
     code = _code(source, label) if source.strip() else ""
-    return code + "".join(_output(output, page) for output in _merged(cell.outputs))
+    outputs = "".join(_output(output, page) for output in _merged(cell.outputs))
+    return code + outputs + _how_far(cell, page) if code else outputs
+
+
+def _how_far(cell: Any, page: _Page) -> str:
+    """A remark on a cell that was not run to its end, as the runner noted."""
+    page.num_code_cells += 1
+    status = cell.get("metadata", {}).get("papermill", {}).get("status")
+    if status == "pending":
+        page.num_never_ran += 1
+        return '<p class="fvc-remark never">This cell never ran.</p>'
+    return '<p class="fvc-remark never">This cell was running.</p>' if status == "running" else ""
 
 
 def _prose(source: str) -> str:
@@ -206,7 +245,7 @@ def _rich(data: dict[str, Any], page: _Page) -> str:
     if PLOTLY in data and isinstance(data[PLOTLY], dict):
         return _figure(data[PLOTLY], page)
     if "text/html" in data and WIDGET not in data:
-        html = clean_html(_joined(data["text/html"]))
+        html = clean_html(_joined(data["text/html"]), page.run_folder)
         if html.strip():
             return f'<div class="output html">{html}</div>'
     for kind in _IMAGES:

@@ -92,10 +92,23 @@ details.code > summary { cursor:pointer; color:var(--faint); list-style-position
 details.code > summary:hover { color:var(--ink); }
 details.code .highlight { border:1px solid var(--line); border-radius:4px; padding:9px 12px; margin:4px 0 10px;
   background:#fff; }
-.badge.state-failed, .badge.state-interrupted { color:var(--below); }
+.badge.state-failed, .badge.state-interrupted, .badge.state-stopped { color:var(--below); }
+.badge.state-running { color:var(--accent); } .badge.state-done { color:var(--above); }
+.never { color:var(--below); } .warning { color:var(--below); }
+.records a { white-space:nowrap; margin-right:6px; } .records { font-size:12.5px; }
+.back { font-size:13.5px; white-space:nowrap; }
+.record { max-width:1080px; margin:0 auto; padding:20px 32px 96px; }
+.record .facts { grid-template-columns:max-content 1fr; margin-bottom:20px; } .record .facts dd { text-align:left; }
+.copyable { position:relative; max-width:60em; }
+.copyable pre { background:var(--wash); border-radius:4px; padding:12px 76px 12px 14px; line-height:1.6; }
+.copyable button { position:absolute; top:8px; right:8px; font:inherit; font-size:12.5px; color:var(--accent);
+  background:#fff; border:1px solid var(--line); border-radius:4px; padding:1px 10px; cursor:pointer; }
+.two { display:grid; grid-template-columns:repeat(auto-fit,minmax(320px,1fr)); gap:12px 48px; }
+.two .facts { align-content:start; } .two .facts dd { text-align:left; }
 .runs { width:100%; }
 .runs td { vertical-align:middle; }
 .runs td.bar { width:150px; }
+.runs td:nth-child(6), .runs td:nth-child(7), .runs td:nth-child(8) { white-space:nowrap; }
 .runs svg { display:block; width:140px; height:18px; }
 .runs .run { font-weight:600; } .runs .sub { font-weight:400; color:var(--soft); font-size:12.5px; }
 .plain { max-width:1320px; margin:0 auto; padding:32px; }
@@ -161,6 +174,15 @@ SCRIPT = """
     button.dataset.open = open ? "yes" : "no";
     button.textContent = (open ? button.dataset.on : button.dataset.off);
     all(button.dataset.toggle, open);
+  }));
+  // A page from a file may not write to the clipboard itself; copying what is selected it may.
+  document.querySelectorAll("button[data-copy]").forEach((button) => button.addEventListener("click", () => {
+    const range = document.createRange();
+    range.selectNodeContents(document.getElementById(button.dataset.copy));
+    const selection = getSelection();
+    selection.removeAllRanges();
+    selection.addRange(range);
+    button.textContent = document.execCommand("copy") ? "Copied" : "Selected";
   }));
   window.addEventListener("beforeprint", () => { all("details.section", true); figures.forEach(draw); });
   reveal();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -29,7 +29,14 @@ STANDING_CLASSES = {"above control": "above", "not above control": "below"}
 
 
 def write_report(
-    notebooks: Sequence[Path], output: Path, *, title: str, headline: ReportHeadline | None = None
+    notebooks: Sequence[Path],
+    output: Path,
+    *,
+    title: str,
+    headline: ReportHeadline | None = None,
+    pages: Mapping[Path, str] | None = None,
+    provenance: str = "",
+    notes: Sequence[str] = (),
 ) -> None:
     """Write ``output``: one HTML file with everything in it that opens without a network or a server.
 
@@ -38,26 +45,38 @@ def write_report(
         output: the file, replaced atomically.
         title: plain text.
         headline: of the run; without one (a notebook on its own) the head is the title alone.
+        pages: where the page of each notebook alone is, as seen from ``output``.
+        provenance: HTML of a last section on how the run came about.
+        notes: plain sentences that are shown first.
 
     Raises:
         DataError: a notebook is missing or unreadable.
     """
-    sections = [render_notebook(path, f"s{number}") for number, path in enumerate(notebooks, start=1)]
-    contents = "".join(_section(section, number) for number, section in enumerate(sections, start=1))
+    pages = pages or {}
+    sections = [render_notebook(path, f"s{number}", run_folder="") for number, path in enumerate(notebooks, start=1)]
+    contents = "".join(
+        _section(section, number, pages.get(path))
+        for number, (path, section) in enumerate(zip(notebooks, sections, strict=True), start=1)
+    )
+    told = "".join(f'<p class="alarm">{escape(clean_text(note))}</p>' for note in notes)
     body = (
-        f"{_top(title, headline)}<div class='page'>{_navigation(sections)}"
-        f"<main>{_hero(headline) if headline else ''}{contents}</main></div>"
+        f"{_top(title, headline)}<div class='page'>{_navigation(sections, bool(provenance))}"
+        f"<main>{told}{_hero(headline) if headline else ''}{contents}{_last_section(provenance)}</main></div>"
     )
     # plotly.js is by far the largest part, so a page without figures goes without it.
     scripts = (get_plotlyjs(), SCRIPT) if any(s.num_figures for s in sections) else (SCRIPT,)
     write_text(output, page(title, body, scripts))
 
 
-def page(title: str, body: str, scripts: tuple[str, ...] = ()) -> str:
-    """A whole HTML document around ``body``, with the style and ``scripts`` embedded and everything else shut out."""
+def page(title: str, body: str, scripts: tuple[str, ...] = (), *, stamp: str = "") -> str:
+    """A whole HTML document around ``body``, with the style and ``scripts`` embedded and everything else shut out.
+
+    ``stamp`` is written into its head, to be found there when the page might have to be written again.
+    """
     embedded = "".join(f"<script>{text}</script>" for text in scripts)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'{f"""<meta name="fvc-stamp" content="{escape(stamp)}">""" if stamp else ""}'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(content_policy(scripts))}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # An empty icon of our own, or the browser would ask for one.
@@ -96,12 +115,13 @@ def _top(title: str, headline: ReportHeadline | None) -> str:
     return f'<header class="top">{named}{badge(headline.verdict)}<span class="number">{number}</span></header>'
 
 
-def _navigation(sections: Sequence[NotebookHtml]) -> str:
+def _navigation(sections: Sequence[NotebookHtml], has_provenance: bool) -> str:
     links = "".join(
         f'<li><a href="#section-{number}"{" class=failed" if section.error else ""}>{escape(_short(section.title))}'
         f"{' (failed)' if section.error else ''}</a></li>"
         for number, section in enumerate(sections, start=1)
     )
+    links += '<li><a href="#section-provenance">How this came about</a></li>' if has_provenance else ""
     return (
         f'<nav class="sections" aria-label="Sections"><ol>{links}</ol>'
         f"{_toggle('details.section', 'Open all sections', 'Close all sections')}"
@@ -186,11 +206,23 @@ def _facts(headline: ReportHeadline) -> str:
     return f'<dl class="facts">{rows}</dl>'
 
 
-def _section(section: NotebookHtml, number: int) -> str:
+def _section(section: NotebookHtml, number: int, alone: str | None) -> str:
     opened = " open" if number == 1 or section.error else ""
-    alarm = f'<p class="alarm"><b>A cell failed.</b> {escape(section.error)}</p>' if section.error else ""
+    missing = f" {count_text(section.num_never_ran, 'code cell')} never ran." if section.num_never_ran else ""
+    alarm = f'<p class="alarm"><b>A cell failed.</b> {escape(section.error)}{missing}</p>' if section.error else ""
+    name = escape(section.file_name)
+    link = f'<a href="{escape(alone)}">{name}</a>' if alone else name
     return (
         f'<details class="section" id="section-{number}"{opened}><summary><h2>{escape(section.title)}</h2>'
-        f'<span class="file">{escape(section.file_name)}</span></summary>'
+        f'<span class="file">{link}</span></summary>'
         f'<div class="cells">{alarm}{section.body}</div></details>'
+    )
+
+
+def _last_section(provenance: str) -> str:
+    if not provenance:
+        return ""
+    return (
+        '<details class="section" id="section-provenance"><summary><h2>How this came about</h2>'
+        f'<span class="file">run.json</span></summary><div class="cells">{provenance}</div></details>'
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from urllib.parse import quote
 
 from fvc_lib.analysis.headline import DISHONEST_CONTROLS, ReportHeadline, Score, run_headline
 from fvc_lib.analysis.memory_findings import run_memory
 from fvc_lib.analysis.memory_wording import memory_facts
+from fvc_lib.analysis.provenance import provenance_html
+from fvc_lib.analysis.record_pages import records_of, write_record_pages
 from fvc_lib.analysis.report import write_report
 from fvc_lib.analysis.runs_index import write_runs_index
 from fvc_lib.analysis.wording import bytes_text, duration_text, interval_text, source_name
@@ -20,11 +24,26 @@ SECTION_ORDER = (
 
 
 def write_run_report(run: RunPaths) -> None:
-    """Write ``report.html`` from the notebooks executed so far, a failed one's partial record first, and the index."""
-    records = sorted(run.notebooks.glob("*.ipynb"), key=lambda path: _rank(path.name))
-    if records:
+    """Write a page of each record, ``report.html`` from the records so far (a failed one's first), and the index.
+
+    Raises:
+        OSError: a page cannot be written.
+    """
+    unreadable = write_record_pages(run)
+    records = {key: path for key, path in records_of(run).items() if key not in unreadable}
+    ordered = sorted(records.values(), key=lambda path: _rank(path.name))
+    if ordered:
         headline = replace(run_headline(run), memory_facts=memory_facts(run_memory(run)))
-        write_report(records, run.report_html, title=f"FVC {run.run_id}", headline=headline)
+        pages = {path: quote(os.fsencode(run.record_html(key).relative_to(run.root))) for key, path in records.items()}
+        write_report(
+            ordered,
+            run.report_html,
+            title=f"FVC {run.run_id}",
+            headline=headline,
+            pages=pages,
+            provenance=provenance_html(run),
+            notes=[f"A record cannot be shown. {problem}" for problem in unreadable.values()],
+        )
     write_runs_index(run.root.parent.parent)
 
 

@@ -1,13 +1,24 @@
-"""``runs/index.html``: all runs with their headline numbers; opens from a file manager, needs no server."""
+"""``runs/index.html``: all runs with their headline numbers; opens from a file manager, needs no server.
+
+Nothing but run folders is needed to write it, whoever left them and in whatever condition. What a finished run's row
+says is kept in ``.index_rows.json`` beside it, so that the next index need not read every log again.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
+import duckdb
+import polars as pl
+
 from fvc_lib.analysis.headline import ReportHeadline, run_headline
+from fvc_lib.analysis.record_pages import records_of
+from fvc_lib.analysis.records import read_json_object
 from fvc_lib.analysis.report import badge, interval_bar, page
 from fvc_lib.analysis.wording import (
     NOT_RECORDED,
@@ -20,27 +31,33 @@ from fvc_lib.analysis.wording import (
     source_name,
     time_text,
 )
-from fvc_lib.services.atomic_files import write_text
+from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json, write_text
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
+
+_HEADS = (
+    "Run", "Standing", "ROC AUC [interval]", "0 · chance · 1", "Best control", "Data", "Duration", "Peak memory",
+    "Records",
+)  # fmt: skip
+# What reading a damaged or foreign folder can raise; one such run is a row that says so.
+_TROUBLE = (
+    FvcError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
+    duckdb.Error, pl.exceptions.PolarsError,
+)  # fmt: skip
 
 
 def write_runs_index(runs_dir: Path) -> Path:
-    """Write ``index.html`` into ``runs_dir`` over all runs found there, newest first, and return its path."""
+    """Write ``index.html`` into ``runs_dir`` over all runs found there, newest first, and return its path.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     runs = list_runs(runs_dir)[::-1]
-    rows = "".join(_row(run, run_headline(run), runs_dir) for run in runs)
-    heads = (
-        "Run",
-        "Standing",
-        "ROC AUC [interval]",
-        "0 · chance · 1",
-        "Best control",
-        "Data",
-        "Duration",
-        "Peak memory",
-    )
+    rows = "".join(_rows(runs, runs_dir))
+    heads = "".join(f"<th>{head}</th>" for head in _HEADS)
     table = (
-        f'<table class="runs"><thead><tr>{"".join(f"<th>{head}</th>" for head in heads)}</tr></thead>'
-        f"<tbody>{rows}</tbody></table>"
+        f'<table class="runs"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
         if runs
         else "<p>No run has been started here yet.</p>"
     )
@@ -54,6 +71,62 @@ def write_runs_index(runs_dir: Path) -> Path:
     return output
 
 
+def _rows(runs: Iterable[RunPaths], runs_dir: Path) -> list[str]:
+    """A row of each run, from the rows kept where the run is as it was."""
+    store = runs_dir / ".index_rows.json"
+    look = sha256_of_file(Path(__file__))
+    kept, now, rows = _kept(store), {}, []
+    for run in runs:
+        folder = path_to_text(run.root.relative_to(runs_dir.absolute()))
+        stamp = sha256_of_json([look, _stamp(run)])
+        known = kept.get(folder)
+        if isinstance(known, list) and len(known) == 2 and known[0] == stamp and isinstance(known[1], str):
+            row, lasting = known[1], True
+        else:
+            row, lasting = _row_or_trouble(run, runs_dir)
+        rows.append(row)
+        if lasting:
+            now[folder] = [stamp, row]
+    if now != kept:
+        write_json(store, now)
+    return rows
+
+
+def _kept(store: Path) -> dict[str, object]:
+    try:
+        document = json.loads(store.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _stamp(run: RunPaths) -> list[list[int]]:
+    """When and how large what a finished run's row is made of was; of folders, when something was put in or taken."""
+    files = (run.run_json, run.status_json, run.params_yaml, run.results, run.report_html)
+    folders = (run.task_status("").parent, run.reports, run.memory("").parent)
+    stamps = []
+    for path in (*files, *folders):
+        try:
+            status = path.stat()
+        except OSError:
+            stamps.append([0, 0])
+        else:
+            stamps.append([status.st_mtime_ns, status.st_size])
+    return stamps
+
+
+def _row_or_trouble(run: RunPaths, runs_dir: Path) -> tuple[str, bool]:
+    """The run's row, and whether it stays true as long as nobody touches the run."""
+    try:
+        headline = run_headline(run)
+        return _row(run, headline, runs_dir), headline.state == "done"
+    except _TROUBLE as error:
+        name = escape(clean_text(path_to_text(run.run_id)))
+        why = escape(clean_text(f"{type(error).__name__}: {error}"))[:500]
+        told = f'<td><div class="run">{name}</div></td><td colspan="{len(_HEADS) - 1}">'
+        return f'<tr>{told}<span class="warning">cannot be read:</span> {why}</td></tr>', False
+
+
 def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path) -> str:
     score, best = headline.model_score, headline.verdict.best_control
     data = [count_text(headline.num_videos, "video")] if headline.num_videos is not None else [NOT_RECORDED]
@@ -62,8 +135,9 @@ def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path) -> str:
     control = (
         f"{number_text(best.value)}<div class='sub'>{escape(source_name(best.source))}</div>" if best else NOT_RECORDED
     )
+    name = f"<div class='run'>{_link(run, headline, runs_dir)}</div><div class='sub'>{_about(headline)}</div>"
     cells = (
-        f"<div class='run'>{_link(run, headline, runs_dir)}</div><div class='sub'>{_about(headline)}</div>",
+        name + _damage(run),
         f"{badge(headline.verdict)}{_state(headline)}",
         interval_text(score.value, score.low, score.high) if score else NOT_RECORDED,
         bar,
@@ -71,8 +145,9 @@ def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path) -> str:
         "<br>".join(data),
         duration_text(headline.duration_seconds),
         bytes_text(headline.peak_rss_bytes),
+        _records(run, runs_dir),
     )
-    kinds = ("", "", ' class="number"', ' class="bar"', "", "", "", "")
+    kinds = ("", "", ' class="number"', ' class="bar"', "", "", "", "", ' class="records"')
     return "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True)) + "</tr>"
 
 
@@ -80,8 +155,25 @@ def _link(run: RunPaths, headline: ReportHeadline, runs_dir: Path) -> str:
     name = escape(clean_text(headline.run_id))
     if not run.report_html.is_file():
         return f"{name}<div class='sub'>no report yet</div>"
-    relative = run.report_html.relative_to(runs_dir.absolute())
-    return f'<a href="{escape(quote(os.fsencode(relative)))}">{name}</a>'
+    return f'<a href="{_address(run.report_html, runs_dir)}">{name}</a>'
+
+
+def _records(run: RunPaths, runs_dir: Path) -> str:
+    """A link to the page of each record: ``01 02 03 04·0 04·1``; one that is not whole is marked."""
+    links = []
+    for key, record in records_of(run).items():
+        output = run.record_html(key)
+        stage, _, fold = key.rpartition("_fold_")
+        short = key.partition("_")[0] + (f"·{fold}" if stage and fold.isdecimal() else "")
+        if output.is_file():
+            partial = ' class="warning" title="not whole"' if ".partial" in record.name else ""
+            text = escape(clean_text(path_to_text(short)))
+            links.append(f'<a{partial} href="{_address(output, runs_dir)}">{text}</a>')
+    return " ".join(links)
+
+
+def _address(path: Path, runs_dir: Path) -> str:
+    return escape(quote(os.fsencode(path.relative_to(runs_dir.absolute()))))
 
 
 def _about(headline: ReportHeadline) -> str:
@@ -89,8 +181,14 @@ def _about(headline: ReportHeadline) -> str:
     return escape(" · ".join(clean_text(part) for part in parts if part))
 
 
+def _damage(run: RunPaths) -> str:
+    """Which of the files that every run has cannot be read."""
+    bad = [path.name for path in (run.run_json, run.status_json) if not read_json_object(path)]
+    return f"<div class='sub warning'>{' and '.join(bad)} cannot be read</div>" if bad else ""
+
+
 def _state(headline: ReportHeadline) -> str:
     if headline.state == "done":
         return ""
     state = clean_text(headline.state or NOT_RECORDED)
-    return f' <span class="badge state-{escape(state)}">{escape(state)}</span>'
+    return f' <span class="badge state-{escape(state.split(" ")[0])}">{escape(state)}</span>'

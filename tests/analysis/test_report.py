@@ -15,6 +15,7 @@ from fvc_lib.analysis import queries
 from fvc_lib.analysis.headline import run_headline
 from fvc_lib.analysis.report import write_report
 from fvc_lib.analysis.result_figures import controls_figure, roc_figure
+from fvc_lib.analysis.run_summary import write_run_report
 from fvc_lib.analysis.runs_index import write_runs_index
 from fvc_lib.analysis.training_figures import learning_curves_figure
 from fvc_lib.analysis.widgets import figure_bundle
@@ -260,3 +261,27 @@ def test_a_browser_runs_and_fetches_nothing_that_a_notebook_smuggled_in(
     assert asked == []
     assert "<title>honest</title>" in dom
     assert 'class="main-svg"' in dom
+
+
+@pytest.mark.slow
+def test_a_browser_shows_a_record_and_the_index_from_files_and_asks_nobody_for_anything(
+    run: RunPaths, notebooks: list[Path], browser: Browser, canary: tuple[str, list[str]]
+) -> None:
+    address, asked = canary
+    with_image = new_markdown_cell(f"# Curves\n\n![x]({address}/md.png)\n\n[a link]({address}/link)")
+    curves = learning_curves_figure(queries.learning_curves([run]).frame)
+    save(run.executed_notebook("06_analysis_dashboard"), with_image, shown(figure_bundle(curves)))
+    write_run_report(run)
+    for budget_ms in (8000, 60_000):  # as above
+        record, complaints = browser.open(run.record_html("06_analysis_dashboard"), budget_ms=budget_ms)
+        if 'class="main-svg"' in record:
+            break
+    assert complaints == []
+    assert record.count('<svg class="main-svg"') >= 1
+    assert '<a href="../../report.html">' in record
+    index, complaints = browser.open(run.root.parent.parent / "index.html")
+    assert complaints == []
+    assert run.run_id in index
+    for key in ("02_folds", "05_kfold_results", "06_analysis_dashboard"):
+        assert f'href="demo/{run.run_id}/notebooks/reports/{key}.html">{key[:2]}</a>' in index
+    assert asked == []

@@ -1,0 +1,84 @@
+"""How a run came about, on its page: as recorded, "not recorded" where it is not, and text only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.analysis.provenance import provenance_html
+from fvc_lib.services.run_paths import RunPaths
+
+ATTEMPT = {
+    "started_utc": "2026-01-02T03:04:05Z",
+    "command": "python run_notebooks.py -p corpus '<b>x</b>'",
+    "code": {"commit": "a" * 40, "branch": "main", "changed_since_commit": True, "left_out": ["big.py (2.0 MB)"]},
+    "versions": {"python": "3.11.7", "python_build": "CPython main", "torch": "2.13.0", "torchvision": None},
+    "hardware": {
+        "host": "node1", "cores": 8, "omp_num_threads": "4", "memory_bytes": 64 * 10**9,
+        "memory_limit_bytes": 8 * 10**9, "memory_limit_from": "SLURM_MEM_PER_NODE", "gpus": ["NVIDIA H200"],
+    },
+    "slurm": {"job_id": "12", "array_task_id": "3"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def write(run: RunPaths, *attempts: object, **more: object) -> str:
+    run.run_json.write_text(json.dumps({"attempts": attempts, **more}))
+    return provenance_html(run)
+
+
+def test_code_machine_and_the_commands_that_repeat_it_are_shown(run):
+    run.code_patch.write_text("diff")
+    html = write(run, ATTEMPT, repeat=["git checkout aaa", "python run_notebooks.py --params '<p>.yaml'"])
+    for text in (
+        "a" * 40, 'href="code.patch"', "big.py (2.0 MB)", "node1", "8, OMP_NUM_THREADS=4", "NVIDIA H200",
+        "64.00 GB, limited to 8.00 GB by SLURM_MEM_PER_NODE", "job id 12, array task id 3", "3.11.7 (CPython main)",
+        "2026-01-02 03:04 UTC", "not installed",
+        '<pre id="repeat">git checkout aaa\npython run_notebooks.py --params &#x27;&lt;p&gt;.yaml&#x27;</pre>',
+    ):  # fmt: skip
+        assert text in html, text
+    assert "<b>x" not in html
+    assert "attempts</h3>" not in html
+
+
+def test_a_changed_checkout_without_its_patch_is_warned_of_and_a_clean_one_praised(run):
+    assert "yes, and no patch was kept" in write(run, ATTEMPT)
+    clean = {**ATTEMPT, "code": {"commit": "b" * 40, "changed_since_commit": False}}
+    assert "nothing: the code is the commit&#x27;s" in write(run, clean).replace("'", "&#x27;")
+
+
+def test_attempts_tell_what_differs(run):
+    second = {**ATTEMPT, "differs": {"torch": ["2.12.0", "2.13.0"]}, "code_differs": {"commit": ["c" * 40, None]}}
+    html = write(run, ATTEMPT, second, ATTEMPT)
+    assert "<h3>3 attempts</h3>" in html
+    assert f"torch: 2.12.0 → 2.13.0; commit: {'c' * 12} → none" in html
+    assert html.count("nothing that counts") == 1
+
+
+def test_slurms_figures_stand_beside_ours(run):
+    key = "04_fold_training_fold_0"
+    run.status_json.write_text(json.dumps({"stages": {key: {"state": "done", "peak_rss_bytes": 738_000_000}}}))
+    run.slurm.mkdir()
+    job = {"job_id": "12_0", "task": key, "state": "COMPLETED", "max_rss_bytes": 712_000_000, "elapsed_seconds": 18.0}
+    lost = {"job_id": "12_1", "task": "other", "state": "OUT_OF_MEMORY", "max_rss_bytes": None, "elapsed_seconds": None}
+    (run.slurm / "accounting.json").write_text(json.dumps({"jobs": [job, lost, 3]}))
+    html = write(run, ATTEMPT)
+    row = html[html.index("12_0") : html.index("12_1")]
+    assert row.index("712 MB") < row.index("738 MB")
+    assert html[html.index("12_1") :].count("not recorded") == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"attempts": 3}', '{"attempts": [3, {"code": 1, "hardware": [], "versions": "x", "slurm": 1}]}',
+     '{"attempts": [{}, {"differs": 3}], "repeat": [1, null]}'],
+)  # fmt: skip
+def test_what_is_not_recorded_is_said_to_be_so(run, content):
+    run.run_json.write_text(content)
+    assert "not recorded" in provenance_html(run)

@@ -1,0 +1,80 @@
+"""Where a run stands, whatever its files say: "running" is believed of a lock that is held and of nothing else."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.analysis.run_state import GONE, is_held, run_status
+from fvc_lib.services.run_paths import RunPaths
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def say(run: RunPaths, state: str, **stages: str) -> None:
+    told = {key: {"state": each, "attempts": 1} for key, each in stages.items()}
+    run.status_json.write_text(json.dumps({"state": state, "stages": told}))
+
+
+def states(run: RunPaths) -> dict[str, object]:
+    status = run_status(run)
+    return {"run": status.get("state"), **{key: stage["state"] for key, stage in status["stages"].items()}}
+
+
+def test_who_holds_the_runs_lock_is_at_work(run):
+    say(run, "running", a="running", b="pending")
+    with (run.root / "run.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert states(run) == {"run": "running", "a": "running", "b": "pending"}
+    assert states(run) == {"run": GONE, "a": GONE, "b": "pending"}
+
+
+def test_a_job_that_holds_one_tasks_lock_keeps_the_run_going(run):
+    say(run, "running", a="running", b="running")
+    lock = run.task_lock("b")
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert states(run) == {"run": "running", "a": GONE, "b": "running"}
+    assert states(run)["run"] == GONE
+
+
+def test_a_tasks_own_file_counts_before_the_document(run):
+    say(run, "waiting", a="pending", b="pending")
+    run.task_status("a").parent.mkdir()
+    run.task_status("a").write_text('{"state": "done"}')
+    run.task_status("b").write_text('{"sta')
+    assert states(run) == {"run": "waiting", "a": "done", "b": "pending"}
+
+
+def test_what_has_ended_needs_no_lock(run):
+    say(run, "failed", a="failed", b="running")
+    assert states(run) == {"run": "failed", "a": "failed", "b": GONE}
+    say(run, "done", a="done")
+    assert states(run) == {"run": "done", "a": "done"}
+
+
+def test_a_holder_on_another_host_is_believed_while_it_gives_signs_of_life(run):
+    lock = run.root / "run.lock"
+    lock.write_text(json.dumps({"host": "another", "pid": 1}))
+    assert is_held(lock)
+    hour_ago = time.time() - 3600
+    os.utime(lock, (hour_ago, hour_ago))
+    assert not is_held(lock)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"stages": 3}', '{"stages": {"a": 3}, "state": "running"}'])
+def test_torn_files_say_nothing_and_raise_nothing(run, content):
+    run.status_json.write_text(content)
+    (run.root / "run.lock").write_text(content)
+    status = run_status(run)
+    assert isinstance(status["stages"], dict)
+    assert status.get("state") in (None, GONE)

@@ -1,0 +1,147 @@
+"""The list of all runs: written from whatever lies there, true about who is at work, quick the second time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.analysis import runs_index
+from fvc_lib.analysis.runs_index import write_runs_index
+from fvc_lib.services.run_paths import RunPaths
+
+MakeRun = Callable[..., RunPaths]
+
+
+def row_of(html: str, run: RunPaths) -> str:
+    (row,) = [row for row in html.split("<tr>") if run.run_id in row]
+    return row
+
+
+def written(run: RunPaths) -> str:
+    return write_runs_index(run.root.parent.parent).read_text(encoding="utf-8")
+
+
+def empty_run(runs_dir: Path, name: str, state: str) -> RunPaths:
+    run = RunPaths(runs_dir / "demo" / name)
+    run.root.mkdir(parents=True)
+    run.run_json.write_text('{"attempts": [{}]}')
+    run.status_json.write_text(json.dumps({"state": state, "stages": {}}))
+    return run
+
+
+def test_states_are_the_true_ones(run: RunPaths) -> None:
+    runs_dir = run.root.parent.parent
+    names = ("waiting", "failed", "running", "gone")
+    states = ("waiting", "failed", "running", "running")
+    others = {
+        name: empty_run(runs_dir, f"run_2026010{number}_000000_{name}", state)
+        for number, (name, state) in enumerate(zip(names, states, strict=True))
+    }
+    with (others["running"].root / "run.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        html = written(run)
+    assert "state-waiting" in row_of(html, others["waiting"])
+    assert "state-failed" in row_of(html, others["failed"])
+    assert "state-running" in row_of(html, others["running"])
+    assert "stopped without a word" in row_of(html, others["gone"])
+    assert "stopped without a word" in row_of(written(run), others["running"])  # the lock has been let go of
+
+
+def break_nothing(run: RunPaths) -> None:
+    pass
+
+
+def tear_record(run: RunPaths) -> None:
+    run.run_json.write_text('{"att')
+
+
+def tear_status(run: RunPaths) -> None:
+    run.status_json.write_bytes(b"\x00" * 4096)
+
+
+def nest_status(run: RunPaths) -> None:
+    run.status_json.write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+def make_status_a_folder(run: RunPaths) -> None:
+    run.status_json.unlink()
+    run.status_json.mkdir()
+
+
+def mistype_status(run: RunPaths) -> None:
+    run.status_json.write_text('{"state": ["x"], "stages": {"a": {"state": {}}}, "duration_seconds": "long"}')
+
+
+def damage_results(run: RunPaths) -> None:
+    run.results.write_bytes(b"ARROW1" + bytes(100))
+
+
+def damage_logs(run: RunPaths) -> None:
+    for path in run.memory("").parent.glob("*.jsonl"):
+        path.write_bytes(b"\xff\xfe{[\n" * 10)
+
+
+def break_params(run: RunPaths) -> None:
+    run.params_yaml.write_text("model: [")
+
+
+def lose_everything(run: RunPaths) -> None:
+    for path in run.root.iterdir():
+        if path != run.run_json:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def loop_links(run: RunPaths) -> None:
+    run.results.unlink()
+    run.results.symlink_to(run.results)
+    shutil.rmtree(run.notebooks, ignore_errors=True)
+    run.notebooks.symlink_to(run.notebooks)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [tear_record, tear_status, nest_status, make_status_a_folder, mistype_status, damage_results, damage_logs,
+     break_params, lose_everything, loop_links],
+)  # fmt: skip
+def test_one_bad_run_is_a_row_and_hides_no_other(make_run: MakeRun, damage: Callable[[RunPaths], None]) -> None:
+    good, bad = make_run(), make_run(name="run_20250401_000000_bad")
+    damage(bad)
+    html = written(good)
+    assert "above control</span>" in row_of(html, good)
+    row = row_of(html, bad)
+    if damage in (tear_record, tear_status, nest_status, make_status_a_folder):
+        assert "cannot be read" in row
+
+
+def test_a_finished_run_is_read_once_and_again_when_it_has_changed(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    headline = runs_index.run_headline
+    monkeypatch.setattr(runs_index, "run_headline", lambda run: (read.append(run.run_id), headline(run))[1])
+    done, other = make_run(), make_run(name="run_20250401_000000_other")
+    first = written(done)
+    assert len(read) == 2
+    assert written(done) == first
+    assert len(read) == 2
+    other.status_json.write_text('{"state": "failed"}')
+    assert "state-failed" in row_of(written(done), other)
+    written(done)
+    assert read[2:] == [other.run_id] * 2  # what is not finished is looked at each time
+    shutil.rmtree(other.root)
+    assert other.run_id not in written(done)
+    assert other.root.name not in (done.root.parent.parent / ".index_rows.json").read_text()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"demo/x": 3}', "\x00"])
+def test_a_damaged_store_of_rows_costs_nothing_but_time(run: RunPaths, content: str) -> None:
+    first = written(run)
+    store = run.root.parent.parent / ".index_rows.json"
+    store.write_text(content)
+    assert written(run) == first
+    assert run.run_id in store.read_text()
