@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,6 +91,17 @@ class BinaryScores:
     def labels(self) -> IntArray:
         """int64 (N,) of 0 (real) and 1 (fake)."""
         return torch.cat(self._labels).numpy() if self._labels else np.zeros(0, dtype=np.int64)
+
+    def to_document(self) -> dict[str, Any]:
+        """Ids, float64 scores (N,) and int64 labels (N,)."""
+        scores, labels = torch.from_numpy(self.scores), torch.from_numpy(self.labels)
+        return {"ids": list(self._ids), "scores": scores, "labels": labels}
+
+    def add_document(self, document: Mapping[str, Any]) -> None:
+        """Append what another one gathered."""
+        self._ids.extend(document["ids"])
+        self._scores.append(document["scores"])
+        self._labels.append(document["labels"])
 
     def compute(self) -> dict[str, float]:
         """ROC-AUC, and balanced accuracy at the threshold 0.5; NaN with one class, or a score that is not finite."""

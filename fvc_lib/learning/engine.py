@@ -5,26 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from fvc_lib.learning.accumulators import LossMean
 from fvc_lib.learning.activation_checkpointing import recompute_activations
 from fvc_lib.learning.cache_clearing import CacheClearing
 from fvc_lib.learning.device import ComputeDevice, deterministic_algorithms, release_cached_memory
 from fvc_lib.learning.engine_settings import EngineSettings
+from fvc_lib.learning.evaluation import Evaluation
+from fvc_lib.learning.exactness import numerics
 from fvc_lib.learning.loading import load_batches
 from fvc_lib.learning.micro_batch import MicroBatchPlan
 from fvc_lib.learning.optimisation import Precision, learning_rate_at
 from fvc_lib.learning.out_of_memory import is_out_of_memory
-from fvc_lib.learning.random_state import forked_random_state, stable_seed
-from fvc_lib.learning.sampling import epoch_order, num_windows, windows
+from fvc_lib.learning.random_state import forked_random_state, seed_generators, stable_seed
+from fvc_lib.learning.ranks import OneRank, Ranks, refuse_unequal_ranks
+from fvc_lib.learning.sampling import epoch_order, num_windows, share, window_size, windows
+from fvc_lib.learning.shared_gradients import is_usable
 from fvc_lib.learning.shortages import Shortage, ShortageFolder
-from fvc_lib.learning.stepping import StepLostError, Stepper
+from fvc_lib.learning.stepping import StepLostError, Stepper, take_together
 from fvc_lib.learning.task import Accumulator, Batch, SampleSet, Task
 from fvc_lib.learning.training_checkpoints import TrainingCheckpoints
 from fvc_lib.learning.training_state import EpochRecord, TrainingState, copy_weights
-from fvc_lib.learning.transaction import MemoryExhaustedError, WindowGradients, WindowTransaction, evaluate_batch
+from fvc_lib.learning.transaction import MemoryExhaustedError, WindowGradients, WindowTransaction
 from fvc_lib.learning.watching import MetricSink, TrainingWatch
 from fvc_lib.services.checkpoints import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
@@ -41,6 +44,9 @@ class TrainingDivergedError(FvcError):
 class Engine:
     """Trains one task, resumably. All random draws come from a state forked for it: the caller's is left alone.
 
+    On several ranks each of them runs this engine. All have the same state at every step; each computes its share of
+    every effective batch and of the validation data, and decides together with the others.
+
     Args:
         checkpoints: read at the start of ``fit``, written at epoch ends and at a stop.
         metrics: gets ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train) and the validation
@@ -50,6 +56,7 @@ class Engine:
         shortages: gets a file per out-of-memory.
         stop: asked at every step boundary; True saves and raises StoppedError.
         progress: called with (steps done, steps planned).
+        ranks: the processes that share the training; None: this one alone.
     """
 
     def __init__(
@@ -65,23 +72,34 @@ class Engine:
         shortages: ShortageFolder | None = None,
         stop: Callable[[], bool] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if not len(task.training_data):
             raise DataError("training data: got no sample, wanted at least one. Look at the folds and the clip store.")
         self.task = task
         self.settings = settings
         self.compute = compute
-        self._checkpoints = TrainingCheckpoints(checkpoints, compute)
+        self._ranks = ranks or OneRank()
+        self._checkpoints = TrainingCheckpoints(checkpoints, compute, self._ranks)
         self._policy = policy or MemoryPolicy("cpu")
         self._stop = stop or (lambda: False)
         self._progress = progress or (lambda done, planned: None)
         self._precision = Precision(compute)
         self._after_training_batch = CacheClearing(compute.device, self._policy.clear_cache_training_batches)
-        self._after_validation_batch = CacheClearing(compute.device, self._policy.clear_cache_validation_batches)
         self._windows_per_epoch = num_windows(len(task.training_data), settings.effective_batch_size)
         self._total_steps = self._windows_per_epoch * settings.epochs
         self._lost_at, self._times_lost = -1, 0
         self._watch = TrainingWatch(metrics, memory, shortages)
+        self._evaluation = Evaluation(
+            task,
+            self._precision,
+            compute.device,
+            self._ranks,
+            window_size=settings.effective_batch_size,
+            watch=self._watch,
+            load=self._load,
+            after_batch=CacheClearing(compute.device, self._policy.clear_cache_validation_batches).after_batch,
+        )
         self._enter(TrainingState(settings.micro_batches()))
 
     def fit(self) -> TrainingState:
@@ -94,6 +112,7 @@ class Engine:
             CheckpointMismatchError: the checkpoint belongs to another configuration or other data.
             CheckpointWriteError: the checkpoint folder cannot be written.
             LoaderDiedError: loader processes were killed again and again.
+            RankLostError: another rank is gone; and what another rank gives as its reason, where it cannot go on.
         """
         exhausted = None
         try:
@@ -124,14 +143,17 @@ class Engine:
         self._checkpoints.finish()
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
-        """Run ``data`` once through the model with ``weights``, in order, into ``accumulator``; returns the loss."""
+        """Run ``data`` once through the model with ``weights``, in order, into ``accumulator``; returns the loss.
+
+        On several ranks ``accumulator`` is whole on rank 0 alone; the loss is the same on all.
+        """
         with forked_random_state(stable_seed("predict", self.settings.seed), self.compute.device):
             model = self.task.build_model().to(self.compute.device)
         model.load_state_dict(weights)
         self._watch.at("test")
         plan = MicroBatchPlan(self.state.micro_batch)
         with deterministic_algorithms(self.compute.device):
-            loss = self._run_through(model, data, accumulator, plan)
+            loss = self._evaluation.run(model, data, accumulator, plan, self.state.step)
         if len(plan.changes) > 1:
             self.state.inexact_because.append("memory ended while a finished model was scored")
         return loss
@@ -164,7 +186,10 @@ class Engine:
             device,
             report=self._watch.shortage,
             before_retry=self._checkpoints.give_memory_back,
+            shared=self._ranks.shared_gradients(self._model),
         )
+        if self._ranks.size > 1:
+            self._begin_alike()
         if self._restored():
             return
         self._enter(TrainingState(settings.micro_batches()))
@@ -172,6 +197,13 @@ class Engine:
             self.state.inexact_because.append(f"on {device.type} sums may round otherwise from run to run")
         self._save(epoch_ended=False)
         self._checkpoints.finish()  # before the first step, so that a folder that refuses writes says so now
+
+    def _begin_alike(self) -> None:
+        """Every rank with rank 0's weights, and with random draws of its own."""
+        refuse_unequal_ranks(self._ranks, numerics(self.compute, self._ranks.size))
+        self._model.load_state_dict(self._ranks.from_leader("weights", self._model.state_dict))
+        if self._ranks.rank:
+            seed_generators(stable_seed("engine", self.settings.seed, "rank", self._ranks.rank))
 
     def _restored(self) -> bool:
         """Go on from the newest checkpoint, where there is one."""
@@ -216,9 +248,10 @@ class Engine:
         self._model.train()
         for window in self._training_windows():
             self._stop_if_asked()
-            backed_off = self._train_window(window)
+            save_is_due = self._train_window(window)
             self._after_training_batch.after_batch()
-            self._save_if_due(now=backed_off)
+            if save_is_due:
+                self._save_if_possible()
         self._stop_if_asked()
         self._end_epoch()
 
@@ -228,19 +261,22 @@ class Engine:
             raise DataError("balanced sampling: the training data names no classes; turn it off or give them.")
         classes = data.classes if settings.balance_classes else None
         order = epoch_order(len(data), state.epochs_done, settings.seed, classes)
-        return self._load(data, windows(order, settings.effective_batch_size, state.windows_done))
+        due = windows(order, settings.effective_batch_size, state.windows_done)
+        return self._load(data, [share(window, self._ranks.rank, self._ranks.size) for window in due])
 
     def _train_window(self, window: Batch) -> bool:
-        """One step; returns whether the micro-batch had to be lowered."""
+        """One step on this rank's share of an effective batch; returns whether a checkpoint is due."""
         state = self.state
+        num_samples = window_size(len(self.task.training_data), self.settings.effective_batch_size, state.windows_done)
         self._watch.at("train")
         before = state.micro_batch
         planned = state.micro_batches.at_step(state.step)
-        result = self._transaction.gradients(window, planned)
+        result = self._transaction.gradients(window, planned, num_samples)
         rate = learning_rate_at(state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share)
-        steps = result.is_finite and result.loss.weight > 0
-        norm = self._stepper.take(result, rate) if steps else math.nan
-        backed_off = result.micro_batch < min(planned, len(window))
+        due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
+        usable = result if is_usable(result.loss) else None
+        norm, due = take_together(self._stepper, self._ranks, usable, rate, save_is_due=due)
+        backed_off = result.micro_batch < planned
         # Counted only now: had memory ended in the step, nothing of this window would have happened.
         state.micro_batches.fitted(state.step, result.micro_batch if backed_off else planned)
         state.step += 1
@@ -254,7 +290,7 @@ class Engine:
         if not math.isfinite(norm) and result.loss.weight > 0:
             self._count_nonfinite(window, result)
         self._progress(state.step, self._total_steps)
-        return backed_off
+        return backed_off or due
 
     def _count_nonfinite(self, window: Batch, result: WindowGradients) -> None:
         """No step was taken. A half-precision overflow is the scaler's business; anything else is bounded."""
@@ -263,7 +299,8 @@ class Engine:
         state, allowed = self.state, self.settings.max_nonfinite_steps
         state.nonfinite_steps += 1
         what = "gradient" if result.is_finite else "loss"
-        ids = self._watch.nonfinite(what, window, allowed)
+        samples = [sample_id for ids in self._ranks.everyone("nonfinite", [*window.sample_ids]) for sample_id in ids]
+        ids = self._watch.nonfinite(what, samples, allowed)
         if state.nonfinite_steps > allowed:
             raise TrainingDivergedError(
                 f"step {state.step}: the {what} was not finite {state.nonfinite_steps} times (allowed: "
@@ -275,9 +312,10 @@ class Engine:
         state = self.state
         self._watch.at("validation")
         collected = self.task.new_accumulator()
-        loss = self._run_through(self._model, self.task.validation_data, collected, state.micro_batches).mean()
+        data, plan = self.task.validation_data, state.micro_batches
+        loss = self._evaluation.run(self._model, data, collected, plan, state.step).mean()
         state.epochs_done += 1
-        metrics = {"loss": loss, **collected.compute()}
+        metrics = {"loss": loss, **self._ranks.from_leader("metrics", collected.compute)}
         train_loss = state.epoch_loss.mean()
         state.history.append(EpochRecord(state.epochs_done, self._stepper.learning_rate, train_loss, metrics))
         state.epoch_loss, state.windows_done = LossMean(), 0
@@ -290,32 +328,14 @@ class Engine:
         if state.finished or state.epochs_done % self.settings.checkpoint_epochs == 0:
             self._save(epoch_ended=True)
         else:
-            self._save_if_due()
+            due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
+            if self._ranks.from_leader("due", lambda: due):
+                self._save_if_possible()
 
     def _is_last_epoch(self) -> bool:
         patience = self.settings.early_stopping_epochs
         waited = self.state.epochs_done - self.state.best_epoch
         return self.state.epochs_done >= self.settings.epochs or bool(patience and waited >= patience)
-
-    def _run_through(
-        self, model: nn.Module, data: SampleSet, accumulator: Accumulator, micro_batches: MicroBatchPlan
-    ) -> LossMean:
-        model.eval()
-        mean, sample, step = LossMean(), 0, self.state.step
-        for batch in self._load(data, windows(np.arange(len(data)), self.settings.effective_batch_size)):
-            planned = micro_batches.in_validation(step, sample)
-            outputs, loss, fitted = evaluate_batch(
-                self.task, model, batch, self._precision, self.compute.device, planned, self._watch.shortage
-            )
-            if fitted < planned:
-                micro_batches.fitted_in_validation(step, sample, fitted)
-            accumulator.update(outputs, batch)
-            mean.update(loss)
-            if not math.isfinite(float(loss.total)):
-                self._watch.evaluated_nonfinite(batch)
-            sample += len(batch)
-            self._after_validation_batch.after_batch()
-        return mean
 
     def _load(self, data: SampleSet, batches: list[list[int]]) -> Iterator[Batch]:
         return load_batches(
@@ -327,7 +347,7 @@ class Engine:
         )
 
     def _stop_if_asked(self) -> None:
-        if self._stop():
+        if any(wish for (wish,) in self._ranks.meet("boundary", self._stop())):
             self._save(epoch_ended=False)
             self._checkpoints.finish()
             raise StoppedError(
@@ -335,10 +355,8 @@ class Engine:
                 "resume with run_notebooks.py --resume latest."
             )
 
-    def _save_if_due(self, *, now: bool = False) -> None:
+    def _save_if_possible(self) -> None:
         """Within an epoch, or at the end of one that gets no checkpoint of its own."""
-        if not (now or self._checkpoints.is_due(self.settings.checkpoint_seconds)):
-            return
         try:
             self._save(epoch_ended=False)
         except (RuntimeError, MemoryError) as error:

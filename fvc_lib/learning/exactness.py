@@ -9,14 +9,15 @@ import torch
 from fvc_lib.learning.device import ComputeDevice
 
 
-def numerics(compute: ComputeDevice) -> dict[str, str]:
-    """Versions, threads and instructions that decide how sums are rounded."""
+def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
+    """Versions, threads, instructions and ranks that decide how sums are rounded."""
     return {
         "torch": str(torch.__version__),  # its own class would be refused on loading
         "threads": str(torch.get_num_threads()),
         "device": compute.device.type if compute.device.type == "cpu" else compute.name,
         "precision": str(compute.amp_dtype or torch.float32),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "ranks": str(num_ranks),
     }
 
 

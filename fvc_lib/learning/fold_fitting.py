@@ -16,6 +16,7 @@ from fvc_lib.learning.fold_data import FoldClips
 from fvc_lib.learning.fold_memory import FoldMemory
 from fvc_lib.learning.fold_outcome import FoldOutcome, TrainingSummary
 from fvc_lib.learning.fold_settings import training_parameters
+from fvc_lib.learning.ranks import Ranks
 from fvc_lib.learning.training_state import TrainingState
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.learning.watching import MetricSink
@@ -41,6 +42,7 @@ class Surroundings:
     stop: Callable[[], bool] | None
     replayed: FoldOutcome | None
     paths: RunPaths
+    ranks: Ranks
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Fitted:
     source: ClipSource
     clips: FoldClips
     metrics: MetricSink
+    ranks: Ranks
     seconds: float
 
 
@@ -109,9 +112,13 @@ def fit(
         shortages=around.memory.shortages,
         stop=around.stop,
         progress=progress,
+        ranks=around.ranks,
     )
     state = engine.fit()
-    return Fitted(engine, state, around.source, clips, metrics, time.monotonic() - started)
+    replayed, num_ranks = around.replayed, around.ranks.size
+    if replayed is not None and replayed.num_ranks != num_ranks:
+        state.inexact_because.append(f"the replayed training had {replayed.num_ranks} ranks, this one {num_ranks}")
+    return Fitted(engine, state, around.source, clips, metrics, around.ranks, time.monotonic() - started)
 
 
 def score(fitted: Fitted) -> Scored:
@@ -136,6 +143,8 @@ def score(fitted: Fitted) -> Scored:
 
 
 def _scores(fitted: Fitted, rows: Sequence[ClipRow]) -> BinaryScores:
-    scores = BinaryScores()
+    """On every rank all of them."""
+    scores, whole = BinaryScores(), BinaryScores()
     fitted.engine.predict(ClipDataset(fitted.source, rows), fitted.state.best_model, scores)
-    return scores
+    whole.add_document(fitted.ranks.from_leader("scores", scores.to_document))
+    return whole

@@ -52,10 +52,15 @@ class FoldMemory:
 
 @contextmanager
 def fold_memory(
-    paths: RunPaths, config: RunConfig, fold: int, compute: ComputeDevice, observer: MemoryObserver | None
+    paths: RunPaths,
+    config: RunConfig,
+    fold: int,
+    compute: ComputeDevice,
+    observer: MemoryObserver | None,
+    rank: int = 0,
 ) -> Iterator[FoldMemory]:
     """The device's policy in force, the accelerator watched, the garbage of set-up frozen, and, where it was asked
-    for, every allocation recorded; all of it undone at the end.
+    for, every allocation recorded (of rank 0); all of it undone at the end.
 
     Raises:
         UsageError: ``profile_memory`` needs a package that is not installed.
@@ -68,13 +73,14 @@ def fold_memory(
         observer.watch_device(str(compute.device), probe)
     recording = (
         recorded_allocations(paths.memory_profiles(STAGE, fold), compute.device)
-        if config.profile_memory
+        if config.profile_memory and rank == 0
         else nullcontext()
     )
     made = None
     try:
         with apply_policy(policy), recording as made, frozen_garbage():
-            shortages = ShortageFolder(paths.oom_contexts(STAGE, fold))
+            folder = paths.oom_contexts(STAGE, fold)
+            shortages = ShortageFolder(folder / f"rank_{rank}" if rank else folder)  # one writer each
             try:
                 yield FoldMemory(policy, observer, ControlMemory(observer), shortages)
             finally:
@@ -93,8 +99,13 @@ def planned_micro_batch(
     settings: EngineSettings,
     compute: ComputeDevice,
     observer: MemoryObserver,
+    *,
+    num_ranks: int = 1,
 ) -> tuple[int, int | None]:
     """The micro-batch to begin with, lowered where the budget is too small, and the predicted peak in bytes.
+
+    Of several ranks each loads its share of an effective batch, and has its share of the budget
+    (``memory_budget.MemoryShare``); one measures for all.
 
     The prediction is None where it was not asked for, or could not be made. A replayed training keeps its schedule.
     """
@@ -103,7 +114,7 @@ def planned_micro_batch(
     request = StepRequest(
         task,
         settings.micro_batch,
-        settings.effective_batch_size,
+        -(-settings.effective_batch_size // num_ranks),
         device=compute.device.type,
         amp=config.amp,
         gradient_checkpointing=settings.gradient_checkpointing,

@@ -64,9 +64,10 @@ class FoldOutcome:
         missing_videos: ids without a clip (they could not be decoded); they took no part.
         control: the same recipe on labels shuffled by group; None when it was turned off.
         predicted_peak_bytes: of the training, before it; None without a preflight.
-        peak_rss_bytes: of this process.
+        peak_rss_bytes: of this process; of several ranks, the largest one's.
         peak_device_bytes: of an accelerator; None on the CPU.
         fingerprint: of the parameters and clips it was made with.
+        num_ranks: processes that shared the training, of the attempt that finished it.
     """
 
     fold: int
@@ -84,11 +85,22 @@ class FoldOutcome:
     peak_rss_bytes: int
     peak_device_bytes: int | None
     fingerprint: str
+    num_ranks: int = 1
+
+
+def outcome_to_json(outcome: FoldOutcome) -> str:
+    """As it stands in its file."""
+    return TypeAdapter(FoldOutcome).dump_json(outcome, indent=2, ensure_ascii=True).decode() + "\n"
+
+
+def outcome_from_json(text: str) -> FoldOutcome:
+    """What ``outcome_to_json`` gave."""
+    return TypeAdapter(FoldOutcome).validate_json(text)
 
 
 def write_outcome(path: Path, outcome: FoldOutcome) -> None:
     """Replace ``path`` atomically."""
-    write_text(path, TypeAdapter(FoldOutcome).dump_json(outcome, indent=2, ensure_ascii=True).decode() + "\n")
+    write_text(path, outcome_to_json(outcome))
 
 
 def read_outcome(path: Path) -> FoldOutcome | None:

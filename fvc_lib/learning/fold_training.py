@@ -15,11 +15,13 @@ from fvc_lib.learning.device import peak_device_bytes, resolve_device
 from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.fold_data import FoldClips, fold_clips, open_clips
 from fvc_lib.learning.fold_fitting import ControlLog, Progress, Scored, Surroundings, fit, fold_task, score
+from fvc_lib.learning.fold_launch import train_fold_on_ranks
 from fvc_lib.learning.fold_memory import fold_memory, planned_micro_batch
-from fvc_lib.learning.fold_outcome import FoldOutcome, read_outcome, write_outcome
+from fvc_lib.learning.fold_outcome import FoldOutcome, outcome_from_json, outcome_to_json, read_outcome, write_outcome
 from fvc_lib.learning.fold_settings import engine_settings, training_parameters
 from fvc_lib.learning.models import num_parameters
 from fvc_lib.learning.random_state import stable_seed
+from fvc_lib.learning.ranks import OneRank, Ranks
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.learning.watching import MetricSink
 from fvc_lib.services.atomic_files import sha256_of_json
@@ -43,8 +45,12 @@ def train_fold(
     memory: MemoryObserver | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> FoldOutcome:
     """Train and score outer fold ``fold``, going on from what an earlier attempt saved.
+
+    With ``config.num_ranks`` above 1 other processes do it together and this one waits for them, unless it is one of
+    them.
 
     Reads ``tables/folds.parquet`` and the clips; writes ``checkpoints/fold_K`` and
     ``tables/predictions_fold_K.parquet``. A finished fold returns its outcome without training.
@@ -58,6 +64,7 @@ def train_fold(
         memory: told at every step where the training is.
         stop: asked at every step boundary.
         progress: called with (steps done, steps planned) over model and control together.
+        ranks: of which this process is one; None: it is no rank, and starts them where there are to be several.
 
     Raises:
         StoppedError: ``stop`` said so; everything is saved (exit code 75).
@@ -66,7 +73,13 @@ def train_fold(
         UsageError: the requested device is not there, or the run to be replayed.
         MemoryExhaustedError: one clip alone, or the optimizer's step, does not fit into memory.
         CheckpointWriteError: the disk is full or read-only.
+        RankLostError: one of several ranks was killed.
     """
+    if ranks is None and config.num_ranks > 1:
+        return train_fold_on_ranks(
+            paths, config, fold, metric_log=metric_log, memory=memory, stop=stop, progress=progress
+        )
+    ranks = ranks or OneRank()
     folds = read_table(paths.folds, FOLDS)
     if config.shuffle_labels:
         folds = _shuffled(folds, config, "shuffle_labels")
@@ -75,21 +88,49 @@ def train_fold(
     clips = fold_clips(folds, source, config, fold)
     _refuse_thinned_store(made, clips)
     fingerprint = sha256_of_json([training_parameters(config, fold), clips.fingerprint])
-    outcome = read_outcome(paths.fold_outcome(fold))
-    if outcome is not None and outcome.fingerprint == fingerprint and paths.predictions(fold).exists():
+    outcome = _outcome_of(ranks, lambda: _finished(paths, fold, fingerprint))
+    if outcome is not None:
         return outcome
 
-    if stop is not None and stop():  # asked first of all, because from then on a signal only sets a flag
+    asked = stop is not None and stop()  # first of all, because from then on a signal only sets a flag
+    if any(wish for (wish,) in ranks.meet("begin", asked)):
         raise StoppedError("stopped as asked before training: resume with run_notebooks.py --resume latest.")
     compute, replayed = resolve_device(config.device, config.amp), _replayed(config, fold, fingerprint)
     _logger.info("fold %d, attempt %d, on %s", fold, attempt, compute.describe())
     shuffled = _control_clips(folds, source, config, fold) if config.shuffled_label_control else None
-    with fold_memory(paths, config, fold, compute, memory) as kept:
-        around = Surroundings(config, fold, source, compute, kept, stop, replayed, paths)
+    with fold_memory(paths, config, fold, compute, memory, ranks.rank) as kept:
+        around = Surroundings(config, fold, source, compute, kept, stop, replayed, paths, ranks)
         scored, control, predicted = _train_and_score(around, clips, shuffled, metric_log, progress)
-    write_table(_predictions(clips, scored, control), PREDICTIONS, paths.predictions(fold))
-    outcome = _outcome(around, clips, scored, control, predicted, fingerprint)
-    write_outcome(paths.fold_outcome(fold), outcome)
+    most = int(max(peak for (peak,) in ranks.meet("peaks", peak_rss_bytes())))
+
+    def written() -> FoldOutcome:
+        write_table(_predictions(clips, scored, control), PREDICTIONS, paths.predictions(fold))
+        outcome = _outcome(around, clips, scored, control, predicted, most, fingerprint)
+        write_outcome(paths.fold_outcome(fold), outcome)
+        return outcome
+
+    outcome = _outcome_of(ranks, written)
+    if outcome is None:
+        raise RuntimeError("rank 0 wrote an outcome and handed on none")
+    return outcome
+
+
+def _outcome_of(ranks: Ranks, make: Callable[[], FoldOutcome | None]) -> FoldOutcome | None:
+    """What ``make`` gives on rank 0, on every rank."""
+
+    def as_text() -> str:
+        outcome = make()
+        return outcome_to_json(outcome) if outcome is not None else ""
+
+    text = ranks.from_leader("outcome", as_text)
+    return outcome_from_json(text) if text else None
+
+
+def _finished(paths: RunPaths, fold: int, fingerprint: str) -> FoldOutcome | None:
+    """The outcome of an earlier attempt, where that came to the end with just these parameters and clips."""
+    outcome = read_outcome(paths.fold_outcome(fold))
+    if outcome is None or outcome.fingerprint != fingerprint or not paths.predictions(fold).exists():
+        return None
     return outcome
 
 
@@ -121,8 +162,17 @@ def _settings(around: Surroundings, task: VideoTask) -> tuple[EngineSettings, in
     settings = engine_settings(around.config, around.fold)
     if around.replayed is not None:
         settings = replace(settings, replay=around.replayed.training.micro_batch_schedule)
-    micro_batch, predicted = planned_micro_batch(
-        around.paths, around.config, task, settings, around.compute, around.memory.observer
+    micro_batch, predicted = around.ranks.from_leader(
+        "preflight",
+        lambda: planned_micro_batch(
+            around.paths,
+            around.config,
+            task,
+            settings,
+            around.compute,
+            around.memory.observer,
+            num_ranks=around.ranks.size,
+        ),
     )
     return replace(settings, micro_batch=micro_batch), predicted
 
@@ -192,6 +242,7 @@ def _outcome(
     scored: Scored,
     control: Scored | None,
     predicted_peak_bytes: int | None,
+    peak_rss: int,
     fingerprint: str,
 ) -> FoldOutcome:
     return FoldOutcome(
@@ -207,9 +258,10 @@ def _outcome(
         training=scored.summary,
         control=control.summary if control else None,
         predicted_peak_bytes=predicted_peak_bytes,
-        peak_rss_bytes=peak_rss_bytes(),
+        peak_rss_bytes=peak_rss,
         peak_device_bytes=peak_device_bytes(around.compute.device),
         fingerprint=fingerprint,
+        num_ranks=around.ranks.size,
     )
 
 

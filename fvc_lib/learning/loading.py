@@ -34,7 +34,7 @@ def load_batches(
     pin_memory: bool = False,
     on_restart: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Batch]:
-    """The samples of each list in ``batches`` stacked on the CPU, in that order.
+    """The samples of each list in ``batches`` stacked on the CPU, in that order; an empty list is an empty batch.
 
     A data set that can read many samples at once (``__getitems__``, which torch's loader asks for) gives the batch
     itself: of clips, stacking them one by one took longer than reading them. When a loader process is killed the
@@ -44,6 +44,11 @@ def load_batches(
         LoaderDiedError: they were killed again and again at the same batch.
         Whatever ``data`` raises for a sample it cannot give.
     """
+    asked, batches = batches, [batch for batch in batches if batch]
+    if len(batches) < len(asked):
+        loaded = load_batches(data, batches, num_workers=num_workers, pin_memory=pin_memory, on_restart=on_restart)
+        yield from (next(loaded) if batch else Batch((), {}) for batch in asked)
+        return
     position, deaths = 0, 0
     with _DeathsNoticed(num_workers) as noticed:
         while position < len(batches):

@@ -44,13 +44,18 @@ def put_back_random_state(state: RawRandomState, device: torch.device) -> None:
     _set_device_state(state.device_state, device)
 
 
+def seed_generators(seed: int) -> None:
+    """Seed torch's generators of every device, NumPy's and Python's."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # a task may use it; ours do not
+    random.seed(seed)
+
+
 @contextmanager
 def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's, NumPy's and Python's generators as if freshly seeded; those of before come back afterwards."""
     before = take_random_state(device)
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # a task may use it; ours do not
-    random.seed(seed)
+    seed_generators(seed)
     try:
         yield
     finally:

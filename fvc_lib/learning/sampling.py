@@ -37,6 +37,19 @@ def windows(order: IntArray, size: int, first: int = 0) -> list[list[int]]:
     return [order[start : start + size].tolist() for start in range(first * size, order.size, size)]
 
 
+def window_size(num_samples: int, size: int, window: int) -> int:
+    """How many samples effective batch ``window`` (0-based) of an epoch has."""
+    return max(0, min(size, num_samples - window * size))
+
+
+def share(indices: list[int], rank: int, num_ranks: int) -> list[int]:
+    """The part of one effective batch that ``rank`` computes: neighbours, as evenly as can be; empty for some of many.
+
+    The ranks' shares one after the other are the batch.
+    """
+    return indices[len(indices) * rank // num_ranks : len(indices) * (rank + 1) // num_ranks]
+
+
 def num_windows(num_samples: int, size: int) -> int:
     """How many effective batches an epoch has."""
     return -(-num_samples // size)

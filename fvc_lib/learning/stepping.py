@@ -13,6 +13,7 @@ from torch import nn
 
 from fvc_lib.learning.optimisation import Precision, build_optimizer, finish_gradients, set_learning_rate
 from fvc_lib.learning.out_of_memory import MemoryState, is_out_of_memory, memory_state
+from fvc_lib.learning.ranks import Ranks
 from fvc_lib.learning.transaction import WindowGradients
 from fvc_lib.services.checkpoints import CheckpointMismatchError
 
@@ -23,6 +24,38 @@ class StepLostError(Exception):
     def __init__(self, memory: MemoryState) -> None:
         super().__init__(memory.message)
         self.memory = memory
+
+
+def take_together(
+    stepper: Stepper, ranks: Ranks, result: WindowGradients | None, learning_rate: float, *, save_is_due: bool
+) -> tuple[float, bool]:
+    """One step on every rank, or none: where memory ended in one rank's, the others' are lost with it.
+
+    Args:
+        stepper: of this rank's model.
+        ranks: all of which are here.
+        result: the gradients that all ranks have; None: no step is taken.
+        learning_rate: of this step.
+        save_is_due: what rank 0 says decides.
+
+    Returns:
+        The gradient's norm before clipping (NaN without a step), and whether a checkpoint is due.
+
+    Raises:
+        StepLostError: memory ended; the weights of one rank are undefined now.
+    """
+    norm, lost = math.nan, None
+    try:
+        norm = norm if result is None else stepper.take(result, learning_rate)
+    except StepLostError as error:
+        lost = error
+    rows = ranks.meet("step", lost is not None, save_is_due)
+    if lost is not None:
+        raise lost
+    for rank, (its_lost, _) in enumerate(rows):
+        if its_lost:
+            raise StepLostError(MemoryState(f"memory ended on rank {rank}", None, 0, {}, []))
+    return norm, bool(rows[0][1])
 
 
 class Stepper:

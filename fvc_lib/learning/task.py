@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,18 @@ class Accumulator(Protocol):
 
     def compute(self) -> dict[str, float]:
         """Metrics by name over everything added."""
+        ...
+
+    def to_document(self) -> dict[str, Any]:
+        """Everything added, for another process: tensors on the CPU, numbers, text, and lists and dicts of them.
+
+        What is per sample stays per sample and in order, and sums stay apart by batch where their order rounds: after
+        ``add_document`` in the order of the samples the metrics are those of one pass, to the bit.
+        """
+        ...
+
+    def add_document(self, document: Mapping[str, Any], /) -> None:
+        """Add what another accumulator of the same kind gathered; its samples come after all added so far."""
         ...
 
 

@@ -2,7 +2,9 @@
 
 The loss of every micro-batch is a sum with its weight; the gradients of the sums are added and divided once by the
 total weight, so any split gives the full batch's gradients (6e-7 relative in float32 with group norm; the usual mean
-over equal pieces is off by up to 1.5 under a weighted loss).
+over equal pieces is off by up to 1.5 under a weighted loss). For the same reason several ranks may each take a share of
+the batch: they compute, back off and begin again alone, and meet only when every one of them has its gradients. torch's
+DistributedDataParallel sums inside the backward pass, where a rank that runs out of memory leaves the others waiting.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from fvc_lib.learning.device import release_cached_memory
 from fvc_lib.learning.optimisation import Precision
 from fvc_lib.learning.out_of_memory import MemoryState, is_out_of_memory, memory_state
 from fvc_lib.learning.random_state import RawRandomState, put_back_random_state, take_random_state
+from fvc_lib.learning.shared_gradients import Agreement, OwnGradients, SharedGradients, is_usable
 from fvc_lib.learning.shortages import Place, Shortage, sample_shapes
 from fvc_lib.learning.task import Batch, LossSum, Outputs, Task
 from fvc_lib.services.errors import FvcError
@@ -62,6 +65,7 @@ class WindowTransaction:
     Args:
         report: told of every shortage, after the memory is free again and before the next attempt.
         before_retry: called after a shortage, to free what others hold; a checkpoint being written, for one.
+        shared: the model's gradients over all ranks; None: there is one.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class WindowTransaction:
         *,
         report: Callable[[Shortage], None] = lambda shortage: None,
         before_retry: Callable[[], None] = lambda: None,
+        shared: SharedGradients | None = None,
     ) -> None:
         self._task = task
         self._model = model
@@ -80,39 +85,77 @@ class WindowTransaction:
         self._device = device
         self._report = report
         self._before_retry = before_retry
+        self._shared = shared or OwnGradients()
         self._where: Place = "forward"
 
-    def gradients(self, window: Batch, micro_batch: int) -> WindowGradients:
+    def gradients(self, window: Batch, micro_batch: int, num_samples: int | None = None) -> WindowGradients:
         """Accumulate over ``window`` in pieces of at most ``micro_batch``; halve and start again when memory ends.
+
+        With several ranks ``window`` is this rank's share, maybe empty, and what is left is the sum over all of them,
+        computed everywhere with one micro-batch, the smallest that any of them came to: so that one number a step says
+        how to repeat it.
+
+        Args:
+            window: the samples.
+            micro_batch: at most so many of them in memory at once.
+            num_samples: of the effective batch, over all ranks; None: ``window`` is all of it.
 
         Raises:
             MemoryExhaustedError: one sample alone does not fit.
             BatchNormSplitError: the window must be split and the model has a training batch norm.
+            FvcError: another rank cannot go on.
         """
+        num_samples = len(window) if num_samples is None else num_samples
         snapshot = self._snapshot()
         while True:
-            if micro_batch < len(window):
-                self._refuse_batch_norm(micro_batch, len(window))
+            loss, micro_batch = self._own_gradients(window, micro_batch, num_samples, snapshot)
+            agreed = self._agree(micro_batch, len(window), loss)
+            if agreed.settled:
+                break
+            self._roll_back(snapshot)
+            micro_batch = agreed.micro_batch
+        if is_usable(agreed.loss):
+            self._shared.sum()
+        return WindowGradients(agreed.loss, num_samples, agreed.micro_batch)
+
+    def _own_gradients(
+        self, window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot
+    ) -> tuple[LossMean, int]:
+        """This rank's loss, and the micro-batch that fitted."""
+        while True:
+            if min(micro_batch, len(window)) < num_samples:
+                self._refuse_batch_norm(min(micro_batch, len(window)), num_samples)
             self._model.zero_grad(set_to_none=True)
-            loss, failure = self._attempt(window, micro_batch)
+            loss, failure = self._attempt(window, micro_batch, num_samples)
             if failure is None:
-                return WindowGradients(loss, len(window), micro_batch)
+                return loss, micro_batch
             used = min(micro_batch, len(window))
             self._roll_back(snapshot)
             self._report(Shortage(self._where, failure, used, used // 2 or None, sample_shapes(window), len(window)))
             micro_batch = smaller_micro_batch(failure, used, window)
 
-    def _attempt(self, window: Batch, micro_batch: int) -> tuple[LossMean, MemoryState | None]:
+    def _agree(self, micro_batch: int, num_own: int, loss: LossMean) -> Agreement:
+        """Meet until all have the same micro-batch, or this rank must compute again for it.
+
+        A smaller one that still holds all of this rank's share at once changes nothing here.
+        """
+        while True:
+            agreed = self._shared.agree(micro_batch, loss)
+            if agreed.settled or agreed.micro_batch < min(micro_batch, num_own):
+                return agreed
+            micro_batch = agreed.micro_batch
+
+    def _attempt(self, window: Batch, micro_batch: int, num_samples: int) -> tuple[LossMean, MemoryState | None]:
         """The loss, or what ended. Returns from outside ``except``: inside, the traceback holds the tensors."""
         try:
-            return self._accumulate(window, micro_batch), None
+            return self._accumulate(window, micro_batch, num_samples), None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             failure = memory_state(error, self._device, self._model.parameters())
         return LossMean(), failure
 
-    def _accumulate(self, window: Batch, micro_batch: int) -> LossMean:
+    def _accumulate(self, window: Batch, micro_batch: int, num_samples: int) -> LossMean:
         losses = []
         for start in range(0, len(window), micro_batch):
             self._where = "forward"
@@ -121,8 +164,9 @@ class WindowTransaction:
                 loss = self._task.loss(self._task.forward(self._model, part), part)
             self._where = "backward"
             # Divided by the sample count, known beforehand, to keep half-precision gradients in range.
-            self._precision.scaler.scale(loss.total / len(window)).backward()  # type: ignore[no-untyped-call]
+            self._precision.scaler.scale(loss.total / num_samples).backward()  # type: ignore[no-untyped-call]
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
+        self._shared.complete()
         mean = LossMean()
         for loss in losses:  # read only now: each read waits for the device
             mean.update(loss)
@@ -146,8 +190,8 @@ class WindowTransaction:
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
                 raise BatchNormSplitError(
                     f"layer {name!r} is a batch norm in training mode and the effective batch of {num_samples} must be "
-                    f"split into micro-batches of {micro_batch}: its statistics, and so the result, would change. Use "
-                    "group norm, freeze the layer (eval mode), or make batch_size the effective batch size."
+                    f"split into parts of {micro_batch}: its statistics, and so the result, would change. Use group "
+                    "norm, freeze the layer (eval mode), or train on one rank with batch_size the effective batch size."
                 )
 
 

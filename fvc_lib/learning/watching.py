@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fvc_lib.learning.out_of_memory import MemoryState
@@ -22,6 +22,13 @@ class MetricSink(Protocol):
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
         """Record ``metrics`` of ``phase`` at ``step`` of ``epoch`` (1-based)."""
         ...
+
+
+class NoMetrics:
+    """Hears metrics and keeps none: for a rank whose numbers another one writes."""
+
+    def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
+        """Ignore."""
 
 
 class TrainingWatch:
@@ -95,10 +102,10 @@ class TrainingWatch:
         _logger.warning(message)
         self._memory.event("step_restored", message, to_step=to_step, lost_steps=from_step - to_step)
 
-    def nonfinite(self, what: str, window: Batch, allowed: int) -> str:
+    def nonfinite(self, what: str, sample_ids: Sequence[str], allowed: int) -> str:
         """A loss or gradient was not finite and no step was taken; returns the samples' ids as text."""
         state = self._here()
-        ids = ", ".join(repr(sample_id) for sample_id in window.sample_ids)
+        ids = ", ".join(map(repr, sample_ids))
         message = f"step {state.step}: {what} is not finite; no step taken; samples: {ids}"
         _logger.warning(message)
         self._memory.event("nonfinite", message, what=what, samples=ids, count=state.nonfinite_steps, allowed=allowed)

@@ -1,0 +1,171 @@
+"""Gradients that several ranks add up: agreed first, while each may still fail alone, then summed in buckets."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.learning.accumulators import LossMean
+
+BUCKET_BYTES = 25 << 20  # what torch's DistributedDataParallel takes: large enough that latency does not count
+_logger = logging.getLogger(__name__)
+
+Meet = Callable[..., list[tuple[float, ...]]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks have computed: with ``micro_batch``, the smallest of theirs, if it is ``settled``."""
+
+    micro_batch: int
+    settled: bool
+    loss: LossMean
+
+
+class SharedGradients(Protocol):
+    """One model's gradients, of this process or of several."""
+
+    num_ranks: int
+
+    def complete(self) -> None:
+        """Make room for every gradient; may run out of memory."""
+        ...
+
+    def agree(self, micro_batch: int, loss: LossMean) -> Agreement:
+        """Say what this rank's share was computed with, and its loss; hear what all have."""
+        ...
+
+    def sum(self) -> None:
+        """Replace ``p.grad`` by the sum over all ranks; None where no rank has one."""
+        ...
+
+
+class OwnGradients:
+    """Of a single process: nothing to exchange."""
+
+    num_ranks = 1
+
+    def complete(self) -> None:
+        """Nothing."""
+
+    def agree(self, micro_batch: int, loss: LossMean) -> Agreement:
+        """With oneself."""
+        return Agreement(micro_batch, True, loss)
+
+    def sum(self) -> None:
+        """Nothing."""
+
+
+class GradientSum:
+    """Of several ranks, in the precision of the parameters.
+
+    Every parameter that asks for a gradient takes part, those with none on this rank as zeros; a parameter that no
+    rank reached keeps none, as in a single process. The buckets are made here, before anything depends on them.
+
+    Args:
+        model: on its device.
+        meet: as ``Ranks.meet``.
+        add_up: replaces a tensor by its sum over the ranks, the same bits on each.
+        bucket_bytes: one exchange is about so large.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        meet: Meet,
+        add_up: Callable[[str, Tensor], None],
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self._meet = meet
+        self._add_up = add_up
+        self._groups = list(_groups(self._parameters, bucket_bytes))
+        self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        for group in self._groups:
+            key, size = _kind(group[0]), sum(parameter.numel() for parameter in group)
+            if key not in self._buffers or self._buffers[key].numel() < size:
+                self._buffers[key] = torch.empty(size, dtype=key[0], device=key[1])
+        self._reached = [False] * len(named)
+        self._any_missing = False
+        self._unreached: list[str] | None = None
+        self.num_ranks = len(meet("parameters", len(named), sum(p.numel() for p in self._parameters)))
+
+    def complete(self) -> None:
+        """Zeros where this rank's share gave no gradient, made while an out-of-memory is still this rank's own."""
+        for index, parameter in enumerate(self._parameters):
+            self._reached[index] = parameter.grad is not None
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def agree(self, micro_batch: int, loss: LossMean) -> Agreement:
+        """One meeting; losses are added in the order of the ranks, so every rank has the same bits."""
+        rows = self._meet("gradients", micro_batch, loss.total, loss.weight, not all(self._reached))
+        total = LossMean()
+        for _, its_total, its_weight, _ in rows:
+            total.add(LossMean(its_total, its_weight))
+        self._any_missing = any(row[3] for row in rows)
+        sizes = [int(row[0]) for row in rows]
+        return Agreement(min(sizes), min(sizes) == max(sizes), total)
+
+    def sum(self) -> None:
+        """Bucket by bucket."""
+        for group in self._groups:
+            gradients = [_gradient(parameter) for parameter in group]
+            bucket = self._buffers[_kind(group[0])][: sum(gradient.numel() for gradient in gradients)]
+            parts = torch.split(bucket, [gradient.numel() for gradient in gradients])
+            views = [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
+            torch._foreach_copy_(views, gradients)
+            self._add_up("gradients", bucket)
+            torch._foreach_copy_(gradients, views)
+        if self._any_missing:
+            self._drop_unreached()
+
+    def _drop_unreached(self) -> None:
+        reached = torch.tensor([float(reached) for reached in self._reached])
+        self._add_up("gradients", reached)
+        unreached = []
+        for name, parameter, count in zip(self._names, self._parameters, reached.tolist(), strict=True):
+            if not count:
+                parameter.grad = None
+                unreached.append(name)
+        if unreached != self._unreached and unreached:
+            _logger.warning("no rank's loss reaches %d parameters: %s", len(unreached), ", ".join(unreached[:5]))
+        self._unreached = unreached
+
+
+def is_usable(loss: LossMean) -> bool:
+    """Whether a step can be taken on the gradients of ``loss``."""
+    return math.isfinite(loss.total) and loss.weight > 0
+
+
+def _groups(parameters: list[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """Neighbours of one dtype and device, together about ``bucket_bytes``; a larger one is alone."""
+    group: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        if group and (_kind(parameter) != _kind(group[0]) or size + parameter.nbytes > bucket_bytes):
+            yield group
+            group, size = [], 0
+        group.append(parameter)
+        size += parameter.nbytes
+    if group:
+        yield group
+
+
+def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        raise RuntimeError("a gradient was to be summed before it was completed")
+    return parameter.grad

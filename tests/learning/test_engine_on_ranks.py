@@ -1,0 +1,255 @@
+"""The engine on several ranks: what one process does, and what only several can get wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.learning.conftest import TinyTraining
+from tests.learning.engine_kit import Draining, EndsOnce
+from tests.learning.rank_kit import Training, distance, run_ranks, same_result, same_weights, train
+
+# Small rates: what rounding differs by in one step must not grow over the next ones.
+QUIET = {"epochs": 2, "learning_rate": 1e-4}
+
+
+@dataclass(frozen=True)
+class VideoTasks:
+    """Makes the tiny video task in every rank's process; ``rows`` clips are trained on, ``validation`` judged on."""
+
+    tiny: TinyTraining
+    rows: int = 22
+    validation: int = 6
+
+    def __call__(self, rank: int) -> Any:
+        task = self.tiny.task(num_training_rows=self.rows)
+        task.validation_data.rows = task.validation_data.rows[: self.validation]
+        return task
+
+
+@dataclass(frozen=True)
+class Short:
+    """A task in which memory ends on one rank: at its n-th call of a kind, or at every one."""
+
+    tasks: Any
+    rank: int
+    kind: str
+    number: int = 1
+    for_ever: bool = False
+
+    def __call__(self, rank: int) -> Any:
+        task = self.tasks(rank)
+        return Interrupted(task, self) if rank == self.rank else task
+
+
+class Interrupted(Draining):
+    """As ``Short`` says; without random numbers, which ranks would draw differently."""
+
+    def __init__(self, task, short):
+        super().__init__(task)
+        self.short, self.ends = short, EndsOnce(short.kind, short.number)
+
+    def end(self, kind):
+        if self.short.for_ever and kind == self.short.kind:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+        self.ends(kind)
+
+    def forward(self, model, batch):
+        self.end("forward" if model.training else "validation")
+        outputs = self._task.forward(model, batch)
+        if model.training:
+            outputs["logits"].register_hook(lambda gradient: self.end("backward"))
+        return outputs
+
+
+@pytest.fixture(params=[VideoTasks])
+def tasks(request, tiny_training):
+    """One maker of tasks per kind of task."""
+    return request.param(tiny_training)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """``trained(size, name, make_task, **settings)``: what rank 0 found, after all ranks found the same."""
+
+    def run(size, name, make_task, *, prepare=None, stop=None, **settings):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        training = Training(make_task, folder, {**QUIET, **settings}, stop=stop, prepare=prepare)
+        for code, said in run_ranks(size, train, training):
+            assert code == 0, said
+        found = training.found()
+        for rank in range(1, size):
+            other = training.found(rank)
+            assert same_weights(found, other)
+            for name in ("history", "schedule", "steps", "loss", "inexact_because", "best_epoch"):
+                assert repr(found[name]) == repr(other[name]), name
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_find_what_one_process_finds(tasks, trained, size):
+    """Windows of 8, 8 and 6, which three ranks cannot share evenly."""
+    whole, found = trained(1, "whole", tasks), trained(size, "ranks", tasks)
+    assert distance(found, whole) < 1e-6
+    assert found["steps"] == whole["steps"]
+    assert found["inexact_because"] == []
+    for record, wanted in zip(found["history"], whole["history"], strict=True):
+        assert record.train_loss == pytest.approx(wanted.train_loss, rel=1e-6)
+        assert record.validation["loss"] == pytest.approx(wanted.validation["loss"], rel=1e-6)
+
+
+def test_ranks_repeat_to_the_bit(tasks, trained):
+    assert same_result(trained(3, "once", tasks), trained(3, "again", tasks))
+
+
+def test_a_last_window_smaller_than_the_ranks_leaves_some_without_samples(tiny_training, trained):
+    tasks = VideoTasks(tiny_training, rows=17)
+    whole, found = trained(1, "whole", tasks), trained(3, "ranks", tasks)
+    assert found["steps"] == whole["steps"] == 6
+    assert distance(found, whole) < 1e-6
+
+
+@pytest.mark.parametrize("validation", [1, 6])
+def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(tiny_training, trained, validation):
+    """With a learning rate of next to nothing all trainings have the same weights; windows of 2 are shared."""
+    tasks = VideoTasks(tiny_training, rows=8, validation=validation)
+    quiet = {"learning_rate": 1e-30, "weight_decay": 0.0, "effective_batch_size": 2, "micro_batch": 2, "epochs": 1}
+    whole = trained(1, "one", tasks, **quiet)
+    assert len(whole["scores"]["ids"]) == validation
+    for size in (2, 3):
+        found = trained(size, f"ranks {size}", tasks, **quiet)
+        assert same_weights(found, whole)
+        assert repr(found["history"][0].validation) == repr(whole["history"][0].validation)  # NaN equals NaN
+        assert found["loss"] == whole["loss"]
+        assert found["scores"]["ids"] == whole["scores"]["ids"]
+        assert found["scores"]["scores"].equal(whole["scores"]["scores"])
+
+
+def test_balanced_sampling_is_shared_as_well(tasks, trained):
+    whole = trained(1, "whole", tasks, balance_classes=True)
+    assert distance(trained(2, "ranks", tasks, balance_classes=True), whole) < 1e-6
+
+
+@pytest.mark.fault(16, 17)
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_memory_that_ends_on_one_rank_lowers_the_micro_batch_of_all(tasks, trained, kind):
+    settings = {"micro_batch": 4}
+    whole = trained(1, "whole", tasks, **settings)
+    found = trained(2, "short", Short(tasks, 1, kind, number=2), **settings)
+    assert [(change.step, change.micro_batch) for change in found["schedule"]] == [(0, 4), (1, 2)]
+    assert distance(found, whole) < 1e-6
+
+
+def test_a_replay_repeats_what_ranks_did_to_the_bit(tasks, trained):
+    found = trained(2, "short", Short(tasks, 1, "forward", number=2))
+    assert len(found["schedule"]) == 2
+    again = trained(2, "again", tasks, replay=tuple(found["schedule"]))
+    assert same_result(found, again)
+
+
+@pytest.mark.fault(18)
+def test_memory_that_ends_in_one_rank_s_validation_changes_no_metric(tasks, trained):
+    settings = {"effective_batch_size": 2, "micro_batch": 2}
+    whole = trained(2, "whole", tasks, **settings)
+    assert same_result(trained(2, "short", Short(tasks, 1, "validation"), **settings), whole)
+
+
+@pytest.mark.fault(20)
+@pytest.mark.parametrize("kind", ["forward", "validation"])
+def test_memory_that_ends_for_ever_on_one_rank_stops_all_with_its_reason(tasks, tmp_path, kind):
+    settings = {**QUIET, "effective_batch_size": 2}
+    training = Training(Short(tasks, 1, kind, for_ever=True), tmp_path, settings)
+    codes, said = zip(*run_ranks(3, train, training), strict=True)
+    assert codes == (1, 1, 1)
+    for rank, words in enumerate(said):
+        assert "MemoryExhaustedError" in words
+        assert "out of memory with a single sample" in words
+        assert ("rank 1 of 3: " in words) == (rank != 1)
+
+
+def _steps_end(rank, of, calls):
+    """AdamW's ``step`` changes a weight and runs out of memory on one rank, at the given calls."""
+    if rank != of:
+        return
+    inner, count = torch.optim.AdamW.step, iter(range(1, 1_000))
+
+    def step(optimizer, *arguments, **options):
+        if next(count) in calls:
+            with torch.no_grad():
+                optimizer.param_groups[0]["params"][0].mul_(7)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+        return inner(optimizer, *arguments, **options)
+
+    torch.optim.AdamW.step = step
+
+
+@pytest.mark.fault(19)
+@pytest.mark.parametrize("of", [0, 1])
+def test_memory_that_ends_in_one_rank_s_step_takes_all_back_to_the_checkpoint(tasks, trained, of):
+    whole = trained(2, "whole", tasks)
+    found = trained(2, "short", tasks, prepare=partial(_steps_end, of=of, calls=(3,)))
+    assert same_result(found, whole)
+    (restored,) = [details for kind, details in found["events"] if kind == "step_restored"]
+    assert restored == {"to_step": 0, "lost_steps": 2}
+
+
+def _stop_on(rank, of, after):
+    asked = iter(range(1_000_000))
+    return lambda: next(asked) >= after and rank == of
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 2), (2, 1), (1, 2), (2, 3)])
+def test_a_stop_on_any_rank_saves_all_and_any_number_of_ranks_goes_on(tasks, tmp_path, trained, first, then):
+    whole = trained(then, "whole", tasks)
+    folder = tmp_path / "stopped"
+    folder.mkdir()
+    stop = partial(_stop_on, of=first - 1, after=4)
+    for code, said in run_ranks(first, train, Training(tasks, folder, QUIET, stop=stop)):
+        assert code == 75, said
+    found = trained(then, "stopped", tasks)
+    assert distance(found, whole) < 1e-6
+    if first == then:
+        assert same_result(found, whole)
+        assert found["inexact_because"] == []
+    else:
+        assert found["inexact_because"] == [f"ranks {first} -> {then}, since step 3"]
+
+
+class Drawing(Draining):
+    """The tiny task with one random number per sample, as dropout would draw them."""
+
+    def forward(self, model, batch):
+        logits = self._task.forward(model, batch)["logits"]
+        if model.training:
+            self.before(model, batch)
+            logits = logits + 0.1 * torch.randn(len(batch))
+        return {"logits": logits}
+
+
+def _drawing(rank, tasks, folder):
+    drawn = []
+
+    def keep(model, batch):
+        drawn.append(torch.get_rng_state())
+        torch.save(drawn[0], folder / f"drawn_{rank}.pt")
+
+    return Drawing(tasks(rank), keep)
+
+
+def test_random_draws_differ_from_rank_to_rank_and_are_resumed_to_the_bit(tasks, tmp_path, trained):
+    drawing = partial(_drawing, tasks=tasks, folder=tmp_path)
+    whole = trained(2, "whole", drawing)
+    assert not torch.load(tmp_path / "drawn_0.pt").equal(torch.load(tmp_path / "drawn_1.pt"))
+    folder = tmp_path / "stopped"
+    folder.mkdir()
+    for after in (4, 1):
+        stop = partial(_stop_on, of=1, after=after)
+        assert [code for code, _ in run_ranks(2, train, Training(drawing, folder, QUIET, stop=stop))] == [75, 75]
+    assert same_result(trained(2, "stopped", drawing), whole)
