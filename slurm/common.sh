@@ -17,7 +17,10 @@ if [ -z "$PYTHON" ]; then
     [ -x "$PYTHON" ] || PYTHON=python3
 fi
 # Not every cluster keeps a job to its processors, and torch takes all that it sees.
-[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}"
+if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}"
+    export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # since SLURM 22.05 srun does not take it from the job
+fi
 
 fvc_say() {
     printf 'fvc %s %s: %s\n' "$(date +%FT%T)" "${SLURM_JOB_ID:+job $SLURM_JOB_ID on ${SLURMD_NODENAME:-this node}}" "$*" >&2

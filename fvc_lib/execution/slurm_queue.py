@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fvc_lib.execution.slurm_commands import SlurmError, has_command, output_of
-from fvc_lib.execution.slurm_submission import SubmittedJob, submitted_jobs
+from fvc_lib.execution.slurm_record import SubmittedJob, submitted_jobs
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 
@@ -88,7 +88,7 @@ def parse_queue(text: str, jobs: Sequence[SubmittedJob]) -> list[JobState]:
     for line in text.splitlines():
         job_id, state, nodes, reason = (part.strip() for part in [*line.split("|", 3), "", "", ""][:4])
         known = _known(job_id, jobs)
-        if known is not None:
+        if known is not None and state:
             job, fold = known
             reason = "" if reason in {"None", "(null)"} else reason
             found.append(JobState(job_id, job.name, job.task_of(fold), state, reason, nodes))
@@ -134,7 +134,7 @@ def parse_accounting(text: str, jobs: Sequence[SubmittedJob]) -> list[AccountedJ
         job_id, _, step = name.partition(".")
         if step:
             peak = _bytes_of(rss)
-            if peak is not None:
+            if peak:  # 0: it was gone before it was sampled
                 peaks[job_id] = max(peaks.get(job_id, 0), peak)
         elif state:
             states[job_id] = (state.split()[0], float(elapsed) if elapsed.isdecimal() else None)  # CANCELLED by 1000

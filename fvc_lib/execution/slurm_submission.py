@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from fvc_lib.execution.slurm_commands import SlurmError, has_command, output_of
 from fvc_lib.execution.slurm_jobs import SlurmJob
+from fvc_lib.execution.slurm_queue import job_states
+from fvc_lib.execution.slurm_record import SubmittedJob, remember
 from fvc_lib.execution.slurm_script import render, script_path
 from fvc_lib.execution.slurm_site import CHECKOUT, Site
 from fvc_lib.execution.status import utc_now
-from fvc_lib.services.atomic_files import write_json, write_text
-from fvc_lib.services.errors import DataError
-from fvc_lib.services.run_paths import RunPaths, stage_key
-
-
-class SubmittedJob(BaseModel):
-    """One job as it was handed in.
-
-    Attributes:
-        job_id: SLURM's number; of an array that of all its tasks.
-        name: of the job and its script.
-        stages: that it runs.
-        folds: the tasks of the array; None: no array.
-        after: the job ids it waits for.
-        cluster: where SLURM manages several; empty: the only one.
-    """
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    job_id: str
-    name: str
-    stages: tuple[str, ...]
-    folds: tuple[int, ...] | None = None
-    after: tuple[str, ...] = ()
-    cluster: str = ""
-    submitted_utc: str = ""
-    submitted_from: str = ""
-
-    def task_of(self, fold: int | None) -> str:
-        """What the job, or its array task ``fold``, works on: a task's key, or stages joined by a comma."""
-        return ",".join(self.stages) if self.folds is None else stage_key(self.stages[0], fold)
+from fvc_lib.services.atomic_files import write_text
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.run_paths import RunPaths
 
 
 def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> list[str]:
@@ -70,12 +41,14 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
     """Write the scripts into the run and submit them in order; all of them, or none.
 
     Raises:
+        UsageError: jobs of this run still wait or run.
         SlurmError: sbatch is missing or refused a job; what was submitted before is cancelled.
         OSError: the run folder cannot be written.
     """
     texts = {job.name: render(job, run, site, home=home) for job in jobs}
     if jobs and not has_command("sbatch"):
         raise SlurmError("sbatch: not found. Run this where SLURM's commands are, or without --executor slurm.")
+    _refuse_second_submission(run)
     run.slurm.mkdir(exist_ok=True)  # where the logs go, too: a job whose log cannot be opened dies without a word
     for job in jobs:
         write_text(script_path(job, run), texts[job.name])
@@ -85,7 +58,7 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
         for job in jobs:
             ids[job.name], cluster = _submit_one(job, run, ids)
             done.append(_as_submitted(job, ids, cluster))
-        _remember(done, run)
+        remember(done, run)
     except (SlurmError, OSError, DataError) as error:
         raise SlurmError(
             _after_failure(error, done, jobs[len(done)] if len(done) < len(jobs) else None, site)
@@ -93,21 +66,15 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
     return done
 
 
-def submitted_jobs(run: RunPaths) -> list[SubmittedJob]:
-    """All jobs that were ever submitted for ``run``, oldest first; none where there were none.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    path = _submitted_json(run)
-    try:
-        return [SubmittedJob(**each) for each in json.loads(path.read_text())["jobs"]]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-        raise DataError(
-            f"{path}: cannot be read as a list of jobs: {error!r}. Delete it; squeue knows them."
-        ) from error
+def _refuse_second_submission(run: RunPaths) -> None:
+    """Two jobs would work on the same tasks, and one of each pair end with an error."""
+    alive = [state for state in job_states(run) if not state.ended]
+    if alive:
+        ids = " ".join(dict.fromkeys(state.job_id.partition("_")[0] for state in alive))
+        raise UsageError(
+            f"{run.run_id}: jobs of it still wait or run: {'; '.join(map(str, alive[:5]))}. Wait for them, or end them "
+            f"with: scancel {ids}"
+        )
 
 
 def _submit_one(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> tuple[str, str]:
@@ -129,15 +96,6 @@ def _as_submitted(job: SlurmJob, ids: Mapping[str, str], cluster: str) -> Submit
         submitted_utc=utc_now(),
         submitted_from=socket.gethostname(),
     )
-
-
-def _remember(jobs: Sequence[SubmittedJob], run: RunPaths) -> None:
-    every = [*submitted_jobs(run), *jobs]
-    write_json(_submitted_json(run), {"jobs": [job.model_dump(mode="json") for job in every]})
-
-
-def _submitted_json(run: RunPaths) -> Path:
-    return run.slurm / "submitted.json"
 
 
 def _after_failure(error: Exception, done: Sequence[SubmittedJob], failed: SlurmJob | None, site: Site) -> str:

@@ -1,0 +1,210 @@
+"""Runs in a real Slurm of two nodes: submitted in parts, in one, partly finished, with what ends a job on the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fvc_lib.execution.slurm_commands import SlurmError
+from fvc_lib.execution.slurm_queue import job_states, read_accounting
+from fvc_lib.execution.slurm_record import submitted_jobs
+from fvc_lib.execution.slurm_script import script_path
+from fvc_lib.execution.status import read_status
+from fvc_lib.services.errors import UsageError
+from tests.slurm.project import log_of, noted, results, told
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
+
+
+def ended_well(cluster, *job_ids):
+    def all_ended() -> bool:
+        states = {job_id: cluster.state(job_id) for job_id in job_ids}
+        bad = {k: v for k, v in states.items() if v not in {"COMPLETED", "PENDING", "RUNNING", "COMPLETING", ""}}
+        if bad:
+            raise AssertionError(f"{bad}\n{cluster.describe()}")
+        return set(states.values()) == {"COMPLETED"}
+
+    cluster.wait_for(all_ended, f"jobs {job_ids} to end well")
+
+
+def starts_running(cluster, run, key, job_id, steps=3):
+    """Wait until the task has made some steps."""
+    cluster.wait_for(
+        lambda: cluster.state(job_id) == "RUNNING" and len(noted(run, key, "steps")) >= steps, f"{key} to be at work"
+    )
+
+
+def test_a_run_in_parts_ends_as_one_under_plain_bash_its_folds_on_two_nodes_at_once(cluster, project):
+    meet = {"meet": True}
+    run = project.begin(train_fold_0=meet, train_fold_1=meet)
+    site = project.site(cpus=2)  # all of a node
+    jobs = project.jobs(run, site)
+    first, train, last = project.submit(run, site)
+    ended_well(cluster, first.job_id, f"{train.job_id}_0", f"{train.job_id}_1", last.job_id)
+    status = read_status(run)
+    assert status.state == "done"
+    assert {key: stage.state for key, stage in status.stages.items()} == dict.fromkeys(
+        ("first", "train_fold_0", "train_fold_1", "last"), "done"
+    )
+    assert {*noted(run, "train_fold_0", "starts"), *noted(run, "train_fold_1", "starts")} == {"n1", "n2"}
+    assert project.left(run) == []
+    assert project.submit(run, site) == []
+    assert [state.state for state in job_states(run)] == ["COMPLETED"] * 4
+    assert {state.task for state in job_states(run)} == {"first", "train_fold_0", "train_fold_1", "last"}
+
+    plain = project.begin(train_fold_0=meet, train_fold_1=meet)
+    for job, submitted in zip(jobs, (first, train, last), strict=True):
+        text = script_path(job, run).read_text().replace(run.run_id, plain.run_id)
+        own = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
+        subprocess.run(["bash", "-c", text], check=True, env=own)
+        assert submitted in submitted_jobs(run)
+    assert results(plain) == results(run)
+
+
+def test_a_whole_run_is_one_job(cluster, project):
+    meet = {"meet": True}
+    run = project.begin(train_fold_0=meet, train_fold_1=meet)  # --jobs 2: both folds at once here as well
+    (job,) = project.submit(run, project.site(), one_job=True)
+    ended_well(cluster, job.job_id)
+    assert read_status(run).state == "done"
+    assert cluster.jobs()[job.job_id]["NumCPUs"] == "2"
+
+
+def test_a_fold_that_fails_cancels_what_rests_on_it_and_only_the_rest_is_submitted_again(cluster, project):
+    run = project.begin(train_fold_0={"fail": True})
+    site = project.site()
+    _, train, last = project.submit(run, site)
+    cluster.wait_for(lambda: cluster.state(last.job_id) == "CANCELLED", "the last job to be given up")
+    assert cluster.state(f"{train.job_id}_0") == "FAILED"
+    assert cluster.jobs()[f"{train.job_id}_0"]["ExitCode"] == "1:0"
+    assert cluster.state(f"{train.job_id}_1") == "COMPLETED"
+    assert (told(run, "train_fold_0").state, told(run, "train_fold_0").error.name) == ("failed", "ValueError")
+    project.order(run)
+    again, after = project.submit(run, site)
+    assert again.folds == (0,)
+    ended_well(cluster, f"{again.job_id}_0", after.job_id)
+    assert read_status(run).state == "done"
+    assert len(noted(run, "train_fold_1", "starts")) == 1
+
+
+def test_before_the_time_limit_a_fold_saves_and_requeues_itself_alone_and_ends_as_if_undisturbed(cluster, project):
+    slow = {"steps": 150}
+    run = project.begin(train_fold_1=slow)
+    site = project.site(time="00:01:00", signal_seconds=50)
+    _, train, last = project.submit(run, site)
+    # Up to a minute is Slurm's own accuracy, and a requeued job waits until its old credential has expired.
+    cluster.wait_for(lambda: cluster.state(last.job_id) == "COMPLETED", "the last job", seconds=150)
+    starts = len(noted(run, "train_fold_1", "starts"))
+    assert starts >= 2
+    assert len(noted(run, "train_fold_0", "starts")) == 1
+    assert cluster.jobs()[f"{train.job_id}_1"]["Restarts"] == str(starts - 1)
+    assert cluster.jobs()[f"{train.job_id}_0"]["Restarts"] == "0"
+    assert noted(run, "train_fold_1", "steps") == [str(step) for step in range(1, 151)]  # none twice, none left out
+    assert log_of(run, f"{train.job_id}_1").count(f"requeues itself as {train.job_id}_1") == starts - 1
+    assert (told(run, "train_fold_1").state, told(run, "train_fold_1").attempts) == ("done", starts)
+
+    undisturbed = project.begin(train_fold_1={"steps": 150})
+    (job,) = project.submit(undisturbed, project.site(), one_job=True)
+    ended_well(cluster, job.job_id)
+    assert results(undisturbed) == results(run)
+
+
+def test_a_job_requeues_itself_only_so_often(cluster, project):
+    run = project.begin(first={"steps": 3000})
+    job, *_, last = project.submit(run, project.site(max_requeues=1))
+    for start in (1, 2):
+        cluster.wait_for(lambda start=start: len(noted(run, "first", "starts")) == start, "a start")
+        starts_running(cluster, run, "first", job.job_id)
+        cluster.run("scancel", "--signal=USR1", "--batch", job.job_id)
+    cluster.wait_for(lambda: cluster.state(job.job_id) == "FAILED", "the job to give up")
+    assert cluster.jobs()[job.job_id]["ExitCode"] == "75:0"
+    assert "MAX_REQUEUES is 1" in log_of(run, job.job_id)
+    assert told(run, "first").state == "interrupted"
+    cluster.wait_for(lambda: cluster.state(last.job_id) == "CANCELLED", "what rests on it to be given up")
+
+
+def test_a_cancelled_job_saves_and_stays_away_until_it_is_submitted_again(cluster, project):
+    run = project.begin(first={"steps": 40})
+    site = project.site()
+    job, *_ = project.submit(run, site)
+    starts_running(cluster, run, "first", job.job_id)
+    with pytest.raises(UsageError, match=f"scancel {job.job_id} "):
+        project.submit(run, site)  # two jobs would work on the same
+    cluster.run("scancel", job.job_id)
+    cluster.wait_for(lambda: told(run, "first").state == "interrupted", "the run to leave")
+    cluster.wait_for(lambda: cluster.state(job.job_id) == "CANCELLED", "the job to end")
+    assert (told(run, "first").exit_code, read_status(run).state) == (75, "requeue")
+    assert "requeues itself" not in log_of(run, job.job_id)
+    again = project.submit(run, site)
+    ended_well(cluster, again[0].job_id, again[-1].job_id)
+    assert noted(run, "first", "steps") == [str(step) for step in range(1, 41)]
+
+
+def test_a_preempted_job_goes_on_where_it_was_once_there_is_room(cluster, project):
+    run = project.begin(first={"steps": 40})
+    job, *_, last = project.submit(run, project.site(partition="scavenge"))
+    starts_running(cluster, run, "first", job.job_id)
+    urgent = cluster.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
+    ended_well(cluster, urgent)
+    ended_well(cluster, job.job_id, last.job_id)
+    assert len(noted(run, "first", "starts")) == 2
+    assert noted(run, "first", "steps") == [str(step) for step in range(1, 41)]
+
+
+def test_a_job_that_takes_more_memory_than_it_asked_for_is_told_as_killed_for_memory(cluster, project):
+    if not cluster.limits_memory:
+        pytest.skip("no writable control groups of version 1: Slurm then kills runner and kernel together")
+    run = project.begin(train_fold_0={"eat_mib": 2000})
+    _, train, last = project.submit(run, project.site(memory=600))
+    cluster.wait_for(lambda: cluster.state(last.job_id) == "CANCELLED", "what rests on it to be given up")
+    stage = told(run, "train_fold_0")
+    assert (stage.state, stage.exit_code) == ("failed", 137)
+    assert "memory" in stage.reason
+    assert cluster.state(f"{train.job_id}_0") in {"OUT_OF_MEMORY", "FAILED"}
+    assert cluster.jobs()[f"{train.job_id}_0"]["Restarts"] == "0"
+    assert told(run, "train_fold_1").state == "done"
+
+
+def test_while_nodes_are_drained_a_job_waits_and_says_why_then_takes_the_one_that_is_back(cluster, project):
+    for node in ("n1", "n2"):
+        cluster.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=cleaning")
+    run = project.begin()
+    job, *_, last = project.submit(run, project.site())
+
+    def reason() -> str:
+        return next(state.reason for state in job_states(run) if state.job_id == job.job_id)
+
+    cluster.wait_for(lambda: "DRAINED" in reason() or "NotAvail" in reason(), "a reason that names the nodes")
+    waiting = {state.job_id: state for state in job_states(run)}
+    assert waiting[job.job_id].state == "PENDING"
+    assert waiting[last.job_id].reason == "Dependency"
+    cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    ended_well(cluster, last.job_id)
+    assert {*noted(run, "first", "starts"), *noted(run, "train_fold_0", "starts")} == {"n2"}
+
+
+def test_where_one_job_is_refused_those_before_it_are_cancelled_and_the_site_file_is_named(cluster, project):
+    run = project.begin(first={"steps": 3000})
+    site = project.site(partition_training="gone")
+    with pytest.raises(SlurmError) as refused:
+        project.submit(run, site)
+    text = str(refused.value)
+    assert "train: sbatch failed" in text
+    assert "invalid partition specified: gone" in text
+    assert f"The settings are in {site.path}" in text
+    first = text.partition("Jobs ")[2].split(",")[0]
+    cluster.wait_for(lambda: cluster.state(first) == "CANCELLED", "the first job to be cancelled")
+    assert submitted_jobs(run) == []
+    assert project.site(python=sys.executable).python == sys.executable
+
+
+def test_a_queue_that_has_forgotten_a_job_and_a_cluster_without_accounting_are_nothing_special(cluster, project):
+    run = project.begin()
+    run.slurm.mkdir()
+    (run.slurm / "submitted.json").write_text('{"jobs": [{"job_id": "4000000", "name": "x", "stages": ["first"]}]}')
+    assert job_states(run) == []
+    assert read_accounting(run) == []
+    assert not (run.slurm / "accounting.json").exists()
