@@ -9,6 +9,7 @@ import click
 from fvc_lib.command_line.clips_command import clips
 from fvc_lib.command_line.command_group import EXIT_CODES, Commands
 from fvc_lib.command_line.looking_commands import status
+from fvc_lib.command_line.reporting import index, report
 from fvc_lib.command_line.run_command import Executor, RunCommand, Wanted
 from fvc_lib.command_line.showing import print_notebooks
 from fvc_lib.execution.asked_values import ask
@@ -124,5 +125,5 @@ def main(
     context.exit(command.execute())
 
 
-for command in (status, clips):
+for command in (status, report, index, clips):
     main.add_command(command)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import click
 
+from fvc_lib.command_line.reporting import report_run
 from fvc_lib.command_line.showing import print_fork, print_plan
 from fvc_lib.command_line.submitting import HowToSubmit, described, run_to_be, submitted
 from fvc_lib.corpus.sources import ACCEPTED
@@ -22,12 +23,11 @@ from fvc_lib.execution.predicted_memory import PredictedPeak, predicted_peaks
 from fvc_lib.execution.run_record import begin_run, record_resumption
 from fvc_lib.execution.runner import Runner
 from fvc_lib.execution.session import run_config
-from fvc_lib.execution.slurm_queue import read_accounting
 from fvc_lib.execution.stages import stage_named, task_keys
 from fvc_lib.execution.status_book import status_now
 from fvc_lib.services.allocator_settings import check_allocator_environment
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run
 
 Executor = Literal["local", "slurm"]
@@ -209,21 +209,8 @@ class RunCommand:
         exit_code = runner.execute(plan)
         # Of several jobs the one that ends the run reports, and one that failed.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
-            report(run)
+            report_run(run)
         return exit_code
-
-
-def report(run: RunPaths) -> None:
-    """Write the run's pages and show its outcome in a few lines."""
-    from fvc_lib.analysis.run_summary import summary_lines, write_run_report  # plotly takes a second to load
-
-    try:
-        read_accounting(run)
-        write_run_report(run)
-    except (FvcError, OSError) as error:
-        click.echo(f"warning: the report could not be written: {error}", err=True)
-    for line in summary_lines(run):
-        click.echo(line)
 
 
 def _refuse_missing_corpus(config: RunConfig) -> None:
