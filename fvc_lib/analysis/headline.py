@@ -124,8 +124,19 @@ def judge(scores: Sequence[Score]) -> Verdict:
     return Verdict("not above control", sentence, nearest)
 
 
-def run_headline(run: RunPaths) -> ReportHeadline:
-    """The headline of one run from whatever it has recorded so far."""
+def sampled_peaks(runs: Sequence[RunPaths]) -> dict[str, int]:
+    """The highest sample of each run's memory logs in bytes, by run id; of fifty runs in twice the time of one."""
+    peaks = memory_peaks(runs).frame.group_by("run_id").agg(pl.col("peak_rss_bytes").max())
+    return {run_id: int(peak) for run_id, peak in peaks.iter_rows() if peak is not None}
+
+
+def run_headline(run: RunPaths, *, sampled_peak: int | None = None) -> ReportHeadline:
+    """The headline of one run from whatever it has recorded so far.
+
+    Args:
+        run: the run.
+        sampled_peak: what ``sampled_peaks`` has of it, if that was asked.
+    """
     scores, counts = _scores_and_counts(run)
     status = run_status(run)
     asked = run_parameters(run)
@@ -137,7 +148,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         scores=scores,
         num_videos=counts[0],
         num_groups=counts[1],
-        peak_rss_bytes=_peak_rss_bytes(run, status),
+        peak_rss_bytes=sampled_peak or _peak_rss_bytes(run, status),
         duration_seconds=_number(status.get("duration_seconds")),
         started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
         model=_text(asked.get("model")),
@@ -240,8 +251,7 @@ def _scores_and_counts(run: RunPaths) -> tuple[tuple[Score, ...], tuple[int | No
 
 def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:
     """The highest sample of the run's memory logs, which know the preflight from the work, else what the runner saw."""
-    peak = memory_peaks([run]).frame["peak_rss_bytes"].max()
-    return int(peak) if isinstance(peak, int) else _whole(status.get("peak_rss_bytes"))
+    return sampled_peaks([run]).get(path_to_text(run.run_id)) or _whole(status.get("peak_rss_bytes"))
 
 
 def _failure(status: dict[str, object]) -> str | None:

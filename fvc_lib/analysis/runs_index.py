@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import duckdb
 import polars as pl
 
-from fvc_lib.analysis.headline import ReportHeadline, run_headline
+from fvc_lib.analysis.headline import ReportHeadline, run_headline, sampled_peaks
 from fvc_lib.analysis.record_pages import records_of
 from fvc_lib.analysis.records import read_json_object
 from fvc_lib.analysis.report import badge, interval_bar, page
@@ -46,6 +47,8 @@ _TROUBLE = (
     duckdb.Error, pl.exceptions.PolarsError,
 )  # fmt: skip
 
+_AT_ONCE = 50  # runs whose memory logs are read together
+
 
 def write_runs_index(runs_dir: Path) -> Path:
     """Write ``index.html`` into ``runs_dir`` over all runs found there, newest first, and return its path.
@@ -71,28 +74,45 @@ def write_runs_index(runs_dir: Path) -> Path:
     return output
 
 
-def _rows(runs: Iterable[RunPaths], runs_dir: Path) -> list[str]:
+def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
     """A row of each run, from the rows kept where the run is as it was."""
     store = runs_dir / ".index_rows.json"
     look = sha256_of_file(Path(__file__))
-    kept, now, rows = _kept(store), {}, []
-    for run in runs:
-        folder = path_to_text(run.root.relative_to(runs_dir.absolute()))
-        stamp = sha256_of_json([look, _stamp(run)])
-        known = kept.get(folder)
-        if isinstance(known, list) and len(known) == 2 and known[0] == stamp and isinstance(known[1], str):
-            row, lasting = known[1], True
-        else:
-            row, lasting = _row_or_trouble(run, runs_dir)
+    names = [path_to_text(run.root.relative_to(runs_dir.absolute())) for run in runs]
+    stamps = [sha256_of_json([look, _stamp(run)]) for run in runs]
+    kept = _kept(store)
+    known = {name: kept[name] for name, stamp in zip(names, stamps, strict=True) if _holds(kept.get(name), stamp)}
+    peaks = _sampled_peaks([run for run, name in zip(runs, names, strict=True) if name not in known])
+    rows, now = [], {}
+    for run, name, stamp in zip(runs, names, stamps, strict=True):
+        row, lasting = (known[name][1], True) if name in known else _row_or_trouble(run, runs_dir, peaks.get(run.root))
         rows.append(row)
         if lasting:
-            now[folder] = [stamp, row]
+            now[name] = [stamp, row]
     if now != kept:
         write_json(store, now)
     return rows
 
 
-def _kept(store: Path) -> dict[str, object]:
+def _holds(entry: object, stamp: str) -> bool:
+    return isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp and isinstance(entry[1], str)
+
+
+def _sampled_peaks(runs: Sequence[RunPaths]) -> dict[Path, int]:
+    """By the run's folder; nothing for those whose logs make trouble, which then is their own row's."""
+    found: dict[Path, int] = {}
+    for start in range(0, len(runs), _AT_ONCE):
+        # By id, since ids are what the logs are told apart by: a copy of a run in another experiment comes alone.
+        some = {run.run_id: run for run in runs[start : start + _AT_ONCE]}
+        try:
+            peaks = sampled_peaks(list(some.values()))
+        except _TROUBLE:
+            continue
+        found |= {run.root: peaks[name] for id_, run in some.items() if (name := path_to_text(id_)) in peaks}
+    return found
+
+
+def _kept(store: Path) -> dict[str, Any]:
     try:
         document = json.loads(store.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -115,10 +135,10 @@ def _stamp(run: RunPaths) -> list[list[int]]:
     return stamps
 
 
-def _row_or_trouble(run: RunPaths, runs_dir: Path) -> tuple[str, bool]:
+def _row_or_trouble(run: RunPaths, runs_dir: Path, sampled_peak: int | None) -> tuple[str, bool]:
     """The run's row, and whether it stays true as long as nobody touches the run."""
     try:
-        headline = run_headline(run)
+        headline = run_headline(run, sampled_peak=sampled_peak)
         return _row(run, headline, runs_dir), headline.state == "done"
     except _TROUBLE as error:
         name = escape(clean_text(path_to_text(run.run_id)))

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.analysis import runs_index
+from fvc_lib.analysis.headline import run_headline
 from fvc_lib.analysis.runs_index import write_runs_index
+from fvc_lib.analysis.wording import bytes_text
 from fvc_lib.services.run_paths import RunPaths
 
 MakeRun = Callable[..., RunPaths]
@@ -123,7 +125,9 @@ def test_a_finished_run_is_read_once_and_again_when_it_has_changed(
 ) -> None:
     read: list[str] = []
     headline = runs_index.run_headline
-    monkeypatch.setattr(runs_index, "run_headline", lambda run: (read.append(run.run_id), headline(run))[1])
+    monkeypatch.setattr(
+        runs_index, "run_headline", lambda run, **more: (read.append(run.run_id), headline(run, **more))[1]
+    )
     done, other = make_run(), make_run(name="run_20250401_000000_other")
     first = written(done)
     assert len(read) == 2
@@ -136,6 +140,21 @@ def test_a_finished_run_is_read_once_and_again_when_it_has_changed(
     shutil.rmtree(other.root)
     assert other.run_id not in written(done)
     assert other.root.name not in (done.root.parent.parent / ".index_rows.json").read_text()
+
+
+def test_runs_that_are_read_together_show_what_each_shows_alone(make_run: MakeRun) -> None:
+    first, twin = make_run(), make_run(experiment="copies")  # the same id in another experiment
+    other = make_run(name="run_20250401_000000_other")
+    log = sorted(other.memory("").parent.glob("*.jsonl"))[0]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("\n".join(json.dumps({**line, "rss_mb": 4321.0}) for line in lines) + "\n")
+    together = written(first)
+    shown = [bytes_text(run_headline(run).peak_rss_bytes) for run in (first, twin, other)]
+    assert shown[2] == "4.32 GB" != shown[0] == shown[1]
+    rows = together.split("<tr>")
+    for run, text in zip((first, twin, other), shown, strict=True):
+        (row,) = [row for row in rows if f"{run.experiment} · " in row and run.run_id in row]
+        assert f"<td>{text}</td>" in row
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"demo/x": 3}', "\x00"])
