@@ -6,6 +6,7 @@ not how well they tell fakes.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -125,14 +126,57 @@ def test_the_controls_stand_beside_the_result(finished):
     assert value["group_lookup_by_group"] == 0.5
 
 
-def test_the_same_command_elsewhere_gives_the_same_predictions(finished, corpus, tmp_path):
-    """Another working directory, mount point of the corpus and cache, two loader workers, and clips out of shards."""
-    moved = tmp_path / "mounted elsewhere"
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Place:
+    """Another working directory, cache and mount point of the corpus."""
+    folder = tmp_path_factory.mktemp("there")
+    moved = folder / "mounted elsewhere"
     shutil.copytree(corpus.parent, moved)
-    other, _ = Place(tmp_path / "there", moved / corpus.name).run(num_workers=2, probe_workers=2, clip_source="shards")
-    assert len(list((tmp_path / "there" / "cache").rglob("*.tar"))) == 1
-    assert scores(other).equals(scores(finished[0]))
-    assert read_table(other.results, RESULTS).equals(read_table(finished[0].results, RESULTS))
+    return Place(folder / "work", moved / corpus.name)
+
+
+@pytest.fixture(scope="module")
+def both_folds_at_once(elsewhere: Place) -> RunPaths:
+    """Two loader workers besides, and clips out of shards."""
+    run, _ = elsewhere.run("--jobs", "2", num_workers=2, probe_workers=2, clip_source="shards")
+    return run
+
+
+def test_the_same_command_elsewhere_with_both_folds_at_once_gives_the_same_bits(
+    finished, elsewhere, both_folds_at_once
+):
+    run, other = finished[0], both_folds_at_once
+    assert len(list((elsewhere.folder / "cache").rglob("*.tar"))) == 1
+    assert scores(other).equals(scores(run))
+    assert read_table(other.results, RESULTS).equals(read_table(run.results, RESULTS))
+    for fold in range(SMALL["num_folds"]):
+        assert measured(other, fold) == measured(run, fold)
+    folds = [read_status(other).stages[f"04_fold_training_fold_{fold}"] for fold in range(SMALL["num_folds"])]
+    assert folds[1].started_utc < folds[0].finished_utc  # they did run at once
+
+
+def measured(run: RunPaths, fold: int) -> list[dict[str, object]]:
+    """A fold's metric log without what names the run and the time."""
+    lines = [json.loads(line) for line in run.metrics("04_fold_training", fold).read_text().splitlines()]
+    assert len(lines) > 20
+    return [{name: value for name, value in line.items() if name not in {"run_id", "ts"}} for line in lines]
+
+
+def test_the_straight_pass_gives_the_same_results_and_tracks_nothing(
+    finished, elsewhere, both_folds_at_once, monkeypatch
+):
+    """``USE_MLOPS_PIPELINE=false``."""
+    monkeypatch.setenv("USE_MLOPS_PIPELINE", "false")
+    run, shown = elsewhere.run()
+    assert run != both_folds_at_once
+    assert read_table(run.results, RESULTS).equals(read_table(finished[0].results, RESULTS))
+    assert scores(run).equals(scores(finished[0]))
+    ends = [line.split()[0] for line in shown.splitlines() if " done " in line]
+    assert ends == sorted(read_status(run).stages)
+    assert not list((run.root / "checkpoints").glob("stage_*"))
+    again = elsewhere.run("--resume", "latest", "--dry-run")[1]
+    assert again.count("  run   ") == len(ends)
+    assert "  skip  " not in again
 
 
 def test_every_notebook_runs_by_hand_on_the_newest_run_and_changes_nothing(finished, place, monkeypatch):
