@@ -91,13 +91,13 @@ class KernelProcess:
             poller.register(self._death, zmq.POLLIN)
         return poller
 
-    def connect(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
+    def connect(self) -> None:
         """Wait until the kernel answers on both channels.
 
         Raises:
             KernelNeverStartedError: it ended or did not answer in time.
         """
-        end = time.monotonic() + timeout_seconds
+        end = time.monotonic() + START_TIMEOUT_SECONDS
         while not all(path.exists() for path in self._sockets):  # zmq itself would try again ever more slowly
             self._still_starting(end)
             time.sleep(0.005)

@@ -6,6 +6,7 @@ Its metadata are papermill's, so that what reads papermill's records reads ours.
 from __future__ import annotations
 
 import json
+import keyword
 import os
 import time
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from papermill.execute import ERROR_MARKER_TAG
 from papermill.parameterize import parameterize_notebook
 
 from fvc_lib.services.atomic_files import write_bytes
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.redaction import Redactor
 
 # How far the file may be behind: a kill of this process leaves a record that shows what was running this long ago.
@@ -36,9 +38,15 @@ class Record:
         path: the record.
         parameters: checked names and values of the parameters cell.
         redactor: hides secrets in sources, parameters and metadata.
+
+    Raises:
+        UsageError: a parameter's name is none.
     """
 
     def __init__(self, source: Path, path: Path, parameters: dict[str, Any], redactor: Redactor) -> None:
+        for name in parameters:  # papermill writes names into a cell as they are
+            if not name.isidentifier() or keyword.iskeyword(name):
+                raise UsageError(f"parameter {name!r} is no name. Parameters are names of the parameters cell.")
         self.path, self._redactor = path, redactor
         notebook = nbformat.reads(source.read_text(encoding="utf-8"), as_version=4)
         notebook.metadata.setdefault("papermill", {})
