@@ -24,6 +24,8 @@ class Commands(click.Group):
         except FvcError as error:
             click.echo(f"error: {error}", err=True)
             context.exit(error.exit_code)
+        except BrokenPipeError:  # who read this has seen enough (`status | head`); click knows what to do
+            raise
         except OSError as error:
             where = error.filename or "a file"
             click.echo(f"error: {where}: {error.strerror}. Is there space, and may it be written?", err=True)

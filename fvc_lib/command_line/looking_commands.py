@@ -13,6 +13,16 @@ from fvc_lib.execution.status_book import status_now
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.run_paths import RunPaths, find_run
 
+# Why a job waits for ever unless somebody does something, by SLURM's word for it.
+_REMEDY_OF_REASON = {
+    "PartitionTimeLimit": ": TIME in slurm/site.conf is more than the partition allows",
+    "PartitionNodeLimit": ": more nodes than the partition has; look at RANKS_PER_NODE in slurm/site.conf",
+    "DependencyNeverSatisfied": ": a job before it failed; mend that, then --resume RUN --executor slurm",
+    "JobHeldUser": ": scontrol release lets it go",
+    "InvalidAccount": ": ACCOUNT in slurm/site.conf",
+    "InvalidQOS": ": QOS in slurm/site.conf",
+}
+
 
 @click.command()
 @click.argument("run", default="latest")
@@ -23,12 +33,14 @@ def status(run: str, runs_dir: Path | None) -> None:
     state = status_now(paths)
     gone_on = "; go on with --resume" if state.state in {"interrupted", "requeue", "failed"} else ""
     click.echo(f"{paths.root}: {state.state}{gone_on}")
-    queued = {job.task: job for job in job_states(paths)}
     for key, stage in state.stages.items():
         seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
         click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {_details(key, stage, paths)}".rstrip())
-    for job in queued.values():
-        click.echo(f"  job {job.job_id:<10} {job.state:<12} {job.nodes}  {job.reason}  {job.name}".rstrip())
+    jobs = job_states(paths)
+    for job in jobs:
+        click.echo(f"  {job}{_REMEDY_OF_REASON.get(job.reason, '')}")
+    if jobs and state.state == "waiting" and all(job.ended for job in jobs):
+        click.echo("  no job is left in the queue; submit the rest: --resume RUN --executor slurm")
 
 
 def _details(key: str, stage: StageStatus, run: RunPaths) -> str:
