@@ -37,6 +37,7 @@ from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.run_paths import RunPaths
 
 SHOW_SECONDS = 0.5
+_ONE_WISH_SECONDS = 1.0  # a cluster may send one wish to stop to the batch shell, which passes it on, and to all of us
 _STOPPED_CODES = (STOPPED, 130, 143)
 End = tuple[TaskRun, "Future[StageStatus]"]
 
@@ -74,6 +75,7 @@ class Runner:
         self._running: dict[str, TaskRun] = {}
         self._events: queue.SimpleQueue[End | None] = queue.SimpleQueue()  # put from signal handlers: never blocks
         self._signals: list[int] = []
+        self._first_signal = 0.0  # on the monotonic clock
         self._forwarded = 0
         self._taken_over = False
         self._exit_codes: list[int] = []  # of tasks that did not succeed, as they ended
@@ -244,5 +246,10 @@ class Runner:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Only noted here, and the main thread woken: it may be anywhere, between two tasks as well."""
         del frame
+        now = time.monotonic()
+        if not self._signals:
+            self._first_signal = now
+        elif number != signal.SIGINT and now - self._first_signal < _ONE_WISH_SECONDS:
+            return
         self._signals.append(number)
         self._events.put(None)

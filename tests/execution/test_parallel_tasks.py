@@ -155,12 +155,14 @@ output(f"folds_{fold}", "whole")
     assert [p.task.key for p in project.plan(run) if p.run] == ["folds_fold_0", "folds_fold_2"]
 
 
-def test_the_first_signal_asks_every_running_task_to_save(make_project, start):
+def test_the_first_signal_asks_every_running_task_to_save_though_it_arrives_twice(make_project, start):
     project = folds(make_project, STOPPABLE.format(handler="stop"), 3)
     run = project.begin()
     runner = start(run, project, 2)
     wait_for(lambda: len(list(run.tables.glob("started_*"))) == 2, "two folds to start")
-    os.kill(runner.pid, signal.SIGTERM)
+    for _ in range(2):  # as a cluster does that sends it to the shell, which passes it on, and to every process
+        os.kill(runner.pid, signal.SIGTERM)
+        time.sleep(0.01)
     shown, _ = runner.communicate(timeout=60)
     assert runner.returncode == 75, shown
     assert "SIGTERM: 2 running tasks save and leave" in shown

@@ -1,0 +1,133 @@
+"""What a plan repeats and why: force, code behind a notebook, tables that do not fit, files hashed again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.execution import fingerprint
+from fvc_lib.execution.plan import make_plan
+from fvc_lib.execution.stages import STAGES, Stage, stage_named
+from fvc_lib.execution.status import read_status
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, read_table, write_table
+from tests.execution.conftest import Project
+
+ONE = "output('one', f'seed {seed}')"
+TWO = "output('two', (folder / 'one.txt').read_text() + '!')"
+TABLE = """
+import polars as pl
+frame = pl.DataFrame({"video_id": ["a"], "group_id": ["g"], "label": ["real"], "fold": [fold_number]})
+frame.write_parquet(folder / "table.parquet")
+"""
+
+
+def reasons(project: Project, run, **options) -> list[tuple[bool, str]]:
+    return [(planned.run, planned.reason) for planned in project.plan(run, **options)]
+
+
+def test_a_forced_stage_counts_as_not_finished_and_what_depends_on_it_follows(make_project):
+    project = make_project(one=[ONE], two=[TWO], three=["output('three', '')"])
+    run = project.begin()
+    project.execute(run)
+    one, two, _ = project.stages
+    kept = (False, "finished, nothing changed")
+    assert reasons(project, run, force=(two,)) == [kept, (True, "asked for by --force"), (True, "after two")]
+    assert reasons(project, run, force=(one, two))[1] == (True, "asked for by --force")
+    plan = project.plan(run, force=(two,))
+    assert [planned.redo for planned in plan] == [False, True, True]
+    project.execute(run, plan)
+    assert [project.times_run(run, name) for name in ("one", "two", "three")] == [1, 2, 2]
+    assert (run.root / "superseded" / "1" / "tables" / "two.txt").is_file()
+    assert [read_status(run).stages[name].attempts for name in ("one", "two", "three")] == [1, 2, 2]
+
+
+def test_a_stage_of_the_real_pipeline_can_be_forced_before_it_has_run(tmp_path):
+    plan = make_plan({}, RunConfig(runs_dir=str(tmp_path)), None, force=(stage_named("05"),))
+    assert all(planned.run for planned in plan)
+
+
+def test_the_code_behind_a_notebook_repeats_it_and_other_code_does_not(make_project, monkeypatch):
+    project = make_project(one=["from fvc_lib.services.errors import DataError", ONE], two=[TWO])
+    run = project.begin()
+    project.execute(run)
+    real = fingerprint.helpers_hash
+
+    def errors_changed(sources: list[str]) -> str:
+        return "other" if "fvc_lib.services.errors" in "".join(sources) else real(sources)
+
+    monkeypatch.setattr(fingerprint, "helpers_hash", errors_changed)
+    assert reasons(project, run) == [(True, "the code behind the notebook changed"), (True, "after one")]
+
+
+def with_table(project: Project) -> Project:
+    """The project with one stage, which declares a table of folds."""
+
+    def outputs(run, fold):
+        return (run.tables / "table.parquet",)
+
+    return Project(project.folder, (Stage("one", (), lambda run, _: (), outputs, schemas=(FOLDS,)),), project.config)
+
+
+def test_a_stage_whose_table_does_not_fit_has_failed_and_its_record_is_not_a_success(make_project):
+    project = with_table(make_project(one=["fold_number = -1", TABLE]))
+    run = project.begin()
+    code, status, shown = project.execute(run)
+    assert (code, status.stages["one"].state, status.stages["one"].exit_code) == (3, "failed", 3)
+    assert "does not fit the folds schema: column 'fold'" in status.stages["one"].error.message
+    assert "got '-1'" in shown or "got -1" in shown
+    assert run.partial_notebook("one").is_file()
+    assert not run.executed_notebook("one").exists()
+    assert not run.stage_checkpoint("one").exists()
+    path = project.folder / "one.ipynb"
+    path.write_text(path.read_text().replace("fold_number = -1", "fold_number = 1"))
+    assert project.execute(run)[0] == 0
+    assert reasons(project, run) == [(False, "finished, nothing changed")]
+    other = pl.DataFrame({"video_id": ["b"], "group_id": ["g"], "label": ["real"], "fold": [0]})
+    write_table(other, FOLDS, run.tables / "table.parquet")
+    assert reasons(project, run) == [(True, "output missing or changed: tables/table.parquet")]
+
+
+def test_every_table_of_the_pipeline_has_its_schema():
+    nowhere = RunPaths(Path("/nowhere/runs/e/run_x"))
+    for stage in STAGES:
+        outputs = stage.outputs(nowhere, 0 if stage.per_fold else None)
+        assert len(stage.schemas) == len(outputs), stage.name
+        for path, schema in zip(outputs, stage.schemas, strict=True):
+            with pytest.raises(DataError, match="no such table"):
+                read_table(path, schema)
+
+
+def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path, monkeypatch):
+    path = tmp_path / "input"
+    path.write_text("first")
+    os.utime(path, (1, 1))
+    read: list[str] = []
+    real = fingerprint.sha256_of_file
+    monkeypatch.setattr(fingerprint, "sha256_of_file", lambda path: read.append(path.read_text()) or real(path))
+    # The inode's own time is now: so soon after a change it is read again, as another change might not show.
+    first = fingerprint._content_hash(path)
+    assert fingerprint._content_hash(path) == first
+    assert read == ["first", "first"]
+    monkeypatch.setattr(fingerprint, "_SETTLED_NS", -1)
+    assert [fingerprint._content_hash(path) for _ in range(3)] == [first] * 3
+    assert read == ["first"] * 3
+    path.write_text("other")
+    os.utime(path, (1, 1))  # same size, same time, another content
+    assert fingerprint._content_hash(path) != first
+    path.unlink()
+    assert fingerprint._content_hash(path) == ""
+
+
+def test_a_record_of_another_version_is_no_record(make_project):
+    project = make_project(one=[ONE])
+    run = project.begin()
+    project.execute(run)
+    record = run.stage_checkpoint("one")
+    record.write_text(record.read_text().replace('"helpers"', '"library"'))
+    assert reasons(project, run) == [(True, "not finished yet")]

@@ -1,0 +1,84 @@
+"""The status is true whoever wrote last: each task's own file over the document, the whole from its tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.execution.run_record import begin_run
+from fvc_lib.execution.status import RunStatus, StageStatus, follow_tasks, read_status, write_part
+from fvc_lib.execution.status_book import status_now
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    return begin_run(RunConfig(runs_dir=str(tmp_path)), command="test")
+
+
+def shared(*stages: StageStatus) -> RunStatus:
+    status = RunStatus(run_id="r", started_utc="2026-01-01T00:00:00Z", shared=True)
+    status.stages = {f"task_{number}": stage for number, stage in enumerate(stages)}
+    follow_tasks(status)
+    return status
+
+
+def stage(state: str, exit_code: int | None = None, **values: object) -> StageStatus:
+    return StageStatus(state=state, exit_code=exit_code, **values)
+
+
+@pytest.mark.parametrize(
+    ("stages", "state", "exit_code"),
+    [
+        ([stage("pending"), stage("pending")], "waiting", None),
+        ([stage("done", 0), stage("pending")], "waiting", None),
+        ([stage("done", 0), stage("running")], "running", None),
+        ([stage("failed", 1), stage("running")], "running", None),
+        ([stage("failed", 3), stage("pending")], "failed", 3),
+        ([stage("interrupted", 75), stage("failed", 1)], "failed", 1),
+        ([stage("interrupted", 75), stage("done", 0)], "requeue", 75),
+        ([stage("interrupted", 143), stage("pending")], "interrupted", 143),
+        ([stage("interrupted"), stage("pending")], "interrupted", None),
+        ([stage("done", 0), stage("done", 0)], "done", 0),
+    ],
+)
+def test_of_a_shared_run_the_whole_follows_from_its_tasks(stages, state, exit_code):
+    status = shared(*stages)
+    assert (status.state, status.exit_code) == (state, exit_code)
+
+
+def test_of_a_shared_run_times_add_up_and_the_highest_peak_counts():
+    status = shared(
+        stage("done", 0, duration_seconds=2.5, peak_rss_bytes=7, attempts=1, finished_utc="2026-01-01T00:00:05Z"),
+        stage("done", 0, duration_seconds=4.0, peak_rss_bytes=9, attempts=3, finished_utc="2026-01-01T00:00:03Z"),
+    )
+    assert (status.duration_seconds, status.peak_rss_bytes, status.attempt) == (6.5, 9, 3)
+    assert status.finished_utc == "2026-01-01T00:00:05Z"
+
+
+def test_a_tasks_own_file_counts_before_the_document_and_a_damaged_one_does_not(run):
+    status = read_status(run)
+    status.stages = {"a": stage("running"), "b": stage("running")}
+    status.write(run)
+    write_part(run, "a", stage("done", 0))
+    write_part(run, "b", stage("done", 0))
+    run.task_status("b").write_text('{"state": "do')
+    assert {key: known.state for key, known in read_status(run).stages.items()} == {"a": "done", "b": "running"}
+    run.status_json.write_text("{")
+    with pytest.raises(DataError, match=r"status\.json: cannot be read"):
+        read_status(run)
+
+
+def test_a_run_whose_runner_is_gone_is_not_said_to_run(run):
+    write_part(run, "a", stage("running"))
+    assert read_status(run).state == "running"
+    status = status_now(run)
+    assert (status.state, status.stages["a"].state) == ("interrupted", "interrupted")
+
+
+def test_a_run_begun_by_hand_is_not_said_to_run(tmp_path):
+    run = begin_run(RunConfig(runs_dir=str(tmp_path)), command="by hand", state="by hand")
+    assert read_status(run).state == status_now(run).state == "by hand"
