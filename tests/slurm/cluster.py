@@ -25,7 +25,6 @@ import psutil
 PACKAGES = "apt-get install slurm-wlm munge (tests/slurm/install.sh does so)"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/local/sbin"])
-NODES = ("n1", "n2")
 
 CONFIGURATION = """\
 ClusterName=fvctest
@@ -66,7 +65,7 @@ InactiveLimit=0
 KillWait=10
 MinJobAge=3600
 CompleteWait=0
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 RealMemory=6000 State=UNKNOWN
+NodeName=n[{first}-{last}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 RealMemory=6000
 PartitionName=main Nodes=ALL Default=YES DefaultTime=00:10:00 MaxTime=01:00:00 PriorityTier=10 PreemptMode=OFF State=UP
 PartitionName=scavenge Nodes=ALL DefaultTime=00:10:00 MaxTime=01:00:00 PriorityTier=1 GraceTime=10 State=UP
 """
@@ -93,7 +92,9 @@ class ClusterError(RuntimeError):
 
 
 class Cluster:
-    """Two nodes ``n1`` and ``n2`` of two CPUs and 6000 MiB each, in a folder of their own.
+    """Two ``nodes`` of two CPUs and 6000 MiB each, in a folder of their own.
+
+    A node's name holds its port, because it is also the name of its control groups, which all clusters here share.
 
     Partition ``main`` preempts jobs of partition ``scavenge``, which get their ``--signal`` ten seconds before.
     """
@@ -102,6 +103,7 @@ class Cluster:
         self.folder = folder
         self.configuration = folder / "slurm.conf"
         self.limits_memory = control_groups_usable()
+        self.nodes: tuple[str, ...] = ()
         self._guard: subprocess.Popen[bytes] | None = None
 
     @property
@@ -126,7 +128,7 @@ class Cluster:
             f"--log-file={f}/log/munged.log", f"--seed-file={f}/munge.seed",
         )  # fmt: skip
         self.run("slurmctld")
-        for node in NODES:
+        for node in self.nodes:
             self.run("slurmd", "-N", node)
         self.wait_for(lambda: self.run("sinfo", "-hN", "-p", "main", "-o", "%t").split() == ["idle"] * 2, "idle nodes")
 
@@ -194,13 +196,14 @@ class Cluster:
         return "\n".join(shown)
 
     def _write_configuration(self) -> None:
-        for name in ("log", "state", *(f"spool.{node}" for node in NODES)):
+        first = _free_ports(3)
+        self.nodes = (f"n{first + 1}", f"n{first + 2}")
+        for name in ("log", "state", *(f"spool.{node}" for node in self.nodes)):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o755)  # munged refuses a socket that others cannot reach
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
-        first = _free_ports(3)
         groups = self.limits_memory
         self.configuration.write_text(
             CONFIGURATION.format(
@@ -254,24 +257,24 @@ def end_everything_of(folder: Path) -> None:
     environment = {**os.environ, "PATH": SEARCH, "SLURM_CONF": str(folder / "slurm.conf")}
     command = ["timeout", "5", "scancel", "--full", "--signal=KILL", "--state=RUNNING"]
     subprocess.run(command, env=environment, capture_output=True, check=False)
-    for _ in range(3):  # what is being started meanwhile is found the next time
-        processes = _processes_of(folder)
+    end = time.monotonic() + 10
+    while (processes := _processes_of(folder)) and time.monotonic() < end:  # again: some are only being started
         for process in processes:
             try:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(processes, timeout=3)
+        time.sleep(0.1)
     for controller in ("memory", "freezer", "cpuset", "cpuacct", "devices"):
-        for node in NODES:
-            _remove_groups(Path("/sys/fs/cgroup") / controller / f"slurm_{node}")
+        for spool in folder.glob("spool.*"):
+            _remove_groups(Path("/sys/fs/cgroup") / controller / f"slurm_{spool.suffix[1:]}")
 
 
 def _remove_groups(top: Path) -> None:
     for group in sorted((path for path in [top, *top.glob("**/")] if path.is_dir()), reverse=True):
         try:
             group.rmdir()
-        except OSError:  # another cluster's job is in it
+        except OSError:  # something is in it that could not be ended
             continue
 
 

@@ -36,7 +36,7 @@ def cluster(started_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for name, value in started_cluster.environment.items():
         monkeypatch.setenv(name, value)
     yield started_cluster
-    for node in ("n1", "n2"):
+    for node in started_cluster.nodes:
         if "DRAIN" in started_cluster.run("sinfo", "-hN", "-n", node, "-o", "%T").upper():
             started_cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
     for state in ("PENDING", "RUNNING"):

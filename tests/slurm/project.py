@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import dataclass
@@ -146,6 +147,14 @@ def noted(run: RunPaths, key: str, kind: str) -> list[str]:
 def results(run: RunPaths) -> dict[str, str]:
     """What the run's tasks wrote, by file name."""
     return {path.name: path.read_text() for path in sorted(run.tables.glob("*.txt"))}
+
+
+def undisturbed_chain(key: str, steps: int) -> str:
+    """What a task has after so many steps, each of which hashes the one before."""
+    chain = ""
+    for step in range(1, steps + 1):
+        chain = hashlib.sha256(f"{chain} {key} {step}".encode()).hexdigest()
+    return chain
 
 
 def told(run: RunPaths, key: str) -> StageStatus:

@@ -1,0 +1,97 @@
+"""FVC's own notebooks as jobs of a real Slurm, from the command line to the report; each fold on two ranks by srun."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.execution.slurm_record import submitted_jobs
+from fvc_lib.execution.slurm_site import CHECKOUT
+from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.tables import PREDICTIONS, read_table
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
+SMALL = {
+    "num_folds": 2, "fixed_size": 32, "num_frames": 4, "epochs": 1, "augmentations_per_video": 0,
+    "bootstrap_replicates": 100, "inner_validation_share": 0.34, "shuffled_label_control": False, "device": "cpu",
+    "memory_preflight": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def corpus(tmp_path, make_video) -> Path:
+    folder = tmp_path / "some 'videos'"
+    for seed in range(16):
+        make_video(folder / ("real" if seed % 2 else "fake") / f"{seed}.mp4", seed)
+    return folder
+
+
+def command(folder: Path, *arguments: str, **variables: str) -> str:
+    """What run_notebooks.py shows, from a folder of its own."""
+    environ = {**os.environ, "FVC_RUNS_DIR": str(folder / "runs"), "FVC_CACHE_DIR": str(folder / "cache"), **variables}
+    done = subprocess.run(
+        [sys.executable, str(CHECKOUT / "run_notebooks.py"), *arguments],
+        cwd=folder, env=environ, text=True, capture_output=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def parameters(corpus: Path, **values: object) -> list[str]:
+    given = {**SMALL, "corpus": corpus, **values}
+    return [word for name, value in given.items() for word in ("-p", name, str(value))]
+
+
+def scores(run: RunPaths) -> pl.DataFrame:
+    return pl.concat(read_table(run.predictions(fold), PREDICTIONS) for fold in range(2)).sort("video_id")
+
+
+def test_a_run_submitted_from_the_command_line_scores_as_one_that_ran_here(cluster, corpus, tmp_path):
+    site = tmp_path / "site.conf"
+    site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\n")
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    asked = [*parameters(corpus, num_ranks=2), "--executor", "slurm"]
+    shown = command(there, *asked, "--dry-run", FVC_SITE=str(site))
+    assert "#SBATCH --array=0-1" in shown
+    assert "#SBATCH --ntasks=2" in shown
+    assert list_runs(there / "runs") == []
+    shown = command(there, *asked, FVC_SITE=str(site))
+    (run,) = list_runs(there / "runs")
+    first, train, last = submitted_jobs(run)
+    assert f"job {last.job_id} after {first.job_id}, {train.job_id}" in shown
+    waiting = command(there, "status", str(run.root))
+    assert re.search(rf"job {last.job_id} +PENDING +Dependency", waiting)
+    local = command(here, *parameters(corpus))  # meanwhile
+
+    ids = (first.job_id, f"{train.job_id}_0", f"{train.job_id}_1", last.job_id)
+
+    def ended() -> bool:
+        states = [cluster.state(job_id) for job_id in ids]
+        assert not {"FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY"} & set(states), _everything(
+            run, cluster.describe()
+        )
+        return states == ["COMPLETED"] * 4
+
+    cluster.wait_for(ended, "the run to end", seconds=400)
+    assert ": done" in command(there, "status", str(run.root)).splitlines()[0]
+    assert run.report_html.is_file()
+    logs = "".join(path.read_text() for path in (cluster.folder / "log").glob("slurmd.*.log"))
+    for fold in ("0", "1"):
+        assert f"launch task StepId={cluster.jobs()[f'{train.job_id}_{fold}']['JobId']}.0" in logs  # by srun
+    (alone,) = list_runs(here / "runs")
+    assert str(alone.root) in local
+    one, two = scores(alone), scores(run)
+    assert one["video_id"].to_list() == two["video_id"].to_list()
+    assert two["score"].to_list() == pytest.approx(one["score"].to_list(), abs=1e-4)
+
+
+def _everything(run: RunPaths, said: str) -> str:
+    return "\n".join([said, *(path.read_text() for path in sorted(run.slurm.glob("*.out")))])
