@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fvc_lib.services.allocator_settings import allocator_environment
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.isolated_workers import available_cores, run_isolated
 from fvc_lib.services.memory_budget import MemoryBudget, memory_budget
 
 if TYPE_CHECKING:
@@ -58,18 +58,26 @@ def measured_training_peak(config: RunConfig) -> int | None:
     or the child took too long.
     """
     try:
-        (answer,) = run_isolated(
-            _PREDICT, [config.model_dump(mode="json")], workers=1, timeout_seconds=TIME_LIMIT_SECONDS, memory_bytes=None
-        )
+        item = {"config": config.model_dump(mode="json"), "threads": _threads()}
+        (answer,) = run_isolated(_PREDICT, [item], workers=1, timeout_seconds=TIME_LIMIT_SECONDS, memory_bytes=None)
     except (FvcError, OSError):
         return None
     return int(answer.value) if isinstance(answer.value, int) else None
 
 
-def predict(values: Mapping[str, Any]) -> int | None:
-    """In the child process: the peak in bytes of the training that the configuration ``values`` describes."""
+def _threads() -> int:
+    """As many as a kernel will compute with; the child itself is started with one."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else available_cores()
+
+
+def predict(item: Mapping[str, Any]) -> int | None:
+    """In the child process: the peak in bytes of the training with ``item["config"]`` and so many ``threads``."""
+    import torch
+
+    torch.set_num_threads(item["threads"])
     os.environ.update(allocator_environment(os.environ))  # as the runner gives to a kernel, for the child that measures
-    config = RunConfig(**values)
+    config = RunConfig(**item["config"])
     try:
         request = step_request(config)
         on_gpu = request.compute.device.type == "cuda"

@@ -27,11 +27,13 @@ from tests.learning.engine_kit import SETTINGS, Observer
 PATIENCE_SECONDS = 60.0
 
 
-def start_ranks(size: int, function: Callable[..., None], *arguments: Any) -> list[Child]:
+def start_ranks(
+    size: int, function: Callable[..., None], *arguments: Any, patience_seconds: float = PATIENCE_SECONDS
+) -> list[Child]:
     """``function(ranks, *arguments)`` on ``size`` ranks, each in a process of its own; one rank meets nobody."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if size > 1 else None
     port = store.port if store is not None else 0
-    children = [start(_live, rank, size, port, function, arguments) for rank in range(size)]
+    children = [start(_live, rank, size, port, patience_seconds, function, arguments) for rank in range(size)]
     _STORES.append(store)  # it must live as long as they do
     return children
 
@@ -44,11 +46,18 @@ def run_ranks(size: int, function: Callable[..., None], *arguments: Any) -> list
 _STORES: list[Any] = []
 
 
-def _live(rank: int, size: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _live(
+    rank: int,
+    size: int,
+    port: int,
+    patience_seconds: float,
+    function: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
     ranks: Ranks = OneRank()
     if size > 1:
         os.environ.update(local_environment(rank, size, port))
-        ranks = ProcessRanks(rank, size, patience_seconds=PATIENCE_SECONDS)
+        ranks = ProcessRanks(rank, size, patience_seconds=patience_seconds)
     try:
         with ranks.telling():
             function(ranks, *arguments)

@@ -83,3 +83,11 @@ def test_the_handler_of_child_signals_comes_back(tmp_path):
     assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
     batches.close()
     assert signal.getsignal(signal.SIGCHLD) is handler
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_empty_list_of_samples_is_an_empty_batch_in_its_place(tmp_path, num_workers):
+    asked = [[], [0, 1], [], [2], []]
+    found = list(load_batches(Numbers(tmp_path), asked, num_workers=num_workers))
+    assert [batch.sample_ids for batch in found] == [(), ("s0", "s1"), (), ("s2",), ()]
+    assert [len(batch) for batch in load_batches(Numbers(tmp_path), [[]], num_workers=num_workers)] == [0]

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.learning.sampling import epoch_order, num_windows, windows
+from fvc_lib.learning.sampling import epoch_order, num_windows, share, window_size, windows
 
 SIZES = st.integers(1, 60)
 SEEDS = st.integers(0, 2**63 - 1)
@@ -46,3 +46,18 @@ def test_windows_cover_the_order_and_go_on_from_any_position(num_samples, size, 
 def test_the_order_is_the_same_on_every_machine():
     """A change of this order changes every result: it needs a reason."""
     assert epoch_order(8, 0, 0).tolist() == [5, 1, 7, 2, 0, 4, 6, 3]
+
+
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_the_ranks_shares_of_a_batch_are_the_batch(num_samples, num_ranks):
+    batch = list(range(100, 100 + num_samples))
+    shares = [share(batch, rank, num_ranks) for rank in range(num_ranks)]
+    assert [index for part in shares for index in part] == batch
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(st.integers(1, 60), st.integers(1, 20))
+def test_the_size_of_every_window_is_known_beforehand(num_samples, size):
+    cut = windows(np.arange(num_samples), size)
+    assert [window_size(num_samples, size, window) for window in range(len(cut))] == [len(window) for window in cut]
+    assert window_size(num_samples, size, len(cut)) == 0

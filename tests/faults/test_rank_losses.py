@@ -1,0 +1,130 @@
+"""Ranks that die, hang or fail while others wait for them: nobody waits for ever, and what was saved goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fvc_lib.services.errors import DataError
+from tests.learning.engine_kit import Draining
+from tests.learning.rank_kit import Training, run_ranks, same_result, start_ranks, train
+from tests.learning.test_engine_on_ranks import QUIET, VideoTasks
+
+SETTINGS = {**QUIET, "epochs": 2, "checkpoint_seconds": 0}  # a checkpoint after every step
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A task that calls ``how`` on one rank in its n-th training forward pass."""
+
+    tasks: Any
+    rank: int
+    number: int
+    how: Any
+
+    def __call__(self, rank: int) -> Any:
+        count = iter(range(1, 1_000))
+
+        def end(model, batch):
+            if model.training and rank == self.rank and next(count) == self.number:
+                self.how()
+
+        return Quiet(self.tasks(rank), end)
+
+
+class Quiet(Draining):
+    """Without random numbers."""
+
+    def forward(self, model, batch):
+        self.before(model, batch)
+        return self._task.forward(model, batch)
+
+
+def be_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def find_a_broken_clip():
+    raise DataError("clip 'a#0' is damaged. Make it again.")
+
+
+def have_a_bug():
+    raise ZeroDivisionError("of rank 1 alone")
+
+
+@pytest.fixture
+def tasks(tiny_training):
+    return VideoTasks(tiny_training, rows=14)
+
+
+def ended(training: Training, size: int = 2) -> tuple[list[int], list[str]]:
+    codes, said = zip(*run_ranks(size, train, training), strict=True)
+    return list(codes), list(said)
+
+
+def whole(tasks: Any, folder: Path) -> dict[str, Any]:
+    folder.mkdir()
+    training = Training(tasks, folder, SETTINGS)
+    assert ended(training)[0] == [0, 0]
+    return training.found()
+
+
+@pytest.mark.fault(3)
+@pytest.mark.parametrize("killed", [0, 1])
+def test_kill_9_of_one_rank_ends_the_others_and_the_training_goes_on_resume_equal(tasks, tmp_path, killed):
+    undisturbed = whole(tasks, tmp_path / "whole")
+    codes, said = ended(Training(Ending(tasks, killed, 3, be_killed), tmp_path, SETTINGS))
+    assert codes[killed] == -signal.SIGKILL
+    assert codes[1 - killed] == 1
+    assert "RankLostError: the other ranks were lost at 'gradients'" in said[1 - killed]
+    again = Training(tasks, tmp_path, SETTINGS)
+    assert ended(again)[0] == [0, 0]
+    assert same_result(again.found(), undisturbed)
+    assert again.found()["inexact_because"] == []
+    steps = {line[0] for line in again.found()["lines"]}
+    assert steps >= {3, 4}
+    assert killed == 0 or 1 not in steps  # of a rank 0 that lives on at least the first step is saved
+
+
+def test_a_rank_that_hangs_is_given_up(tasks, tmp_path):
+    training = Training(Ending(tasks, 1, 2, be_stopped), tmp_path, SETTINGS)
+    first, second = start_ranks(2, train, training, patience_seconds=3.0)
+    code, said = first.end()
+    second.process.kill()
+    assert code == 1
+    assert "RankLostError: the other ranks were lost at 'gradients'" in said
+    assert second.end()[0] == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_a_data_error_on_one_rank_is_every_rank_s(tasks, tmp_path, failing):
+    codes, said = ended(Training(Ending(tasks, failing, 2, find_a_broken_clip), tmp_path, SETTINGS), size=3)
+    assert codes == [3, 3, 3]
+    for rank, words in enumerate(said):
+        where = "" if rank == failing else f"rank {failing} of 3: "
+        assert f"DataError: {where}clip 'a#0' is damaged. Make it again." in words
+
+
+def test_a_bug_on_one_rank_is_told_to_the_others(tasks, tmp_path):
+    codes, said = ended(Training(Ending(tasks, 1, 1, have_a_bug), tmp_path, SETTINGS))
+    assert codes == [1, 1]
+    assert "RankFailedError: rank 1 of 2: of rank 1 alone (ZeroDivisionError)" in said[0]
+    assert "Traceback" in said[1]
+
+
+@pytest.mark.fault(13)
+def test_a_folder_that_rank_0_cannot_write_stops_all_before_the_first_step(tasks, tmp_path):
+    (tmp_path / "checkpoints").write_text("in the way")
+    codes, said = ended(Training(Ending(tasks, 0, 1, have_a_bug), tmp_path, SETTINGS))
+    assert codes == [1, 1]
+    assert "CheckpointWriteError: checkpoint in " in said[0]
+    assert "CheckpointWriteError: rank 0 of 2: checkpoint in " in said[1]
