@@ -70,7 +70,7 @@ def _refuse_second_submission(run: RunPaths) -> None:
     """Two jobs would work on the same tasks, and one of each pair end with an error."""
     alive = [state for state in job_states(run) if not state.ended]
     if alive:
-        ids = " ".join(dict.fromkeys(state.job_id.partition("_")[0] for state in alive))
+        ids = " ".join(sorted({state.job_id.partition("_")[0] for state in alive}, key=int))
         raise UsageError(
             f"{run.run_id}: jobs of it still wait or run: {'; '.join(map(str, alive[:5]))}. Wait for them, or end them "
             f"with: scancel {ids}"
