@@ -21,6 +21,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fvc_lib.learning.fold_outcome import FoldOutcome, read_outcome
+from fvc_lib.learning.rank_place import loopback
 from fvc_lib.learning.rank_reports import Progress, ReportReader
 from fvc_lib.learning.ranks import RankLostError, error_named
 from fvc_lib.learning.watching import MetricSink
@@ -62,18 +63,21 @@ def train_fold_on_ranks(
         FvcError: what a rank gives as its reason, of the same class.
     """
     reader = ReportReader(metric_log, memory or NoObserver(), progress)
-    asked = False
+    asked = begun = False
     with _started(paths, config, fold) as ranks:
         while ranks.any_lives() or not ranks.lines.empty():
             if not asked and stop is not None and stop():
                 asked = True
                 _logger.info("asking the ranks to stop")
-            if asked and len(reader.ready) == config.num_ranks:
-                ranks.ask_to_stop()
+                begun = len(reader.ready) == config.num_ranks
+                # Before that they have nothing to save, and may be waiting for one that does not come.
+                ranks.ask_to_stop() if begun else ranks.kill()
             ranks.end_stragglers()
             for line in ranks.heard():
                 reader.take(line)
     codes = ranks.codes()
+    if asked and not begun:
+        raise StoppedError("stopped as asked before the ranks had met: resume with run_notebooks.py --resume latest.")
     outcome = read_outcome(paths.fold_outcome(fold)) if not any(codes) else None
     if outcome is None:
         raise _reason(reader, codes, fold)
@@ -82,7 +86,6 @@ def train_fold_on_ranks(
 
 def local_environment(rank: int, size: int, port: int) -> dict[str, str]:
     """Torchrun's variables for rank ``rank`` of ``size`` on this machine; the store at ``port`` is the launcher's."""
-    loopback = next((name for name in psutil.net_if_addrs() if name in ("lo", "lo0")), "")
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -92,7 +95,7 @@ def local_environment(rank: int, size: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: no rank opens one
         "TORCHELASTIC_RESTART_COUNT": "0",
-        **({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}),  # nobody else can reach them there
+        **loopback(),
     }
 
 
@@ -101,7 +104,6 @@ class _Processes:
 
     def __init__(self, processes: list[subprocess.Popen[str]], log: Path) -> None:
         self._processes = processes
-        self._asked = False
         self._failed_at: float | None = None
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._log = log.open("a", encoding="utf-8", buffering=1)
@@ -133,11 +135,9 @@ class _Processes:
             wait = None
 
     def ask_to_stop(self) -> None:
-        """Once: they save and end with 75. srun passes the signal on to its tasks."""
-        if not self._asked:
-            self._asked = True
-            for process in self._processes:
-                process.send_signal(signal.SIGUSR1)
+        """They save and end with 75. srun passes the signal on to its tasks."""
+        for process in self._processes:
+            process.send_signal(signal.SIGUSR1)
 
     def end_stragglers(self) -> None:
         """When one has failed and others still run after the time of grace."""

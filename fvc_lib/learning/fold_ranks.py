@@ -18,7 +18,7 @@ import torch
 from fvc_lib.learning.device import resolve_device
 from fvc_lib.learning.fold_memory import STAGE
 from fvc_lib.learning.fold_training import train_fold
-from fvc_lib.learning.rank_place import RankPlace, rank_place
+from fvc_lib.learning.rank_place import RankPlace, loopback, rank_place
 from fvc_lib.learning.rank_reports import (
     Progress,
     RankReports,
@@ -92,8 +92,6 @@ def main(run_dir: Path, fold: int, launched: bool) -> None:
 def _run(run_dir: Path, fold: int, launched: bool) -> int:
     """The exit code."""
     asked: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, frame: asked.append(number))
     reports: RankReports | None = None
     try:
         place = rank_place()
@@ -104,11 +102,15 @@ def _run(run_dir: Path, fold: int, launched: bool) -> int:
             reports = RankReports(place.rank, take_over_stdout())
             config = RunConfig.model_validate_json(read_line())
             end_with_launcher()
-            reports.ready()
         else:
             config = resolve_config(read_params_file(paths.params_yaml), environ={})
         _take_share(place, config, shared_already=launched and "RANK" in os.environ)
         with _joined(place, config) as ranks, _told(place, paths, fold, config, reports) as told:
+            # Until here a signal ends the process: there was nothing to save, and a rank might wait for another.
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, lambda number, frame: asked.append(number))
+            if reports is not None:
+                reports.ready()
             train_fold(
                 paths, config, fold, metric_log=told.metrics, memory=told.memory, progress=told.progress,
                 stop=lambda: bool(asked), ranks=ranks,
@@ -157,6 +159,8 @@ def _joined(place: RankPlace, config: RunConfig) -> Iterator[Ranks]:
     if resolve_device(config.device, config.amp).device.type == "mps":
         raise UsageError("ranks: a Mac has one GPU. Train with num_ranks 1, or with device cpu.")
     os.environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))
+    if place.local_size == place.size:
+        os.environ.update(loopback())
     ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda)
     with ranks.telling():
         if on_cuda:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import psutil
+
 from fvc_lib.services.errors import UsageError
 
 # Below the ports that Linux gives to outgoing connections (32768 on), above those of services.
@@ -57,6 +59,12 @@ def rank_place(environ: Mapping[str, str] | None = None) -> RankPlace:
     return RankPlace(0, 1, 0, 1)
 
 
+def loopback() -> dict[str, str]:
+    """What gloo must be told to meet on this machine's own device, where nobody else can reach it."""
+    name = next((name for name in psutil.net_if_addrs() if name in ("lo", "lo0")), "")
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}
+
+
 def first_host(nodes: str) -> str:
     """The first machine of a SLURM node list: ``gpu03`` of ``gpu[03-05,09],cpu1``, ``a-1-x`` of ``a-[1-2]-x``.
 
@@ -89,12 +97,15 @@ def _of_srun(environ: Mapping[str, str]) -> RankPlace:
     port = _FIRST_PORT + (job * 17 + step) % _NUM_PORTS
     nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_NODELIST"]
     node = int(environ.get("SLURM_NODEID", "0"))
+    local_size = _tasks_of_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), node) or size
+    # A node's name need not resolve on the node itself, and need not where there is no other.
+    address = "127.0.0.1" if local_size == size else first_host(nodes)
     return RankPlace(
         int(environ["SLURM_PROCID"]),
         size,
         int(environ["SLURM_LOCALID"]),
-        _tasks_of_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), node) or size,
-        first_host(nodes),
+        local_size,
+        address,
         port,
     )
 

@@ -131,6 +131,13 @@ def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(
     assert "[rank 0] rank 0: ERROR: the other ranks were lost" in log
 
 
+def test_a_stop_before_the_ranks_have_met_ends_them_at_once(two_ranks):
+    with pytest.raises(StoppedError, match="before the ranks had met") as caught:
+        train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics(), stop=lambda: True)
+    assert caught.value.exit_code == 75
+    assert ranks_of(psutil.Process()) == {}
+
+
 def test_a_rank_s_data_error_comes_out_as_one(two_ranks):
     two_ranks.store.clip_path("video00000", 0).unlink()
     with pytest.raises(DataError, match="are gone from the clip store, the first: video00000") as caught:

@@ -24,6 +24,12 @@ def test_srun_s_variables_name_rank_machine_and_port():
     assert rank_place({**SRUN, "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}).local_size == 2
 
 
+def test_ranks_of_one_machine_meet_on_it():
+    """Its own name may not resolve there."""
+    place = rank_place({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "5", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "n1"})
+    assert (place.address, place.local_size) == ("127.0.0.1", 5)
+
+
 def test_steps_and_neighbouring_jobs_have_ports_of_their_own():
     ports = [
         rank_place({**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port
