@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import shlex
+import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -52,13 +57,83 @@ def test_what_is_installed_is_what_is_locked():
         assert importlib.metadata.version(name).split("+")[0] == version, name
 
 
-def test_makefile_and_conda_environment_install_the_same_lock():
+def conda_environment() -> dict[str, Any]:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    pip = next(part["pip"] for part in environment["dependencies"] if isinstance(part, dict))
-    assert pip == ["--requirement requirements.lock", "--editable ."]
+    assert isinstance(environment, dict)
+    return environment
+
+
+def pip_arguments() -> list[str]:
+    """What conda hands to pip, in its order."""
+    (listed,) = [part["pip"] for part in conda_environment()["dependencies"] if isinstance(part, dict)]
+    return [word for line in listed for word in shlex.split(line)]
+
+
+def conda_packages() -> list[str]:
+    return [part for part in conda_environment()["dependencies"] if isinstance(part, str)]
+
+
+def test_makefile_and_conda_environment_install_the_same_lock():
+    assert pip_arguments() == ["--requirement", "requirements.lock", "--editable", "."]
+    # pip runs in the folder of environment.yml, so what it names lies beside it.
+    assert (ROOT / pip_arguments()[1]).is_file()
     assert "--requirement requirements.lock" in (ROOT / "Makefile").read_text()
-    assert "python=3.11" in environment["dependencies"]
     assert PROJECT["requires-python"] == ">=3.11"
+
+
+def test_conda_brings_python_and_nothing_that_the_lock_names():
+    """A package from both would be installed twice, and which version is imported would depend on the order."""
+    environment, lock = conda_environment(), locked()
+    assert set(environment) == {"name", "channels", "dependencies"}
+    assert environment["channels"] == ["conda-forge"]  # one source: with two, priorities decide about versions
+    names = {normalized(re.split(r"[=<> ]", package)[0]) for package in conda_packages()}
+    assert names == {"python", "pip", "make"}
+    assert not names & set(lock)
+
+
+def test_condas_python_is_one_that_the_project_and_every_locked_package_allow():
+    (python,) = [package for package in conda_packages() if package.startswith("python")]
+    version = python.removeprefix("python=")
+    assert version == "3.11", "an exact minor version: markers in requirements depend on it"
+    assert f"python{version}" in (ROOT / "Makefile").read_text(), "make setup looks for the same Python first"
+    for name in locked():
+        wanted = importlib.metadata.metadata(name).get("Requires-Python")
+        assert wanted is None or SpecifierSet(wanted).contains(f"{version}.99"), f"{name} wants Python {wanted}"
+
+
+def test_the_lock_is_closed_for_condas_python():
+    """Requirements that depend on the Python count as conda's Python has them, whichever runs these tests."""
+    lock = locked()
+    there = {"python_version": "3.11", "python_full_version": "3.11.9", "extra": ""}
+    for name in lock:
+        for requirement in map(Requirement, importlib.metadata.requires(name) or []):
+            if requirement.marker is None or requirement.marker.evaluate(there):
+                needed = normalized(requirement.name)
+                assert needed in lock or name == "torch" or needed in {"setuptools", "pip"}, f"{name} needs {needed}"
+                assert needed not in lock or requirement.specifier.contains(lock[needed], prereleases=True), (
+                    f"{name} wants {requirement}, the lock has {lock[needed]}"
+                )
+
+
+def test_pip_reads_what_conda_hands_it_and_finds_nothing_to_change():
+    """Without an index: whatever were not installed as locked would have to be downloaded and could not."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--disable-pip-version-check"]
+    done = subprocess.run([*command, *pip_arguments()[:2]], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Would install" not in done.stdout
+
+
+CONDA = next(filter(None, map(shutil.which, ("micromamba", "mamba", "conda"))), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CONDA is None, reason="neither conda nor mamba is on this machine: environment.yml is not solved")
+def test_conda_can_solve_the_environment():
+    solving = ("create",) if Path(str(CONDA)).name == "micromamba" else ("env", "create")
+    command = [str(CONDA), *solving, "--dry-run", "--file", "environment.yml", "--name", "fvc-dry-run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"python[ =-]+3\.11\.", done.stdout + done.stderr)
 
 
 def test_optional_parts_are_extras_and_not_requirements():
