@@ -16,7 +16,7 @@ from fvc_lib.services.config import resolve_config
 from fvc_lib.services.run_paths import list_runs
 
 
-@click.command()
+@click.command(short_help="Show the shared clip store; delete what is unused.")
 @click.option(
     "--prune", is_flag=True, help="Delete what the preview lists as 'delete'. Without this nothing is changed."
 )

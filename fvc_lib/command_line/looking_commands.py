@@ -24,7 +24,7 @@ _REMEDY_OF_REASON = {
 }
 
 
-@click.command()
+@click.command(short_help="Show how far a run is, its jobs included.")
 @click.argument("run", default="latest")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def status(run: str, runs_dir: Path | None) -> None:

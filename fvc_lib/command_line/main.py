@@ -8,6 +8,7 @@ import click
 
 from fvc_lib.command_line.clips_command import clips
 from fvc_lib.command_line.command_group import EXIT_CODES, Commands
+from fvc_lib.command_line.doctor_command import doctor
 from fvc_lib.command_line.looking_commands import status
 from fvc_lib.command_line.reporting import index, report
 from fvc_lib.command_line.run_command import Executor, RunCommand, Wanted
@@ -125,5 +126,5 @@ def main(
     context.exit(command.execute())
 
 
-for command in (status, report, index, clips):
+for command in (status, report, index, doctor, clips):
     main.add_command(command)

@@ -25,7 +25,7 @@ def report_run(run: RunPaths) -> None:
         click.echo(line)
 
 
-@click.command()
+@click.command(short_help="Write a run's pages anew.")
 @click.argument("run", default="latest")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def report(run: str, runs_dir: Path | None) -> None:
@@ -36,7 +36,7 @@ def report(run: str, runs_dir: Path | None) -> None:
     report_run(find_run(runs_dir or Path(resolve_config().runs_dir), run))
 
 
-@click.command()
+@click.command(short_help="Write the list of all runs anew.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def index(runs_dir: Path | None) -> None:
     """Write index.html, the list of all runs, anew: after run folders were copied in, moved or deleted."""
