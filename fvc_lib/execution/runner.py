@@ -92,7 +92,7 @@ class Runner:
             UsageError: another process is at work on this run.
             OSError: the run folder cannot be written; the status says so where it still can.
         """
-        with self._locked(), self._signals_noted():
+        with self._signals_noted(), self._locked():
             plan = self._planned(make_plan)
             # Before anything runs: a redo that fails half-way must not leave the old numbers standing as the run's own.
             set_aside(self.run, [planned.task for planned in plan if planned.redo])
@@ -132,7 +132,7 @@ class Runner:
             if not self._running:
                 return
             while (end := self._wait(shown)) is None and self._forwarded == len(self._signals):
-                self.terminal.show([at_work.snapshot() for at_work in self._running.values()])
+                self._show()
                 shown = time.monotonic()
             if end is not None:
                 self._ended(*end, schedule)
@@ -142,6 +142,9 @@ class Runner:
             return None
         running = [at_work.task for at_work in self._running.values()]
         return first_that_fits(schedule.ready(), running, shares.at_once)
+
+    def _show(self) -> None:
+        self.terminal.show([at_work.snapshot() for at_work in self._running.values()])
 
     def _wait(self, shown: float) -> End | None:
         """A task that ended, as soon as it does; None when it is time to look around."""
@@ -173,6 +176,7 @@ class Runner:
         task = at_work.task
         del self._running[task.key]
         at_work.snapshot()  # tells what was left to tell of its memory
+        self._show()
         if error := future.exception():
             self._errors.append(error)
             stage = self._book.stage(task.key)

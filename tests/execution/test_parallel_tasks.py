@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -215,6 +216,26 @@ def test_a_signal_while_kernels_start_is_not_lost(make_project, milliseconds):
     assert (code, status.state) == (75, "requeue"), shown
     assert states(run)["folds_fold_2"] == "pending"
     assert "running" not in states(run).values()
+
+
+def test_a_runner_that_can_write_no_status_has_its_tasks_save_and_leave(make_project):
+    spoil = """
+import time
+while fold == 0 and not (folder / "started_1").exists():
+    time.sleep(0.02)
+if fold == 0:
+    (Path(run_dir) / "status.json").unlink()
+    (Path(run_dir) / "status.json").mkdir()
+    (folder / "folds_0.txt").write_text("")
+else:
+"""
+    source = spoil + textwrap.indent(STOPPABLE.format(handler="stop"), "    ")
+    project = folds(make_project, source, 2)
+    run = project.begin()
+    with pytest.raises(IsADirectoryError):
+        project.execute(run, jobs=2)
+    assert '"evalue": "saved"' in run.partial_notebook("folds", 1).read_text()
+    assert not [p for p in psutil.Process().children() if "ipykernel_launcher" in " ".join(p.cmdline())]
 
 
 @pytest.mark.fault(1)
