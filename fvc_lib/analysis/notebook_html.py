@@ -50,6 +50,7 @@ _ATTRIBUTES = {
 _HIDDEN_TEXT = re.compile(r"<(script|style)\b.*?(</\1\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"^# +(?P<title>.+?)\s*#*\s*$", re.MULTILINE)
 _ANCHOR = re.compile(r'<a class="anchor-link"[^>]*>&#182;</a>')
+_END_TAG = "papermill-error-cell-tag"  # of the cell that the runner puts before all others
 _LOG_LINK = re.compile(r'(<a\b[^>]*\bhref=")\.\./logs/')
 _FOLD = re.compile(r"_fold_(\d+)$")
 _HIGHLIGHT = Highlight2HTML(pygments_lexer="ipython3")  # type: ignore[no-untyped-call]  # nbconvert is half typed
@@ -67,6 +68,7 @@ class NotebookHtml:
         error: the first error's name and message, plain text; empty when no cell failed.
         num_never_ran: code cells that the execution did not come to, of
         num_code_cells: that there are.
+        tells_its_end: whether it begins with the runner's own account of how it ended badly.
     """
 
     title: str
@@ -76,6 +78,7 @@ class NotebookHtml:
     error: str = ""
     num_never_ran: int = 0
     num_code_cells: int = 0
+    tells_its_end: bool = False
 
 
 @dataclass
@@ -117,6 +120,7 @@ def render_notebook(path: Path, prefix: str, *, run_folder: str | None = None) -
         page.errors[0] if page.errors else "",
         page.num_never_ran,
         page.num_code_cells,
+        any(_END_TAG in cell.get("metadata", {}).get("tags", []) for cell in document.cells),
     )
 
 
@@ -207,7 +211,8 @@ def _how_far(cell: Any, page: _Page) -> str:
     if status == "pending":
         page.num_never_ran += 1
         return '<p class="fvc-remark never">This cell never ran.</p>'
-    return '<p class="fvc-remark never">This cell was running.</p>' if status == "running" else ""
+    told = {"running": "This cell was running.", "stopped": "This cell was asked to stop, and did."}.get(status)
+    return f'<p class="fvc-remark never">{told}</p>' if told else ""
 
 
 def _prose(source: str) -> str:

@@ -122,11 +122,13 @@ def _alarm(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str:
     ended_badly = stage.get("state") in ("failed", "interrupted") or rendered.error
     if not ended_badly and not unfinished:
         return ""
+    missing = f" {count_text(unfinished, 'code cell')} of {rendered.num_code_cells} never ran." if unfinished else ""
+    if rendered.tells_its_end:  # right below
+        return f'<p class="alarm"><b>This record is not whole.</b>{missing}</p>'
     error = stage.get("error")
     told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
     what = clean_text(rendered.error or told or "It did not come to its end.")
     what = what if what.endswith((".", "!", "?")) else f"{what}."
-    missing = f" {count_text(unfinished, 'code cell')} of {rendered.num_code_cells} never ran." if unfinished else ""
     advice = f" Next setting to try: {clean_text(stage['next_setting'])}." if stage.get("next_setting") else ""
     return f'<p class="alarm"><b>This record is not whole.</b> {escape(what)}{missing}{escape(advice)}</p>'
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +36,9 @@ class _Source:
     names: frozenset[str]
 
 
-_File = tuple[Path, int, int]
+_File = tuple[Path, int, int]  # path, time of the last change (ns), size in bytes
+# A file changed again within so short a time after it was read might show the same time and size.
+_SETTLED_NS = 2_000_000_000
 _sources: dict[Path, _Source] = {}
 
 
@@ -52,7 +55,15 @@ def helpers_hash(
     Raises:
         OSError: a module cannot be read.
     """
-    return sha256_of_json({name: source.digest for name, source in _closure(sources, package, leaving_out).items()})
+    return sha256_of_json(code_behind(sources, package=package, leaving_out=leaving_out))
+
+
+def code_behind(
+    sources: Iterable[str], *, package: Path | None = None, leaving_out: Collection[str] = NOT_RUN_HEADLESS
+) -> dict[str, str]:
+    """The same module by module: hex SHA-256 by dotted name, sorted; so that a change can be named."""
+    closure = _closure(sources, package, leaving_out)
+    return {name: closure[name].digest for name in sorted(closure)}
 
 
 def modules_behind(
@@ -116,7 +127,7 @@ def _modules(names: Iterable[str], files: Mapping[str, _File]) -> Iterator[str]:
 
 
 def _files(package: Path) -> dict[str, _File]:
-    """Each module's file, its time of change (ns) and size, by dotted name."""
+    """Each module's file by dotted name."""
     found: dict[str, _File] = {}
     todo = [(package.name, package)]
     while todo:
@@ -126,17 +137,21 @@ def _files(package: Path) -> dict[str, _File]:
                 if entry.name.endswith(".py"):
                     status = entry.stat()
                     module = name if entry.name == "__init__.py" else f"{name}.{entry.name[:-3]}"
-                    found[module] = (Path(entry.path), status.st_mtime_ns, status.st_size)
+                    changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
+                    found[module] = (Path(entry.path), changed_ns, status.st_size)
                 elif entry.is_dir() and entry.name.isidentifier() and entry.name != "__pycache__":
                     todo.append((f"{name}.{entry.name}", Path(entry.path)))
     return found
 
 
-def _read(path: Path, modified_ns: int, size: int, package: str) -> _Source:
+def _read(path: Path, changed_ns: int, size: int, package: str) -> _Source:
     """The file's digest and names; read once as long as its time and size stay."""
     known = _sources.get(path)
-    if known is None or known.seen != (modified_ns, size):
-        content = path.read_bytes()
-        names = names_in(content.decode("utf-8", "replace"), package)
-        known = _sources[path] = _Source((modified_ns, size), sha256(content).hexdigest(), names)
-    return known
+    if known is not None and known.seen == (changed_ns, size):
+        return known
+    content = path.read_bytes()
+    names = names_in(content.decode("utf-8", "replace"), package)
+    source = _Source((changed_ns, size), sha256(content).hexdigest(), names)
+    if time.time_ns() - changed_ns > _SETTLED_NS:
+        _sources[path] = source
+    return source

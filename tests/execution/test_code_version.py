@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.code_version import helpers_hash, modules_behind, names_in, notebook_sources
+from fvc_lib.execution.code_version import code_behind, helpers_hash, modules_behind, names_in, notebook_sources
 from fvc_lib.execution.run_record import begin_run
 from fvc_lib.execution.stages import STAGES
 from fvc_lib.services.config import RunConfig
@@ -92,6 +92,25 @@ def test_the_hash_changes_with_what_the_code_depends_on_and_with_nothing_else(pa
     assert helpers_hash(["import kit.engine"], package=package) == before
     (package / changed).write_text((package / changed).read_text() + "# mended\n")
     assert (helpers_hash(["import kit.engine"], package=package) != before) == counts
+
+
+def test_the_module_that_changed_can_be_named(package):
+    before = code_behind(["import kit.engine"], package=package)
+    assert list(before) == sorted(before) == list(modules_behind(["import kit.engine"], package=package))
+    (package / "steps.py").write_text("# none any more")
+    after = code_behind(["import kit.engine"], package=package)
+    assert {name for name in before if after.get(name) != before[name]} == {
+        "kit.steps", "kit.tools", "kit.tools.deep", "kit.tools.shared"
+    }  # fmt: skip
+
+
+def test_an_edit_in_the_same_instant_and_of_the_same_size_is_seen(package):
+    deep = package / "tools" / "deep.py"
+    hashes = set()
+    for number in range(10):  # faster than a file system's clock ticks
+        deep.write_text(f"down = {number}\n")
+        hashes.add(helpers_hash(["import kit.engine"], package=package))
+    assert len(hashes) == 10
 
 
 def test_an_edit_that_keeps_the_size_is_seen_and_undoing_it_restores_the_hash(package):
