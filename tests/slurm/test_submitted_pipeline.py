@@ -13,14 +13,15 @@ import pytest
 
 from fvc_lib.execution.slurm_record import submitted_jobs
 from fvc_lib.execution.slurm_site import CHECKOUT
+from fvc_lib.execution.status import read_status
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, read_table
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 SMALL = {
-    "num_folds": 2, "fixed_size": 32, "num_frames": 4, "epochs": 1, "augmentations_per_video": 0,
-    "bootstrap_replicates": 100, "inner_validation_share": 0.34, "shuffled_label_control": False, "device": "cpu",
-    "memory_preflight": False,
+    "num_folds": 2, "fixed_size": 32, "num_frames": 4, "epochs": 40, "early_stopping_epochs": 0,
+    "augmentations_per_video": 0, "bootstrap_replicates": 100, "inner_validation_share": 0.34,
+    "shuffled_label_control": False, "device": "cpu", "memory_preflight": False,
 }  # fmt: skip
 
 
@@ -52,7 +53,9 @@ def scores(run: RunPaths) -> pl.DataFrame:
     return pl.concat(read_table(run.predictions(fold), PREDICTIONS) for fold in range(2)).sort("video_id")
 
 
-def test_a_run_submitted_from_the_command_line_scores_as_one_that_ran_here(cluster, corpus, tmp_path):
+def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold_was_requeued_on_the_way(
+    cluster, corpus, tmp_path
+):
     site = tmp_path / "site.conf"
     site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\n")
     there, here = tmp_path / "there", tmp_path / "here"
@@ -68,9 +71,10 @@ def test_a_run_submitted_from_the_command_line_scores_as_one_that_ran_here(clust
     first, train, last = submitted_jobs(run)
     assert f"job {last.job_id} after {first.job_id}, {train.job_id}" in shown
     waiting = command(there, "status", str(run.root))
-    assert re.search(rf"job {last.job_id} +PENDING +Dependency", waiting)
-    local = command(here, *parameters(corpus))  # meanwhile
-
+    assert re.search(rf"job {last.job_id} .*PENDING .*Dependency", waiting)
+    log = run.metrics("04_fold_training", 1)
+    cluster.wait_for(lambda: log.exists() and '"loss"' in log.read_text(), "fold 1 to train", seconds=300)
+    cluster.run("scancel", "--signal=USR1", "--batch", f"{train.job_id}_1")
     ids = (first.job_id, f"{train.job_id}_0", f"{train.job_id}_1", last.job_id)
 
     def ended() -> bool:
@@ -86,8 +90,10 @@ def test_a_run_submitted_from_the_command_line_scores_as_one_that_ran_here(clust
     logs = "".join(path.read_text() for path in (cluster.folder / "log").glob("slurmd.*.log"))
     for fold in ("0", "1"):
         assert f"launch task StepId={cluster.jobs()[f'{train.job_id}_{fold}']['JobId']}.0" in logs  # by srun
+    attempts = {key: stage.attempts for key, stage in read_status(run).stages.items()}
+    assert (attempts["04_fold_training_fold_0"], attempts["04_fold_training_fold_1"]) == (1, 2)
+    command(here, *parameters(corpus))
     (alone,) = list_runs(here / "runs")
-    assert str(alone.root) in local
     one, two = scores(alone), scores(run)
     assert one["video_id"].to_list() == two["video_id"].to_list()
     assert two["score"].to_list() == pytest.approx(one["score"].to_list(), abs=1e-4)
