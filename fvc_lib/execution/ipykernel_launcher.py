@@ -5,10 +5,9 @@ Run as a file, so that nothing of ours is imported into a notebook that does not
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
-import threading
-import time
 
 # What is made until the first cell stays until the end: collecting among it while it is made, and at every collection
 # later, takes a fifth of a trivial notebook's time and finds nothing.
@@ -30,7 +29,7 @@ for _name in _UNUSED:
     sys.modules.pop(_name, None)
 
 PIECE_CHARACTERS = 1 << 18
-LOOK_SECONDS = 0.02
+CONTROL_SECONDS = 5.0
 
 
 class PiecewiseStream(OutStream):
@@ -45,28 +44,12 @@ class PiecewiseStream(OutStream):
             self._unsent += len(string)
             if self._unsent > PIECE_CHARACTERS:  # many short texts within one interval between two sendings
                 self._unsent = 0
-                self.flush()
+                self.flush()  # type: ignore[no-untyped-call]
             return written or 0
         for start in range(0, len(string), PIECE_CHARACTERS):
             super().write(string[start : start + PIECE_CHARACTERS])
-            self.flush()
+            self.flush()  # type: ignore[no-untyped-call]
         return len(string)
-
-    def flush(self) -> None:
-        """Send what was written and wait until it is sent, or until there is nobody any more to send it.
-
-        ipykernel waits ten seconds in that case, which was one kernel in twenty at its end.
-        """
-        sender = self.pub_thread.thread if self.pub_thread else None
-        if sender is None or not sender.is_alive() or sender is threading.current_thread():
-            super().flush()  # type: ignore[no-untyped-call]
-            return
-        sent = threading.Event()
-        self.pub_thread.schedule(self._flush)
-        self.pub_thread.schedule(sent.set)
-        end = time.monotonic() + self.flush_timeout
-        while not sent.wait(LOOK_SECONDS) and sender.is_alive() and time.monotonic() < end:
-            pass
 
 
 class HeadlessKernel(IPKernelApp):
@@ -75,8 +58,18 @@ class HeadlessKernel(IPKernelApp):
     def initialize(self, argv: list[str] | None = None) -> None:
         """Initialize; from then on garbage is collected among what the cells make."""
         super().initialize(argv)  # type: ignore[no-untyped-call]
+        atexit.register(self._end_control)  # exit handlers run in reverse: before all of ipykernel's
         gc.freeze()
         gc.enable()
+
+    def _end_control(self) -> None:
+        """Let the thread that was told to shut down say so before that is closed which it says it through.
+
+        ipykernel closes it meanwhile, and one kernel in twenty then waited for ten seconds, or for ever.
+        """
+        if self.control_thread and self.control_thread.is_alive():
+            self.control_thread.stop()
+            self.control_thread.join(CONTROL_SECONDS)
 
     def _bind_socket(self, s: zmq.Socket[bytes], port: int) -> int:
         if s.socket_type == zmq.XPUB:
