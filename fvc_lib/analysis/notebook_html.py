@@ -187,11 +187,12 @@ def _title(document: Any, path: Path) -> tuple[str, int | None]:
 
 
 def _cell(cell: Any, source: str, page: _Page) -> str:
+    tags = cell.get("metadata", {}).get("tags", [])
     if cell.cell_type == "markdown":
-        return _prose(source) if source.strip() else ""
+        prose = _prose(source) if source.strip() else ""
+        return f'<div class="alarm">{prose}</div>' if _END_TAG in tags else prose
     if cell.cell_type != "code":
         return ""
-    tags = cell.get("metadata", {}).get("tags", [])
     label = (
         "Parameters set by the run"
         if "injected-parameters" in tags

@@ -67,6 +67,19 @@ def test_a_record_whose_kernel_died_says_so_and_what_never_ran(run, died):
     assert len(html) < 60_000
 
 
+def test_what_a_record_tells_of_its_end_is_not_told_twice(run, died):
+    notebook = nbformat.read(died, as_version=4)
+    banner = '<div style="border-left: 6px solid red">\n<b>Failed, at cell 2</b><br>\nkilled by the system\n</div>'
+    notebook.cells.insert(0, new_markdown_cell(banner, metadata={"tags": ["papermill-error-cell-tag"]}))
+    nbformat.write(notebook, died)
+    write_record_pages(run)
+    html = run.record_html("03_augmentation").read_text(encoding="utf-8")
+    first, second = (part.partition("</p>")[0] for part in html.split('class="alarm">')[1:])
+    assert first == "<b>This record is not whole.</b> 2 code cells of 4 never ran."
+    assert "killed by the system" in second
+    assert "<title>Augmentation" in html
+
+
 def test_a_cell_that_a_killed_runner_left_running_is_said_to_have_run(run, tmp_path):
     rendered = render_notebook(save(tmp_path / "a.ipynb", cell("x", status="running"), cell("", status="pending")), "s")
     assert "This cell was running." in rendered.body
