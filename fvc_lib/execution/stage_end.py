@@ -86,9 +86,11 @@ def _death(return_code: int | None, kills: OomKills, peak_bytes: int) -> tuple[i
     at = f"at {peak_bytes / 1e9:.2f} GB"
     if return_code == -signal.SIGKILL:
         return 137, f"killed by SIGKILL {at}: {_why_killed(kills)}"
-    also = (
-        f"; meanwhile {_times(kills.own)} in its control group for memory, perhaps a child of it" if kills.own else ""
-    )
+    also = ""
+    if kills.own:
+        also = (
+            f"; the system killed {_times(kills.own)} for memory in its control group meanwhile, perhaps a child of it"
+        )
     if return_code is not None and return_code < 0:
         return 138, f"kernel killed by {signal_name(-return_code)} {at}{also}"
     return 138, f"kernel went away (exit status {'unknown' if return_code is None else return_code}){also}"

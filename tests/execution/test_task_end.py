@@ -1,0 +1,225 @@
+"""What is told of a task's end: from what was measured last to the setting to try next."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.execution.bounded_log import BoundedLog
+from fvc_lib.execution.kernel_engine import KernelOutcome
+from fvc_lib.execution.last_metric import last_metric
+from fvc_lib.execution.next_setting import DEFAULT_BATCH, after_another_death, after_memory_ended
+from fvc_lib.execution.oom_counter import OomKills, oom_kills
+from fvc_lib.execution.stage_end import judge
+from fvc_lib.execution.status import StageStatus
+from fvc_lib.execution.task_run import TaskRun, job_id
+from fvc_lib.learning.models import default_micro_batch
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.redaction import Redactor
+
+READS = ("batch_size", "gradient_checkpointing", "num_workers")
+
+
+def test_the_last_whole_lines_of_this_attempt_tell_the_loss(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for attempt, loss in ((1, 0.9), (2, 0.3125)):
+        with MetricLog(path, run_id="r", fold=0, attempt=attempt) as log:
+            log.log(step=11, epoch=2, phase="train", metrics={"loss": 0.5})
+            log.log(step=12, epoch=3, phase="train", metrics={"loss": loss, "learning_rate": 0.001})
+    with path.open("ab") as stream:
+        stream.write(b'{"run_id":"r","step":13,"metric":"lo')
+    assert str(last_metric(path, 2)) == "loss 0.3125 (train) at step 12 of epoch 3"
+    assert last_metric(path, 3) is None
+    assert last_metric(tmp_path / "none", 1) is None
+
+
+def test_after_a_kill_for_memory_less_is_tried_step_by_step(tmp_path):
+    events, limit = tmp_path / "events.jsonl", 4 * 2**30
+
+    def next_of(**values: object) -> str:
+        return after_memory_ended(RunConfig(**values), READS, events, limit)
+
+    assert next_of() == "-p batch_size 4"  # half of what the model takes by itself
+    assert next_of(model="r2plus1d") == "-p batch_size 2"
+    assert next_of(batch_size=2) == "-p batch_size 1"
+    assert next_of(batch_size=1) == "-p gradient_checkpointing true"
+    assert next_of(batch_size=1, gradient_checkpointing=True, num_workers=2) == "-p num_workers 0"
+    assert next_of(batch_size=1, gradient_checkpointing=True) == "--mem=6G"
+    assert after_memory_ended(RunConfig(), (), events, limit) == "--mem=6G"  # a stage that reads none of them
+    events.write_text('{"kind": "preflight", "details": {"micro_batch": 2}}\n{"torn')
+    assert next_of() == "-p batch_size 1"
+    assert after_another_death(RunConfig(num_workers=2), READS) == "-p num_workers 0"
+    assert after_another_death(RunConfig(), READS) is None
+
+
+def test_the_batch_sizes_assumed_are_the_models_own():
+    assert {name: default_micro_batch(name) for name in DEFAULT_BATCH} == DEFAULT_BATCH
+    assert set(DEFAULT_BATCH) == {"frame_cnn", "r2plus1d"}
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_kills_for_memory_are_counted_in_the_own_group_and_around_it(tmp_path):
+    assert oom_kills(tmp_path) == OomKills(None, None)
+    write(tmp_path / "proc/self/cgroup", "0::/slurm/job_1/step_0\n")
+    base = tmp_path / "sys/fs/cgroup"
+    write(base / "cgroup.controllers", "memory\n")
+    write(base / "slurm/job_1/memory.events", "low 0\noom 3\noom_kill 2\n")
+    assert oom_kills(tmp_path) == OomKills(None, 2)
+    write(base / "slurm/job_1/step_0/memory.events", "oom 1\noom_kill 1\n")
+    before = oom_kills(tmp_path)
+    assert before == OomKills(1, 2)
+    write(base / "slurm/job_1/memory.events", "oom_kill 5\n")
+    assert oom_kills(tmp_path).since(before) == OomKills(0, 3)
+
+
+def test_kills_for_memory_are_counted_in_version_1_too(tmp_path):
+    write(tmp_path / "proc/self/cgroup", "9:name=systemd:/\n4:memory:/a/b\n0::/\n")
+    write(tmp_path / "sys/fs/cgroup/memory/a/b/memory.oom_control", "under_oom 0\noom_kill 4\n")
+    assert oom_kills(tmp_path) == OomKills(4, None)
+
+
+@pytest.mark.parametrize(
+    ("return_code", "kills", "exit_code", "words"),
+    [
+        (-9, OomKills(1, 1), 137, "for memory, it seems: the system killed once"),
+        (
+            -9,
+            OomKills(0, 2),
+            137,
+            "perhaps for memory: the system killed 2 times for memory meanwhile, though",
+        ),
+        (-9, OomKills(None, None), 137, "cannot be read here"),
+        (-9, OomKills(0, 0), 137, "by hand"),
+        (-11, OomKills(0, 0), 138, "kernel killed by SIGSEGV"),
+        (-7, OomKills(1, 1), 138, "SIGBUS at 1.50 GB; the system killed once for memory in its"),
+        (1, OomKills(0, 0), 138, "exit status 1"),
+    ],
+)
+def test_a_death_is_told_no_surer_than_it_is_known(return_code, kills, exit_code, words):
+    stage = StageStatus()
+    judge(stage, KernelOutcome(None, True, return_code), kills, int(1.5e9), (), ())
+    assert (stage.state, stage.exit_code, stage.oom_kills) == ("failed", exit_code, kills.own)
+    assert words in stage.reason
+
+
+def test_the_job_is_the_arrays_task_where_there_is_one():
+    assert job_id({"SLURM_JOB_ID": "77"}) == "77"
+    assert job_id({"SLURM_JOB_ID": "78", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3"}) == "77_3"
+    assert job_id({}) is None
+
+
+def test_a_bounded_log_keeps_beginning_and_end_and_tells_the_gap(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("from an earlier attempt\n")
+    log = BoundedLog(path, Redactor({"A_TOKEN": "sesame-open"}), head_bytes=1000, tail_bytes=500)
+    for number in range(1000):
+        log.write(f"line {number} sesame-")
+        assert path.stat().st_size <= 1000 + 2 * 500 + 100
+        log.write("open\n")
+    log.close()
+    text = path.read_text()
+    assert text.startswith("from an earlier attempt\nline 0 [secret]\n")
+    assert text.endswith("line 999 [secret]\n")
+    assert "sesame" not in text
+    _, gap, tail = text.partition("\n[... ")
+    assert int(gap and tail.split()[0]) == log.dropped_bytes > 10_000
+
+
+SESSION = "from fvc_lib.execution.session import open_stage\nstage = open_stage('one', globals())"
+SLEEP = "(folder / 'sleeping').write_text('')\nimport time\ntime.sleep(60)"
+STUBBORN = "import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + SLEEP
+
+
+def begin_task(project, run) -> tuple[TaskRun, StageStatus, threading.Thread]:
+    stage = StageStatus(attempts=1)
+    task = TaskRun(run, project.config, project.plan(run)[0].task, project.notebooks()["one"], attempt=1)
+    thread = threading.Thread(target=task.execute, args=(stage,))
+    thread.start()
+    return task, stage, thread
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_task_that_is_asked_to_stop_is_told_as_stopped_and_not_as_failed(make_project):
+    project = make_project(one=[SESSION, SLEEP, "output('one', '')"])
+    run = project.begin()
+    task, stage, thread = begin_task(project, run)
+    wait_for(run.tables / "sleeping")
+    task.signal(signal.SIGUSR1)
+    thread.join()
+    assert (stage.state, stage.exit_code, stage.error) == ("interrupted", 75, None)
+    assert stage.reason == "stopped by SIGUSR1"
+    cells = json.loads(run.partial_notebook("one").read_text())["cells"]
+    states = [c["metadata"]["papermill"]["status"] for c in cells[1:]]
+    assert states[-2:] == ["stopped", "pending"]
+    assert set(states[:-2]) == {"completed"}
+    assert "<b>Stopped, at cell" in cells[0]["source"]
+    assert "to go on: python run_notebooks.py --resume" in cells[0]["source"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_kills_a_cell_that_does_not_listen(make_project, number, code):
+    project = make_project(one=[STUBBORN])
+    run = project.begin()
+    task, stage, thread = begin_task(project, run)
+    wait_for(run.tables / "sleeping")
+    task.signal(number)
+    time.sleep(0.3)
+    assert thread.is_alive()
+    task.signal(number)
+    thread.join()
+    assert (stage.state, stage.exit_code, stage.killed_by) == ("interrupted", code, "SIGKILL")
+    cell = json.loads(run.partial_notebook("one").read_text())["cells"][-1]
+    assert cell["metadata"]["papermill"]["status"] == "stopped"
+    assert cell["outputs"][-1]["ename"] == "Stopped"
+
+
+def test_a_signal_while_the_kernel_starts_ends_it(make_project):
+    project = make_project(one=["output('one', '')"])
+    run = project.begin()
+    task, stage, thread = begin_task(project, run)
+    task.signal(signal.SIGUSR1)
+    thread.join()
+    assert (stage.state, stage.exit_code) == ("interrupted", 75)
+    assert not (run.tables / "one.txt").exists()
+
+
+def test_no_secret_of_the_environment_is_left_in_anything_a_task_writes(make_project, monkeypatch):
+    secret = "open-sesame-0123456789"
+    monkeypatch.setenv("SITE_TOKEN", secret)
+    cells = [
+        "import os, sys, time\nsecret = os.environ['SITE_TOKEN']",
+        "print(secret)\nprint(secret[:9], end='', flush=True)\ntime.sleep(0.1)\nprint(secret[9:])",
+        "os.write(2, secret.encode())\nprint((secret + '\\n') * 20_000)",
+        "from IPython.display import HTML\nHTML('<p>' + secret * 200_000)",
+        f"# {secret}\nraise ValueError(secret)",
+    ]
+    project = make_project(one=cells)
+    run = project.begin()
+    code, status, shown = project.execute(run)
+    assert code == 1
+    assert secret not in shown
+    assert status.stages["one"].error.message == "[secret]"
+    for path in run.root.rglob("*"):
+        if path.is_file():
+            assert secret.encode() not in path.read_bytes(), path
+    record = run.partial_notebook("one").read_text()
+    assert record.count("[secret]") > 3
+    assert record.count("[secret]\\n[secret]\\n") > 0
+    assert os.environ["SITE_TOKEN"] == secret
