@@ -9,24 +9,16 @@ import atexit
 import gc
 import sys
 
-# What is made until the first cell stays until the end: collecting among it while it is made, and at every collection
-# later, takes a fifth of a trivial notebook's time and finds nothing.
-gc.disable()
+if __name__ == "__main__":
+    # What is made until the first cell stays until the end: collecting among it while it is made, and at every
+    # collection later, takes a third of a trivial notebook's time and finds nothing.
+    gc.disable()
+    # A script's own folder comes first on the path, and ours has modules of common names.
+    del sys.path[0]
 
-# A script's own folder comes first on the path, and ours has modules of common names.
-del sys.path[0]
-
-# Completion and debugging at a prompt nobody sits at. A notebook that imports them itself gets them.
-_UNUSED = ("jedi", "debugpy")
-for _name in _UNUSED:
-    sys.modules[_name] = None  # type: ignore[assignment]
-
-import zmq  # noqa: E402
-from ipykernel.iostream import OutStream  # noqa: E402
-from ipykernel.kernelapp import IPKernelApp  # noqa: E402
-
-for _name in _UNUSED:
-    sys.modules.pop(_name, None)
+import zmq
+from ipykernel.iostream import OutStream
+from ipykernel.kernelapp import IPKernelApp
 
 PIECE_CHARACTERS = 1 << 18
 CONTROL_SECONDS = 5.0
