@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fvc_lib.execution.code_version import helpers_hash, notebook_sources
+from fvc_lib.execution.code_version import code_behind, notebook_sources
 from fvc_lib.execution.notebook_files import STAGE_PARAMETERS, Notebook
 from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json
@@ -29,14 +29,14 @@ class Fingerprint:
         parameters: what the notebook reads of the configuration.
         inputs: content of each file it reads of the run, by path in the run folder.
         notebook: its code cells.
-        helpers: the modules of ours behind it.
+        helpers: content of each module of ours behind it, by dotted name.
         corpus: what the corpus lists, where the notebook reads it.
     """
 
     parameters: dict[str, object]
     inputs: dict[str, str]
     notebook: str
-    helpers: str
+    helpers: dict[str, str]
     corpus: str
 
 
@@ -56,7 +56,7 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
         parameters={name: values[name] for name in sorted(names)},
         inputs=_hashes(task.stage.inputs(run, task.fold), run),
         notebook=notebook.source_hash,
-        helpers=helpers_hash(notebook_sources(notebook.path)),
+        helpers=code_behind(notebook_sources(notebook.path)),
         corpus=corpus_hash(config.corpus) if "corpus" in notebook.parameters else "",
     )
 
@@ -71,9 +71,10 @@ def read_record(path: Path) -> StageRecord | None:
     """The record at ``path``; None where there is none, or it is not one of ours or of another version."""
     try:
         document = json.loads(path.read_text())
-        return StageRecord(Fingerprint(**document["fingerprint"]), document["outputs"])
+        record = StageRecord(Fingerprint(**document["fingerprint"]), document["outputs"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return record if isinstance(record.fingerprint.helpers, dict) else None
 
 
 def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
@@ -82,24 +83,29 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
     if record is None:
         return "not finished yet"
     then = record.fingerprint
-    changed = sorted(
-        name for name in {*then.parameters, *now.parameters} if then.parameters.get(name) != now.parameters.get(name)
-    )
-    if changed:
+    if changed := _differing(then.parameters, now.parameters):
         values = ", ".join(f"{n} {then.parameters.get(n)!r} -> {now.parameters.get(n)!r}" for n in changed)
         return f"parameters changed: {values}"
     if then.corpus != now.corpus:
         return "the corpus changed"
-    inputs = sorted(name for name in {*then.inputs, *now.inputs} if then.inputs.get(name) != now.inputs.get(name))
-    if inputs:
+    if inputs := _differing(then.inputs, now.inputs):
         return f"input changed: {', '.join(inputs)}"
     if then.notebook != now.notebook:
         return "the notebook's code changed"
     if then.helpers != now.helpers:
-        return "the code behind the notebook changed"
+        return f"code changed: {_some(_differing(then.helpers, now.helpers))}"
     outputs = _hashes(task.stage.outputs(run, task.fold), run)
     stale = sorted(name for name, digest in record.outputs.items() if outputs.get(name) != digest)
     return f"output missing or changed: {', '.join(stale)}" if stale else None
+
+
+def _differing(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    return sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def corpus_hash(corpus: str) -> str:

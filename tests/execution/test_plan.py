@@ -56,13 +56,13 @@ def test_the_code_behind_a_notebook_repeats_it_and_other_code_does_not(make_proj
     project = make_project(one=["from fvc_lib.services.errors import DataError", ONE], two=[TWO])
     run = project.begin()
     project.execute(run)
-    real = fingerprint.helpers_hash
+    real = fingerprint.code_behind
 
-    def errors_changed(sources: list[str]) -> str:
-        return "other" if "fvc_lib.services.errors" in "".join(sources) else real(sources)
+    def errors_changed(sources: list[str]) -> dict[str, str]:
+        return {**real(sources), **{name: "other" for name in real(sources) if name == "fvc_lib.services.errors"}}
 
-    monkeypatch.setattr(fingerprint, "helpers_hash", errors_changed)
-    assert reasons(project, run) == [(True, "the code behind the notebook changed"), (True, "after one")]
+    monkeypatch.setattr(fingerprint, "code_behind", errors_changed)
+    assert reasons(project, run) == [(True, "code changed: fvc_lib.services.errors"), (True, "after one")]
 
 
 def with_table(project: Project) -> Project:

@@ -303,7 +303,7 @@ def test_code_that_changes_while_a_stage_runs_is_not_recorded_as_one_version(mak
     project = make_project(one=[ONE])
     run = project.begin()
     hashes = iter(["before", "after", "after", "after"])
-    monkeypatch.setattr(fingerprint, "helpers_hash", lambda sources: next(hashes, "after"))
+    monkeypatch.setattr(fingerprint, "code_behind", lambda sources: {"fvc_lib": next(hashes, "after")})
     plan = [replace(planned, reason="test") for planned in project.plan(None)]
     code, _, shown = project.execute(run, plan)
     assert code == 0

@@ -206,14 +206,18 @@ def test_a_job_that_died_without_a_word_is_not_said_to_run_while_another_lives(p
 JOB = """
 import sys
 from pathlib import Path
-from tests.execution.conftest import build_project, table_stage, Project
 from fvc_lib.execution.notebook_files import read_notebook
 from fvc_lib.execution.plan import make_plan
 from fvc_lib.execution.runner import Runner
 from fvc_lib.execution.session import run_config
+from fvc_lib.execution.stages import Stage
 from fvc_lib.services.run_paths import RunPaths
 run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2]); keys = frozenset(sys.argv[3:])
-stages = [table_stage("one"), table_stage("folds", ("one",), True)]
+def one(run, fold):
+    return (run.tables / "one.txt",)
+def folds(run, fold):
+    return (run.tables / f"folds_{fold}.txt",)
+stages = [Stage("one", (), lambda run, fold: (), one), Stage("folds", ("one",), one, folds, True)]
 notebooks = {s.name: read_notebook(folder / f"{s.name}.ipynb") for s in stages}
 config = run_config(run)
 runner = Runner(run, config, notebooks, only_tasks=keys)
