@@ -126,10 +126,16 @@ class StatusBook:
 
 
 def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
-    """Put down that ``run`` waits for jobs that will each work on some of ``tasks``; nothing is at work on it now."""
+    """Put down that ``run`` waits for jobs that will each work on some of ``tasks``.
+
+    For whoever holds the run's lock: nobody is at work on it, so what a task's file says of an attempt before is over.
+    """
     status = read_status(run)
     for task in tasks:
-        status.stage(task.key)
+        stage = status.stage(task.key)
+        stage.state, stage.reason, stage.error, stage.exit_code = "pending", "waits for its job", None, None
+        if run.task_status(task.key).exists():
+            write_part(run, task.key, stage)
     status.shared = True
     follow_tasks(status)
     status.write(run)

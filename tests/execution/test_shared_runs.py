@@ -111,6 +111,10 @@ def test_a_job_that_fails_or_stops_is_the_state_of_the_whole_run(project):
     assert (code, status.state, status.exit_code) == (1, "failed", 1)
     code, status, _ = project.execute(run, only_tasks=frozenset({"folds_fold_0"}))
     assert (code, status.state, status.exit_code) == (0, "failed", 1)
+    leave_to_jobs(run, [planned.task for planned in project.plan(run) if planned.run])
+    status = read_status(run)
+    assert (status.state, status.stages["folds_fold_1"].attempts) == ("waiting", 1)
+    assert [key for key, stage in status.stages.items() if stage.state == "done"] == ["one", "folds_fold_0"]
 
 
 @pytest.mark.fault(26)
