@@ -87,7 +87,7 @@ def trained(tmp_path, known):
             return run_anew(size, name, make_task, prepare, stop, settings)
         key = repr((size, make_task.rows, make_task.validation, sorted(settings.items())))
         if key not in known:
-            known[key] = run_anew(size, name, make_task, prepare, stop, settings)
+            known[key] = run_anew(size, f"whole on {size}", make_task, prepare, stop, settings)
         return known[key]
 
     def run_anew(size, name, make_task, prepare, stop, settings):
