@@ -20,7 +20,7 @@ RECORD_BYTES = 4_000_000  # a record stays under 5 MB; the rest is for what ever
 STREAM_BYTES = 128_000  # of one stream of one cell, half of it for its end
 OUTPUT_BYTES = 1_500_000  # of one shown output
 FLOOR_BYTES = 2_000  # what a cell may always say
-ERROR_CHARACTERS = 20_000
+ERROR_BYTES = 60_000
 
 
 def weight(value: Any) -> int:
@@ -35,8 +35,8 @@ class RecordBudget:
         self.left = record_bytes
 
     def share(self) -> int:
-        """What the next cell may weigh: most of what is left, so that later ones have something too."""
-        return max(FLOOR_BYTES, self.left * 3 // 4)
+        """What the next cell may show: half of what is left; each stream may take a quarter as much beside it."""
+        return max(FLOOR_BYTES, self.left // 2)
 
 
 class CellOutputs:
@@ -56,6 +56,7 @@ class CellOutputs:
         self._share = budget.share()
         self._used = 0
         self._shown = self._left_out = 0
+        self._note, self._last_error = _new_output("display_data"), _new_output("error")
         self._streams: dict[str, _Stream] = {}
         self._clear_next = False
 
@@ -74,15 +75,23 @@ class CellOutputs:
         """Add a ``display_data``, ``execute_result`` or ``error``; returns the output that stands in the record."""
         self._clear_if_due()
         self._shown += 1
-        output: NotebookNode = nbformat.v4.new_output(kind)
+        output = _new_output(kind)
+        if self._left_out and kind != "error":
+            self._left_out += 1
+            return output
         if kind == "error":
-            output.update(_bounded_error(self._redactor.tree(content)))
+            room = min(ERROR_BYTES, max(2 * FLOOR_BYTES, self._share - self._used))
+            output.update(_bounded_error(self._redactor.tree(content), room))
         else:
             output.update(self._bounded(content, f"{self._label}_output_{self._shown}"))
             if kind == "execute_result":
                 output["execution_count"] = content.get("execution_count")
-        if self._room_for(weight(output)) or kind == "error":  # what ended a cell is always told
+        if self._room_for(weight(output)):
             self._outputs.append(output)
+        elif kind == "error":  # the last one is always told: it ended the cell
+            self._outputs[:] = [other for other in self._outputs if other is not self._last_error]
+            self._outputs.append(output)
+            self._last_error = output
         else:
             self._left_out += 1
         return output
@@ -105,8 +114,9 @@ class CellOutputs:
             stream.settle(self._outputs)
         if self._left_out:
             note = f"[{self._left_out} more outputs are not in this record, which would be too large]"
-            self._outputs[:] = [output for output in self._outputs if LINK_KEY + "_count" not in output.metadata]
-            self._outputs.append(nbformat.v4.new_output("display_data", {"text/plain": note}, **_marked("_count", "")))
+            self._note["data"] = {"text/plain": note}
+            if not any(output is self._note for output in self._outputs):
+                self._outputs.append(self._note)
 
     def close(self) -> None:
         """Write what was kept back, close the files and take what the cell weighs off the record's budget."""
@@ -177,7 +187,7 @@ class _Stream:
         if not self._total or self._log is None:
             return
         if self._end is None:
-            self._end = (nbformat.v4.new_output("display_data"), nbformat.v4.new_output("stream", name=self._name))
+            self._end = (_new_output("display_data"), _new_output("stream", name=self._name, text=""))
             outputs.extend(self._end)
         link, end = self._end
         what = "beginning and end" if self._log.dropped_bytes else "the whole text"
@@ -204,7 +214,7 @@ class _Stream:
 
     def _add_to_head(self, text: str, outputs: list[NotebookNode]) -> None:
         if not (self._head and outputs and outputs[-1] is self._head[-1]):
-            self._head.append(nbformat.v4.new_output("stream", name=self._name, text=""))
+            self._head.append(_new_output("stream", name=self._name, text=""))
             outputs.append(self._head[-1])
         output = self._head[-1]
         done, newline, line = output["text"].rpartition("\n")
@@ -240,16 +250,27 @@ def _fitting(text: str, room: int, *, from_end: bool) -> str:
     return text[len(text) - shortest :] if from_end else text[:shortest]
 
 
-def _bounded_error(content: dict[str, Any]) -> dict[str, Any]:
-    lines, room = [], ERROR_CHARACTERS
-    for line in reversed([str(line) for line in content.get("traceback", [])]):  # the end says what happened
-        lines.append(line if len(line) <= room else f"[...]{line[len(line) - room :]}")
-        room = max(200, room - len(line))
-    kept = lines[:60]
+def _bounded_error(content: dict[str, Any], room: int) -> dict[str, Any]:
+    """What of an error weighs at most ``room`` bytes: of its traceback the end, which says what happened."""
+    lines: list[str] = []
+    left = room * 3 // 4
+    for line in reversed([str(line) for line in content.get("traceback", [])]):
+        lines.insert(0, _fitting(line, left, from_end=True))
+        left -= weight(lines[0])
+        if left <= 100 or len(lines[0]) < len(line):
+            lines.insert(0, "[...]")
+            break
     message = str(content.get("evalue", ""))
-    evalue = message if len(message) <= ERROR_CHARACTERS else message[:ERROR_CHARACTERS] + " [...]"
-    return {"ename": str(content.get("ename", "")), "evalue": evalue, "traceback": list(reversed(kept))}
+    return {
+        "ename": str(content.get("ename", ""))[:200],
+        "evalue": _fitting(message, room // 4, from_end=False),
+        "traceback": lines,
+    }
 
 
-def _marked(suffix: str, value: str) -> dict[str, Any]:
-    return {"metadata": {LINK_KEY + suffix: value}}
+def _new_output(kind: str, **fields: Any) -> NotebookNode:
+    """An output of its kind, still empty. nbformat's own constructor validates it, which costs a millisecond each."""
+    if kind not in ("stream", "error"):
+        fields = {"data": {}, "metadata": {}, **fields}
+    output: NotebookNode = nbformat.from_dict({"output_type": kind, **fields})
+    return output
