@@ -117,6 +117,7 @@ class Runner:
             finally:
                 for at_work in self._running.values():  # left by an exception: nobody would wait for them any more
                     at_work.signal(signal.SIGTERM)
+                self.terminal.show([])
         if self._errors:
             raise self._errors[0]
         return self._exit_code(schedule)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fvc_lib.execution.end_lines import what_happened, what_next, where_it_was
 from fvc_lib.execution.fingerprint import fingerprint_of, record_finished
 from fvc_lib.execution.stages import Task
 from fvc_lib.execution.status import StageError, StageStatus, utc_now
 from fvc_lib.execution.superseding import begin_fold_state
 from fvc_lib.execution.task_run import TaskRun
+from fvc_lib.execution.told_record import tell_end
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 
@@ -53,3 +55,5 @@ def _check_outputs(run: RunPaths, task: Task, stage: StageStatus) -> None:
         stage.error = StageError(name=type(error).__name__, message=str(error))
         name, fold = task.stage.name, task.fold
         run.executed_notebook(name, fold).replace(run.partial_notebook(name, fold))
+        told = [what_happened(stage), where_it_was(stage), what_next(run, stage)]
+        tell_end(run.partial_notebook(name, fold), stage, told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_a_stage_whose_table_does_not_fit_has_failed_and_its_record_is_not_a_suc
     assert (code, status.stages["one"].state, status.stages["one"].exit_code) == (3, "failed", 3)
     assert "does not fit the folds schema: column 'fold'" in status.stages["one"].error.message
     assert "got '-1'" in shown or "got -1" in shown
-    assert run.partial_notebook("one").is_file()
+    assert "does not fit the folds schema" in json.loads(run.partial_notebook("one").read_text())["cells"][0]["source"]
     assert not run.executed_notebook("one").exists()
     assert not run.stage_checkpoint("one").exists()
     path = project.folder / "one.ipynb"
