@@ -30,6 +30,7 @@ LAST_OUTPUTS_SECONDS = 4.0
 # Where the system cannot tell the kernel's end by itself.
 LOOK_SECONDS = 0.5
 MESSAGES_AT_ONCE = 200
+LONGEST_MESSAGE = 4_000
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class _Execution:
 
     def _error(self, cell: NotebookNode, reply: dict[str, Any]) -> CellError:
         message = self._redactor.text(str(reply.get("evalue", "")))
+        if len(message) > LONGEST_MESSAGE:  # status.json is read every second by whoever watches
+            message = message[:LONGEST_MESSAGE] + " [...]"
         return CellError(str(reply.get("ename", "unknown error")), message, cell.execution_count or 0)
 
     def _execute(self, cell: NotebookNode, source: str, outputs: CellOutputs) -> dict[str, Any]:
