@@ -7,7 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo lab doctor test test-quick test-slurm honesty fuzz faults kills lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline index-kills lock clean
+.PHONY: help setup demo lab doctor test test-quick test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ faults: $(STAMP)  ## Try every fault that FVC promises to survive, 200 random ki
 
 kills: $(STAMP)  ## Kill the demo's runner and its kernels 20 times each at random moments, about 20 minutes
 	$(RUN) -m pytest -s -m long tests/test_run_kills.py
+
+collisions: $(STAMP)  ## Four runs with eight kernels each at once, five times, about five minutes
+	$(RUN) -m pytest -m long tests/execution/test_parallel_tasks.py
 
 lint: $(STAMP)  ## Check style, types and that notebooks are committed without outputs
 	$(VENV)/bin/ruff check .
