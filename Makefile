@@ -39,7 +39,7 @@ test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
 
 test-slurm: $(STAMP)  ## Run whole jobs on a real Slurm of this machine's own; installs it where it may (Debian, as root)
 	tests/slurm/install.sh
-	$(RUN) -m pytest -n 0 -m slurm tests/slurm
+	$(RUN) -m pytest -n 2 --dist worksteal -m slurm tests/slurm
 
 honesty: $(STAMP)  ## Show that real labels are learned and shuffled ones are not: two whole runs
 	$(RUN) -m pytest -m long tests/test_honesty.py

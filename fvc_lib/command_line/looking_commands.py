@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from fvc_lib.execution.progress import read_progress
-from fvc_lib.execution.slurm_queue import job_states
+from fvc_lib.execution.slurm.queue import job_states
 from fvc_lib.execution.status import StageStatus
 from fvc_lib.execution.status_book import status_now
 from fvc_lib.services.config import resolve_config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fvc_lib.execution.slurm_queue import read_accounting
+from fvc_lib.execution.slurm.queue import read_accounting
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.run_paths import RunPaths, find_run

@@ -9,9 +9,9 @@ from pathlib import Path
 from fvc_lib.execution.plan import PlannedTask
 from fvc_lib.execution.predicted_memory import PredictedPeak
 from fvc_lib.execution.run_lock import run_lock
-from fvc_lib.execution.slurm_jobs import SlurmJob, plan_jobs, plan_one_job
-from fvc_lib.execution.slurm_site import Site, read_site
-from fvc_lib.execution.slurm_submission import describe, submit
+from fvc_lib.execution.slurm.jobs import SlurmJob, plan_jobs, plan_one_job
+from fvc_lib.execution.slurm.site import Site, read_site
+from fvc_lib.execution.slurm.submission import describe, submit
 from fvc_lib.execution.status_book import leave_to_jobs
 from fvc_lib.execution.superseding import set_aside
 from fvc_lib.services.config import RunConfig

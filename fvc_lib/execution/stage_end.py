@@ -58,6 +58,9 @@ def judge(
     elif signals:
         stage.state, stage.exit_code = "interrupted", exit_code_of_signals(signals)
         stage.reason = f"stopped by {signal_name(signals[0])}"
+    elif outcome.never_started is not None and outcome.return_code == -signal.SIGKILL:
+        why = _why_killed(kills)
+        stage.state, stage.exit_code, stage.reason = "failed", 137, f"killed by SIGKILL while it started: {why}"
     elif outcome.never_started is not None:
         stage.state, stage.exit_code, stage.reason = "failed", 138, "the kernel never started"
         stage.error = StageError(name=NEVER_STARTED, message=outcome.never_started)

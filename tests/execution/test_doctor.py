@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution import doctor, doctor_machine, doctor_software
 from fvc_lib.execution.code_state import CHECKOUT
-from fvc_lib.execution.doctor import diagnose, exit_code, lines
-from fvc_lib.execution.doctor_finding import Finding, ask_child, ok, problem, warning
+from fvc_lib.execution.doctor import diagnosis as doctor
+from fvc_lib.execution.doctor import machine as doctor_machine
+from fvc_lib.execution.doctor import software as doctor_software
+from fvc_lib.execution.doctor.diagnosis import diagnose, exit_code, lines
+from fvc_lib.execution.doctor.finding import Finding, ask_child, ok, problem, warning
 from fvc_lib.services.config import RunConfig
 
 
@@ -47,7 +49,8 @@ def test_a_sound_machine_has_no_problem_and_every_trouble_a_remedy(config, tmp_p
 
 
 def test_looking_loads_neither_torch_nor_av_into_the_command():
-    code = "import sys, fvc_lib.execution.doctor; sys.exit(bool({'torch', 'av', 'torchvision'} & set(sys.modules)))"
+    heavy = "{'torch', 'av', 'torchvision'}"
+    code = f"import sys, fvc_lib.execution.doctor.diagnosis; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

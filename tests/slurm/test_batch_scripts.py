@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.slurm_site import CHECKOUT
+from fvc_lib.execution.slurm.site import CHECKOUT
 
 SCRIPTS = sorted((CHECKOUT / "slurm").glob("*.sh"))
 # Says how it was called and what it was sent, and leaves as `ends` says: {last word: exit code}. `slow` words wait for

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fvc_lib.execution.predicted_memory import PredictedPeak
-from fvc_lib.execution.slurm_jobs import RUNNER_MIB, plan_jobs, plan_one_job
-from fvc_lib.execution.slurm_site import Site
+from fvc_lib.execution.slurm.jobs import RUNNER_MIB, plan_jobs, plan_one_job
+from fvc_lib.execution.slurm.site import Site
 from fvc_lib.execution.stages import STAGES, Stage, tasks_in_order
 from fvc_lib.services.config import RunConfig
 

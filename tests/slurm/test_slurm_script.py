@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.slurm_jobs import plan_jobs, plan_one_job
-from fvc_lib.execution.slurm_script import render, sbatch_quoted
-from fvc_lib.execution.slurm_site import Site
-from fvc_lib.execution.slurm_submission import describe
+from fvc_lib.execution.slurm.jobs import plan_jobs, plan_one_job
+from fvc_lib.execution.slurm.script import render, sbatch_quoted
+from fvc_lib.execution.slurm.site import Site
+from fvc_lib.execution.slurm.submission import describe
 from fvc_lib.execution.stages import tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fvc_lib.execution import doctor_machine, doctor_software
 from fvc_lib.execution.code_state import CHECKOUT
-from fvc_lib.execution.doctor_finding import Finding, ok, warning
+from fvc_lib.execution.doctor import machine, software
+from fvc_lib.execution.doctor.finding import Finding, ok, warning
 from fvc_lib.services.config import RunConfig
 
 PATIENCE_SECONDS = 60.0
@@ -42,20 +42,20 @@ def diagnose(
         patience_seconds: for all checks together, which run at the same time.
     """
     checks: dict[str, Check] = {
-        "Python": lambda: [doctor_software.python()],
-        "packages": lambda: doctor_software.packages(checkout),
-        "code": lambda: [doctor_software.code(checkout)],
-        "torch": lambda: doctor_software.torch(config),
-        "torchvision": lambda: [doctor_software.torchvision()],
-        "codecs": lambda: doctor_software.codecs(config),
-        "disk": lambda: doctor_machine.disks(config),
-        "memory": lambda: doctor_machine.memory(config),
-        "processors": lambda: [doctor_machine.processors()],
-        "shared memory": lambda: [doctor_machine.shared_memory(config)],
-        "open files": lambda: [doctor_machine.open_files()],
-        "allocator settings": lambda: [doctor_machine.allocator_settings()],
-        "SLURM": lambda: doctor_machine.slurm(),
-        "browser": lambda: [doctor_software.browser()],
+        "Python": lambda: [software.python()],
+        "packages": lambda: software.packages(checkout),
+        "code": lambda: [software.code(checkout)],
+        "torch": lambda: software.torch(config),
+        "torchvision": lambda: [software.torchvision()],
+        "codecs": lambda: software.codecs(config),
+        "disk": lambda: machine.disks(config),
+        "memory": lambda: machine.memory(config),
+        "processors": lambda: [machine.processors()],
+        "shared memory": lambda: [machine.shared_memory(config)],
+        "open files": lambda: [machine.open_files()],
+        "allocator settings": lambda: [machine.allocator_settings()],
+        "SLURM": lambda: machine.slurm(),
+        "browser": lambda: [software.browser()],
     }
     running = [_begun(name, check) for name, check in checks.items()]
     deadline = time.monotonic() + patience_seconds

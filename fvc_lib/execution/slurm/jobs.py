@@ -1,6 +1,6 @@
 """Which SLURM jobs a run's tasks make: stages in a row share a job, folds are an array, needs are dependencies.
 
-Knows nothing of sbatch: ``slurm_script`` writes a job down and ``slurm_submission`` hands it in.
+Knows nothing of sbatch: ``slurm.script`` writes a job down and ``slurm.submission`` hands it in.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fvc_lib.execution.predicted_memory import PredictedPeak
-from fvc_lib.execution.slurm_site import Site
+from fvc_lib.execution.slurm.site import Site
 from fvc_lib.execution.stages import STAGES, Stage, Task
 from fvc_lib.services.config import RunConfig
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fvc_lib.execution.slurm_commands import SlurmError, has_command, output_of
-from fvc_lib.execution.slurm_record import SubmittedJob, submitted_jobs
+from fvc_lib.execution.slurm.commands import SlurmError, has_command, output_of
+from fvc_lib.execution.slurm.record import SubmittedJob, submitted_jobs
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 

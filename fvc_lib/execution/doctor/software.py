@@ -12,8 +12,8 @@ from pathlib import Path
 
 import fvc_lib
 from fvc_lib.execution.code_state import code_state
-from fvc_lib.execution.doctor_finding import Finding, Told, ask_child, ok, problem, warning
-from fvc_lib.execution.doctor_probes import SAMPLE_ENCODERS
+from fvc_lib.execution.doctor.finding import Finding, Told, ask_child, ok, problem, warning
+from fvc_lib.execution.doctor.probes import SAMPLE_ENCODERS
 from fvc_lib.execution.provenance import gpus
 from fvc_lib.services.config import RunConfig
 

@@ -66,12 +66,12 @@ class Told:
 
 
 def ask_child(probe: str, seconds: float = CHILD_SECONDS) -> Told:
-    """Run function ``probe`` of ``doctor_probes`` in a fresh interpreter; its crash or hang is told, not suffered."""
-    package_parent = str(Path(__file__).resolve().parents[2])
+    """Run function ``probe`` of ``doctor.probes`` in a fresh interpreter; its crash or hang is told, not suffered."""
+    package_parent = str(Path(__file__).resolve().parents[3])
     given = os.environ.get("PYTHONPATH", "")
     # Ours last: what stands in a user's PYTHONPATH is what a kernel would import, and so what is to be tried.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (given, package_parent)))}
-    code = f"from fvc_lib.execution import doctor_probes; doctor_probes.{probe}()"
+    code = f"from fvc_lib.execution.doctor import probes; probes.{probe}()"
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             [sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=environment,

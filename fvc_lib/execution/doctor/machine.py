@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-from fvc_lib.execution.doctor_finding import Finding, ok, problem, warning
+from fvc_lib.execution.doctor.finding import Finding, ok, problem, warning
 from fvc_lib.execution.predicted_memory import KERNEL_BYTES
 from fvc_lib.execution.provenance import slurm_job
 from fvc_lib.services.allocator_settings import check_allocator_environment

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fvc_lib.services.errors import UsageError, did_you_mean
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 SITE_VARIABLE = "FVC_SITE"
 _ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
 _TIME = r"(\d+-)?\d+(:\d+){0,2}"

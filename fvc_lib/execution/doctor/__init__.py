@@ -1,0 +1,1 @@
+"""Whether this machine can do the work, and what to do where it cannot."""
