@@ -11,10 +11,8 @@ from fvc_lib.command_line.command_group import EXIT_CODES, Commands
 from fvc_lib.command_line.doctor_command import doctor
 from fvc_lib.command_line.looking_commands import status
 from fvc_lib.command_line.reporting import index, report
-from fvc_lib.command_line.run_command import Executor, RunCommand, Wanted
-from fvc_lib.command_line.showing import print_notebooks
+from fvc_lib.command_line.wanted import Executor, Wanted
 from fvc_lib.execution.asked_values import ask
-from fvc_lib.execution.plan import read_notebooks
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -102,6 +100,11 @@ def main(
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     if context.invoked_subcommand is not None:
         return
+    # What runs notebooks takes a second to load, and looking at a run shall not wait for it.
+    from fvc_lib.command_line.run_command import RunCommand
+    from fvc_lib.command_line.showing import print_notebooks
+    from fvc_lib.execution.plan import read_notebooks
+
     if list_only:
         print_notebooks(read_notebooks(NOTEBOOKS))
         return

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from fvc_lib.command_line.reporting import report_run
 from fvc_lib.command_line.showing import print_fork, print_plan
 from fvc_lib.command_line.submitting import HowToSubmit, described, run_to_be, submitted
+from fvc_lib.command_line.wanted import Wanted
 from fvc_lib.corpus.sources import ACCEPTED
 from fvc_lib.execution.asked_values import Asked, changes, config_of_fork, config_to_resume
 from fvc_lib.execution.forking import inheritance, take_over
@@ -29,47 +29,6 @@ from fvc_lib.services.allocator_settings import check_allocator_environment
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run
-
-Executor = Literal["local", "slurm"]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the command asks to be done, beside parameters; the fields are its options."""
-
-    experiment: str | None = None
-    resume: str | None = None
-    fork: bool = False
-    only: str | None = None
-    start: str | None = None
-    force: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
-    jobs: int = 1
-    executor: Executor = "local"
-    one_job: bool = False
-
-    @property
-    def of_a_run(self) -> bool:
-        """Whether it is about a run that is there already."""
-        return bool(self.resume or self.only or self.start or self.force)
-
-    def check(self) -> None:
-        """Refuse what cannot be meant.
-
-        Raises:
-            UsageError: options that exclude or need each other.
-        """
-        chosen = [name for name, given in (("--only", self.only), ("--from", self.start)) if given]
-        if len(chosen) > 1 or (self.only and self.force):
-            raise UsageError(f"{' and '.join([*chosen, *(['--force'] * bool(self.force))])} exclude each other.")
-        if self.fork and not self.resume:
-            raise UsageError("--fork starts a new run from another one. Name that run: --resume RUN --fork.")
-        if self.tasks and (not self.resume or self.fork or chosen or self.force):
-            raise UsageError("--tasks works on a part of one run beside other jobs: --resume RUN --tasks KEY[,KEY].")
-        if self.executor == "slurm" and self.tasks:
-            raise UsageError("--tasks is what a submitted job itself is started with; leave --executor slurm out.")
-        if self.one_job and self.executor != "slurm":
-            raise UsageError("--one-job says how to submit: give --executor slurm as well.")
 
 
 class RunCommand:

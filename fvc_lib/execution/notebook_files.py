@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
-
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError
 
@@ -55,6 +53,8 @@ def load_document(path: Path) -> Any:
     Raises:
         UsageError: the file is missing or is no notebook.
     """
+    import nbformat  # takes a second to load, and `status` shall not wait for it
+
     try:
         return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
     except OSError as error:

@@ -79,19 +79,27 @@ def predicted_peaks(
         stages: of the run.
     """
     missing = {stage.name for stage in stages}
-    found = {} if run is None else _of_run(run, config, missing, "measured in this run")
+    # Ranks that srun started are no children of the kernel that was measured: no run tells what they took.
+    untold = {TRAINING} if config.num_ranks > 1 else set()
+    found = {} if run is None else _of_run(run, config, missing - untold, "measured in this run")
     missing -= found.keys()
     for other in _others(Path(config.runs_dir), run):
-        if not missing:
+        if missing <= untold:
             break
-        more = _of_run(other, config, missing, f"measured in {other.run_id}")
+        more = _of_run(other, config, missing - untold, f"measured in {other.run_id}")
         found |= more
         missing -= more.keys()
     if TRAINING in missing and (peak := _of_training(config, run, measure)) is not None:
         found[TRAINING] = peak
         missing.discard(TRAINING)
-    guessed = {name: PredictedPeak(KERNEL_BYTES.get(name, _UNKNOWN_STAGE_BYTES), KERNEL_ORIGIN) for name in missing}
+    guessed = {name: PredictedPeak(_kernel_bytes(name, config.num_ranks), KERNEL_ORIGIN) for name in missing}
     return {stage.name: {**found, **guessed}[stage.name] for stage in stages}
+
+
+def _kernel_bytes(name: str, num_ranks: int) -> int:
+    """Where nothing is known: a rank takes no more than a kernel that trains, and the kernel waits beside its ranks."""
+    one = KERNEL_BYTES.get(name, _UNKNOWN_STAGE_BYTES)
+    return one if name != TRAINING or num_ranks == 1 else _TRAINING_KERNEL_BYTES + num_ranks * one
 
 
 def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> dict[str, PredictedPeak]:
@@ -135,7 +143,7 @@ def _others(runs_dir: Path, run: RunPaths | None) -> Iterator[RunPaths]:
 
 
 def _of_training(config: RunConfig, run: RunPaths | None, measure: Measure | None) -> PredictedPeak | None:
-    step = None if run is None else _measured_step(run.preflight, config.num_workers)
+    step = None if run is None or config.num_ranks > 1 else _measured_step(run.preflight, config.num_workers)
     if step is not None:
         return PredictedPeak(_TRAINING_KERNEL_BYTES + step, "one step measured in this run, and a kernel's imports")
     if measure is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from fvc_lib.learning.shortages import ShortageFolder
 from fvc_lib.learning.task import Task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.garbage import frozen_garbage
-from fvc_lib.services.memory_budget import MemoryBudget, memory_budget
+from fvc_lib.services.memory_budget import MemoryBudget, MemoryShare, memory_budget
 from fvc_lib.services.memory_observer import PREFLIGHT, DeviceMemory, EventDetail, MemoryObserver, NoObserver
 from fvc_lib.services.memory_policy import MemoryPolicy
 from fvc_lib.services.run_paths import RunPaths
@@ -178,9 +179,17 @@ def _budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
         return memory_budget(config.mem_gb)
     of_device = MemoryBudget(probe().total_bytes, f"{compute.name}'s memory")
     if compute.device.type == "cuda":
-        return of_device
+        return _shared(of_device, config)
     # Apple's GPU takes main memory, so that is planned, and what limits it counts as well.
     return min(of_device, memory_budget(config.mem_gb), key=lambda budget: budget.total_bytes)
+
+
+def _shared(of_device: MemoryBudget, config: RunConfig) -> MemoryBudget:
+    """The part of a GPU for one of several folds that train on it at once; ranks have a GPU each."""
+    share = MemoryShare.of(os.environ)
+    if share is None or config.num_ranks > 1:
+        return of_device
+    return MemoryBudget(of_device.total_bytes // share.sharers, f"1/{share.sharers} of {of_device.origin}")
 
 
 def _megabytes(num_bytes: int | None) -> float | None:

@@ -132,6 +132,16 @@ def test_a_step_is_tried_out_only_where_no_run_tells(config):
     assert asked == [config]
 
 
+def test_no_run_tells_what_several_ranks_take(config):
+    """srun's are no children of the kernel that was measured, so its figure would be far too small."""
+    shared = config.model_copy(update={"num_ranks": 3})
+    finished(shared, 500)
+    found = predicted_peaks(shared, None, measure=lambda asked: 1000 * asked.num_ranks)
+    assert found[TRAINING].peak_bytes == 3000
+    assert found["02_folds"].peak_bytes == 500_000_000
+    assert predicted_peaks(shared, None)[TRAINING].peak_bytes > 3 * KERNEL_BYTES[TRAINING]
+
+
 def test_a_step_that_cannot_be_tried_out_costs_the_number_and_not_the_plan(config):
     def refuses(_: RunConfig) -> int:
         raise UsageError("no such device")

@@ -110,7 +110,7 @@ def test_only_training_gets_gpus_and_ranks():
     predicted = {each.name: peak(1000) for each in STAGES}
     before, folds, after = plan_jobs(all_tasks(config), config, site, predicted)
     assert [(job.ranks, job.nodes, job.gpus) for job in (before, folds, after)] == [(1, 1, 0), (4, 2, 2), (1, 1, 0)]
-    assert folds.memory_mib == 2000 + RUNNER_MIB  # of one node, which takes two of the four
+    assert folds.memory_mib == 1000 + RUNNER_MIB  # what is predicted of a task holds all its ranks
 
 
 @pytest.mark.parametrize(("asked", "at_once"), [(1, 1), (2, 2), (9, 3)])

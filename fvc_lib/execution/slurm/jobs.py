@@ -111,7 +111,7 @@ def _job(
     trains = any(stage.per_fold for stage in group)
     ranks = config.num_ranks if trains else 1
     on_node = min(ranks, site.ranks_per_node or ranks)
-    memory, why = _memory(group, site, predicted, at_once * on_node)
+    memory, why = _memory(group, site, predicted, at_once)
     return SlurmJob(
         name=name,
         stages=tuple(stage.name for stage in group),
