@@ -12,6 +12,11 @@ FVC_SITE=${FVC_SITE:-$FVC_HOME/slurm/site.conf}
 MAX_REQUEUES=20 SETUP='' PYTHON=''
 # shellcheck source=site.conf
 source "$FVC_SITE" || exit 2
+MAX_REQUEUES=${MAX_REQUEUES:-20}
+if ! [[ $MAX_REQUEUES =~ ^[0-9]+$ ]]; then
+    echo "$FVC_SITE: MAX_REQUEUES: got '$MAX_REQUEUES', wanted a number" >&2
+    exit 2
+fi
 if [ -z "$PYTHON" ]; then
     PYTHON=${FVC_PYTHON:-$FVC_HOME/.venv/bin/python}
     [ -x "$PYTHON" ] || PYTHON=python3
@@ -28,7 +33,10 @@ fvc_say() {
 
 fvc_run() {
     local status
-    [ -z "$fvc_stop" ] || return 75
+    if [ -n "$fvc_stop" ]; then # it came before there was anything to save
+        [ "$fvc_stop" != USR1 ] || fvc_requeue
+        return 75
+    fi
     "$PYTHON" "$FVC_HOME/run_notebooks.py" "$@" &
     fvc_child=$!
     # A signal ends `wait` early; the child's own exit code is what the wait says that none interrupted.
@@ -48,7 +56,13 @@ fvc_run() {
 # Pass on the first signal only: to the run a second one means "now", and costs what it has not saved yet.
 fvc_on_signal() {
     fvc_interrupted=1
-    [ -z "$fvc_stop" ] || return 0
+    if [ -n "$fvc_stop" ]; then
+        # Cancelled while it saves before its time limit: then it shall stay away. At the limit itself TERM comes, too.
+        if [ "$1" = TERM ] && [ "$SECONDS" -lt $((${FVC_TIME_SECONDS:-999999999} - 5)) ]; then
+            fvc_stop=TERM
+        fi
+        return 0
+    fi
     fvc_stop=$1
     fvc_say "SIG$1: the run saves its state and leaves"
     [ -z "$fvc_child" ] || fvc_forward "$1"
@@ -88,7 +102,7 @@ fvc_requeue() {
 fvc_child='' fvc_stop='' fvc_interrupted=''
 trap 'fvc_on_signal USR1' USR1
 trap 'fvc_on_signal TERM' TERM
-trap 'fvc_interrupted=1' INT # the terminal sends Ctrl-C to the run as well
+trap 'fvc_interrupted=1 fvc_stop=INT' INT # the terminal sends Ctrl-C to the run as well
 if [ -n "$SETUP" ]; then
     eval "$SETUP" || { fvc_say "SETUP of $FVC_SITE failed: $SETUP"; exit 2; }
 fi

@@ -207,7 +207,11 @@ def figures(document: nbformat.NotebookNode) -> list[str]:
     return [title for title in shown if "Memory" not in title and " takes " not in title]
 
 
-KILL_POINTS = ["01_data_index", "04_fold_training_fold_0", "05_kfold_results"]
+# Training is the stage that goes on from within; the others are `make faults`, and `make kills` kills anywhere.
+KILL_POINTS = [
+    "04_fold_training_fold_0",
+    *(pytest.param(stage, marks=pytest.mark.long) for stage in ("01_data_index", "05_kfold_results")),
+]
 
 
 @pytest.mark.parametrize("stage", KILL_POINTS)

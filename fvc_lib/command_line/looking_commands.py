@@ -39,8 +39,8 @@ def status(run: str, runs_dir: Path | None) -> None:
     jobs = job_states(paths)
     for job in jobs:
         click.echo(f"  {job}{_REMEDY_OF_REASON.get(job.reason, '')}")
-    if jobs and state.state == "waiting" and all(job.ended for job in jobs):
-        click.echo("  no job is left in the queue; submit the rest: --resume RUN --executor slurm")
+    if state.state == "waiting" and all(job.ended for job in jobs):
+        click.echo("  no job of it is in the queue here; submit what is left: --resume RUN --executor slurm")
 
 
 def _details(key: str, stage: StageStatus, run: RunPaths) -> str:

@@ -103,12 +103,14 @@ class RunCommand:
         return self._run(self.run, self._plan_of_resumed)
 
     def _submit(self) -> int:
-        predicted = self._predicted()
+        predicted, plan = self._predicted(), self.plan
         if self.run is None:
             self.run = begin_run(self.config, command=self._command, state="waiting")
         elif self.wanted.fork:
             self.run = self._begin_fork(self.run)
-        for line in submitted(self.run, self.plan, self.config, predicted, self._how):
+        else:
+            plan = self._plan_of_resumed  # the jobs read the run's parameters, and these may be new ones
+        for line in submitted(self.run, plan, self.config, predicted, self._how):
             click.echo(line)
         return 0
 
@@ -142,7 +144,7 @@ class RunCommand:
         print_fork(ancestor, config, taken)
         return fork
 
-    def _plan_of_resumed(self) -> Sequence[PlannedTask]:
+    def _plan_of_resumed(self) -> list[PlannedTask]:
         """Called with the run's lock in hand: note the attempt, then see what is left to do."""
         if self.run is not None and (differs := record_resumption(self.run, self.config, command=self._command)):
             click.echo(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from fvc_lib.execution.slurm.jobs import SlurmJob, plan_jobs, plan_one_job
 from fvc_lib.execution.slurm.site import Site, read_site
 from fvc_lib.execution.slurm.submission import describe, submit
 from fvc_lib.execution.status_book import leave_to_jobs
-from fvc_lib.execution.superseding import set_aside
+from fvc_lib.execution.superseding import put_back, set_aside
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import FvcError
 from fvc_lib.services.run_paths import RunPaths
 
 
@@ -59,12 +61,18 @@ def submitted(
     site = read_site()
     with run_lock(run):
         plan = make_plan()
-        # A job goes on with what is unfinished; what is to be repeated must not look finished to it.
-        set_aside(run, [planned.task for planned in plan if planned.redo])
         jobs = _jobs(plan, config, site, predicted, how)
+        # A job goes on with what is unfinished; what is to be repeated must not look finished to it.
+        moved = set_aside(run, [planned.task for planned in plan if planned.redo])
         leave_to_jobs(run, [planned.task for planned in plan if planned.run])
     yield f"run {run.root}"
-    for job, handed_in in zip(jobs, submit(jobs, run, site), strict=True):
+    try:
+        submitted_jobs = submit(jobs, run, site)
+    except FvcError as error:
+        put_back(moved)
+        go_on = f"python run_notebooks.py --resume {shlex.quote(str(run.root))} --executor slurm"
+        raise type(error)(f"{error} The run is there and waits: {go_on}") from error
+    for job, handed_in in zip(jobs, submitted_jobs, strict=True):
         after = f" after {', '.join(handed_in.after)}" if handed_in.after else ""
         folds = "" if job.folds is None else f", {len(job.folds)} folds"
         yield f"  job {handed_in.job_id}{after}: {job.name}{folds}, {job.memory_mib} MiB ({job.memory_why})"

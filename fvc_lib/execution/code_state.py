@@ -116,7 +116,8 @@ def _diff(checkout: Path, names: Sequence[bytes], unknown: Sequence[bytes]) -> b
     with tempfile.TemporaryDirectory() as folder:
         index, objects, listed = Path(folder) / "index", Path(folder) / "objects", Path(folder) / "names"
         objects.mkdir()
-        shutil.copyfile(checkout / _text(checkout, "rev-parse", "--git-path", "index"), index)
+        # With its time: by that git knows which files may have changed within the second they were added in.
+        shutil.copy2(checkout / _text(checkout, "rev-parse", "--git-path", "index"), index)
         own = (checkout / _text(checkout, "rev-parse", "--git-path", "objects")).resolve()
         elsewhere = {
             "GIT_INDEX_FILE": str(index),

@@ -16,16 +16,28 @@ _TRAINING = ("import fvc_lib.learning.fold_training",)
 _CODE_NOTE = "code.json"
 
 
-def set_aside(run: RunPaths, tasks: Iterable[Task]) -> None:
-    """Move everything the ``tasks`` wrote to ``superseded/<number>/``, each file under its old name."""
+def set_aside(run: RunPaths, tasks: Iterable[Task]) -> list[tuple[Path, Path]]:
+    """Move everything the ``tasks`` wrote to ``superseded/<number>/``, each file under its old name.
+
+    Returns:
+        Where each was and where it is, for ``put_back``.
+    """
     paths = [path for task in tasks for path in written_by(run, task) if path.exists()]
     if not paths:
-        return
-    folder = _next_folder(run.root / "superseded")
+        return []
+    folder, moved = _next_folder(run.root / "superseded"), []
     for path in paths:
         target = folder / path.relative_to(run.root)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
+        moved.append((path, target))
+    return moved
+
+
+def put_back(moved: Iterable[tuple[Path, Path]]) -> None:
+    """Undo ``set_aside``; the last first, so that a record that a stage is finished comes after what it is about."""
+    for path, target in reversed(list(moved)):
+        target.rename(path)
 
 
 def begin_fold_state(run: RunPaths, task: Task) -> None:

@@ -110,7 +110,7 @@ def train_until(paths, config, attempt, disturb):
         train_fold(paths, config, 0, metric_log=log, attempt=attempt, progress=progress, stop=lambda: "stop" in done)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.fault(3, 5)
 def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(two_ranks, tmp_path):
     paths, config = two_ranks.paths, two_ranks.with_config(checkpoint_minutes=0).config

@@ -8,6 +8,8 @@ import torch
 from fvc_lib.learning.loading import MAX_RESTARTS, LoaderDiedError, load_batches
 from fvc_lib.learning.task import Sample
 
+# A process that is killed while it hands a batch over leaves its end of a socket to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning")
 BATCHES = [[0, 1], [2], [3, 4, 5], [1], [0, 5]]
 
 

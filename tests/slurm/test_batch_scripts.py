@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fvc_lib.execution.slurm.site import CHECKOUT
@@ -197,3 +198,65 @@ def test_a_job_that_slurm_cannot_requeue_says_so_and_leaves_with_75(home, tmp_pa
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 75
     assert "scontrol requeue 7: Requested operation is presently disabled" in said
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> dict[str, str]:
+    """Variables of a job whose ``scontrol`` writes down what it is asked for."""
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$*" >> "{tmp_path}/asked"\n')
+    scontrol.chmod(0o755)
+    return {"SLURM_JOB_ID": "7", "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_a_job_that_is_cancelled_while_it_saves_for_its_time_limit_stays_away(home, queue, tmp_path):
+    home.behave(slow=("stage",))
+    process = home.start("stages.sh", "/run", "stage", **queue, FVC_TIME_SECONDS="3600")
+    wait_until(lambda: "ready" in home.said())
+    process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: "SIGUSR1" in home.said())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert not (tmp_path / "asked").exists()
+
+
+def test_the_end_of_the_time_limit_itself_is_no_cancelling(home, queue, tmp_path):
+    home.behave(slow=("stage",))
+    process = home.start("stages.sh", "/run", "stage", **queue, FVC_TIME_SECONDS="5")
+    wait_until(lambda: "ready" in home.said())
+    process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: "SIGUSR1" in home.said())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+
+
+def test_the_limit_that_comes_during_the_sites_commands_requeues_as_well(home, queue, tmp_path):
+    site, mark = tmp_path / "site.conf", tmp_path / "mark"
+    site.write_text("SETUP='touch \"$FVC_MARK\"; sleep 1'\n")
+    process = home.start("stages.sh", "/run", "stage", **queue, FVC_SITE=str(site), FVC_MARK=str(mark))
+    wait_until(mark.exists)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=60)
+    assert (process.returncode, home.calls()) == (75, [])
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+
+
+def test_ctrl_c_between_folds_begins_no_other(home):
+    home.behave(slow=("train_fold_0",))
+    process = home.start("folds.sh", "/run", "train", "0", "1")
+    wait_until(lambda: "ready" in home.said())
+    process.send_signal(signal.SIGINT)
+    (child,) = psutil.Process(process.pid).children()
+    child.send_signal(signal.SIGTERM)  # stands for the terminal's own signal, which a test has none of
+    process.communicate(timeout=60)
+    assert home.calls() == ["--resume /run --tasks train_fold_0"]
+
+
+@pytest.mark.parametrize(("text", "code"), [("MAX_REQUEUES=\n", 0), ("MAX_REQUEUES=1_0\n", 2)])
+def test_the_bound_of_requeues_is_a_number_or_the_default(home, tmp_path, text, code):
+    site = tmp_path / "site.conf"
+    site.write_text(text)
+    assert home.run("stages.sh", "/run", "stage", FVC_SITE=str(site))[0] == code

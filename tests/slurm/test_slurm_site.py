@@ -52,6 +52,10 @@ def test_bash_and_python_read_the_same(tmp_path):
         ("CPUS=two\n", "CPUS: got 'two'"),
         ("CPUS=0\n", "CPUS: got '0'"),
         ("TIME=tomorrow\n", "TIME: got 'tomorrow'"),
+        ("TIME=00:02:00\n", "is over before the signal"),
+        ("MAX_REQUEUES=1_0\n", "MAX_REQUEUES: got '1_0'"),
+        ("CPUS=2.0\n", "CPUS: got '2.0'"),
+        ("CPUS=2\r\n", "line ends of Windows"),
         ("ACCOUNT=me; rm -rf /\n", "got ';', wanted KEY=value"),
         ("ACCOUNT=$(whoami)\n", "wanted KEY=value"),
         ("ACCOUNT='$(whoami)'\n", "only SETUP may hold"),
@@ -68,6 +72,14 @@ def test_what_cannot_be_meant_is_refused_with_file_and_setting(tmp_path, text, s
         read_site(site_file(tmp_path, text))
     assert said in str(refused.value)
     assert str(tmp_path / "site.conf") in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 1800), ("30:15", 1815), ("1:30:15", 5415), ("2-3", 183600), ("2-3:30", 185400), ("2-3:30:15", 185415)],
+)
+def test_time_is_read_as_slurm_reads_it(text, seconds):
+    assert Site(time=text).time_seconds == seconds
 
 
 def test_a_missing_file_is_named(tmp_path):

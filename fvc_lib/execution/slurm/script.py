@@ -48,7 +48,7 @@ def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT, f
         f"# By hand: {again}, or without SLURM: bash in place of sbatch{' [FOLD...]' if job.folds else ''}\n"
         f"{options}\n\n"
         f"export FVC_HOME={shlex.quote(_plain(home))} FVC_PYTHON={shlex.quote(_plain(python))}\n"
-        f"export {SITE_VARIABLE}={shlex.quote(_plain(site.path))}\n"
+        f"export {SITE_VARIABLE}={shlex.quote(_plain(site.path))} FVC_TIME_SECONDS={site.time_seconds}\n"
         f"{call}\n"
     )
 

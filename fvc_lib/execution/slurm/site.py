@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fvc_lib.services.errors import UsageError, did_you_mean
 
@@ -44,6 +44,39 @@ class Site(BaseModel):
     python: str = ""
     path: Path = CHECKOUT / "slurm" / "site.conf"
 
+    @field_validator(
+        "signal_seconds", "max_requeues", "cpus", "gpus", "ranks_per_node", "memory_least", "memory_unknown", "memory",
+        "max_array_tasks", mode="before",
+    )  # fmt: skip
+    @classmethod
+    def _plain_digits(cls, value: object) -> object:
+        """``1_0`` and ``20.0`` are whole numbers to Python, and to the jobs' bash they are errors."""
+        if isinstance(value, str) and not re.fullmatch(r"\d+", value, flags=re.ASCII):
+            raise ValueError("wanted a whole number in digits")
+        return value
+
+    @model_validator(mode="after")
+    def _time_is_longer_than_the_warning(self) -> Site:
+        if self.time_seconds <= self.signal_seconds:
+            raise ValueError(
+                f"TIME={self.time} is over before the signal that comes SIGNAL_SECONDS={self.signal_seconds} before "
+                "its end: a job would requeue itself again and again. Give more time, or a later signal"
+            )
+        return self
+
+    @property
+    def time_seconds(self) -> int:
+        """TIME, which SLURM reads as MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
+        days, dash, rest = self.time.rpartition("-")
+        parts = [int(part) for part in rest.split(":")]
+        if dash:
+            hours, minutes, seconds = [*parts, 0, 0][:3]
+        elif len(parts) == 3:
+            hours, minutes, seconds = parts
+        else:
+            hours, (minutes, seconds) = 0, [*parts, 0][:2]
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
 
 def site_path(environ: Mapping[str, str] | None = None) -> Path:
     """The site file that counts: ``FVC_SITE``'s, else the checkout's."""
@@ -59,9 +92,11 @@ def read_site(path: Path | None = None) -> Site:
     """
     path = site_path() if path is None else path.absolute()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode()  # line ends as they are
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as a site file: {error}. See slurm/site.conf.") from error
+    if "\r" in text:
+        raise UsageError(f"{path}: has line ends of Windows, which bash takes for a part of each value. Take them out.")
     values = {key.lower(): value for key, value in _assignments(text, path).items() if value}
     for name in values:
         if name not in Site.model_fields or name == "path":
@@ -72,7 +107,10 @@ def read_site(path: Path | None = None) -> Site:
         return Site(**values, extra=extra, path=path)
     except ValidationError as error:
         problems = "; ".join(
-            f"{str(item['loc'][0]).upper()}: got {item['input']!r}, {item['msg'].lower()}" for item in error.errors()
+            f"{str(item['loc'][0]).upper()}: got {item['input']!r}, {item['msg'].lower()}"
+            if item["loc"]
+            else item["msg"]
+            for item in error.errors()
         )
         raise UsageError(f"{path}: {problems}.") from error
 

@@ -101,7 +101,7 @@ def _as_submitted(job: SlurmJob, ids: Mapping[str, str], cluster: str) -> Submit
 def _after_failure(error: Exception, done: Sequence[SubmittedJob], failed: SlurmJob | None, site: Site) -> str:
     """Cancel what was submitted, and say what happened, what became of it and where to look."""
     what = f"{failed.name}: {error}" if failed is not None else str(error)
-    hint = f"The settings are in {site.path}; mend them and submit again."
+    hint = f"The settings are in {site.path}; mend them."
     if not done:
         return f"{what} Nothing was submitted. {hint}"
     ids = [job.job_id for job in done]
