@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import run_notebooks
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import new_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,3 +74,27 @@ def test_what_cannot_be_meant_exits_2_before_anything_is_written(tmp_path, monke
 
 def test_an_unknown_option_exits_2():
     assert command("--no-such-option").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--resume", ""],
+        ["--only", ""],
+        ["--from", ""],
+        ["--resume", "latest", "--tasks", ""],
+        ["--resume", "x", "--tasks", ",,"],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_value_of_a_script_begins_no_run_of_its_own(tmp_path, arguments):
+    done = CliRunner().invoke(run_notebooks.main, arguments, env={"FVC_RUNS_DIR": str(tmp_path / "runs")})
+    assert done.exit_code == 2
+    assert "got nothing, wanted" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_runs_folder_that_is_a_link_to_nowhere_is_an_error_and_no_endless_wait(tmp_path):
+    (tmp_path / "runs").symlink_to(tmp_path / "purged")
+    with pytest.raises(UsageError, match="a link to nowhere"):
+        new_run(tmp_path / "runs", "default", "abcdef0123")

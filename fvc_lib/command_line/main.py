@@ -120,7 +120,7 @@ def main(
         jobs=jobs,
         executor=executor,
         one_job=one_job,
-        tasks=tuple(filter(None, (tasks or "").split(","))),
+        tasks=None if tasks is None else tuple(filter(None, tasks.split(","))),
     )
     command = RunCommand(NOTEBOOKS, wanted, asked)
     if dry_run:

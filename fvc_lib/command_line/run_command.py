@@ -167,7 +167,13 @@ class RunCommand:
             only_tasks=self._tasks,
             predicted=self._predicted() if self.wanted.jobs > 1 else None,
         )
-        exit_code = runner.execute(plan)
+        try:
+            exit_code = runner.execute(plan)
+        except OSError as error:
+            if error.filename is None:  # write() does not say which file it was for
+                error.filename = str(run.root)
+            click.echo(f"to go on: python run_notebooks.py --resume {shlex.quote(str(run.root))}", err=True)
+            raise
         # Of several jobs the one that ends the run reports, and one that failed.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
             report_run(run)

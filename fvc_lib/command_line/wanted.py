@@ -20,7 +20,7 @@ class Wanted:
     only: str | None = None
     start: str | None = None
     force: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[str, ...] | None = None
     jobs: int = 1
     executor: Executor = "local"
     one_job: bool = False
@@ -28,7 +28,7 @@ class Wanted:
     @property
     def of_a_run(self) -> bool:
         """Whether it is about a run that is there already."""
-        return bool(self.resume or self.only or self.start or self.force)
+        return any(given is not None for given in (self.resume, self.only, self.start)) or bool(self.force)
 
     def check(self) -> None:
         """Refuse what cannot be meant.
@@ -36,6 +36,11 @@ class Wanted:
         Raises:
             UsageError: options that exclude or need each other.
         """
+        for name, given in (("--resume", self.resume), ("--only", self.only), ("--from", self.start)):
+            if given == "":  # an empty variable of a script, which must not begin a run of its own
+                raise UsageError(f"{name}: got nothing, wanted {'a run' if name == '--resume' else 'a stage'}.")
+        if self.tasks is not None and not self.tasks:
+            raise UsageError("--tasks: got nothing, wanted keys or stages, for example 04_fold_training_fold_2.")
         chosen = [name for name, given in (("--only", self.only), ("--from", self.start)) if given]
         if len(chosen) > 1 or (self.only and self.force):
             raise UsageError(f"{' and '.join([*chosen, *(['--force'] * bool(self.force))])} exclude each other.")

@@ -24,6 +24,8 @@ _CODE = ("*.py", "*.pyi", "*.ipynb", "*.yaml", "*.yml", "*.toml", "*.lock", "*.c
 _LARGEST_FILE_BYTES = 1 << 20
 _LARGEST_PATCH_BYTES = 4 << 20
 _SECONDS = 20.0
+# What a user has set for their own eyes must not hide a change from the record.
+_WHATEVER_IS_CONFIGURED = ("--untracked-files=normal", "--ignore-submodules=none")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def code_state(
         if Path(_text(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
             return CodeState(problem="not a git checkout of its own")
         commit = _text(checkout, "rev-parse", "HEAD")
-        changed = bool(_git(checkout, "status", "--porcelain"))
+        changed = bool(_git(checkout, "status", "--porcelain", *_WHATEVER_IS_CONFIGURED))
         branch = _text(checkout, "rev-parse", "--abbrev-ref", "HEAD")
     except _GitError as error:
         return CodeState(problem=str(error))
@@ -130,9 +132,17 @@ def _diff(checkout: Path, names: Sequence[bytes], unknown: Sequence[bytes]) -> b
             _git(checkout, "--literal-pathspecs", "add", "--intent-to-add", *from_file, environment=elsewhere)
         # `diff` takes no list from a file, so a list that no command line holds is asked for whole.
         few = names if sum(map(len, names)) < 100_000 else ()
-        options = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--src-prefix=a/")
+        options = (
+            "--binary",
+            "--unified=3",
+            "--no-color",
+            "--no-ext-diff",
+            "--no-textconv",
+            "--no-renames",
+            "--src-prefix=a/",
+        )
         paths = [os.fsdecode(name) for name in few]
-        diff = ("--literal-pathspecs", "diff", "HEAD", *options, "--dst-prefix=b/", "--", *paths)
+        diff = ("--literal-pathspecs", "diff", "HEAD", *options, "--src-prefix=a/", "--dst-prefix=b/", "--", *paths)
         return _git(checkout, *diff, environment=elsewhere)
 
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
+import threading
+import time
 
 if __name__ == "__main__":
     # What is made until the first cell stays until the end: collecting among it while it is made, and at every
     # collection later, takes a third of a trivial notebook's time and finds nothing.
     gc.disable()
     # A script's own folder comes first on the path, and ours has modules of common names.
-    del sys.path[0]
+    if not sys.flags.safe_path:
+        del sys.path[0]
 
 import zmq
 from ipykernel.iostream import OutStream
@@ -44,6 +48,25 @@ class PiecewiseStream(OutStream):
         return len(string)
 
 
+class ParentWatch(threading.Thread):
+    """Ends this process when its parent is gone.
+
+    ipykernel's own looks once whether it is an orphan already, and then waits for process 1 to adopt it: where another
+    process adopts orphans (slurmstepd, systemd --user, tini -s), a runner killed while its kernel starts left it there
+    for ever.
+    """
+
+    def __init__(self, parent: int) -> None:
+        super().__init__(daemon=True, name="fvc-parent-watch")
+        self._parent = parent
+
+    def run(self) -> None:
+        """Look every second."""
+        while os.getppid() == self._parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+
 class HeadlessKernel(IPKernelApp):
     """ipykernel on sockets that lose nothing: a cell that prints faster than it is read waits."""
 
@@ -53,6 +76,11 @@ class HeadlessKernel(IPKernelApp):
         atexit.register(self._end_control)  # exit handlers run in reverse: before all of ipykernel's
         gc.freeze()
         gc.enable()
+
+    def init_poller(self) -> None:
+        """Watch the process that started this one."""
+        if self.parent_handle:
+            self.poller = ParentWatch(int(self.parent_handle))
 
     def _end_control(self) -> None:
         """Let the thread that was told to shut down say so before that is closed which it says it through.

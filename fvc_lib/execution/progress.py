@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fvc_lib.services.atomic_files import temporary_of
 from fvc_lib.services.run_paths import RunPaths, stage_key
 
 WRITE_INTERVAL_SECONDS = 0.5
@@ -53,7 +53,7 @@ def file_reporter(path: Path, what: str) -> Report:
         if done < total and now - last < WRITE_INTERVAL_SECONDS:
             return
         last = now
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary = temporary_of(path)
         temporary.write_text(json.dumps(asdict(Progress(what, done, total))))
         temporary.replace(path)
 

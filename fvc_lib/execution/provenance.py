@@ -108,7 +108,7 @@ def repeat_commands(
     run = command or f"python run_notebooks.py --params {shlex.quote(str(params))}"
     return [
         *([f"git checkout {code.commit}"] if code.commit else []),
-        *([f"git apply {shlex.quote(str(patch))}"] if code.patch else []),
+        *([f"git apply --whitespace=nowarn {shlex.quote(str(patch))}"] if code.patch else []),
         f"OMP_NUM_THREADS={shlex.quote(threads)} {run}" if threads else run,
     ]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import keyword
-import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from nbformat import NotebookNode
 from papermill.execute import ERROR_MARKER_TAG
 from papermill.parameterize import parameterize_notebook
 
-from fvc_lib.services.atomic_files import write_bytes
+from fvc_lib.services.atomic_files import temporary_of, write_bytes
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.redaction import Redactor
 
@@ -106,7 +105,7 @@ class Record:
             write_bytes(self.path, content)
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")  # swept when we are gone
+            temporary = temporary_of(self.path)  # swept when we are gone
             temporary.write_bytes(content)
             temporary.replace(self.path)
         self._saved, self._changed = time.monotonic(), False

@@ -94,10 +94,10 @@ class Runner:
         """
         with self._signals_noted(), self._locked():
             plan = self._planned(make_plan)
-            # Before anything runs: a redo that fails half-way must not leave the old numbers standing as the run's own.
-            set_aside(self.run, [planned.task for planned in plan if planned.redo])
             self._book = StatusBook(self.run, self._only_tasks, may_write=lambda: not self._taken_over)
             self._book.begin(plan)
+            # Before anything runs: a redo that fails half-way must not leave the old numbers standing as the run's own.
+            set_aside(self.run, [planned.task for planned in plan if planned.redo])
             exit_code = 1  # what an exception leaves behind
             try:
                 exit_code = self._run_tasks(plan)
@@ -155,9 +155,9 @@ class Runner:
             return None
 
     def _begin(self, task: Task, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
-        stage = self._book.stage(task.key)
-        stage.state, stage.started_utc, stage.finished_utc = "running", utc_now(), None
-        stage.attempts += 1
+        before = self._book.stage(task.key)
+        # What the attempt before came to is not this one's.
+        stage = StageStatus(state="running", attempts=before.attempts + 1, reason=before.reason, started_utc=utc_now())
         self._book.put(task.key, stage)
         at_work = TaskRun(
             self.run,

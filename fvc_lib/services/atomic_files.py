@@ -35,6 +35,13 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def temporary_of(path: Path) -> Path:
+    """A name beside ``path`` that no other writer uses, and that ``sweep_temporaries`` knows once this one is dead."""
+    # The name is cut because a legal 255-byte name plus the suffix would not be legal any more.
+    stem = os.fsdecode(os.fsencode(path.name)[:160])
+    return path.parent / f".{stem}.@{this_host()}.{threading.get_native_id()}.{os.getpid()}.tmp"
+
+
 @contextmanager
 def atomic_output(path: Path) -> Iterator[Path]:
     """Yield a temporary path; on a clean exit it becomes ``path``, on an exception it is removed.
@@ -46,9 +53,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
         OSError: as the file system gave it (``ENOSPC``, ``EROFS``, ...); ``path`` then still holds its old content.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The name is cut because a legal 255-byte name plus the suffix would not be legal any more.
-    stem = os.fsdecode(os.fsencode(path.name)[:160])
-    temporary = path.parent / f".{stem}.@{this_host()}.{threading.get_native_id()}.{os.getpid()}.tmp"
+    temporary = temporary_of(path)
     try:
         yield temporary
         descriptor = os.open(temporary, os.O_RDONLY)

@@ -21,7 +21,8 @@ from urllib.parse import quote, quote_plus
 
 # Names whose values are secrets by custom. HOME, PATH and the like never match, nor does GIT_AUTHOR_NAME.
 _SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|AUTH(?!OR(?!IZ))|COOKIE|_KEY$|_PWD$|_PAT$",
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|SSHPASS|_PASS$|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|AUTH(?!OR(?!IZ))|COOKIE"
+    r"|CONNECTION_?STRING|_DSN$|_KEY$|_PWD$|_PAT$",
     re.IGNORECASE,
 )
 # These hold where something is, or what it is called.
@@ -82,6 +83,17 @@ class Redactor:
             held = max(held, len(text) - match.start())
         return held
 
+    def border_outside_secrets(self, text: str, border: int) -> int:
+        """The largest place up to ``border`` at which ``text`` can be cut without cutting a secret."""
+        moved = True
+        while moved:
+            moved = False
+            for form in self._forms:
+                start = text.find(form, max(0, border - len(form) + 1), border + len(form) - 1)
+                if 0 <= start < border:
+                    border, moved = start, True
+        return border
+
 
 class StreamRedactor:
     """Redacts a text that comes in pieces: a secret cut in two by their border is found too.
@@ -95,15 +107,17 @@ class StreamRedactor:
 
     def feed(self, piece: str) -> str:
         """What of all that came so far may be shown now."""
-        text = self._redactor.text(self._kept + piece)
+        # Looked for before anything is replaced: what is one secret may be the beginning of another.
+        text = self._kept + piece
         held = self._redactor.held_back(text)
-        self._kept = text[len(text) - held :] if held else ""
-        return text[: len(text) - held] if held else text
+        border = self._redactor.border_outside_secrets(text, len(text) - held) if held else len(text)
+        self._kept = text[border:]
+        return self._redactor.text(text[:border])
 
     def close(self) -> str:
         """What was kept back, now that nothing follows."""
         kept, self._kept = self._kept, ""
-        return kept
+        return self._redactor.text(kept)
 
 
 def _without_password(match: re.Match[str]) -> str:

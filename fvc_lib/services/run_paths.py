@@ -187,13 +187,21 @@ def new_run(runs_dir: Path, experiment: str, config_hash: str) -> RunPaths:
     """
     if not experiment or experiment != Path(experiment).name or experiment.startswith("."):
         raise UsageError(f"experiment: got {experiment!r}, wanted one folder name without '/' or a leading dot.")
+    folder = runs_dir / experiment
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(
+            f"{str(folder)!r} cannot be a folder of runs: it, or a folder above it, is a file or a link to nowhere. "
+            "Name another one: FVC_RUNS_DIR or -p runs_dir."
+        ) from error
     while True:
         second = time.strftime("%Y%m%d_%H%M%S")
-        root = runs_dir / experiment / f"run_{second}_{config_hash[:8]}"
+        root = folder / f"run_{second}_{config_hash[:8]}"
         # One run a second, whatever its hash: the newest run is the one whose name sorts last.
         if not any(runs_dir.glob(f"*/run_{second}_*")):
             try:
-                root.mkdir(parents=True)
+                root.mkdir()
             except FileExistsError:
                 continue
             return RunPaths(root.absolute())

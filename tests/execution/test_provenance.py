@@ -63,7 +63,7 @@ def test_the_commands_that_repeat_a_run_survive_a_shell():
     commands = repeat_commands(code, params, patch, environ={"OMP_NUM_THREADS": "2"})
     assert [shlex.split(command) for command in commands] == [
         ["git", "checkout", "abc"],
-        ["git", "apply", str(patch)],
+        ["git", "apply", "--whitespace=nowarn", str(patch)],
         ["OMP_NUM_THREADS=2", "python", "run_notebooks.py", "--params", str(params)],
     ]
     assert repeat_commands(CodeState(), params, patch, command="python run.py --fork", environ={}) == [

@@ -212,7 +212,7 @@ def test_changed_code_leaves_its_patch_and_other_code_on_resume_a_second_one(con
     assert [attempt["code"]["patch_sha256"] for attempt in record["attempts"]] == digests
     assert record["attempts"][1]["code_differs"] == {"patch_sha256": digests}
     assert run.code_patch.with_name(f"code_{digests[1][:8]}.patch").read_bytes() == b"two"
-    assert record["repeat"][:2] == ["git checkout abc", f"git apply {run.code_patch}"]
+    assert record["repeat"][:2] == ["git checkout abc", f"git apply --whitespace=nowarn {run.code_patch}"]
 
 
 def test_a_clean_checkout_leaves_no_patch(config, monkeypatch):

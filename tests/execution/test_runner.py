@@ -326,3 +326,21 @@ def test_planning_a_new_run_writes_nothing(make_project, tmp_path):
     assert [p.reason for p in plan] == ["new run", "new run"]
     assert sorted(tmp_path.rglob("*")) == before
     assert list_runs(tmp_path / "runs") == []
+
+
+def test_what_the_attempt_before_came_to_is_not_told_of_the_one_that_runs(make_project):
+    source = """
+import json, os, signal, time
+status = json.loads((Path(run_dir) / "status" / "one.json").read_text())
+output("one", json.dumps(status))
+if status["attempts"] == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    project = make_project(one=[source])
+    run = project.begin()
+    assert project.execute(run)[0] == 137
+    assert read_status(run).stages["one"].killed_by == "SIGKILL"
+    assert project.execute(run)[0] == 0
+    meanwhile = json.loads((run.tables / "one.txt").read_text())
+    assert (meanwhile["state"], meanwhile["attempts"]) == ("running", 2)
+    assert [meanwhile[name] for name in ("killed_by", "duration_seconds", "exit_code", "next_setting")] == [None] * 4

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import fvc_lib
 from fvc_lib.execution.bounded_log import BoundedLog
 from fvc_lib.execution.kernel_engine import KernelOutcome
 from fvc_lib.execution.last_metric import last_metric
@@ -223,3 +226,26 @@ def test_no_secret_of_the_environment_is_left_in_anything_a_task_writes(make_pro
     assert record.count("[secret]") > 3
     assert record.count("[secret]\\n[secret]\\n") > 0
     assert os.environ["SITE_TOKEN"] == secret
+
+
+def test_the_kernel_runs_the_code_that_the_record_speaks_of(make_project, monkeypatch):
+    """Whatever else is first on the path that the user set, or installed in this interpreter."""
+    elsewhere = make_project(one=["output('one', __import__('fvc_lib').__file__)"])
+    other = elsewhere.folder / "other" / "fvc_lib"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(other.parent))
+    run = elsewhere.begin()
+    assert elsewhere.execute(run)[0] == 0
+    assert (run.tables / "one.txt").read_text() == fvc_lib.__file__
+
+
+def test_a_kernel_whose_parent_is_gone_before_it_looks_ends_all_the_same():
+    """Adopted by another process than number 1, as under slurmstepd or systemd --user."""
+    code = (
+        "import threading, os\n"
+        "from fvc_lib.execution.ipykernel_launcher import ParentWatch\n"
+        "ParentWatch(2**22 + 1).start()\n"
+        "threading.Event().wait(60)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 1

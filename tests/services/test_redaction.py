@@ -77,3 +77,20 @@ def test_a_secret_cut_at_any_place_is_hidden_and_nothing_else_is_lost(cuts, fill
         assert SECRET not in shown
     shown += stream.close()
     assert shown == f"{filler}one [secret] two https://me:[secret]@host {filler}[secret][secret] s3cr"
+
+
+def test_a_secret_that_begins_with_another_is_hidden_whole_however_it_comes():
+    redactor = Redactor({"A_TOKEN": "abcdef", "B_TOKEN": "abcdefghijkl", "C_TOKEN": "zzabcdef"})
+    text = "one abcdefghijkl two abcdef three zzabcdef four"
+    wanted = "one [secret] two [secret] three [secret] four"
+    for size in range(1, 20):
+        stream = StreamRedactor(redactor)
+        pieces = [stream.feed(text[start : start + size]) for start in range(0, len(text), size)]
+        assert "".join([*pieces, stream.close()]) == wanted, size
+
+
+@pytest.mark.parametrize(
+    "name", ["SSHPASS", "DB_PASS", "GPG_PASSPHRASE", "AZURE_STORAGE_CONNECTION_STRING", "SENTRY_DSN"]
+)
+def test_names_of_secrets_that_say_so_otherwise(name):
+    assert Redactor({name: "value-of-it"}).text("is value-of-it") == "is [secret]"
