@@ -18,16 +18,16 @@ import torch
 from fvc_lib.learning.device import resolve_device
 from fvc_lib.learning.fold_memory import STAGE
 from fvc_lib.learning.fold_training import train_fold
+from fvc_lib.learning.process_ranks import ProcessRanks
+from fvc_lib.learning.rank_launcher import end_with, read_launch
 from fvc_lib.learning.rank_place import RankPlace, loopback, rank_place
 from fvc_lib.learning.rank_reports import (
     Progress,
     RankReports,
     WarningsToReports,
-    end_with_launcher,
-    read_line,
     take_over_stdout,
 )
-from fvc_lib.learning.ranks import OneRank, ProcessRanks, Ranks
+from fvc_lib.learning.ranks import OneRank, Ranks
 from fvc_lib.learning.watching import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import FvcError, UsageError
@@ -100,12 +100,13 @@ def _run(run_dir: Path, fold: int, launched: bool) -> int:
         if launched:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever launched this one decides
             reports = RankReports(place.rank, take_over_stdout())
-            config = RunConfig.model_validate_json(read_line())
-            end_with_launcher()
+            launch = read_launch()
+            config = launch.config
+            end_with(launch, reports.hear)
         else:
             config = resolve_config(read_params_file(paths.params_yaml), environ={})
         _take_share(place, config, shared_already=launched and "RANK" in os.environ)
-        with _joined(place, config) as ranks, _told(place, paths, fold, config, reports) as told:
+        with _joined(place, config, reports) as ranks, _told(place, paths, fold, config, reports) as told:
             # Until here a signal ends the process: there was nothing to save, and a rank might wait for another.
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, lambda number, frame: asked.append(number))
@@ -142,7 +143,7 @@ def _take_share(place: RankPlace, config: RunConfig, *, shared_already: bool) ->
 
 
 @contextmanager
-def _joined(place: RankPlace, config: RunConfig) -> Iterator[Ranks]:
+def _joined(place: RankPlace, config: RunConfig, reports: RankReports | None) -> Iterator[Ranks]:
     """The ranks together; each on a GPU of its own where there are any.
 
     Raises:
@@ -161,7 +162,8 @@ def _joined(place: RankPlace, config: RunConfig) -> Iterator[Ranks]:
     os.environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))
     if place.local_size == place.size:
         os.environ.update(loopback())
-    ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda)
+    settle = reports.settle if reports is not None else None
+    ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda, settle=settle)
     with ranks.telling():
         if on_cuda:
             _refuse_shared_gpu(ranks)

@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
+from fvc_lib.learning.rank_launcher import LauncherSilentError
 from fvc_lib.learning.watching import MetricSink
 from fvc_lib.services.memory_observer import DeviceMemory, EventDetail, MemoryObserver
 
 _logger = logging.getLogger(__name__)
 _DEVICE_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
+_MOST_LOOKS = 300  # counted, not timed: a launcher that was suspended together with its ranks is not silent
 # What happens to one rank alone; everything else happens to all of them, and rank 0 tells it.
 _OWN_EVENTS = frozenset({"out_of_memory", "loader_restarted"})
 Progress = Callable[[int, int], None]
@@ -41,6 +44,8 @@ class RankReports:
         self._lock = threading.Lock()
         self._devices: dict[str, Callable[[], DeviceMemory]] = {}
         self._probed_at = -_DEVICE_SECONDS
+        self._asked = self._answered = 0
+        self._answers = threading.Condition()
 
     def ready(self) -> None:
         """From now on a signal only asks this rank to stop."""
@@ -93,6 +98,29 @@ class RankReports:
         """Why this rank ends."""
         self._tell("failed", [type(error).__name__, str(error)])
 
+    def settle(self) -> None:
+        """Wait until the launcher has passed on all that this rank told: before a file counts it.
+
+        Raises:
+            LauncherSilentError: no answer came for five minutes.
+        """
+        self._asked += 1
+        self._tell("settle", self._asked)
+        with self._answers:
+            for _ in range(_MOST_LOOKS):
+                if self._answers.wait_for(lambda: self._answered >= self._asked, _LOOK_SECONDS):
+                    return
+        raise LauncherSilentError(
+            f"ranks: whoever launched them gave no answer for {_MOST_LOOKS * _LOOK_SECONDS:.0f} s, so that nobody may "
+            "be writing the metric log. The last checkpoint stands: resume."
+        )
+
+    def hear(self, line: str) -> None:
+        """The launcher's answer to ``settle``; from another thread."""
+        with self._answers:
+            self._answered = max(self._answered, int(line))
+            self._answers.notify_all()
+
     def _tell(self, kind: str, value: Any) -> None:
         line = json.dumps({"rank": self._rank, kind: value}) + "\n"
         with self._lock:
@@ -115,17 +143,29 @@ class WarningsToReports(logging.Handler):
 class ReportReader:
     """The launching process's side: passes on what the ranks say. One thread at a time.
 
+    Args:
+        metrics, memory, progress: what is passed on goes there.
+        answer: called with the number of a rank 0's question, once all that came before it was passed on.
+
     Attributes:
         ready: ranks that take a signal for a wish.
         reasons: why ranks ended: the error's class and text, by rank.
     """
 
-    def __init__(self, metrics: MetricSink, memory: MemoryObserver, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        metrics: MetricSink,
+        memory: MemoryObserver,
+        progress: Progress | None,
+        *,
+        answer: Callable[[int], None],
+    ) -> None:
         self.ready: set[int] = set()
         self.reasons: dict[int, tuple[str, str]] = {}
         self._metrics = metrics
         self._memory = memory
         self._progress = progress
+        self._answer = answer
         self._devices: dict[str, DeviceMemory] = {}
 
     def take(self, line: str) -> None:
@@ -140,6 +180,8 @@ class ReportReader:
             self.ready.add(rank)
         elif kind == "failed":
             self.reasons[rank] = (str(value[0]), str(value[1]))
+        elif kind == "settle":
+            self._answer(int(value))
         else:
             self._pass_on(kind, value)
 
@@ -170,22 +212,3 @@ def take_over_stdout() -> IO[str]:
     sys.stdout.flush()
     os.dup2(2, 1)
     return stream
-
-
-def read_line() -> str:
-    """The first line of the process's input, and not a byte more: what follows is only waited for."""
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
-        line += byte
-    return line.decode()
-
-
-def end_with_launcher() -> None:
-    """End this process at once when its input ends: whoever launched it is gone, and another may begin in its place."""
-
-    def watch() -> None:
-        while os.read(0, 1 << 12):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="fvc-launcher", daemon=True).start()
