@@ -50,6 +50,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
     ("arguments", "words"),
     [
         (["-p", "epoch", "3"], "Did you mean 'epochs'"),
+        (["--executor", "slurm", "-p", "use_mlops_pipeline", "false"], "submit with the pipeline"),
         (["-p", "epochs", "three"], "epochs: got 'three'"),
         (["-y", "{epochs: 0}"], "epochs: got 0"),
         (["-y", "[1"], "not valid YAML"),

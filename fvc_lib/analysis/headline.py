@@ -148,7 +148,7 @@ def run_headline(run: RunPaths, *, sampled_peak: int | None = None) -> ReportHea
         scores=scores,
         num_videos=counts[0],
         num_groups=counts[1],
-        peak_rss_bytes=sampled_peak or _peak_rss_bytes(run, status),
+        peak_rss_bytes=max(filter(None, (sampled_peak, _peak_rss_bytes(run, status))), default=None),
         duration_seconds=_number(status.get("duration_seconds")),
         started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
         model=_text(asked.get("model")),

@@ -24,6 +24,9 @@ class Commands(click.Group):
         except FvcError as error:
             click.echo(f"error: {error}", err=True)
             context.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            context.exit(130)
         except BrokenPipeError:  # who read this has seen enough (`status | head`); click knows what to do
             raise
         except OSError as error:

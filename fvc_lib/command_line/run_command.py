@@ -52,8 +52,14 @@ class RunCommand:
         self._force = [stage_named(text) for text in wanted.force]
         self._command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
         self.config, self.run = asked.config, None
+        self._at_once: dict[str, PredictedPeak] | None = None
         if not wanted.of_a_run or wanted.fork:
             _refuse_missing_corpus(asked.config)
+        if wanted.executor == "slurm" and not asked.config.use_mlops_pipeline:
+            raise UsageError(
+                "USE_MLOPS_PIPELINE=false runs every notebook straight through and leaves nothing by which jobs know "
+                "what is done: submit with the pipeline, or run it straight within a job of your own."
+            )
         if asked.config.replay_run:
             find_run(Path(asked.config.runs_dir), asked.config.replay_run)  # now, not after an hour of other stages
         if wanted.of_a_run:
@@ -93,6 +99,8 @@ class RunCommand:
         """Do it, here or as jobs; returns the exit code."""
         if self.wanted.executor == "slurm":
             return self._submit()
+        # Before a run begins: it may take ten seconds, and may be interrupted.
+        self._at_once = self._predicted() if self.wanted.jobs > 1 else None
         if self.run is None:
             planned = self.plan()
             self.run = begin_run(self.config, command=self._command)
@@ -165,7 +173,7 @@ class RunCommand:
             self.notebooks,
             jobs=self.wanted.jobs,
             only_tasks=self._tasks,
-            predicted=self._predicted() if self.wanted.jobs > 1 else None,
+            predicted=self._at_once,
         )
         try:
             exit_code = runner.execute(plan)

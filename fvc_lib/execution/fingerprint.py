@@ -74,7 +74,9 @@ def read_record(path: Path) -> StageRecord | None:
         record = StageRecord(Fingerprint(**document["fingerprint"]), document["outputs"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return record if isinstance(record.fingerprint.helpers, dict) else None
+    then = record.fingerprint
+    parts = (then.parameters, then.inputs, then.helpers, record.outputs)
+    return record if all(isinstance(part, dict) for part in parts) else None
 
 
 def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:

@@ -7,6 +7,7 @@ import binascii
 import html
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class OutputFiles:
 
     def log(self, name: str) -> BoundedLog:
         """A new file for printed text."""
-        path = self._folder / name
+        path = self._folder / re.sub(r"[^\w.-]", "_", name)  # a cell may call its stream what it likes
         path.unlink(missing_ok=True)
         return BoundedLog(path, self._redactor)
 

@@ -234,7 +234,9 @@ class Runner:
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
-        numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+        numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is gone, and nohup was not asked for
+            numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield

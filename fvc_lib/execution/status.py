@@ -112,8 +112,15 @@ def read_status(run: RunPaths) -> RunStatus:
     """
     try:
         status = RunStatus(**json.loads(run.status_json.read_text()))
+    except FileNotFoundError as error:
+        if not run.run_json.is_file():
+            raise DataError(f"{run.root}: no run: it has neither status.json nor run.json.") from error
+        # Lost, and nothing depends on it: what is finished stands in the stages' own records.
+        status = RunStatus(run_id=run.run_id, state="interrupted", started_utc=utc_now())
     except (OSError, ValueError, TypeError, ValidationError) as error:
-        raise DataError(f"{run.status_json}: cannot be read as a run's status: {error}. Start a new run.") from error
+        raise DataError(
+            f"{run.status_json}: cannot be read as a run's status: {error}. Delete it, then --resume."
+        ) from error
     status.stages.update(read_parts(run))
     if status.shared:
         follow_tasks(status)

@@ -37,6 +37,7 @@ class Terminal:
         self._drawn = 0  # live lines on the screen; the cursor stands at the end of the last
         self._drawn_size = os.terminal_size((0, 0))
         self._last_plain: dict[str, float] = {}
+        self._gone = False
 
     def line(self, text: str) -> None:
         """Write one line that stays, in the place of the live lines, which the next ``show`` draws again below."""
@@ -83,9 +84,13 @@ class Terminal:
         return size if size.columns > 0 and size.lines > 0 else os.terminal_size((80, 24))
 
     def _write(self, text: str) -> None:
-        if text:
+        if not text or self._gone:
+            return
+        try:
             self._stream.write(text)
             self._stream.flush()
+        except OSError:  # who read it has left (`| head`), or the window was closed: that ends no run
+            self._gone = True
 
 
 def line_of(task: TaskProgress) -> str:

@@ -126,11 +126,16 @@ def _without_password(match: re.Match[str]) -> str:
 
 def _secret_values(environ: Mapping[str, str]) -> Iterator[str]:
     for name, value in environ.items():
-        if _SECRET_NAME.search(name) and not _HARMLESS_NAME.search(name):
+        if _SECRET_NAME.search(name) and not _HARMLESS_NAME.search(name) and not _is_count(value):
             yield value
             yield value.strip()
         for match in _URL_PASSWORD.finditer(value):
             yield match[1]
+
+
+def _is_count(value: str) -> bool:
+    """``MAX_TOKENS=100000`` is no secret, and hiding it would hide that number everywhere."""
+    return value.isdecimal() and len(value) < 10
 
 
 def _forms(value: str) -> Iterator[str]:

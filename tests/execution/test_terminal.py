@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -169,3 +170,16 @@ def test_durations_are_as_precise_as_anyone_can_use():
     assert [duration(s) for s in (0.4, 99.4, 100, 5999, 6000, 100_000)] == [
         "0 s", "99 s", "1:40 min", "99:59 min", "1:40 h", "27:46 h",
     ]  # fmt: skip
+
+
+def test_a_reader_who_has_left_ends_nothing():
+    """As with ``run_notebooks.py --resume latest | head``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w")
+    terminal = Terminal(stream)
+    for _ in range(3):
+        terminal.line("nobody reads this")
+    terminal.show([])
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()

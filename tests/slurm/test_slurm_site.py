@@ -65,6 +65,8 @@ def test_bash_and_python_read_the_same(tmp_path):
         ("ACCOUNT='me\n", "a quote is not closed"),
         ("path=/tmp\n", "wanted KEY=value"),
         ("PATH=/tmp\n", "unknown setting PATH"),
+        ("IFS=\n", "unknown setting IFS"),
+        ("ACCOUNT=a#b\n", "a value with # in it"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_file_and_setting(tmp_path, text, said):

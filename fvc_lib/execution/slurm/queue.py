@@ -62,11 +62,16 @@ class AccountedJob:
     elapsed_seconds: float | None
 
 
-def job_states(run: RunPaths) -> list[JobState]:
+def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
     """The jobs of ``run`` that SLURM's queue still knows; none where there is no queue or it does not answer.
+
+    Args:
+        run: the run.
+        must_answer: a queue that is away is an error, for those who would take its silence for an empty one.
 
     Raises:
         DataError: the record of the submitted jobs is damaged.
+        SlurmError: the queue does not answer, and must.
     """
     jobs = submitted_jobs(run)
     if not jobs or not has_command("squeue"):
@@ -77,8 +82,9 @@ def job_states(run: RunPaths) -> list[JobState]:
         command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%N|%r", *cluster]
         try:
             found.extend(parse_queue(output_of(command), here))
-        except SlurmError:  # a job that SLURM has forgotten, or a cluster that is away: the run's own files still tell
-            continue
+        except SlurmError as error:  # a job that SLURM has forgotten, or a cluster that is away
+            if must_answer and "Invalid job id" not in str(error):
+                raise
     return found
 
 

@@ -97,11 +97,12 @@ def read_site(path: Path | None = None) -> Site:
         raise UsageError(f"{path}: cannot be read as a site file: {error}. See slurm/site.conf.") from error
     if "\r" in text:
         raise UsageError(f"{path}: has line ends of Windows, which bash takes for a part of each value. Take them out.")
-    values = {key.lower(): value for key, value in _assignments(text, path).items() if value}
-    for name in values:
+    assigned = {key.lower(): value for key, value in _assignments(text, path).items()}
+    for name in assigned:
         if name not in Site.model_fields or name == "path":
             known = [field.upper() for field in Site.model_fields if field != "path"]
             raise UsageError(f"{path}: unknown setting {name.upper()}.{did_you_mean(name.upper(), known)}")
+    values = {name: value for name, value in assigned.items() if value}
     try:
         extra = _options(values.pop("extra", ""), path)
         return Site(**values, extra=extra, path=path)
@@ -117,6 +118,8 @@ def read_site(path: Path | None = None) -> Site:
 
 def _assignments(text: str, path: Path) -> dict[str, str]:
     """The ``KEY=value`` words of ``text`` as bash would assign them; whatever bash would do besides is refused."""
+    if match := re.search(r"^\s*[A-Z_]+=[^\s'\"#]+#.*$", text, flags=re.MULTILINE):
+        raise UsageError(f"{path}: got {match[0].strip()!r}; a value with # in it stands in single quotes.")
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     found: dict[str, str] = {}

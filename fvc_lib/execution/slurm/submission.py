@@ -68,7 +68,7 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
 
 def _refuse_second_submission(run: RunPaths) -> None:
     """Two jobs would work on the same tasks, and one of each pair end with an error."""
-    alive = [state for state in job_states(run) if not state.ended]
+    alive = [state for state in job_states(run, must_answer=True) if not state.ended]
     if alive:
         ids = " ".join(sorted({state.job_id.partition("_")[0] for state in alive}, key=int))
         raise UsageError(
