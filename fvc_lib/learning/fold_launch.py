@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,11 @@ from fvc_lib.services.run_paths import RunPaths, stage_key
 
 _STAGE = "04_fold_training"
 _MODULE = "fvc_lib.learning.fold_ranks"
+# A signal that asks for a stop ends a rank that has nothing to save yet, and has no handler for it; srun adds 128.
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_STOPPED = frozenset(
+    [StoppedError.exit_code, *(-number for number in _SIGNALS), *(128 + number for number in _SIGNALS)]
+)
 _logger = logging.getLogger(__name__)
 
 
@@ -145,7 +151,10 @@ def _reason(reader: ReportReader, ranks: RankProcesses, fold: int) -> FvcError:
     log = f"logs/{stage_key(_STAGE, fold)}_ranks.log"
     told = sorted(reader.reasons.items(), key=lambda item: (_is_second_hand(item[1][0]), item[0]))
     codes, killed = ranks.codes(), ranks.ended_by_signal()
-    if killed and (not told or _is_second_hand(told[0][1][0])):
+    only_lost = all(_is_second_hand(name) for name, _ in reader.reasons.values())
+    if only_lost and any(code in _STOPPED for code in codes):
+        return StoppedError("stopped as asked; resume with run_notebooks.py --resume latest.")
+    if killed and only_lost:
         return RankLostError(
             f"{', '.join(killed)} (SIGKILL is most often the system's, for want of memory); the other ranks end with "
             f"it. The last checkpoint stands: give the job more memory or fewer ranks, then resume. See {log}."
@@ -153,8 +162,6 @@ def _reason(reader: ReportReader, ranks: RankProcesses, fold: int) -> FvcError:
     if told:
         _, (name, message) = told[0]
         return error_named(name, message)
-    if StoppedError.exit_code in codes:
-        return StoppedError("stopped as asked; resume with run_notebooks.py --resume latest.")
     return RankLostError(f"the ranks ended with exit codes {codes} and left no result; {log} says why.")
 
 

@@ -89,8 +89,15 @@ class ProcessRanks:
 
     def everyone(self, place: str, value: T) -> list[T]:
         """As ``Ranks.everyone``."""
-        blob = _packed(value)
-        sizes = [int(row[0]) for row in self.meet(place, blob.numel())]
+        blob = None
+        try:
+            blob = _packed(value)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        sizes = [int(row[0]) for row in self.meet(place, -1 if blob is None else blob.numel())]
+        if blob is None or -1 in sizes:
+            raise MemoryError(f"memory ended on rank {sizes.index(-1)} at {place!r}")
         return [_unpacked(part) for part in self._everyones_blobs(place, blob, sizes)]
 
     def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:

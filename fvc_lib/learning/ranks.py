@@ -64,7 +64,11 @@ class Ranks(Protocol):
         ...
 
     def everyone(self, place: str, value: T) -> list[T]:
-        """Every rank's ``value`` on every rank: for what is small."""
+        """Every rank's ``value`` on every rank: for what is small.
+
+        Raises:
+            MemoryError: memory ended on one rank while it packed its value; on all ranks.
+        """
         ...
 
     def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:

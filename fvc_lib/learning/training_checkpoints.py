@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fvc_lib.learning.device import ComputeDevice
 from fvc_lib.learning.exactness import changed_numerics, numerics
 from fvc_lib.learning.micro_batch import MicroBatchPlan
+from fvc_lib.learning.out_of_memory import is_out_of_memory
 from fvc_lib.learning.random_state import capture_random_state, restore_random_state
 from fvc_lib.learning.ranks import Ranks
 from fvc_lib.learning.stepping import Stepper
@@ -37,9 +38,10 @@ class TrainingCheckpoints:
 
         Raises:
             CheckpointWriteError: the previous one could not be written.
+            MemoryError: memory ended on a rank before any was in the exchange; on all ranks.
         """
         self._saved_at = time.monotonic()  # also where it fails: trying again at once would fail again
-        random_state, *others = self._ranks.everyone("save", capture_random_state(self._device))
+        random_state, *others = self._random_states()
         if self._ranks.rank:
             return
         self._ranks.settle()  # a resumed training does not repeat the steps that a checkpoint counts, nor tell of them
@@ -59,6 +61,22 @@ class TrainingCheckpoints:
             best_model=state.best_model,
             epoch_ended=epoch_ended,
         )
+
+    def _random_states(self) -> list[dict[str, Tensor]]:
+        """Every rank's. Whether there is a checkpoint all decide alike, so where memory ends on one it does on all."""
+        mine, ended = None, None
+        try:
+            mine = capture_random_state(self._device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            ended = error
+        states = self._ranks.everyone("save", mine)
+        if ended is not None:
+            raise ended
+        if None in states:
+            raise MemoryError(f"memory ended on rank {states.index(None)}")
+        return [state for state in states if state is not None]
 
     def restore(self, model: nn.Module, stepper: Stepper, micro_batches: MicroBatchPlan) -> TrainingState | None:
         """Put the newest whole checkpoint into ``model``, ``stepper`` and the generators; None without any.

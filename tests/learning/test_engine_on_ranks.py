@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -212,6 +213,38 @@ def test_memory_that_ends_in_one_rank_s_step_takes_all_back_to_the_checkpoint(ta
     assert same_result(found, whole)
     (restored,) = [details for kind, details in found["events"] if kind == "step_restored"]
     assert restored == {"to_step": 0, "lost_steps": 2}
+
+
+def _preparing_ends(rank, of, module, name, call):
+    """On one rank, at a call of what prepares its part of a checkpoint."""
+    if rank != of:
+        return
+    module = importlib.import_module(f"fvc_lib.learning.{module}")
+    inner, count = getattr(module, name), iter(range(1, 1_000))
+
+    def prepare(value):
+        if next(count) == call:
+            raise MemoryError
+        return inner(value)
+
+    setattr(module, name, prepare)
+
+
+@pytest.mark.fault(20)
+@pytest.mark.parametrize(
+    ("of", "module", "name", "call"),
+    [
+        (0, "training_checkpoints", "capture_random_state", 2),
+        (1, "training_checkpoints", "capture_random_state", 2),
+        (1, "process_ranks", "_packed", 3),  # the first is of its numerics, the second of the checkpoint at the start
+    ],
+)
+def test_a_checkpoint_that_one_rank_has_no_memory_for_is_left_out_by_all(tasks, trained, of, module, name, call):
+    whole = trained(2, "whole", tasks)
+    prepare = partial(_preparing_ends, of=of, module=module, name=name, call=call)
+    found = trained(2, "short", tasks, prepare=prepare, checkpoint_seconds=0)
+    assert same_result(found, whole)
+    assert [kind for kind, _ in found["events"]] == ["checkpoint_skipped"]
 
 
 def _stop_on(rank, of, after):

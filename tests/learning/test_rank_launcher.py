@@ -23,13 +23,14 @@ from fvc_lib.learning.watching import NoMetrics
 from fvc_lib.services.checkpoint_files import load_document
 from fvc_lib.services.checkpoints import LATEST
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory_observer import NoObserver
 from fvc_lib.services.metric_log import MetricLog
 from tests.faults.conftest import STAGE, elsewhere
 from tests.learning import standin_srun
 
 ROOT = Path(__file__).parents[2]
-NUM_STEPS = 12
+NUM_STEPS = 30
 LAUNCHER = """
 import sys
 from pathlib import Path
@@ -87,8 +88,8 @@ def launch(two_ranks):
 def two_ranks(tiny_training):
     """The small run on two ranks, which saves whenever it may."""
     return tiny_training.with_config(
-        num_ranks=2, epochs=2, learning_rate=1e-4, memory_preflight=False, checkpoint_minutes=0,
-        shuffled_label_control=False,
+        num_ranks=2, epochs=6, early_stopping_epochs=0, learning_rate=1e-4, memory_preflight=False,
+        checkpoint_minutes=0, shuffled_label_control=False,
     )  # fmt: skip
 
 
@@ -185,6 +186,18 @@ def test_a_launcher_that_fails_ends_the_ranks_under_srun(under_srun, two_ranks):
     with pytest.raises(OSError, match="No space left"):
         train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=Full())
     assert psutil.wait_procs(ranks_of_run(two_ranks.paths.root), timeout=60)[1] == []
+
+
+def test_ranks_that_are_told_to_stop_before_they_listen_were_stopped(two_ranks):
+    """As by scancel, which reaches the ranks before their launcher asks them: there is nothing to save yet."""
+
+    def stop():
+        for rank in ranks_of_run(two_ranks.paths.root):
+            rank.terminate()
+        return False
+
+    with pytest.raises(StoppedError, match="stopped as asked"):
+        train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics(), stop=stop)
 
 
 @pytest.fixture
