@@ -99,3 +99,10 @@ def test_a_runs_folder_that_is_a_link_to_nowhere_is_an_error_and_no_endless_wait
     (tmp_path / "runs").symlink_to(tmp_path / "purged")
     with pytest.raises(UsageError, match="a link to nowhere"):
         new_run(tmp_path / "runs", "default", "abcdef0123")
+
+
+def test_options_before_a_subcommand_are_not_passed_over(tmp_path):
+    done = CliRunner().invoke(run_notebooks.main, ["--dry-run", "index", "--runs-dir", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "would count for nothing" in done.output
+    assert list(tmp_path.iterdir()) == []

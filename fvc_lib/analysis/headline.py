@@ -148,7 +148,7 @@ def run_headline(run: RunPaths, *, sampled_peak: int | None = None) -> ReportHea
         scores=scores,
         num_videos=counts[0],
         num_groups=counts[1],
-        peak_rss_bytes=max(filter(None, (sampled_peak, _peak_rss_bytes(run, status))), default=None),
+        peak_rss_bytes=sampled_peak or _peak_rss_bytes(run, status),
         duration_seconds=_number(status.get("duration_seconds")),
         started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
         model=_text(asked.get("model")),
@@ -258,7 +258,7 @@ def _failure(status: dict[str, object]) -> str | None:
     """The first stage that did not end well, in one sentence."""
     stages = status.get("stages")
     for name, stage in stages.items() if isinstance(stages, dict) else ():
-        if not isinstance(stage, dict) or stage.get("state") not in {"failed", "interrupted", GONE}:
+        if not isinstance(stage, dict) or stage.get("state") not in ("failed", "interrupted", GONE):
             continue
         error = stage.get("error")
         told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")

@@ -37,7 +37,7 @@ def _repeat(record: Mapping[str, Any]) -> str:
     commands = [clean_text(line) for line in _list(record.get("repeat")) if isinstance(line, str)]
     if not commands:
         return ""
-    text = escape("\n".join(commands))
+    text = escape(" &&\n".join(commands))  # what follows a step that failed would run other code
     return (
         "<p>These commands repeat the run, from a checkout of the project:</p>"
         f'<div class="copyable"><pre id="repeat">{text}</pre><button data-copy="repeat">Copy</button></div>'

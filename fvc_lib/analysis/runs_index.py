@@ -33,7 +33,7 @@ from fvc_lib.analysis.wording import (
     time_text,
 )
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json, write_text
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
@@ -54,8 +54,12 @@ def write_runs_index(runs_dir: Path) -> Path:
     """Write ``index.html`` into ``runs_dir`` over all runs found there, newest first, and return its path.
 
     Raises:
+        DataError: there is an ``index.html`` that is no list of runs; it stands.
         OSError: the file cannot be written.
     """
+    output = runs_dir / "index.html"
+    if output.is_file() and b"<title>FVC runs</title>" not in output.read_bytes()[:4096]:
+        raise DataError(f"{output}: is no list of runs, and is left as it is. Move it away, or the runs elsewhere.")
     runs = list_runs(runs_dir)[::-1]
     rows = "".join(_rows(runs, runs_dir))
     heads = "".join(f"<th>{head}</th>" for head in _HEADS)
@@ -69,7 +73,6 @@ def write_runs_index(runs_dir: Path) -> Path:
         '<p class="under">Newest first. A run is above control when its AUC lies above its best control\'s interval '
         f"and its own interval above that control's value.</p>{table}</div>"
     )
-    output = runs_dir / "index.html"
     write_text(output, page("FVC runs", body))
     return output
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from fvc_lib.command_line.clips_command import clips
 from fvc_lib.command_line.command_group import EXIT_CODES, Commands
@@ -13,6 +14,7 @@ from fvc_lib.command_line.looking_commands import status
 from fvc_lib.command_line.reporting import index, report
 from fvc_lib.command_line.wanted import Executor, Wanted
 from fvc_lib.execution.asked_values import ask
+from fvc_lib.services.errors import UsageError
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -99,6 +101,12 @@ def main(
     python run_notebooks.py --params params/demo.yaml --executor slurm       as jobs of a cluster; first: --dry-run
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     if context.invoked_subcommand is not None:
+        given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise UsageError(
+                f"options before {context.invoked_subcommand!r} would count for nothing; give them after it, where it "
+                "has such an option (--help says)."
+            )
         return
     # What runs notebooks takes a second to load, and looking at a run shall not wait for it.
     from fvc_lib.command_line.run_command import RunCommand

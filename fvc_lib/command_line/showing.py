@@ -39,9 +39,10 @@ def print_plan(
         peak = predicted.get(planned.task.stage.name)
         memory = f"{peak.peak_bytes / 1e9:5.2f} GB" if peak and planned.run else " " * 8
         click.echo(f"  {'run ' if planned.run else 'skip'}  {planned.task.key:<28} {memory}  {planned.reason}")
-    needed = {planned.task.stage.name for planned in plan if planned.run}
-    if origins := sorted({peak.origin for name, peak in predicted.items() if name in needed}):
-        click.echo(f"memory is the predicted peak of one task: {'; '.join(origins)}")
+    needed = dict.fromkeys(planned.task.stage.name for planned in plan if planned.run)
+    for origin in dict.fromkeys(predicted[name].origin for name in needed if name in predicted):
+        names = [name for name in needed if name in predicted and predicted[name].origin == origin]
+        click.echo(f"predicted peak of {', '.join(names)}: {origin}")
 
 
 def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> None:

@@ -34,6 +34,8 @@ def what_happened(stage: StageStatus) -> str:
         if stage.oom_kills:
             what += f"; meanwhile the system killed for memory in its control group (count rose by {stage.oom_kills})"
     line = " | ".join(part.strip() for part in what.splitlines() if part.strip())
+    # An error's text may hold what a terminal obeys, or what turns the text around.
+    line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]} [...]"
 
 

@@ -18,10 +18,18 @@ from fvc_lib.services.redaction import Redactor
 MAX_FILES = 100
 MAX_BYTES = 256_000_000  # of all shown outputs together; printed text has the bounded log's limit for each stream
 LINK_KEY = "fvc_overflow"  # in an output's metadata: the file's path from the run folder
+# A drawing may hold scripts, and there is no way to forbid them in its file: it is kept to be read.
 _SUFFIXES = {
-    "text/html": ".html", "image/svg+xml": ".svg", "image/png": ".png", "image/jpeg": ".jpg",
+    "text/html": ".html", "image/svg+xml": ".svg.txt", "image/png": ".png", "image/jpeg": ".jpg",
     "text/markdown": ".md", "text/latex": ".tex", "application/pdf": ".pdf", "text/plain": ".txt",
 }  # fmt: skip
+
+
+# First in a page that a cell made: a reader who opens it from the record runs no script of it and loads nothing.
+_HARMLESS_PAGE = (
+    '<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:\">\n"
+)
 
 
 class OutputFiles:
@@ -75,4 +83,6 @@ def _content(mime: str, value: Any) -> bytes:
         except binascii.Error:
             pass
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if mime == "text/html":
+        text = _HARMLESS_PAGE + text
     return text.encode("utf-8", "replace")

@@ -153,6 +153,8 @@ class TaskRun:
         memory_error = stage.error is not None and "Memory" in stage.error.name
         if stage.exit_code == 137 or memory_error or stage.oom_kills:
             budget = memory_budget(self.config.mem_gb)
+            if not stage.oom_kills and not memory_error and (stage.peak_rss_bytes or 0) < budget.total_bytes / 2:
+                return None  # killed far below the limit, and nobody counted a kill for memory: rather by hand
             return after_memory_ended(self.config, reads, self.run.memory_events(name, fold), budget.total_bytes)
         return after_another_death(self.config, reads) if stage.exit_code == 138 else None
 

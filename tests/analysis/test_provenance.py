@@ -40,7 +40,7 @@ def test_code_machine_and_the_commands_that_repeat_it_are_shown(run):
         "a" * 40, 'href="code.patch"', "big.py (2.0 MB)", "node1", "8, OMP_NUM_THREADS=4", "NVIDIA H200",
         "64.00 GB, limited to 8.00 GB by SLURM_MEM_PER_NODE", "job id 12, array task id 3", "3.11.7 (CPython main)",
         "2026-01-02 03:04 UTC", "not installed",
-        '<pre id="repeat">git checkout aaa\npython run_notebooks.py --params &#x27;&lt;p&gt;.yaml&#x27;</pre>',
+        '<pre id="repeat">git checkout aaa &amp;&amp;\npython run_notebooks.py --params &#x27;&lt;p&gt;',
     ):  # fmt: skip
         assert text in html, text
     assert "<b>x" not in html

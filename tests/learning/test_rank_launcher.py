@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,9 +134,14 @@ def srun_of(launcher):
 @pytest.mark.slow
 @pytest.mark.fault(1)
 def test_ranks_under_srun_end_with_a_killed_kernel_and_no_step_is_saved_untold(two_ranks, under_srun, launch):
-    """What ends a kernel ends its process group, srun in it: nobody is left to close the ranks' input."""
+    """What ends a kernel ends its process group, srun in it: nobody is left to close the ranks' input.
+
+    It hears nothing for a while before, in which the ranks could take many steps.
+    """
     training = launch(steps=3)
     assert all(os.getsid(rank.pid) != training.launcher.pid for rank in training.ranks)
+    os.killpg(training.launcher.pid, signal.SIGSTOP)
+    time.sleep(2)
     os.killpg(training.launcher.pid, signal.SIGKILL)
     assert training.has_ended()
     logged = steps_logged(two_ranks.paths)

@@ -38,9 +38,15 @@ def disks(config: RunConfig) -> list[Finding]:
 
 
 def _disk(name: str, folder: Path) -> Finding:
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    where = f"{folder}" if there == folder else f"{folder} (to be made in {there})"
     other = "choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
+    try:
+        there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
+        nowhere = not there.exists()
+    except OSError as error:
+        return problem(name, f"{folder}: {error.strerror}", other)
+    if nowhere:
+        return problem(name, f"{folder}: {there} is a link to nowhere", other)
+    where = f"{folder}" if there == folder else f"{folder} (to be made in {there})"
     if not there.is_dir():
         return problem(name, f"{where}: {there} is no folder", other)
     try:
