@@ -127,8 +127,12 @@ def in_slurm_job_with_tasks(size: int, environ: Mapping[str, str]) -> bool:
 
 
 def _srun(size: int) -> list[str]:
-    """``--overlap``: this process may itself be a step that holds the job's resources."""
-    return ["srun", "--overlap", "--kill-on-bad-exit=1", f"--ntasks={size}", "--input=all", "--unbuffered"]
+    """``--overlap``: this process may itself be a step that holds the job's resources.
+
+    Without ``--unbuffered``, with which srun tears lines that two ranks say at once (584 of 40,000 measured, and none
+    without); a line is passed on at once either way.
+    """
+    return ["srun", "--overlap", "--kill-on-bad-exit=1", f"--ntasks={size}", "--input=all"]
 
 
 def _common_environment() -> dict[str, str]:
