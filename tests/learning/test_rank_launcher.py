@@ -173,6 +173,7 @@ def metrics_of(paths):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.fault(1)
 def test_ranks_end_with_an_srun_that_is_killed_although_their_launcher_lives(under_srun, two_ranks, launch):
     training = launch(steps=1)
@@ -181,6 +182,7 @@ def test_ranks_end_with_an_srun_that_is_killed_although_their_launcher_lives(und
     assert training.launcher.wait(60) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.fault(1)
 def test_a_launcher_that_fails_ends_the_ranks_under_srun(under_srun, two_ranks):
     """Its own error comes out, and srun has been asked first: killed at once it would have left them."""
