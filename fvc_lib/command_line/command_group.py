@@ -32,4 +32,6 @@ class Commands(click.Group):
         except OSError as error:
             where = error.filename or "a file"
             click.echo(f"error: {where}: {error.strerror}. Is there space, and may it be written?", err=True)
+            for note in getattr(error, "__notes__", ()):
+                click.echo(note, err=True)
             context.exit(1)

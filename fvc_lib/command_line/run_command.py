@@ -180,7 +180,7 @@ class RunCommand:
         except OSError as error:
             if error.filename is None:  # write() does not say which file it was for
                 error.filename = str(run.root)
-            click.echo(f"to go on: python run_notebooks.py --resume {shlex.quote(str(run.root))}", err=True)
+            error.add_note(f"to go on: python run_notebooks.py --resume {shlex.quote(str(run.root))}")
             raise
         # Of several jobs the one that ends the run reports, and one that failed.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:

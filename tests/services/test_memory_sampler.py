@@ -19,6 +19,8 @@ import pytest
 from fvc_lib.services.memory_observer import DeviceMemory, MemoryObserver
 from fvc_lib.services.memory_sampler import MemorySampler, NearLimit
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 COLUMNS = [
     "timestamp", "phase", "epoch", "batch_idx", "global_step", "allocated_mb", "reserved_mb", "max_allocated_mb",
     "total_memory_mb", "usage_percent", "free_mb", "device", "rank", "rss_mb", "elapsed_seconds",

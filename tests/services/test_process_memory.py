@@ -13,6 +13,7 @@ import pytest
 
 from fvc_lib.services.process_memory import ProcessMemory, ProcessTree, peak_rss_bytes
 
+pytestmark = pytest.mark.usefixtures("alone")
 MEGABYTE = 1 << 20
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
