@@ -27,6 +27,7 @@ from fvc_lib.services.process_memory import ProcessTree
 TARGET_MS = 60.0
 _WIDTH, _DEPTH = 1646, 4  # the weights and two moments of these layers are 130 MB in float32
 _BATCH = 32
+_TRIES = 8
 
 
 class WideTask:
@@ -141,7 +142,19 @@ class WatchedFolder(CheckpointFolder):
 
 
 def measure_stall(folder: Path, *, steps: int, between_seconds: float, width: int = _WIDTH) -> list[Figure]:
-    """Train an epoch of ``steps`` steps with a checkpoint every ``between_seconds``."""
+    """Train an epoch of ``steps`` steps with a checkpoint every ``between_seconds``.
+
+    A disk that takes longer than that for every checkpoint leaves no step to compare with: then again, twice as long
+    and with twice the time between checkpoints.
+    """
+    for doubled in range(_TRIES):
+        watched, plain = _watched_epoch(folder, steps << doubled, between_seconds * 2**doubled, width)
+        if watched.saving and watched.quiet:
+            break
+    return stall_figures(watched, plain)
+
+
+def _watched_epoch(folder: Path, steps: int, between_seconds: float, width: int) -> tuple[Watched, list[float]]:
     settings = EngineSettings(
         epochs=1, effective_batch_size=_BATCH, micro_batch=_BATCH, learning_rate=1e-4, weight_decay=0.01,
         warmup_share=0.1, max_gradient_norm=1.0, early_stopping_epochs=0, seed=0, checkpoint_seconds=between_seconds,
@@ -153,8 +166,7 @@ def measure_stall(folder: Path, *, steps: int, between_seconds: float, width: in
             WideTask(width, steps), settings, resolve_device("cpu", "off"), checkpoints, NoLog(), stop=watched
         )
         engine.fit()
-        plain = _plain_saves(engine.state.best_model, Path(name))
-    return stall_figures(watched, plain)
+        return watched, _plain_saves(engine.state.best_model, Path(name))
 
 
 def stall_figures(watched: Watched, plain: list[float]) -> list[Figure]:
