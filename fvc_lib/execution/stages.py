@@ -12,7 +12,19 @@ from pandera.polars import DataFrameSchema
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.run_paths import RunPaths, stage_key
-from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, PREDICTIONS, REJECTED, RESULTS, read_table
+from fvc_lib.services.tables import (
+    ANNOTATIONS,
+    AUGMENTED,
+    FOLDS,
+    GROUP_LINKS,
+    INDEX,
+    LEAKAGE_AUDIT,
+    PREDICTIONS,
+    REJECTED,
+    RESULTS,
+    SLICES,
+    read_table,
+)
 
 Files = Callable[[RunPaths, int | None], Sequence[Path]]
 
@@ -61,8 +73,8 @@ STAGES = (
         "01_data_index",
         (),
         lambda run, _: (),
-        lambda run, _: (run.index, run.rejected),
-        schemas=(INDEX, REJECTED),
+        lambda run, _: (run.index, run.rejected, run.group_links, run.annotations),
+        schemas=(INDEX, REJECTED, GROUP_LINKS, ANNOTATIONS),
     ),
     Stage(
         "02_folds",
@@ -89,9 +101,9 @@ STAGES = (
     Stage(
         "05_kfold_results",
         ("04_fold_training",),
-        lambda run, _: (run.index, run.folds, *sorted(run.tables.glob("predictions_fold_*.parquet"))),
-        lambda run, _: (run.results,),
-        schemas=(RESULTS,),
+        lambda run, _: (run.index, run.group_links, run.folds, *sorted(run.tables.glob("predictions_fold_*.parquet"))),
+        lambda run, _: (run.results, run.slices, run.leakage_audit),
+        schemas=(RESULTS, SLICES, LEAKAGE_AUDIT),
     ),
     Stage("06_analysis_dashboard", ("05_kfold_results",), lambda run, _: (run.results,), lambda run, _: ()),
     # It reads every memory log, but those grow with each look at the run: it repeats when what was measured was new.

@@ -227,6 +227,8 @@ def _predictions(clips: FoldClips, scored: Scored, control: Scored | None) -> pl
             clips.fold,
             score,
             scored.summary.threshold,
+            scored.logits[video_id],
+            scored.summary.temperature,
             control.scores[video_id] if control else None,
             control.labels[video_id] if control else None,
         )

@@ -34,6 +34,7 @@ ENVIRONMENT = {
     "FVC_RUNS_DIR": "runs_dir",
     "FVC_CACHE_DIR": "cache_dir",
     "FVC_MEM_GB": "mem_gb",
+    "FVC_TRACKER": "tracker",
 }
 
 # Where things lie and how much of the machine is used: none of it may change a number, so none of it is hashed.
@@ -43,7 +44,7 @@ NOT_HASHED = frozenset(
         "use_mlops_pipeline", "clip_source", "gradient_checkpointing", "num_ranks", "profile_memory",
         "memory_preflight", "clear_cache_training_batches", "clear_cache_validation_batches",
         "micro_batch_recovery_steps", "replay_run", "checkpoint_minutes", "checkpoint_epochs",
-        "keep_checkpoints", "max_nonfinite_steps",
+        "keep_checkpoints", "max_nonfinite_steps", "tracker",
     }
 )  # fmt: skip
 
@@ -84,6 +85,10 @@ class RunConfig(BaseModel):
     )
     near_duplicate_bits: int = Field(
         10, ge=0, le=32, description="perceptual hashes closer than this many of 64 bits join groups; 0: off"
+    )
+
+    annotations_only: bool = Field(
+        False, description="index the label tables of a corpus whose videos are not here; only 01 can run"
     )
 
     # Folds
@@ -168,6 +173,10 @@ class RunConfig(BaseModel):
     # Results
     bootstrap_replicates: int = Field(2000, ge=100, description="cluster bootstrap replicates over groups")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="coverage of every interval")
+
+    tracker: Literal["none", "mlflow"] = Field(
+        "none", description="mlflow: export each run when it ends, to MLFLOW_TRACKING_URI or mlflow.db in runs_dir"
+    )
 
     # Where and how; never part of the hash
     data_dir: str = Field(_beside_the_code("data"), description="where the sample corpus is generated")

@@ -71,6 +71,16 @@ class RunPaths:
         return self.tables / "rejected.parquet"
 
     @property
+    def group_links(self) -> Path:
+        """What joined videos into one group that the label source kept apart."""
+        return self.tables / "group_links.parquet"
+
+    @property
+    def annotations(self) -> Path:
+        """Every row of the corpus's label tables, videos or not."""
+        return self.tables / "annotations.parquet"
+
+    @property
     def folds(self) -> Path:
         """The outer folds."""
         return self.tables / "folds.parquet"
@@ -88,6 +98,16 @@ class RunPaths:
     def results(self) -> Path:
         """Metrics, intervals and controls over all folds."""
         return self.root / "kfold_results.feather"
+
+    @property
+    def slices(self) -> Path:
+        """The results by platform, codec, length and the like."""
+        return self.tables / "slices.parquet"
+
+    @property
+    def leakage_audit(self) -> Path:
+        """What was looked at to say that nothing leaked, and what was found."""
+        return self.tables / "leakage_audit.parquet"
 
     @property
     def logs(self) -> Path:
@@ -127,6 +147,11 @@ class RunPaths:
     def metrics(self, stage: str, fold: int | None = None) -> Path:
         """The metric log of one stage (and fold); one writer each."""
         return self.root / "metrics" / f"{stage_key(stage, fold)}.jsonl"
+
+    @property
+    def compacted_metrics(self) -> Path:
+        """All metric logs of a finished run in one table, which is faster to read; the logs stay the truth."""
+        return self.root / "metrics" / "compacted.parquet"
 
     def memory(self, stage: str, fold: int | None = None) -> Path:
         """The memory samples of one stage (and fold); one writer each."""

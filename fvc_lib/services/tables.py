@@ -113,6 +113,9 @@ PREDICTIONS = pa.DataFrameSchema(
         "fold": pa.Column(pl.Int64, pa.Check.ge(0)),
         "score": pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # probability of fake
         "threshold": pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # chosen on inner validation, constant in a fold
+        # The network's own output; score = sigmoid(logit / temperature).
+        "logit": pa.Column(pl.Float64, pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()))),
+        "temperature": pa.Column(pl.Float64, pa.Check.gt(0)),  # chosen on inner validation, constant in a fold
         # The same training on labels shuffled by group: its score, and the shuffled label it is judged by.
         "control_score": pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),
         "control_label": _text(checks=pa.Check.isin(LABELS), nullable=True),
@@ -125,7 +128,7 @@ PREDICTIONS = pa.DataFrameSchema(
 RESULTS = pa.DataFrameSchema(
     {
         "source": _text(),  # model, or the control's name
-        "scope": _text(),  # all, or fold_K
+        "scope": _text(),  # all: a vote per video; all_by_group: a vote per group; or fold_K
         "metric": _text(),
         "value": pa.Column(pl.Float64, nullable=True),
         "low": pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups; scope "all" only
@@ -138,6 +141,69 @@ RESULTS = pa.DataFrameSchema(
     strict=True,
     ordered=True,
     name="kfold_results",
+)
+
+
+GROUP_LINKS = pa.DataFrameSchema(
+    {
+        "group_id": _group(),  # the group that both sides are in now
+        "why": _text(),  # same_source, same_content or near_duplicate
+        "evidence": _text(),  # the source id, the start of the content hash, or the two paths
+        "first": _text(),  # stated group, or path of a video that had none
+        "second": _text(),
+    },
+    strict=True,
+    ordered=True,
+    name="group_links",
+)
+
+# Every row of a corpus's label tables, also of videos that are absent and of labels that are not trained on.
+ANNOTATIONS = pa.DataFrameSchema(
+    {
+        "source_id": _text(),
+        "origin": _text(),  # the table it stands in
+        "row": pa.Column(pl.Int64, pa.Check.ge(1)),  # 1-based data row
+        "label": _text(nullable=True),  # as it stands there, in lower case
+        "stated_group": _text(nullable=True),
+        "group_id": _group(),  # after all that the annotations alone join
+        "platform": _text(nullable=True),
+        "is_present": pa.Column(pl.Boolean),  # there is a file for it
+    },
+    strict=True,
+    ordered=True,
+    name="annotations",
+)
+
+SLICES = pa.DataFrameSchema(
+    {
+        "slice_by": _text(),  # platform, label_source, manipulation, duration, resolution, codec ...
+        "value": _text(),
+        "metric": _text(),
+        "number": pa.Column(pl.Float64, nullable=True),
+        "low": pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups
+        "high": pa.Column(pl.Float64, nullable=True),
+        "num_videos": pa.Column(pl.Int64, pa.Check.ge(1)),
+        "num_real": pa.Column(pl.Int64),
+        "num_fake": pa.Column(pl.Int64),
+        "num_groups": pa.Column(pl.Int64, pa.Check.ge(1)),
+        "is_small": pa.Column(pl.Boolean),  # too few groups of a class for its number to say much
+    },
+    strict=True,
+    ordered=True,
+    name="slices",
+)
+
+LEAKAGE_AUDIT = pa.DataFrameSchema(
+    {
+        "check": _text(),
+        "count": pa.Column(pl.Int64, nullable=True),  # what was counted, where something was
+        "number": pa.Column(pl.Float64, nullable=True),  # a metric, where one was computed
+        "finding": _text(),  # one sentence
+        "passed": pa.Column(pl.Boolean, nullable=True),  # null: for information, nothing to pass
+    },
+    strict=True,
+    ordered=True,
+    name="leakage_audit",
 )
 
 

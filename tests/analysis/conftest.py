@@ -121,6 +121,8 @@ def write_predictions(run: RunPaths, folds: pl.DataFrame, seed: int, skill: floa
     predictions = folds.with_columns(
         pl.Series("score", 1 / (1 + np.exp(-logits))),
         pl.Series("threshold", 0.45 + 0.02 * folds["fold"].to_numpy()),
+        pl.Series("logit", 1.25 * logits),
+        pl.lit(1.25).alias("temperature"),
         pl.Series("control_score", generator.uniform(0.2, 0.8, fake.size)),
         pl.Series("control_label", generator.permutation(folds["label"].to_numpy())),
     )
