@@ -6,8 +6,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+MLFLOW_STAMP := $(VENV)/.installed-mlflow
 
-.PHONY: help setup demo lab doctor test test-quick test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline index-kills lock clean
+.PHONY: help setup setup-mlflow demo lab doctor test test-quick test-long test-mlflow test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline bench-bootstrap bench-queries index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -20,6 +21,13 @@ $(STAMP): requirements.lock pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+setup-mlflow: $(MLFLOW_STAMP)  ## Add MLflow to .venv, for FVC_TRACKER=mlflow and export-mlflow
+
+$(MLFLOW_STAMP): $(STAMP) requirements-mlflow.lock
+	$(RUN) -m pip install --quiet --disable-pip-version-check --requirement requirements.lock \
+		--requirement requirements-mlflow.lock
 	@touch $@
 
 demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show where the report is
@@ -36,6 +44,13 @@ test: $(STAMP)  ## Run all tests
 
 test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
 	$(RUN) -m pytest -n auto --dist worksteal -m "not slow and not long"
+
+test-long: $(STAMP)  ## Run the tests that take longer and have no target of their own
+	$(RUN) -m pytest -n auto --dist worksteal -m "long and not fault and not slurm" --ignore tests/test_honesty.py \
+		--ignore tests/test_run_kills.py --ignore tests/video/test_fuzz.py --ignore tests/corpus/test_index_scale.py
+
+test-mlflow: setup-mlflow  ## Export runs to a real MLflow server; installs MLflow into .venv
+	$(RUN) -m pytest -n auto --dist worksteal -m mlflow
 
 test-slurm: $(STAMP)  ## Run whole jobs on a real Slurm of this machine's own; installs it where it may (Debian, as root)
 	tests/slurm/install.sh
@@ -73,6 +88,12 @@ bench: $(STAMP)  ## Measure decoding beside its peers, about an hour; peers: pip
 bench-quick: $(STAMP)  ## The same for two videos, in a few minutes
 	$(RUN) -m benchmarks.decode --quick
 
+bench-bootstrap: $(STAMP)  ## Measure intervals by cluster bootstrap beside scikit-learn and scipy
+	$(RUN) -m benchmarks.bootstrap
+
+bench-queries: setup-mlflow  ## Measure queries over a million metric lines beside polars, pandas and MLflow
+	$(RUN) -m benchmarks.queries
+
 bench-clips: $(STAMP)  ## Measure how fast stored clips are read back and how long training waits for them
 	$(RUN) benchmarks/clips.py
 
@@ -91,13 +112,21 @@ bench-pipeline: $(STAMP)  ## Measure what running notebooks costs beside bare pa
 index-kills: $(STAMP)  ## Kill an index of 10,000 files again and again; the outcome must not change
 	$(RUN) -m pytest -m long tests/corpus/test_index_scale.py
 
-lock:  ## Resolve the newest allowed versions anew into requirements.lock
-	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	$(PYTHON) -c 'print("# Every package FVC runs and is tested with. Made by: make lock")' > requirements.lock
+lock:  ## Resolve the newest allowed versions anew into requirements.lock and requirements-mlflow.lock
+	rm -rf build/lock && $(PYTHON) -m venv build/lock/all && $(PYTHON) -m venv build/lock/base
+	build/lock/all/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,mlflow]'
 	# A local version (torch 2.13.0+cpu) names one machine'\''s build; setuptools belongs to the environment itself.
-	build/lock/bin/python -m pip freeze --exclude-editable --exclude setuptools \
-		| sed -E 's/\+[a-z0-9.]+$$//' >> requirements.lock
+	build/lock/all/bin/python -m pip freeze --exclude-editable --exclude setuptools | sed -E 's/\+[a-z0-9.]+$$//' \
+		| LC_ALL=C sort > build/lock/all.txt
+	# The same versions without MLflow, which would bring pandas into every process.
+	build/lock/base/bin/python -m pip install --quiet --disable-pip-version-check --constraint build/lock/all.txt \
+		--editable '.[dev]'
+	build/lock/base/bin/python -m pip freeze --exclude-editable --exclude setuptools | sed -E 's/\+[a-z0-9.]+$$//' \
+		| LC_ALL=C sort > build/lock/base.txt
+	$(PYTHON) -c 'print("# Every package FVC runs and is tested with. Made by: make lock")' > requirements.lock
+	cat build/lock/base.txt >> requirements.lock
+	$(PYTHON) -c 'print("# What MLflow brings beside requirements.lock. Made by: make lock")' > requirements-mlflow.lock
+	LC_ALL=C comm -13 build/lock/base.txt build/lock/all.txt >> requirements-mlflow.lock
 
 clean:  ## Remove the environment and tool caches; runs, data and clips stay
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

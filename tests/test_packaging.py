@@ -22,8 +22,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL = {"mlflow", "webdataset"}
 
 
-def locked() -> dict[str, str]:
-    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+def locked(name: str = "requirements.lock") -> dict[str, str]:
+    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
     assert all("==" in line for line in lines), "every line of the lock is name==version"
     return {normalized(name): version for name, version in (line.split("==") for line in lines)}
 
@@ -55,6 +55,21 @@ def test_the_lock_is_closed():
 def test_what_is_installed_is_what_is_locked():
     for name, version in locked().items():
         assert importlib.metadata.version(name).split("+")[0] == version, name
+
+
+@pytest.mark.mlflow
+def test_what_mlflow_needs_beside_the_lock_is_locked_and_nothing_twice():
+    base, beside = locked(), locked("requirements-mlflow.lock")
+    assert not set(base) & set(beside)
+    (mlflow,) = map(Requirement, PROJECT["optional-dependencies"]["mlflow"])
+    assert mlflow.specifier.contains(beside["mlflow"])
+    both = base | beside
+    for name, version in beside.items():
+        assert importlib.metadata.version(name) == version, name
+        for requirement in map(Requirement, importlib.metadata.requires(name) or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                needed = both[normalized(requirement.name)]
+                assert requirement.specifier.contains(needed, prereleases=True), f"{name} wants {requirement}"
 
 
 def conda_environment() -> dict[str, Any]:

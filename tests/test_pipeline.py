@@ -135,22 +135,18 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Place:
     return Place(folder / "work", moved / corpus.name)
 
 
-@pytest.fixture(scope="module")
-def both_folds_at_once(elsewhere: Place) -> RunPaths:
-    """Two loader workers besides, and clips out of shards."""
-    run, _ = elsewhere.run("--jobs", "2", num_workers=2, probe_workers=2, clip_source="shards")
-    return run
-
-
-def test_the_same_command_elsewhere_with_both_folds_at_once_gives_the_same_bits(
-    finished, elsewhere, both_folds_at_once
-):
-    run, other = finished[0], both_folds_at_once
-    assert len(list((elsewhere.folder / "cache").rglob("*.tar"))) == 1
-    assert scores(other).equals(scores(run))
-    assert read_table(other.results, RESULTS).equals(read_table(run.results, RESULTS))
+def assert_same_results(found: RunPaths, wanted: RunPaths) -> None:
+    """To the bit."""
+    assert scores(found).equals(scores(wanted))
+    assert read_table(found.results, RESULTS).equals(read_table(wanted.results, RESULTS))
     for fold in range(SMALL["num_folds"]):
-        assert measured(other, fold) == measured(run, fold)
+        assert measured(found, fold) == measured(wanted, fold)
+
+
+@pytest.mark.long
+def test_both_folds_at_once_give_the_same_bits(finished, elsewhere):
+    run, (other, _) = finished[0], elsewhere.run("--jobs", "2")
+    assert_same_results(other, run)
     folds = [read_status(other).stages[f"04_fold_training_fold_{fold}"] for fold in range(SMALL["num_folds"])]
     assert folds[1].started_utc < folds[0].finished_utc  # they did run at once
 
@@ -162,15 +158,12 @@ def measured(run: RunPaths, fold: int) -> list[dict[str, object]]:
     return [{name: value for name, value in line.items() if name not in {"run_id", "ts"}} for line in lines]
 
 
-def test_the_straight_pass_gives_the_same_results_and_tracks_nothing(
-    finished, elsewhere, both_folds_at_once, monkeypatch
-):
-    """``USE_MLOPS_PIPELINE=false``."""
+def test_the_straight_pass_elsewhere_gives_the_same_bits_and_tracks_nothing(finished, elsewhere, monkeypatch):
+    """``USE_MLOPS_PIPELINE=false``, in other folders, with loader and probe processes and clips out of shards."""
     monkeypatch.setenv("USE_MLOPS_PIPELINE", "false")
-    run, shown = elsewhere.run()
-    assert run != both_folds_at_once
-    assert read_table(run.results, RESULTS).equals(read_table(finished[0].results, RESULTS))
-    assert scores(run).equals(scores(finished[0]))
+    run, shown = elsewhere.run(num_workers=2, probe_workers=2, clip_source="shards")
+    assert len(list((elsewhere.folder / "cache").rglob("*.tar"))) == 1
+    assert_same_results(run, finished[0])
     ends = [line.split()[0] for line in shown.splitlines() if " done " in line]
     assert ends == sorted(read_status(run).stages)
     assert not list((run.root / "checkpoints").glob("stage_*"))
