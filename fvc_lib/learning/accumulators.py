@@ -56,14 +56,14 @@ class LossMean:
 
 
 class BinaryScores:
-    """Probabilities of fake and labels, per sample, in the order they came.
+    """Logits, probabilities of fake and labels, per sample, in the order they came.
 
     Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1.
     """
 
     def __init__(self) -> None:
         self._ids: list[str] = []
-        self._scores: list[Tensor] = []
+        self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
@@ -74,7 +74,7 @@ class BinaryScores:
         """
         logits = require_detached(outputs["logits"], "logits")
         self._ids.extend(batch.sample_ids)
-        self._scores.append(torch.sigmoid(logits.double()))
+        self._logits.append(logits.double())
         self._labels.append(require_detached(batch.tensors["label"], "label").to(torch.int64))
 
     @property
@@ -83,9 +83,14 @@ class BinaryScores:
         return tuple(self._ids)
 
     @property
+    def logits(self) -> FloatArray:
+        """float64 (N,), the network's output; positive means fake."""
+        return torch.cat(self._logits).numpy() if self._logits else np.zeros(0)
+
+    @property
     def scores(self) -> FloatArray:
-        """float64 (N,) in [0, 1]."""
-        return torch.cat(self._scores).numpy() if self._scores else np.zeros(0)
+        """float64 (N,) in [0, 1]: the logits' sigmoid, before any calibration."""
+        return torch.sigmoid(torch.from_numpy(self.logits)).numpy()  # of all at once: parts may round otherwise
 
     @property
     def labels(self) -> IntArray:
@@ -93,14 +98,14 @@ class BinaryScores:
         return torch.cat(self._labels).numpy() if self._labels else np.zeros(0, dtype=np.int64)
 
     def to_document(self) -> dict[str, Any]:
-        """Ids, float64 scores (N,) and int64 labels (N,)."""
-        scores, labels = torch.from_numpy(self.scores), torch.from_numpy(self.labels)
-        return {"ids": list(self._ids), "scores": scores, "labels": labels}
+        """Ids, float64 logits (N,) and int64 labels (N,)."""
+        logits, labels = torch.from_numpy(self.logits), torch.from_numpy(self.labels)
+        return {"ids": list(self._ids), "logits": logits, "labels": labels}
 
     def add_document(self, document: Mapping[str, Any]) -> None:
         """Append what another one gathered."""
         self._ids.extend(document["ids"])
-        self._scores.append(document["scores"])
+        self._logits.append(document["logits"])
         self._labels.append(document["labels"])
 
     def compute(self) -> dict[str, float]:

@@ -60,10 +60,13 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Scored:
-    """A finished training, the outer fold's scores (float in [0, 1]) by video id, and the labels it is judged by."""
+    """A finished training; the outer fold's scores (float in [0, 1]) and the logits they come from, by video id; and
+    the labels it is judged by.
+    """
 
     summary: TrainingSummary
     scores: Mapping[str, float]
+    logits: Mapping[str, float]
     labels: Mapping[str, str]
 
 
@@ -130,6 +133,7 @@ def score(fitted: Fitted) -> Scored:
     summary = TrainingSummary(
         history=tuple(state.history),
         best_epoch=state.best_epoch,
+        temperature=1.0,
         threshold=best_threshold(validation.labels, validation.scores),
         steps=state.step,
         nonfinite_steps=state.nonfinite_steps,
@@ -138,8 +142,10 @@ def score(fitted: Fitted) -> Scored:
         inexact_because=tuple(state.inexact_because),
         seconds=fitted.seconds,
     )
-    scores = {row.video_id: score for row, score in zip(clips.test, test.scores.tolist(), strict=True)}
-    return Scored(summary, scores, {row.video_id: LABELS[row.label] for row in clips.test})
+    ids = [row.video_id for row in clips.test]
+    scores = dict(zip(ids, test.scores.tolist(), strict=True))
+    logits = dict(zip(ids, test.logits.tolist(), strict=True))
+    return Scored(summary, scores, logits, {row.video_id: LABELS[row.label] for row in clips.test})
 
 
 def _scores(fitted: Fitted, rows: Sequence[ClipRow]) -> BinaryScores:

@@ -19,6 +19,7 @@ class TrainingSummary:
     Attributes:
         history: one record per epoch.
         best_epoch: the epoch (1-based) with the lowest inner validation loss; its weights scored the outer fold.
+        temperature: that the logits are divided by to give the score.
         threshold: of the score, with the best balanced accuracy on the inner validation part.
         steps: effective batches consumed, those skipped included.
         nonfinite_steps: effective batches skipped because a loss or gradient was not finite.
@@ -30,6 +31,7 @@ class TrainingSummary:
 
     history: tuple[EpochRecord, ...]
     best_epoch: int
+    temperature: float
     threshold: float
     steps: int
     nonfinite_steps: int

@@ -84,10 +84,13 @@ class ScoredTables:
         """Predictions with a shuffled-label control that scores noise against rotated labels."""
         noise = np.random.default_rng(11).uniform(size=folds.height)
         thresholds = threshold_of_fold or {}
+        scored = pl.Series(scores, dtype=pl.Float64)
         return check_table(
             folds.with_columns(
-                score=pl.Series(scores, dtype=pl.Float64),
+                score=scored,
                 threshold=pl.Series([thresholds.get(fold, 0.5) for fold in folds["fold"]], dtype=pl.Float64),
+                logit=2 * (scored / (1 - scored)).log().clip(-99, 99),
+                temperature=pl.lit(2.0),
                 control_score=pl.Series(noise),
                 control_label=pl.Series(np.roll(folds["label"].to_numpy(), 7)),
             ),

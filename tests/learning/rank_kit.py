@@ -135,7 +135,7 @@ def same_result(found: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         found["history"] == other["history"]
         and found["loss"] == other["loss"]
         and found["scores"]["ids"] == other["scores"]["ids"]
-        and found["scores"]["scores"].equal(other["scores"]["scores"])
+        and found["scores"]["logits"].equal(other["scores"]["logits"])
         and same_weights(found, other)
     )
 
