@@ -78,6 +78,9 @@ def read_fvc2018(folder: Path) -> Listing:
     videos = _videos_by_id(files, rejections)
 
     def locate(row: LabelRow) -> str | Refusal:
+        if row.platform is None:
+            detail = f"{row.origin} row {row.row}: got {row.path!r}, wanted a YouTube, Facebook or Twitter video URL."
+            return Refusal("unknown_url", detail)
         path = videos.get(row.source_id)
         if path is None:
             wanted = f"{VIDEOS_FOLDER}/{row.source_id}.*"
@@ -86,9 +89,10 @@ def read_fvc2018(folder: Path) -> Listing:
             )
         return files.check(path) or path_to_text(path)
 
-    entries = settle_rows(rows, rejections, locate)
+    places = [locate(row) for row in rows]
+    entries = settle_rows(rows, rejections, places)
     _reject_unlisted({row.source_id for row in rows}, videos, rejections)
-    return Listing(files.root, "fvc2018", entries, rejections.frame(), annotations_of(rows))
+    return Listing(files.root, "fvc2018", entries, rejections.frame(), annotations_of(rows, places))
 
 
 def _id_of_segments(platform: str, host: str, segments: list[str]) -> str:
@@ -107,20 +111,19 @@ def _label_rows(path: Path, rejections: Rejections) -> list[LabelRow]:
     columns = [table.require((name,)) for name in ("cascade_id", "video_url", "label")]
     rows = []
     for number, cells in table.records(columns):
-        url = "" if cells is None else cells["video_url"]
-        parsed = parse_video_url(url)
-        if cells is None or parsed is None:
-            detail = f"{table.name} row {number}: got {url!r}, wanted a YouTube, Facebook or Twitter video URL."
-            reason = "malformed_row" if cells is None else "unknown_url"
-            rejections.add_file(escape_text(url), Refusal(reason, detail), row=number)
+        if cells is None:
+            detail = f"{table.name} row {number}: its number of cells is not the header's. Quote cells with commas."
+            rejections.add_file("", Refusal("malformed_row", detail), row=number)
             continue
-        platform, platform_id = parsed
+        parsed = parse_video_url(cells["video_url"])
         cascade = optional_cell(cells, "cascade_id")
+        # Each unknown URL is a source of its own: "n/a" in two cascades does not make them one.
+        platform, source_id = parsed or (None, f"{table.name} row {number}")
         rows.append(
             LabelRow(
                 row=number,
-                path=f"{VIDEOS_FOLDER}/{platform_id}",
-                source_id=platform_id,
+                path=f"{VIDEOS_FOLDER}/{source_id}" if parsed else escape_text(cells["video_url"]),
+                source_id=source_id,
                 label=escape_text(cells["label"].strip().lower()) or None,
                 stated_group=None if cascade is None else escape_text(cascade),
                 manipulation=None,

@@ -23,14 +23,19 @@ class GroupMember:
     Attributes:
         path: names the file in merge reports; unique.
         source_id: what the label source calls the video.
-        content_sha256: hash of the file's content.
+        content_sha256: hash of the file's content; none: a row of a label table, whatever became of its video.
         stated_group: the group the label source gave, if any.
     """
 
     path: str
     source_id: str
-    content_sha256: str
+    content_sha256: str | None
     stated_group: str | None = None
+
+    @property
+    def own_name(self) -> tuple[str, str]:
+        """What a group without a stated name is called by: the content, or the source where there is none."""
+        return ("source", self.source_id) if self.content_sha256 is None else ("video", self.content_sha256)
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,9 @@ def join_groups(
     """Give every member the id of its connected component.
 
     A component with exactly one stated group keeps that name; with several it is named after the first of them in
-    sorted order, as ``f138+3 more``; without any it is ``video <first 16 hex of its smallest content hash>``. Ids and
-    merges do not depend on the order of the arguments. Members are never joined for lacking a stated group.
+    sorted order, as ``f138+3 more``; without any it is ``video <first 16 hex of its smallest content hash>``, or
+    ``source <source id>`` where there is no content. Ids and merges do not depend on the order of the arguments.
+    Members are never joined for lacking a stated group.
 
     Args:
         members: the videos; files with one content are separate members.
@@ -136,8 +142,9 @@ def join_groups(
     first_home: dict[str, _Node] = {}
     for member in ordered:
         content = member.content_sha256
-        home = home_of[member.path]
-        components.link(first_home.setdefault(content, home), home, "same_content", content[:16])
+        if content is not None:
+            home = home_of[member.path]
+            components.link(first_home.setdefault(content, home), home, "same_content", content[:16])
     for first, second in sorted(sorted((members[a].path, members[b].path)) for a, b in near_duplicates):
         components.link(home_of[first], home_of[second], "near_duplicate", f"{first} ~ {second}")
 
@@ -170,13 +177,13 @@ def _component_names(
 ) -> dict[_Node, str]:
     """Root node to group id; ids of different components differ, whatever the stated groups are called."""
     stated: defaultdict[_Node, list[str]] = defaultdict(list)
-    smallest: dict[_Node, str] = {}
+    smallest: dict[_Node, tuple[str, str]] = {}
     for node in components.nodes():
         if node[0] == "group":
             stated[components.find(node)].append(node[1])
     for member in members:
         root = components.find(home_of[member.path])
-        smallest[root] = min(member.content_sha256, smallest.get(root, member.content_sha256))
+        smallest[root] = min(member.own_name, smallest.get(root, member.own_name))
     names = {root: stated[root][0] for root in smallest if len(stated[root]) == 1}
     # Every stated name is taken, even one that was merged away: a made-up id may not look like it.
     taken = {name for found in stated.values() for name in found}
@@ -186,10 +193,11 @@ def _component_names(
     return names
 
 
-def _free_name(stated: list[str], content_sha256: str, taken: set[str]) -> str:
-    name = f"{stated[0]}+{len(stated) - 1} more" if stated else f"video {content_sha256[:16]}"
+def _free_name(stated: list[str], own_name: tuple[str, str], taken: set[str]) -> str:
+    kind, full = own_name
+    name = f"{stated[0]}+{len(stated) - 1} more" if stated else f"{kind} {full[:16] if kind == 'video' else full}"
     if name in taken:
-        name = f"{name} ({content_sha256})"
+        name = f"{name} ({full})"
     while name in taken:
         name += "'"
     return name

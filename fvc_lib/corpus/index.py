@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
 
 import polars as pl
 
+from fvc_lib.corpus.annotations import annotations_table, group_annotations, links_table
 from fvc_lib.corpus.groups import Grouping, GroupMember, Merge, join_groups
-from fvc_lib.corpus.index_report import IndexReport, refuse_unusable, report_of
+from fvc_lib.corpus.index_report import IndexReport, refuse_no_annotation, refuse_unusable, report_of
 from fvc_lib.corpus.listing import Entry, Kind, Listing, Refusal, Rejections
 from fvc_lib.corpus.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION, DEFAULT_TIMEOUT_SECONDS, ProbeResult, probe_files
 from fvc_lib.corpus.sources import read_corpus
-from fvc_lib.services.tables import INDEX, REJECTED, write_table
+from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, REJECTED, write_table
 from fvc_lib.video.probe import VideoProbe
 
 VIDEO_ID_LENGTH = 16
@@ -44,12 +45,15 @@ def build_index(
     work_dir: Path,
     near_duplicate_bits: int,
     max_rejected_share: float,
+    group_links_path: Path | None = None,
+    annotations_path: Path | None = None,
+    annotations_only: bool = False,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     probe_function: str = DEFAULT_PROBE_FUNCTION,
 ) -> IndexReport:
-    """Probe a corpus and write its index and rejected tables.
+    """Probe a corpus and write its index, what was rejected, what joined groups, and every annotation.
 
     The tables depend on the files and labels only: not on file order, worker count, working directory or where the
     corpus lies.
@@ -61,6 +65,10 @@ def build_index(
         work_dir: probe results are kept here as they come; a killed index continues from them.
         near_duplicate_bits: perceptual hashes closer than this join groups; 0: off.
         max_rejected_share: the most labelled videos that may be lost, as a share.
+        group_links_path: where the GROUP_LINKS table goes; none: it is not written.
+        annotations_path: where the ANNOTATIONS table goes; none: it is not written.
+        annotations_only: index the label tables alone. No video is opened, also where there are some; those are
+            rejected as ``not_opened``, the index has no rows, and the links are those of the annotations.
         workers: probing processes; 0: one per available core.
         progress: called with (done, total) as files are probed.
         timeout_seconds: per file.
@@ -68,19 +76,32 @@ def build_index(
 
     Raises:
         UsageError: ``corpus`` is not a corpus.
-        DataError: after both tables were written: no usable video, only one label, or too many lost.
+        DataError: after the tables were written: no usable video, only one label, or too many lost; with
+            ``annotations_only``: no row.
     """
     listing = read_corpus(corpus)
+    annotated = group_annotations(listing)
+    if annotations_only:
+        listing = _unopened(listing)
     results, num_known = probe_files(
         listing.root, [entry.path for entry in listing.entries], work_dir,
         workers=workers, progress=progress, timeout_seconds=timeout_seconds, probe_function=probe_function,
     )  # fmt: skip
     index, rejected, merges = _tables(listing, results, near_duplicate_bits)
     del results  # the tables hold what is needed of them, in a third of the memory
+    if annotations_only:
+        merges = annotated.merges
     write_table(rejected, REJECTED, rejected_path)
+    if group_links_path is not None:
+        write_table(links_table(merges), GROUP_LINKS, group_links_path)
+    if annotations_path is not None:
+        write_table(annotations_table(listing, annotated), ANNOTATIONS, annotations_path)
     write_table(index, INDEX, index_path)
     report = report_of(listing, index, rejected, merges, num_known)
-    refuse_unusable(report, max_rejected_share)
+    if annotations_only:
+        refuse_no_annotation(report)
+    else:
+        refuse_unusable(report, max_rejected_share)
     return report
 
 
@@ -96,6 +117,15 @@ def video_ids(contents: Iterable[str], length: int = VIDEO_ID_LENGTH) -> dict[st
             needed += 1
         ids.update({content: content[:needed] for content in sharing})
     return ids
+
+
+def _unopened(listing: Listing) -> Listing:
+    """The listing without its files."""
+    rejections = Rejections()
+    for entry in listing.entries:
+        detail = f"{entry.path!r} is there, but annotations_only is on. Turn it off to index the videos."
+        rejections.add(entry, Refusal("not_opened", detail))
+    return replace(listing, entries=(), rejected=rejections.frame(listing.rejected))
 
 
 def _tables(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
+from fvc_lib.corpus.annotations import links_table
 from fvc_lib.corpus.groups import Merge
 from fvc_lib.corpus.listing import NOT_A_LOSS, Kind, Listing
 from fvc_lib.services.errors import DataError
@@ -90,8 +91,7 @@ class IndexReport:
 
     def merge_table(self) -> pl.DataFrame:
         """``group_id why evidence first second``, one row per merge."""
-        schema = dict.fromkeys(("group_id", "why", "evidence", "first", "second"), pl.String)
-        return pl.DataFrame([asdict(merge) for merge in self.merges], schema=schema)
+        return links_table(self.merges)
 
     def rejected_table(self) -> pl.DataFrame:
         """``reason videos``, most frequent first."""
@@ -149,7 +149,7 @@ def refuse_unusable(report: IndexReport, max_rejected_share: float) -> None:
     if not report.num_indexed:
         raise DataError(
             f"corpus {str(report.root)!r}: no usable labelled video ({reasons}). {_remedies(report)} "
-            "The rejected table says it file by file."
+            f"The rejected table says it file by file.{_without_videos(report)}"
         )
     if report.rejected_share > max_rejected_share:
         raise DataError(
@@ -163,6 +163,35 @@ def refuse_unusable(report: IndexReport, max_rejected_share: float) -> None:
             f"corpus {str(report.root)!r}: has no usable video labelled {missing[0]!r}, only {report.num_indexed} of "
             f"the other label ({reasons}). Add {missing[0]} videos: one class alone cannot be told from anything."
         )
+
+
+def refuse_no_annotation(report: IndexReport) -> None:
+    """Stop on an index of annotations without any.
+
+    Raises:
+        DataError: the label source lists nothing.
+    """
+    if not report.num_listed:
+        raise DataError(f"corpus {str(report.root)!r}: its label tables hold no row. Give a corpus with annotations.")
+
+
+def refuse_empty_index(index: pl.DataFrame) -> None:
+    """Stop what works on videos where the index has none.
+
+    Raises:
+        DataError: the index has no rows.
+    """
+    if index.is_empty():
+        raise DataError(
+            "the index holds no usable video: it was made from annotations only, and nothing but 01_data_index can run "
+            "on those. Fetch the videos and start a new run without annotations_only."
+        )
+
+
+def _without_videos(report: IndexReport) -> str:
+    if "missing_video" not in report.rejected:
+        return ""
+    return " To index what the label tables say without the videos, set annotations_only: -p annotations_only true."
 
 
 def _remedies(report: IndexReport) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,15 +22,18 @@ Kind = Literal["folder", "manifest", "fvc2018"]
 NOT_A_LOSS = frozenset(
     {
         "label_not_used", "duplicate_path", "duplicate_content", "unknown_extension", "not_listed", "surplus_file",
+        "not_opened",
     }
 )  # fmt: skip
 
 _ANNOTATIONS = {
-    "row": pl.Int64,
     "source_id": pl.String,
-    "platform": pl.String,
-    "stated_group": pl.String,
+    "origin": pl.String,
+    "row": pl.Int64,
     "label": pl.String,
+    "stated_group": pl.String,
+    "platform": pl.String,
+    "is_present": pl.Boolean,
 }
 
 
@@ -78,8 +81,8 @@ class Listing:
         kind: which of the three accepted shapes it has.
         entries: usable files, each path once, sorted by path.
         rejected: REJECTED table of what is not used.
-        annotations: every row of the label source, used or not (``row source_id platform stated_group label``):
-            a video that is gone or not used still proves that its groups belong together.
+        annotations: every row of the label source, used or not, with the columns of the ANNOTATIONS table but for
+            ``group_id``: a video that is gone or not used still proves that its groups belong together.
     """
 
     root: Path
@@ -180,9 +183,7 @@ class CorpusFiles:
         )
 
 
-def settle_rows(
-    rows: Sequence[LabelRow], rejections: Rejections, locate: Callable[[LabelRow], str | Refusal]
-) -> tuple[Entry, ...]:
+def settle_rows(rows: Sequence[LabelRow], rejections: Rejections, places: Sequence[str | Refusal]) -> tuple[Entry, ...]:
     """Turn label rows into entries: one per source, with one undisputed usable label and a file.
 
     A source that carries two different labels is not used at all, also when only one of them is real or fake: a
@@ -191,7 +192,7 @@ def settle_rows(
     Args:
         rows: all rows of the label source.
         rejections: receives every row that is not used.
-        locate: gives the row's path as table text, or why there is no such file.
+        places: for each row the path of its file as table text, or why there is none.
     """
     labels: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
@@ -199,11 +200,10 @@ def settle_rows(
             labels[row.source_id].add(row.label)
     entries: dict[str, Entry] = {}
     taken: dict[str, LabelRow] = {}
-    for row in rows:
+    for row, found in zip(rows, places, strict=True):
         refusal = _label_refusal(row, labels[row.source_id]) or _duplicate_refusal(row, taken.get(row.source_id))
         if refusal is None:
             taken[row.source_id] = row
-            found = locate(row)
             if isinstance(found, str):
                 entries[found] = _entry(row, found)
                 continue
@@ -212,9 +212,21 @@ def settle_rows(
     return tuple(entries[path] for path in sorted(entries))
 
 
-def annotations_of(rows: Iterable[LabelRow | Entry]) -> pl.DataFrame:
-    """The ``Listing.annotations`` table of label rows or entries."""
-    values = [(row.row, row.source_id, row.platform, row.stated_group, row.label) for row in rows]
+def annotations_of(rows: Sequence[LabelRow], places: Sequence[str | Refusal]) -> pl.DataFrame:
+    """The ``Listing.annotations`` table of label rows; ``places`` as for ``settle_rows``."""
+    values = [
+        (row.source_id, row.origin, row.row, row.label, row.stated_group, row.platform, isinstance(found, str))
+        for row, found in zip(rows, places, strict=True)
+    ]
+    return pl.DataFrame(values, schema=_ANNOTATIONS, orient="row")
+
+
+def annotations_of_files(entries: Sequence[Entry], origin: str) -> pl.DataFrame:
+    """The same of labelled files that no table lists: each stands in a row of its own, in the order given."""
+    values = [
+        (entry.source_id, origin, number, entry.label, entry.stated_group, entry.platform, True)
+        for number, entry in enumerate(entries, start=1)
+    ]
     return pl.DataFrame(values, schema=_ANNOTATIONS, orient="row")
 
 

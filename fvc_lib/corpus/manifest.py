@@ -40,8 +40,9 @@ def read_manifest(manifest: Path) -> Listing:
     if not any(row.label in LABELS for row in rows):
         got = counts_text(row.label or "" for row in rows) or "no data row"
         raise DataError(f"{manifest.name}: no row is labelled real or fake; got {got}. Fill the column 'label'.")
-    entries = settle_rows(rows, rejections, lambda row: refusals.get(row.row) or _located(row, files))
-    return Listing(files.root, "manifest", entries, rejections.frame(), annotations_of(rows))
+    places = [refusals.get(row.row) or _located(row, files) for row in rows]
+    entries = settle_rows(rows, rejections, places)
+    return Listing(files.root, "manifest", entries, rejections.frame(), annotations_of(rows, places))
 
 
 def _located(row: LabelRow, files: CorpusFiles) -> str | Refusal:

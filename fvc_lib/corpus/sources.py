@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fvc_lib.corpus.fvc2018 import DUPLICATE_TABLE, SEED_TABLE, read_fvc2018
-from fvc_lib.corpus.listing import CorpusFiles, Entry, Listing, Refusal, Rejections, annotations_of
+from fvc_lib.corpus.listing import CorpusFiles, Entry, Listing, Refusal, Rejections, annotations_of_files
 from fvc_lib.corpus.manifest import read_manifest
 from fvc_lib.corpus.video_extensions import is_hidden, is_video_name
 from fvc_lib.services.errors import UsageError
@@ -71,7 +71,7 @@ def _read_label_folders(folder: Path, label_folders: list[str]) -> Listing:
             else:
                 entries.append(Entry(path=text, label=name.lower(), source_id=text))
     entries.sort(key=lambda entry: entry.path)
-    return Listing(files.root, "folder", tuple(entries), rejections.frame(), annotations_of(entries))
+    return Listing(files.root, "folder", tuple(entries), rejections.frame(), annotations_of_files(entries, "folder"))
 
 
 def _walk(root: Path, top: str) -> Iterator[tuple[str, bool]]:

@@ -105,7 +105,7 @@ class TestTheRealTables:
         listing = read_fvc2018(shared / "fvc2018")
         assert listing.annotations.height == 5579
         assert listing.annotations["stated_group"].n_unique() == 380
-        assert listing.annotations.null_count().row(0) == (0, 0, 0, 0, 0)
+        assert set(listing.annotations.null_count().row(0)) == {0}
         assert listing.rejected.height == 5579
         assert not listing.entries
         assert Counter(listing.annotations["platform"]) == {"youtube": 3375, "facebook": 2063, "twitter": 141}
