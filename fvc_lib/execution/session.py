@@ -20,6 +20,7 @@ import polars as pl
 from fvc_lib.execution.progress import Report, bar_reporter, file_reporter, progress_path
 from fvc_lib.execution.run_lock import is_worked_on
 from fvc_lib.execution.run_record import begin_run
+from fvc_lib.execution.stages import stage_named
 from fvc_lib.services.atomic_files import sweep_temporaries
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
@@ -122,8 +123,8 @@ def open_stage(stage: str, namespace: Mapping[str, Any]) -> StageSession:
             ``fold``, and fields of RunConfig.
 
     Raises:
-        UsageError: no such run; the run is being worked on; or a value in the cell was edited that differs from the
-            run's own.
+        UsageError: no such run; the run is being worked on, and the stage writes into it; or a value in the cell was
+            edited that differs from the run's own.
     """
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
     given = {name: namespace[name] for name in parameters}
@@ -134,7 +135,8 @@ def open_stage(stage: str, namespace: Mapping[str, Any]) -> StageSession:
         raise UsageError(
             f"fold: got {fold}, wanted 0 to {config.num_folds - 1}: this run has {config.num_folds} folds."
         )
-    if attempt is None and is_worked_on(paths):
+    only_looks = not stage_named(stage).outputs(paths, fold)
+    if attempt is None and not only_looks and is_worked_on(paths):
         raise UsageError(
             f"{paths.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
             "done (run_notebooks.py status), or name another run in run_dir."

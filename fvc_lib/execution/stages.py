@@ -112,7 +112,12 @@ STAGES = (
 
 
 def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Task]:
-    """Every task of a run, each after what it needs, stages of equal rank by name."""
+    """Every task of a run, each after what it needs, stages of equal rank by name.
+
+    Of a run with ``annotations_only`` these are the stages that need no other: there are no videos to go on with.
+    """
+    if config.annotations_only:
+        stages = [stage for stage in stages if not stage.needs]
     by_name = {stage.name: stage for stage in stages}
     sorter = graphlib.TopologicalSorter({stage.name: set(stage.needs) for stage in stages})
     sorter.prepare()

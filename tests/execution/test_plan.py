@@ -11,7 +11,7 @@ import pytest
 
 from fvc_lib.execution import fingerprint
 from fvc_lib.execution.plan import make_plan
-from fvc_lib.execution.stages import STAGES, Stage, stage_named
+from fvc_lib.execution.stages import STAGES, Stage, stage_named, tasks_in_order
 from fvc_lib.execution.status import read_status
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -51,6 +51,12 @@ def test_a_forced_stage_counts_as_not_finished_and_what_depends_on_it_follows(ma
 def test_a_stage_of_the_real_pipeline_can_be_forced_before_it_has_run(tmp_path):
     plan = make_plan({}, RunConfig(runs_dir=str(tmp_path)), None, force=(stage_named("05"),))
     assert all(planned.run for planned in plan)
+
+
+def test_a_run_of_annotations_alone_ends_with_the_index():
+    names = {task.stage.name for task in tasks_in_order(RunConfig(annotations_only=True))}
+    assert names == {"01_data_index"}
+    assert len(tasks_in_order(RunConfig())) > len(names)
 
 
 def test_the_code_behind_a_notebook_repeats_it_and_other_code_does_not(make_project, monkeypatch):

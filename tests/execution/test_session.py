@@ -155,6 +155,14 @@ def test_closing_says_the_peak_and_the_budget(runs_dir, opened, capsys):
     )
 
 
+def test_a_stage_that_only_looks_opens_while_its_run_is_worked_on(runs_dir):
+    run = begin(runs_dir)
+    with run_lock(run):
+        session = open_stage("06_analysis_dashboard", {"run_dir": ""})
+        session.memory.close()
+    assert session.paths == run
+
+
 def test_a_run_that_is_being_worked_on_is_not_opened_by_hand(runs_dir, opened):
     run = begin(runs_dir)
     with run_lock(run), pytest.raises(UsageError, match="being worked on"):
