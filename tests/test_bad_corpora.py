@@ -147,6 +147,7 @@ def test_no_readable_video(tmp_path):
     assert sorted(ended.rejected["path"]) == ["fake/clip0.mp4", "fake/clip1.mp4", "real/clip0.mp4", "real/clip1.mp4"]
 
 
+@pytest.mark.long
 def test_no_label_of_the_vocabulary(tmp_path, make_video):
     labels = ("parody", "debunked", "debunked")
     rows = [(make_video(tmp_path / f"corpus/{n}.mp4", n).name, label) for n, label in enumerate(labels)]
@@ -156,6 +157,7 @@ def test_no_label_of_the_vocabulary(tmp_path, make_video):
     assert_told_by_its_run(ended, "01_data_index", "DataError", *words)
 
 
+@pytest.mark.long
 @pytest.mark.fault(35)
 def test_every_path_leaves_the_corpus(tmp_path, make_video):
     """The files are good videos of both labels, but not the corpus's own: none of them may be opened."""
@@ -175,7 +177,7 @@ def test_every_path_leaves_the_corpus(tmp_path, make_video):
     ("name", "words"),
     [
         ("absent", ("no such file or folder",)),
-        ("notes.txt", ("neither .csv nor .parquet",)),
+        pytest.param("notes.txt", ("neither .csv nor .parquet",), marks=pytest.mark.long),
         ("videos", ("a folder without 'real' and 'fake'", "Did you mean", "list.csv")),
     ],
 )

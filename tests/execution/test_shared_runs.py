@@ -146,7 +146,7 @@ def test_of_a_runner_and_a_job_at_the_same_moment_never_both_begin(project):
         run = RunPaths(Path(sys.argv[1])); inside = run.root / "inside"
         print("ready", flush=True)
         sys.stdin.readline()
-        for _ in range(40):
+        for _ in range(15):
             try:
                 with run_lock(run, say=len) if sys.argv[2] == "run" else task_locks(run, ["one"], say=len):
                     inside.mkdir()  # fails when the other is in
