@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.curves import ConfusionCurve, confusion_curve
+from fvc_lib.metrics.curves import ConfusionCurve, confusion_curve, curve_metric
 from fvc_lib.metrics.weighting import (
     FloatArray,
     IntArray,
@@ -28,58 +28,58 @@ from fvc_lib.metrics.weighting import (
 )
 
 
-@weighted_metric
-def roc_auc(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+@curve_metric
+def roc_auc(curve: ConfusionCurve) -> FloatArray:
     """Area under the ROC curve: the probability that a fake scores above a real, a tie counting half.
 
     Trapezoids between distinct scores, which is the Mann-Whitney statistic with midranks. Source: J. A.
     Hanley and B. J. McNeil, "The meaning and use of the area under a ROC curve", Radiology 143 (1982). NaN
     with one class.
     """
-    curve = confusion_curve(labels, scores, weights)
-    steps = np.diff(curve.false_positives, axis=1, prepend=0)
+    true_positives, false_positives = curve.true_positives, curve.false_positives
+    steps = false_positives[:, 1:] - false_positives[:, :-1]
     # A fake at this very score ties with the reals of the step: half of it is counted.
-    wins = curve.true_positives - np.diff(curve.true_positives, axis=1, prepend=0) / 2
-    return divide(np.einsum("rk,rk->r", steps, wins), curve.num_fake * curve.num_real)
+    doubled = np.einsum("rk,rk->r", steps, true_positives[:, 1:] + true_positives[:, :-1])
+    doubled += false_positives[:, 0] * true_positives[:, 0]
+    return divide(doubled / 2, curve.num_fake * curve.num_real)
 
 
-@weighted_metric
-def average_precision(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+@curve_metric
+def average_precision(curve: ConfusionCurve) -> FloatArray:
     """Precision averaged over the recall gained at each distinct score: sum of (R_k - R_(k-1)) P_k.
 
     Not interpolated (trapezoids would be optimistic, Davis and Goadrich 2006), as in scikit-learn. Its chance
     level is the share of fakes. NaN with one class.
     """
-    curve = confusion_curve(labels, scores, weights)
-    gained = np.diff(curve.true_positives, axis=1, prepend=0)
-    precision = divide(curve.true_positives, curve.true_positives + curve.false_positives, undefined=0.0)
-    value = divide(np.einsum("rk,rk->r", gained, precision), curve.num_fake)
-    return np.where(curve.num_real > 0, value, np.nan)
+    true_positives = curve.true_positives
+    # Where nothing is called fake yet (rows of weight 0), no recall is gained either: 0 / tiny.
+    precision = true_positives / np.maximum(true_positives + curve.false_positives, np.finfo(np.float64).tiny)
+    gained = true_positives[:, 1:] - true_positives[:, :-1]
+    total = np.einsum("rk,rk->r", gained, precision[:, 1:]) + true_positives[:, 0] * precision[:, 0]
+    return np.where(curve.num_real > 0, divide(total, curve.num_fake), np.nan)
 
 
-@weighted_metric
-def equal_error_rate(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+@curve_metric
+def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     """The error rate where as large a share of reals is called fake as of fakes is called real. Lower is
     better.
 
     Read off the ROC curve where it crosses FPR = 1 - TPR, linearly between neighbouring points: the line
     between two points is what a random choice between their thresholds reaches. NaN with one class.
     """
-    curve = confusion_curve(labels, scores, weights)
-    false_positive_rates = curve.false_positive_rates
-    excess = (1 - curve.true_positive_rates) - false_positive_rates  # falls from 1 to -1
-    after = np.argmax(excess <= 0, axis=1)[:, None]
-    before = np.maximum(after - 1, 0)
-    high, low = np.take_along_axis(excess, before, 1), np.take_along_axis(excess, after, 1)
-    start = np.take_along_axis(false_positive_rates, before, 1)
-    end = np.take_along_axis(false_positive_rates, after, 1)
-    return (start + divide(high, high - low) * (end - start))[:, 0]
+
+    def excess(true_positives: FloatArray, false_positives: FloatArray) -> FloatArray:  # falls from 1 to -1
+        return 1 - divide(true_positives, curve.num_fake) - divide(false_positives, curve.num_real)
+
+    after = curve.points_while(lambda *counts: excess(*counts) > 0)
+    after = np.minimum(after, curve.thresholds.size - 1)  # with one class it never falls
+    before = curve.counts_at(after - 1), curve.counts_at(after)
+    (high, start), (low, end) = ((excess(*counts), divide(counts[1], curve.num_real)) for counts in before)
+    return start + divide(high, high - low) * (end - start)
 
 
-@weighted_metric
-def true_positive_rate_at(
-    labels: IntArray, scores: FloatArray, weights: FloatArray, *, false_positive_rate: float = 0.05
-) -> FloatArray:
+@curve_metric
+def true_positive_rate_at(curve: ConfusionCurve, *, false_positive_rate: float = 0.05) -> FloatArray:
     """The largest share of fakes found by a threshold that calls at most ``false_positive_rate`` of the reals
     fake.
 
@@ -91,12 +91,11 @@ def true_positive_rate_at(
     """
     if not 0 <= false_positive_rate <= 1:
         raise ValueError(f"false_positive_rate: got {false_positive_rate}, wanted a share in [0, 1].")
-    curve = confusion_curve(labels, scores, weights)
-    rates = curve.true_positive_rates
     # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
-    allowed = false_positive_rate * curve.num_real[:, None] * (1 + 1e-12)
-    reached = np.where(curve.false_positives <= allowed, rates[:, 1:], 0.0).max(axis=1)
-    return np.where((curve.num_fake > 0) & (curve.num_real > 0), reached, np.nan)
+    allowed = false_positive_rate * curve.num_real * (1 + 1e-12)
+    last = curve.points_while(lambda _, false_positives: false_positives <= allowed) - 1
+    reached = divide(curve.counts_at(last)[0], curve.num_fake)
+    return np.where(curve.num_real > 0, reached, np.nan)
 
 
 @weighted_metric

@@ -6,11 +6,15 @@ threshold, so they are one point of a curve; that is what gives ties half a win 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from fvc_lib.metrics.weighting import FloatArray, IntArray, divide
+from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, divide, weighted_metric
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,70 @@ class ConfusionCurve:
         """(R, K + 1), from 0 (nothing called fake) to 1; NaN without reals."""
         return _with_origin(divide(self.false_positives, self.num_real[:, None]))
 
+    def points_while(self, holds: Callable[[FloatArray, FloatArray], npt.NDArray[np.bool_]]) -> IntArray:
+        """How many thresholds, from the strictest on, satisfy ``holds``, (R,): between 0 and K.
+
+        Found by bisection, so ``holds`` must not hold again once it has failed, which is so for whatever only becomes
+        worse as counts grow.
+
+        Args:
+            holds: from the counts (R,) of true and of false positives at one threshold each to bool (R,).
+        """
+        low = np.zeros(self.num_fake.size, dtype=np.int64)
+        high = np.full(low.size, self.thresholds.size)
+        while (low < high).any():
+            middle = (low + high) // 2
+            held = holds(*self.counts_at(np.minimum(middle, self.thresholds.size - 1))) & (low < high)
+            low, high = np.where(held, middle + 1, low), np.where(held, high, middle)
+        return low
+
+    def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
+        """True and false positives (R,) at one threshold each, by number; -1 is nothing called fake."""
+        inside = np.maximum(points, 0)[:, None]
+        both = (np.take_along_axis(counts, inside, 1)[:, 0] for counts in (self.true_positives, self.false_positives))
+        true_positives, false_positives = (np.where(points >= 0, counts, 0.0) for counts in both)
+        return true_positives, false_positives
+
+
+@dataclass(frozen=True)
+class RankedRows:
+    """Rows in the order in which a falling threshold calls them fake; sorted once for any number of weights.
+
+    Attributes:
+        rows: int64 (n,), which rows, strictest first.
+        is_fake: bool (n,), in that order.
+        last_of_tie: int64 (K,), the last position of each distinct score.
+        thresholds: float64 (K,), the distinct scores, descending.
+    """
+
+    rows: IntArray
+    is_fake: npt.NDArray[np.bool_]
+    last_of_tie: IntArray
+    thresholds: FloatArray
+
+    def curve(self, weights: FloatArray) -> ConfusionCurve:
+        """The curve under weights (R, n) of these rows in this order: two cumulative sums."""
+        true_positives = np.cumsum(weights * self.is_fake, axis=1)
+        false_positives = np.cumsum(weights * ~self.is_fake, axis=1)
+        if self.thresholds.size < self.rows.size:
+            true_positives, false_positives = true_positives[:, self.last_of_tie], false_positives[:, self.last_of_tie]
+        return ConfusionCurve(self.thresholds, true_positives, false_positives)
+
+
+def rank_rows(labels: IntArray, scores: FloatArray, rows: IntArray | None = None) -> RankedRows:
+    """Sort ``rows`` (all, if not given) by falling score.
+
+    Args:
+        labels: int64 (N,) of 0 and 1.
+        scores: float64 (N,).
+        rows: int64 (n,), n >= 1.
+    """
+    chosen = np.arange(scores.size) if rows is None else rows
+    order = chosen[np.argsort(-scores[chosen], kind="stable")]
+    descending = scores[order]
+    last_of_tie = np.append(np.flatnonzero(np.diff(descending)), order.size - 1)
+    return RankedRows(order, labels[order] == 1, last_of_tie, descending[last_of_tie])
+
 
 def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -> ConfusionCurve:
     """Sort once, then two cumulative sums for all R sets of weights: O(N log N + R N).
@@ -56,16 +124,42 @@ def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -
         scores: float64 (N,).
         weights: float64 (R, N).
     """
-    order = np.argsort(-scores, kind="stable")
-    descending = scores[order]
-    last_of_tie = np.append(np.flatnonzero(np.diff(descending)), scores.size - 1)
-    is_fake = labels[order] == 1
-    ordered = weights[:, order]
-    true_positives = np.cumsum(ordered * is_fake, axis=1)
-    false_positives = np.cumsum(ordered * ~is_fake, axis=1)
-    if last_of_tie.size < scores.size:
-        true_positives, false_positives = true_positives[:, last_of_tie], false_positives[:, last_of_tie]
-    return ConfusionCurve(descending[last_of_tie], true_positives, false_positives)
+    ranked = rank_rows(labels, scores)
+    return ranked.curve(weights[:, ranked.rows])
+
+
+@dataclass(frozen=True)
+class CurveReading:
+    """How a ranking metric is read from curves, so that several can be read from the same ones.
+
+    Attributes:
+        of_curves: from the curves of each fold to (R,).
+        fold_of_row: int64 (N,), or None: all rows are one ranking.
+    """
+
+    of_curves: Callable[[list[ConfusionCurve]], FloatArray]
+    fold_of_row: IntArray | None = None
+
+
+def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
+    """The ``Metric`` of ``of_curve(curve, **settings) -> (R,)``; its ``reading`` is that with default settings."""
+
+    @functools.wraps(of_curve)
+    def definition(labels: IntArray, scores: FloatArray, weights: FloatArray, **settings: Any) -> FloatArray:
+        return of_curve(confusion_curve(labels, scores, weights), **settings)
+
+    return with_reading(weighted_metric(definition), CurveReading(lambda curves: of_curve(curves[0])))
+
+
+def with_reading(metric: Metric, reading: CurveReading) -> Metric:
+    """``metric``, known to be ``reading`` of curves."""
+    metric.reading = reading  # type: ignore[attr-defined]  # a function's own attribute: see ``reading_of``
+    return metric
+
+
+def reading_of(metric: Metric) -> CurveReading | None:
+    """How ``metric`` is read from curves, or None where it is not or nobody said so."""
+    return getattr(metric, "reading", None)
 
 
 def _with_origin(rates: FloatArray) -> FloatArray:

@@ -7,13 +7,14 @@ training data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, check_labels, check_scores
+from fvc_lib.metrics.shared_rows import SharedRows, WeightsOf
+from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, check_labels, check_weights
 
 # Weights held at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.
 _WEIGHTS_PER_BLOCK = 1 << 17
@@ -48,6 +49,7 @@ def cluster_bootstrap(
     groups: npt.ArrayLike,
     metric: Metric,
     *,
+    row_weights: npt.ArrayLike | None = None,
     replicates: int = 2000,
     seed: int = 0,
     confidence: float = 0.95,
@@ -63,10 +65,8 @@ def cluster_bootstrap(
 
     Percentile intervals are somewhat narrow with few groups (below about thirty), and have no width where
     every replicate agrees, as with a perfect ranking: read them beside ``num_groups``. Where fewer than two
-    groups carry one of the classes there is no telling how groups vary, and the ends are NaN.
-
-    The result does not depend on the order of the rows, on what the groups are called as long as their sorted
-    order stays, or on the block size. Equal seeds draw equal groups, so two metrics or models on the same
+    groups carry a class that class would never vary, so the value stands without an interval. The draws
+    depend on ``seed``, ``groups`` and ``labels`` only, so intervals of different metrics or models on the same
     rows are paired.
 
     Args:
@@ -74,28 +74,122 @@ def cluster_bootstrap(
         scores: float (N,), what ``metric`` takes.
         groups: (N,) of group ids, all text or all numbers.
         metric: any weighted metric of this room, ``within_folds(...)`` included.
+        row_weights: float (N,), what each row counts by itself (a drawn group multiplies it); all one if not given.
+            ``one_vote_per_group(groups)`` makes every group count alike.
         replicates: how often the groups are drawn.
         seed: of the draws.
         confidence: coverage in (0, 1).
 
     Raises:
-        ValueError: bad labels or scores, groups of another length, no replicate, or a confidence outside (0,
-        1).
+        ValueError: bad labels or scores, groups or weights of another length, no replicate, or a confidence outside
+            (0, 1).
     """
-    if replicates < 1 or not 0 < confidence < 1:
-        raise ValueError(f"got {replicates} replicates at {confidence}, wanted >= 1 and a confidence in (0, 1).")
+    return cluster_bootstrap_many(
+        labels, [(metric, scores)], groups,
+        row_weights=row_weights, replicates=replicates, seed=seed, confidence=confidence,
+    )[0]  # fmt: skip
+
+
+def cluster_bootstrap_many(
+    labels: npt.ArrayLike,
+    measures: Sequence[tuple[Metric, npt.ArrayLike]],
+    groups: npt.ArrayLike,
+    *,
+    row_weights: npt.ArrayLike | None = None,
+    replicates: int = 2000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> tuple[Interval, ...]:
+    """The intervals of several metrics at once, each exactly as ``cluster_bootstrap`` gives it, for less time.
+
+    Groups are drawn once, and ranking metrics of the same scores are read from one curve.
+
+    Args:
+        labels: int (N,) of 0 (real) and 1 (fake).
+        measures: each a metric and the float (N,) it takes: scores or decisions.
+        groups: (N,) of group ids, all text or all numbers.
+        row_weights: float (N,), see ``cluster_bootstrap``.
+        replicates: how often the groups are drawn.
+        seed: of the draws.
+        confidence: coverage in (0, 1).
+
+    Returns:
+        An interval per measure, in their order.
+
+    Raises:
+        ValueError: as ``cluster_bootstrap``.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: got {confidence}, wanted a number inside (0, 1).")
+    drawn = replicate_values(labels, measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
+    intervals = []
+    for value, values in zip(drawn.values.tolist(), drawn.replicates, strict=True):
+        defined = values[np.isfinite(values)] if np.isfinite(value) else np.empty(0)
+        low, high = percentiles(defined, confidence)
+        intervals.append(Interval(value, low, high, confidence, defined.size, drawn.num_groups, drawn.num_rows))
+    return tuple(intervals)
+
+
+@dataclass(frozen=True)
+class ReplicateValues:
+    """M measures on the rows as they are and in B bootstrap replicates, the same draws for all.
+
+    Attributes:
+        values: float64 (M,), NaN where undefined.
+        replicates: float64 (M, B), NaN where undefined; B is 0 where too few groups carry a class.
+        num_groups: groups that were drawn from.
+        num_rows: rows.
+    """
+
+    values: FloatArray
+    replicates: FloatArray
+    num_groups: int
+    num_rows: int
+
+
+def replicate_values(
+    labels: npt.ArrayLike,
+    measures: Sequence[tuple[Metric, npt.ArrayLike]],
+    groups: npt.ArrayLike,
+    *,
+    row_weights: npt.ArrayLike | None = None,
+    replicates: int = 2000,
+    seed: int = 0,
+) -> ReplicateValues:
+    """What intervals and paired differences are made of: every measure in every replicate.
+
+    Arguments and errors are those of ``cluster_bootstrap_many``.
+    """
+    if replicates < 1:
+        raise ValueError(f"replicates: got {replicates}, wanted at least 1.")
     checked = check_labels(labels)
-    values = check_scores(scores, checked.size)
+    base = None if row_weights is None else check_weights(row_weights, checked.size)
+    if base is not None and base.ndim != 1:
+        raise ValueError(f"row_weights: got shape {base.shape}, wanted ({checked.size},), one weight per row.")
+    shared = SharedRows(checked, measures)
     group_of_row, num_groups = group_codes(groups, checked.size)
-    value = metric(checked, values)
-    low = high = np.nan
-    drawn = np.empty(0)
-    if np.isfinite(value) and _groups_per_class(checked, group_of_row, num_groups).min() >= 2:
-        blocks = draw_group_counts(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
-        drawn = np.concatenate([metric(checked, values, counts[:, group_of_row]) for counts in blocks])
-        drawn = drawn[np.isfinite(drawn)]
-        low, high = _percentiles(drawn, confidence)
-    return Interval(value, low, high, confidence, drawn.size, num_groups, checked.size)
+    values = shared.evaluate(lambda rows: (np.ones(rows.size) if base is None else base[rows])[None])[:, 0]
+    if _groups_per_class(checked, group_of_row, num_groups).min() < 2 or not np.isfinite(values).any():
+        return ReplicateValues(values, np.empty((len(measures), 0)), num_groups, checked.size)
+
+    def weights_of(counts: FloatArray) -> WeightsOf:
+        if base is None:
+            return lambda rows: counts[:, group_of_row[rows]]
+        return lambda rows: counts[:, group_of_row[rows]] * base[rows]
+
+    blocks = draw_group_counts(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
+    drawn = np.concatenate([shared.evaluate(weights_of(counts)) for counts in blocks], axis=1)
+    return ReplicateValues(values, drawn, num_groups, checked.size)
+
+
+def one_vote_per_group(groups: npt.ArrayLike) -> FloatArray:
+    """Row weights (N,) of one over the size of the row's group: so a group counts as one, however many copies it has.
+
+    Raises:
+        ValueError: ``groups`` is not (N,).
+    """
+    codes, num_groups = group_codes(groups, np.size(np.asarray(groups, dtype=object)))
+    return 1 / np.bincount(codes, minlength=num_groups)[codes]
 
 
 def group_codes(groups: npt.ArrayLike, num_rows: int) -> tuple[IntArray, int]:
@@ -162,7 +256,8 @@ def _groups_per_class(labels: IntArray, group_of_row: IntArray, num_groups: int)
     return np.array([np.unique(group_of_row[labels == label]).size for label in present], dtype=np.int64)
 
 
-def _percentiles(drawn: FloatArray, confidence: float) -> tuple[float, float]:
+def percentiles(drawn: FloatArray, confidence: float) -> tuple[float, float]:
+    """Both ends of the middle ``confidence`` of ``drawn`` (B,); NaN without any."""
     if not drawn.size:
         return np.nan, np.nan
     tail = (1 - confidence) / 2

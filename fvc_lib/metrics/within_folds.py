@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
+from fvc_lib.metrics.curves import ConfusionCurve, CurveReading, reading_of, with_reading
 from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, divide, weighted_metric
 
 
@@ -26,6 +29,7 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
         A metric of the same rows; it raises ``ValueError`` when given another number of rows.
     """
     _, fold_of_row = np.unique(np.asarray(folds), return_inverse=True)
+    fold_of_row = fold_of_row.astype(np.int64)
     rows_of_fold = [np.flatnonzero(fold_of_row == fold) for fold in range(int(fold_of_row.max(initial=-1)) + 1)]
 
     def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
@@ -42,4 +46,18 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
         return divide(total, all_pairs)
 
     definition.__name__ = metric.__name__
-    return weighted_metric(definition)
+    reading = reading_of(metric)
+    folded = weighted_metric(definition)
+    if reading is None or reading.fold_of_row is not None:
+        return folded
+    of_curves = reading.of_curves
+    return with_reading(folded, CurveReading(lambda curves: _by_pairs(of_curves, curves), fold_of_row))
+
+
+def _by_pairs(of_curves: Callable[[list[ConfusionCurve]], FloatArray], curves: list[ConfusionCurve]) -> FloatArray:
+    """The same mean from each fold's curve."""
+    pairs = [curve.num_fake * curve.num_real for curve in curves]
+    totals = [
+        np.where(weight > 0, of_curves([curve]) * weight, 0.0) for curve, weight in zip(curves, pairs, strict=True)
+    ]
+    return divide(np.sum(totals, axis=0), np.sum(pairs, axis=0))
