@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
 
 from fvc_lib.learning.accumulators import BinaryScores
 from fvc_lib.learning.data import ClipDataset, ClipRow, ClipSource, class_weights
@@ -16,16 +21,21 @@ from fvc_lib.learning.fold_data import FoldClips
 from fvc_lib.learning.fold_memory import FoldMemory
 from fvc_lib.learning.fold_outcome import FoldOutcome, TrainingSummary
 from fvc_lib.learning.fold_settings import training_parameters
+from fvc_lib.learning.outer_fold import OuterFold
 from fvc_lib.learning.ranks import Ranks
+from fvc_lib.learning.selection import RecordedSelection, Selection, record_selection, select
 from fvc_lib.learning.training_state import TrainingState
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.learning.watching import MetricSink
-from fvc_lib.metrics.thresholds import best_threshold
+from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.metrics.classification import balanced_accuracy, roc_auc
+from fvc_lib.metrics.thresholds import decide
+from fvc_lib.metrics.weighting import FloatArray
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory_observer import MemoryObserver
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import LABELS
 
 Progress = Callable[[int, int], None]
 
@@ -47,7 +57,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A finished training whose outer fold was not looked at yet."""
+    """A finished training whose outer fold was not looked at yet; ``folder`` is that of its checkpoints."""
 
     engine: Engine
     state: TrainingState
@@ -55,19 +65,18 @@ class Fitted:
     clips: FoldClips
     metrics: MetricSink
     ranks: Ranks
+    folder: Path
     seconds: float
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A finished training; the outer fold's scores (float in [0, 1]) and the logits they come from, by video id; and
-    the labels it is judged by.
-    """
+    """A finished training and the outer fold; logits and calibrated probabilities, (N,), are in its rows' order."""
 
     summary: TrainingSummary
-    scores: Mapping[str, float]
-    logits: Mapping[str, float]
-    labels: Mapping[str, str]
+    outer: OuterFold
+    logits: FloatArray
+    scores: FloatArray
 
 
 @dataclass(frozen=True)
@@ -121,20 +130,45 @@ def fit(
     replayed, num_ranks = around.replayed, around.ranks.size
     if replayed is not None and replayed.num_ranks != num_ranks:
         state.inexact_because.append(f"the replayed training had {replayed.num_ranks} ranks, this one {num_ranks}")
-    return Fitted(engine, state, around.source, clips, metrics, around.ranks, time.monotonic() - started)
+    return Fitted(engine, state, around.source, clips, metrics, around.ranks, folder, time.monotonic() - started)
 
 
-def score(fitted: Fitted) -> Scored:
-    """Choose the threshold on the inner validation part, then score the outer fold's originals once."""
+def choose(fitted: Fitted) -> RecordedSelection:
+    """Choose temperature and threshold on the inner validation part, and put all that was chosen on record."""
     state, clips = fitted.state, fitted.clips
     validation = _scores(fitted, clips.validation)
-    test = _scores(fitted, clips.test)
-    fitted.metrics.log(step=state.step, epoch=state.best_epoch, phase="test", metrics=test.compute())
+
+    def recorded() -> dict[str, Any]:
+        chosen = select(
+            state.history, state.best_epoch, validation.labels, validation.logits, clips.num_validation_groups
+        )
+        weights = hashlib.sha256(safetensors.torch.save(state.best_model)).hexdigest()
+        return asdict(record_selection(fitted.folder, RecordedSelection(chosen, clips.fingerprint, weights)))
+
+    document = fitted.ranks.from_leader("selection", recorded)
+    kept = RecordedSelection(**{**document, "selection": Selection(**document["selection"])})
+    chosen = asdict(kept.selection)
+    metrics = {name: float(chosen[name]) for name in ("best_epoch", "temperature", "threshold", "log_loss")}
+    fitted.metrics.log(step=state.step, epoch=state.best_epoch, phase="selection", metrics=metrics)
+    return kept
+
+
+def score(fitted: Fitted, recorded: RecordedSelection) -> Scored:
+    """Open the outer fold, which takes a selection on record, and score its originals."""
+    state, chosen = fitted.state, recorded.selection
+    outer = fitted.clips.test.open(recorded)
+    test = _scores(fitted, outer.rows)
+    _refuse_nonfinite(outer, test.logits)
+    scores = probabilities(test.logits, chosen.temperature)
+    decisions = decide(scores, chosen.threshold)
+    metrics = {
+        "roc_auc": roc_auc(test.labels, scores),
+        "balanced_accuracy": balanced_accuracy(test.labels, decisions),
+    }
+    fitted.metrics.log(step=state.step, epoch=state.best_epoch, phase="test", metrics=metrics)
     summary = TrainingSummary(
         history=tuple(state.history),
-        best_epoch=state.best_epoch,
-        temperature=1.0,
-        threshold=best_threshold(validation.labels, validation.scores),
+        recorded=recorded,
         steps=state.step,
         nonfinite_steps=state.nonfinite_steps,
         micro_batch=state.micro_batch,
@@ -142,10 +176,16 @@ def score(fitted: Fitted) -> Scored:
         inexact_because=tuple(state.inexact_because),
         seconds=fitted.seconds,
     )
-    ids = [row.video_id for row in clips.test]
-    scores = dict(zip(ids, test.scores.tolist(), strict=True))
-    logits = dict(zip(ids, test.logits.tolist(), strict=True))
-    return Scored(summary, scores, logits, {row.video_id: LABELS[row.label] for row in clips.test})
+    return Scored(summary, outer, test.logits, scores)
+
+
+def _refuse_nonfinite(outer: OuterFold, logits: FloatArray) -> None:
+    lost = [row.video_id for row, finite in zip(outer.rows, np.isfinite(logits), strict=True) if not finite]
+    if lost:
+        raise DataError(
+            f"the network says nothing finite of {len(lost)} test videos, the first: {', '.join(lost[:5])}. Look at "
+            "their clips, turn amp off, or train with a lower learning_rate."
+        )
 
 
 def _scores(fitted: Fitted, rows: Sequence[ClipRow]) -> BinaryScores:

@@ -8,7 +8,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from fvc_lib.learning.micro_batch import MicroBatchChange
-from fvc_lib.learning.training_state import EpochRecord
+from fvc_lib.learning.selection import RecordedSelection, Selection
+from fvc_lib.learning.training_state import NAN_AS_TEXT, EpochRecord
 from fvc_lib.services.atomic_files import write_text
 
 
@@ -18,9 +19,7 @@ class TrainingSummary:
 
     Attributes:
         history: one record per epoch.
-        best_epoch: the epoch (1-based) with the lowest inner validation loss; its weights scored the outer fold.
-        temperature: that the logits are divided by to give the score.
-        threshold: of the score, with the best balanced accuracy on the inner validation part.
+        recorded: what was chosen on the inner validation part, and when the outer fold was opened.
         steps: effective batches consumed, those skipped included.
         nonfinite_steps: effective batches skipped because a loss or gradient was not finite.
         micro_batch: clips in memory at once at the end; lower than planned after an out-of-memory.
@@ -29,16 +28,21 @@ class TrainingSummary:
         seconds: of the call that finished it, by the monotonic clock; earlier attempts do not count.
     """
 
+    __pydantic_config__ = NAN_AS_TEXT
+
     history: tuple[EpochRecord, ...]
-    best_epoch: int
-    temperature: float
-    threshold: float
+    recorded: RecordedSelection
     steps: int
     nonfinite_steps: int
     micro_batch: int
     micro_batch_schedule: tuple[MicroBatchChange, ...]
     inexact_because: tuple[str, ...]
     seconds: float
+
+    @property
+    def selection(self) -> Selection:
+        """What was chosen on the inner validation part."""
+        return self.recorded.selection
 
     def schedule(self) -> str:
         """How many clips were in memory at once, like ``8; 4 from step 12``."""
@@ -71,6 +75,8 @@ class FoldOutcome:
         fingerprint: of the parameters and clips it was made with.
         num_ranks: processes that shared the training, of the attempt that finished it.
     """
+
+    __pydantic_config__ = NAN_AS_TEXT
 
     fold: int
     model: str

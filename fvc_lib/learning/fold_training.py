@@ -9,28 +9,25 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.corpus.folds import shuffle_labels_by_group
-from fvc_lib.learning.data import ClipSource
 from fvc_lib.learning.device import peak_device_bytes, resolve_device
 from fvc_lib.learning.engine_settings import EngineSettings
-from fvc_lib.learning.fold_data import FoldClips, fold_clips, open_clips
-from fvc_lib.learning.fold_fitting import ControlLog, Progress, Scored, Surroundings, fit, fold_task, score
+from fvc_lib.learning.fold_data import FoldClips, read_control_fold, read_fold
+from fvc_lib.learning.fold_fitting import ControlLog, Progress, Scored, Surroundings, choose, fit, fold_task, score
 from fvc_lib.learning.fold_launch import train_fold_on_ranks
 from fvc_lib.learning.fold_memory import fold_memory, planned_micro_batch
 from fvc_lib.learning.fold_outcome import FoldOutcome, outcome_from_json, outcome_to_json, read_outcome, write_outcome
 from fvc_lib.learning.fold_settings import engine_settings, training_parameters
 from fvc_lib.learning.models import num_parameters
-from fvc_lib.learning.random_state import stable_seed
 from fvc_lib.learning.ranks import OneRank, Ranks
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.learning.watching import MetricSink
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.memory_observer import MemoryObserver
 from fvc_lib.services.process_memory import peak_rss_bytes
 from fvc_lib.services.run_paths import RunPaths, find_run
-from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
+from fvc_lib.services.tables import LABELS, PREDICTIONS, write_table
 
 _logger = logging.getLogger(__name__)
 
@@ -80,13 +77,7 @@ def train_fold(
             paths, config, fold, metric_log=metric_log, memory=memory, stop=stop, progress=progress
         )
     ranks = ranks or OneRank()
-    folds = read_table(paths.folds, FOLDS)
-    if config.shuffle_labels:
-        folds = _shuffled(folds, config, "shuffle_labels")
-    made = read_table(paths.augmented_metadata, AUGMENTED)
-    source = open_clips(config, made)
-    clips = fold_clips(folds, source, config, fold)
-    _refuse_thinned_store(made, clips)
+    source, clips = read_fold(paths, config, fold)
     fingerprint = sha256_of_json([training_parameters(config, fold), clips.fingerprint])
     outcome = _outcome_of(ranks, lambda: _finished(paths, fold, fingerprint))
     if outcome is not None:
@@ -97,14 +88,14 @@ def train_fold(
         raise StoppedError("stopped as asked before training: resume with run_notebooks.py --resume latest.")
     compute, replayed = resolve_device(config.device, config.amp), _replayed(config, fold, fingerprint)
     _logger.info("fold %d, attempt %d, on %s", fold, attempt, compute.describe())
-    shuffled = _control_clips(folds, source, config, fold) if config.shuffled_label_control else None
+    shuffled = read_control_fold(paths, config, fold, source) if config.shuffled_label_control else None
     with fold_memory(paths, config, fold, compute, memory, ranks.rank) as kept:
         around = Surroundings(config, fold, source, compute, kept, stop, replayed, paths, ranks)
         scored, control, predicted = _train_and_score(around, clips, shuffled, metric_log, progress)
     most = int(max(peak for (peak,) in ranks.meet("peaks", peak_rss_bytes())))
 
     def written() -> FoldOutcome:
-        write_table(_predictions(clips, scored, control), PREDICTIONS, paths.predictions(fold))
+        write_table(_predictions(fold, scored, control), PREDICTIONS, paths.predictions(fold))
         outcome = _outcome(around, clips, scored, control, predicted, most, fingerprint)
         write_outcome(paths.fold_outcome(fold), outcome)
         return outcome
@@ -153,8 +144,10 @@ def _train_and_score(
         settings = replace(settings, replay=schedule.micro_batch_schedule if schedule else ())
         folder, log = paths.control_checkpoints(fold), ControlLog(metric_log)
         fitted_control = fit(around, shuffled, settings, folder, log, kept.control_observer, second)
-    # Only now, when nothing is left to be chosen or interrupted, is the outer fold looked at.
-    return score(fitted), score(fitted_control) if fitted_control else None, predicted
+    chosen, chosen_control = choose(fitted), choose(fitted_control) if fitted_control else None
+    # Only now, when all that was chosen is on the disk, is the outer fold looked at.
+    scored = score(fitted, chosen)
+    return scored, score(fitted_control, chosen_control) if fitted_control and chosen_control else None, predicted
 
 
 def _settings(around: Surroundings, task: VideoTask) -> tuple[EngineSettings, int | None]:
@@ -197,45 +190,23 @@ def _replayed(config: RunConfig, fold: int, fingerprint: str) -> FoldOutcome | N
     return outcome
 
 
-def _refuse_thinned_store(made: pl.DataFrame, clips: FoldClips) -> None:
-    """A clip that was made and is gone since would make folds train on different videos."""
-    known = set(made["video_id"])
-    gone = [video_id for video_id in clips.missing if video_id in known]
-    if gone:
-        raise DataError(
-            f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
-            f"{', '.join(gone[:5])}. Make them again: run_notebooks.py --from 03."
-        )
-
-
-def _control_clips(folds: pl.DataFrame, source: ClipSource, config: RunConfig, fold: int) -> FoldClips | None:
-    """The fold under shuffled labels; None where a few mixed groups cannot carry them: no fault of the data."""
-    try:
-        return fold_clips(_shuffled(folds, config, "control"), source, config, fold)
-    except DataError as error:
-        _logger.warning("fold %d has no shuffled-label control: %s", fold, error)
-        return None
-
-
-def _predictions(clips: FoldClips, scored: Scored, control: Scored | None) -> pl.DataFrame:
+def _predictions(fold: int, scored: Scored, control: Scored | None) -> pl.DataFrame:
     """PREDICTIONS rows of the outer fold, in the order of the video ids."""
-    rows = [
-        (
-            video_id,
-            clips.group_of[video_id],
-            scored.labels[video_id],
-            clips.fold,
-            score,
-            scored.summary.threshold,
-            scored.logits[video_id],
-            scored.summary.temperature,
-            control.scores[video_id] if control else None,
-            control.labels[video_id] if control else None,
-        )
-        for video_id, score in scored.scores.items()
-    ]
+    chosen, outer = scored.summary.selection, scored.outer
+    columns = {
+        "video_id": [row.video_id for row in outer.rows],
+        "group_id": [outer.group_of[row.video_id] for row in outer.rows],
+        "label": [LABELS[row.label] for row in outer.rows],
+        "fold": fold,
+        "score": scored.scores,
+        "threshold": chosen.threshold,
+        "logit": scored.logits,
+        "temperature": chosen.temperature,
+        "control_score": control.scores if control else None,
+        "control_label": [LABELS[row.label] for row in control.outer.rows] if control else None,
+    }
     types = {name: column.dtype.type for name, column in PREDICTIONS.columns.items()}
-    return pl.DataFrame(rows, schema=types, orient="row")
+    return pl.DataFrame(columns, schema=types)
 
 
 def _outcome(
@@ -265,11 +236,6 @@ def _outcome(
         fingerprint=fingerprint,
         num_ranks=around.ranks.size,
     )
-
-
-def _shuffled(folds: pl.DataFrame, config: RunConfig, purpose: str) -> pl.DataFrame:
-    """Labels shuffled by group over the whole corpus, the same for every fold of a run."""
-    return shuffle_labels_by_group(folds, stable_seed(purpose, config.seed))
 
 
 def _halves(progress: Progress | None) -> tuple[Progress | None, Progress | None]:

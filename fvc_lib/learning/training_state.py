@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from fvc_lib.learning.accumulators import LossMean
 from fvc_lib.learning.micro_batch import MicroBatchPlan
+
+# Losses may be NaN, which is not JSON; as null they could not be read back.
+NAN_AS_TEXT = ConfigDict(ser_json_inf_nan="strings")
 
 _logger = logging.getLogger(__name__)
 
@@ -25,6 +29,8 @@ class EpochRecord:
         train_loss: weighted mean over the epoch's samples, as seen while the weights moved.
         validation: metrics of the inner validation part, ``loss`` among them.
     """
+
+    __pydantic_config__ = NAN_AS_TEXT
 
     epoch: int
     learning_rate: float

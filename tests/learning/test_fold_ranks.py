@@ -26,7 +26,7 @@ from tests.faults.conftest import STAGE, elsewhere, result_of
 from tests.learning.engine_kit import Observer
 
 ROOT = Path(__file__).parents[2]
-SCORES = ["score", "control_score"]
+ROUNDED = ["score", "control_score", "logit", "temperature", "threshold"]
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def predictions(paths):
 
 
 def equal_up_to_rounding(found, wanted):
-    same = found.drop(*SCORES, "threshold").equals(wanted.drop(*SCORES, "threshold"))
-    return same and all((found[name] - wanted[name]).abs().max() < 1e-5 for name in [*SCORES, "threshold"])
+    same = found.drop(*ROUNDED).equals(wanted.drop(*ROUNDED))
+    return same and all((found[name] - wanted[name]).abs().max() < 1e-5 for name in ROUNDED)
 
 
 def metrics_of(path):

@@ -18,6 +18,7 @@ from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
 from fvc_lib.video.shards import write_shards
+from tests.learning.selection_kit import recorded_selection
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,13 +40,13 @@ def test_a_fold_is_learned_and_its_control_is_not(tiny_training, list_log):
     folds = read_table(tiny.paths.folds, FOLDS)
     assert table.select("video_id", "group_id", "label", "fold").equals(folds.filter(pl.col("fold") == 0))
     assert log.values("test", "roc_auc") == [1.0]
-    assert table["threshold"].unique().to_list() == [outcome.training.threshold]
+    assert table["threshold"].unique().to_list() == [outcome.training.selection.threshold]
     assert (table["control_label"] != table["label"]).any()
     assert log.values("control", "test_roc_auc")[0] < 1
     assert (outcome.num_train_clips, outcome.missing_videos) == (2 * outcome.num_train_videos, ())
     assert outcome.num_train_videos + outcome.num_validation_videos + outcome.num_test_videos == folds.height
     losses = [record.validation["loss"] for record in outcome.training.history]
-    assert outcome.training.best_epoch == losses.index(min(losses)) + 1
+    assert outcome.training.selection.best_epoch == losses.index(min(losses)) + 1
     assert (
         load_best_model(tiny.paths.fold_checkpoints(0)).keys()
         == load_best_model(tiny.paths.control_checkpoints(0)).keys()
@@ -232,14 +233,15 @@ def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):
 def test_training_sees_copies_and_the_rest_originals_only_of_disjoint_groups(tiny_training):
     clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.store, tiny_training.config, 1)
     assert {row.augmentation_index for row in clips.train} == {0, 1}
-    assert {row.augmentation_index for row in (*clips.validation, *clips.test)} == {0}
+    outer = clips.test.open(recorded_selection(clips))
+    assert {row.augmentation_index for row in (*clips.validation, *outer.rows)} == {0}
     split = split_for_fold(
         read_table(tiny_training.paths.folds, FOLDS),
         1,
         inner_validation_share=tiny_training.config.inner_validation_share,
         seed=tiny_training.config.seed,
     )
-    for rows, part in ((clips.train, split.train), (clips.validation, split.validation), (clips.test, split.test)):
+    for rows, part in ((clips.train, split.train), (clips.validation, split.validation), (outer.rows, split.test)):
         assert {row.video_id for row in rows} == set(part["video_id"])
 
 
@@ -288,7 +290,7 @@ def test_a_fold_that_is_not_there_is_refused(tiny_training, list_log):
 )
 def test_every_recipe_runs(tiny_training, list_log, changes):
     outcome = run(tiny_training.with_config(epochs=1, shuffled_label_control=False, **changes), list_log())
-    assert outcome.training.best_epoch == 1
+    assert outcome.training.selection.best_epoch == 1
 
 
 def test_a_run_replays_only_one_of_the_same_parameters(tiny_training, list_log):
