@@ -18,7 +18,7 @@ from fvc_lib.metrics.weighting import (
     check_probabilities,
     check_scores,
     divide,
-    weighted_metric,
+    sums_metric,
 )
 
 DEFAULT_NUM_BINS = 10
@@ -92,10 +92,18 @@ def reliability_bins(
     return ReliabilityBins(bounds, counts.astype(np.int64), divide(score_sums, counts), divide(fake_sums, counts))
 
 
-@weighted_metric
-def expected_calibration_error(
-    labels: IntArray, scores: FloatArray, weights: FloatArray, *, edges: npt.ArrayLike | None = None
-) -> FloatArray:
+def _excess_by_bin(labels: IntArray, scores: FloatArray, *, edges: npt.ArrayLike | None = None) -> FloatArray:
+    """(N, B + 1): score minus label in the score's own bin, and a one to divide by."""
+    bounds = _check_edges(edges)
+    bins = _bin_of(check_probabilities(scores), bounds)
+    columns = np.zeros((scores.size, bounds.size))
+    columns[np.arange(scores.size), bins] = scores - labels
+    columns[:, -1] = 1.0
+    return columns
+
+
+@sums_metric(_excess_by_bin)
+def expected_calibration_error(sums: FloatArray) -> FloatArray:
     """Distance between mean score and share of fakes, averaged over bins by their weight; lower is better.
 
     By default ten bins of one width, which do not depend on the sample, so that a bootstrap replicate
@@ -107,12 +115,8 @@ def expected_calibration_error(
     Raises:
         ValueError: scores outside [0, 1], or edges that do not ascend from 0 to 1.
     """
-    bounds = _check_edges(edges)
-    bins = _bin_of(check_probabilities(scores), bounds)
     # |mean score - share of fakes| times the bin's weight is |sum of (score - label)|: no division, no empty bin.
-    excess = np.zeros((scores.size, bounds.size - 1))
-    excess[np.arange(scores.size), bins] = scores - labels
-    return divide(np.abs(weights @ excess).sum(axis=1), weights.sum(axis=1))
+    return divide(np.abs(sums[:, :-1]).sum(axis=1), sums[:, -1])
 
 
 def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:

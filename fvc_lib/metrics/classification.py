@@ -24,7 +24,7 @@ from fvc_lib.metrics.weighting import (
     check_probabilities,
     check_scores,
     divide,
-    weighted_metric,
+    sums_metric,
 )
 
 
@@ -67,15 +67,16 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     Read off the ROC curve where it crosses FPR = 1 - TPR, linearly between neighbouring points: the line
     between two points is what a random choice between their thresholds reaches. NaN with one class.
     """
+    fakes, reals = curve.num_fake, curve.num_real
 
-    def excess(true_positives: FloatArray, false_positives: FloatArray) -> FloatArray:  # falls from 1 to -1
-        return 1 - divide(true_positives, curve.num_fake) - divide(false_positives, curve.num_real)
+    def excess(hits: FloatArray, alarms: FloatArray) -> FloatArray:  # (1 - TPR) - FPR, times all pairs: it falls
+        return (fakes - hits) * reals - alarms * fakes
 
-    after = curve.points_while(lambda *counts: excess(*counts) > 0)
-    after = np.minimum(after, curve.thresholds.size - 1)  # with one class it never falls
-    before = curve.counts_at(after - 1), curve.counts_at(after)
-    (high, start), (low, end) = ((excess(*counts), divide(counts[1], curve.num_real)) for counts in before)
-    return start + divide(high, high - low) * (end - start)
+    after = curve.points_while(lambda hits, alarms: excess(hits, alarms) > 0)
+    before, beyond = curve.counts_at(after - 1), curve.counts_at(after)
+    high, low = excess(*before), excess(*beyond)
+    crossing = before[1] + divide(high, high - low) * (beyond[1] - before[1])
+    return divide(crossing, reals)
 
 
 @curve_metric
@@ -98,37 +99,60 @@ def true_positive_rate_at(curve: ConfusionCurve, *, false_positive_rate: float =
     return np.where(curve.num_real > 0, reached, np.nan)
 
 
-@weighted_metric
-def f1(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
+def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
+    """(N, 4) of hits, misses, false alarms and correct rejections, fake being what is looked for."""
+    if not np.isin(decisions, (0, 1)).all():
+        raise ValueError("decisions: got other values than 0 and 1; use thresholds.decide(scores, threshold) first.")
+    fake, called = labels == 1, decisions == 1
+    return np.stack([fake & called, fake & ~called, ~fake & called, ~fake & ~called], axis=1).astype(np.float64)
+
+
+def _squared_errors(labels: IntArray, scores: FloatArray) -> FloatArray:
+    """(N, 2), the square and a one to divide by."""
+    return _with_ones((check_probabilities(scores) - labels) ** 2)
+
+
+def _log_losses(labels: IntArray, scores: FloatArray) -> FloatArray:
+    epsilon = np.finfo(np.float64).eps
+    clipped = np.clip(check_probabilities(scores), epsilon, 1 - epsilon)
+    return _with_ones(-np.where(labels == 1, np.log(clipped), np.log1p(-clipped)))
+
+
+def _with_ones(losses: FloatArray) -> FloatArray:
+    return np.stack([losses, np.ones(losses.size)], axis=1)
+
+
+@sums_metric(_cells)
+def f1(sums: FloatArray) -> FloatArray:
     """Harmonic mean of precision and recall of the fakes, 2 TP / (2 TP + FP + FN), of ``decisions`` (N,) of 0
     and 1.
 
     Its chance level depends on the share of fakes. NaN with one class. See ``decide`` for decisions from
     scores.
     """
-    hits, misses, false_alarms, rejections = _confusion(labels, decisions, weights)
+    hits, misses, false_alarms, rejections = sums.T
     value = divide(2 * hits, 2 * hits + false_alarms + misses)
     return _where_two_classes(value, hits + misses, false_alarms + rejections)
 
 
-@weighted_metric
-def balanced_accuracy(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
+@sums_metric(_cells)
+def balanced_accuracy(sums: FloatArray) -> FloatArray:
     """Mean of the shares of fakes and of reals that ``decisions`` (N,) of 0 and 1 get right; 0.5 is chance.
 
     NaN with one class. See ``decide`` for decisions from scores.
     """
-    hits, misses, false_alarms, rejections = _confusion(labels, decisions, weights)
+    hits, misses, false_alarms, rejections = sums.T
     return (divide(hits, hits + misses) + divide(rejections, false_alarms + rejections)) / 2
 
 
-@weighted_metric
-def matthews_correlation(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
+@sums_metric(_cells)
+def matthews_correlation(sums: FloatArray) -> FloatArray:
     """Correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
 
     0 where all decisions are the same, its limit (D. Chicco and G. Jurman, BMC Genomics 21:6, 2020). NaN with
     one class.
     """
-    hits, misses, false_alarms, rejections = _confusion(labels, decisions, weights)
+    hits, misses, false_alarms, rejections = sums.T
     fakes, reals = hits + misses, false_alarms + rejections
     called_fake, called_real = hits + false_alarms, misses + rejections
     # Roots one by one: the product of four sums overflows nothing, but loses digits.
@@ -137,8 +161,8 @@ def matthews_correlation(labels: IntArray, decisions: FloatArray, weights: Float
     return _where_two_classes(value, fakes, reals)
 
 
-@weighted_metric
-def brier_score(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+@sums_metric(_squared_errors)
+def brier_score(sums: FloatArray) -> FloatArray:
     """Mean squared difference between the probability of fake and the label; lower is better.
 
     Source: G. W. Brier, Monthly Weather Review 78 (1950), in its one-sided form (half of Brier's two-class
@@ -147,11 +171,11 @@ def brier_score(labels: IntArray, scores: FloatArray, weights: FloatArray) -> Fl
     Raises:
         ValueError: scores outside [0, 1].
     """
-    return _weighted_mean((check_probabilities(scores) - labels) ** 2, weights)
+    return divide(sums[:, 0], sums[:, 1])
 
 
-@weighted_metric
-def log_loss(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+@sums_metric(_log_losses)
+def log_loss(sums: FloatArray) -> FloatArray:
     """Mean negative log-likelihood of the labels in nats; lower is better.
 
     Probabilities are clipped to [eps, 1 - eps] with float64's eps, as in scikit-learn, so one certain mistake
@@ -160,9 +184,7 @@ def log_loss(labels: IntArray, scores: FloatArray, weights: FloatArray) -> Float
     Raises:
         ValueError: scores outside [0, 1].
     """
-    epsilon = np.finfo(np.float64).eps
-    clipped = np.clip(check_probabilities(scores), epsilon, 1 - epsilon)
-    return _weighted_mean(-np.where(labels == 1, np.log(clipped), np.log1p(-clipped)), weights)
+    return divide(sums[:, 0], sums[:, 1])
 
 
 @dataclass(frozen=True)
@@ -217,21 +239,5 @@ def _unweighted_curve(labels: npt.ArrayLike, scores: npt.ArrayLike) -> Confusion
     return confusion_curve(checked, check_scores(scores, checked.size), np.ones((1, checked.size)))
 
 
-def _confusion(
-    labels: IntArray, decisions: FloatArray, weights: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Weights (R,) of hits, misses, false alarms and correct rejections, fake being what is looked for."""
-    if not np.isin(decisions, (0, 1)).all():
-        raise ValueError("decisions: got other values than 0 and 1; use thresholds.decide(scores, threshold) first.")
-    fake, called = labels == 1, decisions == 1
-    cells = np.stack([fake & called, fake & ~called, ~fake & called, ~fake & ~called], axis=1)
-    hits, misses, false_alarms, rejections = (weights @ cells.astype(np.float64)).T
-    return hits, misses, false_alarms, rejections
-
-
 def _where_two_classes(values: FloatArray, fakes: FloatArray, reals: FloatArray) -> FloatArray:
     return np.where((fakes > 0) & (reals > 0), values, np.nan)
-
-
-def _weighted_mean(losses: FloatArray, weights: FloatArray) -> FloatArray:
-    return divide(weights @ losses, weights.sum(axis=1))

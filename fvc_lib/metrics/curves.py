@@ -64,16 +64,16 @@ class ConfusionCurve:
         high = np.full(low.size, self.thresholds.size)
         while (low < high).any():
             middle = (low + high) // 2
-            held = holds(*self.counts_at(np.minimum(middle, self.thresholds.size - 1))) & (low < high)
-            low, high = np.where(held, middle + 1, low), np.where(held, high, middle)
+            held = holds(*self.counts_at(np.minimum(middle, self.thresholds.size - 1)))
+            # Where both ends have met, middle is where they did: neither may move on.
+            low, high = np.where(held & (low < high), middle + 1, low), np.where(held, high, middle)
         return low
 
     def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
         """True and false positives (R,) at one threshold each, by number; -1 is nothing called fake."""
-        inside = np.maximum(points, 0)[:, None]
-        both = (np.take_along_axis(counts, inside, 1)[:, 0] for counts in (self.true_positives, self.false_positives))
-        true_positives, false_positives = (np.where(points >= 0, counts, 0.0) for counts in both)
-        return true_positives, false_positives
+        cells = np.arange(points.size), np.maximum(points, 0)
+        called = points >= 0
+        return self.true_positives[cells] * called, self.false_positives[cells] * called
 
 
 @dataclass(frozen=True)
@@ -81,24 +81,25 @@ class RankedRows:
     """Rows in the order in which a falling threshold calls them fake; sorted once for any number of weights.
 
     Attributes:
-        rows: int64 (n,), which rows, strictest first.
-        is_fake: bool (n,), in that order.
-        last_of_tie: int64 (K,), the last position of each distinct score.
+        rows: int64 (n,), which rows: first the fakes, then the reals, each strictest first.
+        fakes_called: int64 (K,), how many fakes reach each distinct score.
+        reals_called: int64 (K,), how many reals do.
         thresholds: float64 (K,), the distinct scores, descending.
     """
 
     rows: IntArray
-    is_fake: npt.NDArray[np.bool_]
-    last_of_tie: IntArray
+    fakes_called: IntArray
+    reals_called: IntArray
     thresholds: FloatArray
 
     def curve(self, weights: FloatArray) -> ConfusionCurve:
-        """The curve under weights (R, n) of these rows in this order: two cumulative sums."""
-        true_positives = np.cumsum(weights * self.is_fake, axis=1)
-        false_positives = np.cumsum(weights * ~self.is_fake, axis=1)
-        if self.thresholds.size < self.rows.size:
-            true_positives, false_positives = true_positives[:, self.last_of_tie], false_positives[:, self.last_of_tie]
-        return ConfusionCurve(self.thresholds, true_positives, false_positives)
+        """The curve under weights (R, n) of these rows in this order: a cumulative sum over each class."""
+        split = int(self.fakes_called[-1])
+        counts = [
+            np.take(_cumulative(part), called, axis=1)
+            for part, called in ((weights[:, :split], self.fakes_called), (weights[:, split:], self.reals_called))
+        ]
+        return ConfusionCurve(self.thresholds, *counts)
 
 
 def rank_rows(labels: IntArray, scores: FloatArray, rows: IntArray | None = None) -> RankedRows:
@@ -111,9 +112,14 @@ def rank_rows(labels: IntArray, scores: FloatArray, rows: IntArray | None = None
     """
     chosen = np.arange(scores.size) if rows is None else rows
     order = chosen[np.argsort(-scores[chosen], kind="stable")]
-    descending = scores[order]
+    descending, is_fake = scores[order], labels[order] == 1
     last_of_tie = np.append(np.flatnonzero(np.diff(descending)), order.size - 1)
-    return RankedRows(order, labels[order] == 1, last_of_tie, descending[last_of_tie])
+    return RankedRows(
+        np.concatenate([order[is_fake], order[~is_fake]]),
+        np.cumsum(is_fake)[last_of_tie],
+        np.cumsum(~is_fake)[last_of_tie],
+        descending[last_of_tie],
+    )
 
 
 def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -> ConfusionCurve:
@@ -153,13 +159,15 @@ def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
 
 def with_reading(metric: Metric, reading: CurveReading) -> Metric:
     """``metric``, known to be ``reading`` of curves."""
-    metric.reading = reading  # type: ignore[attr-defined]  # a function's own attribute: see ``reading_of``
+    metric.reading = reading  # type: ignore[attr-defined]  # of a function, which ``shared_rows`` looks for
     return metric
 
 
-def reading_of(metric: Metric) -> CurveReading | None:
-    """How ``metric`` is read from curves, or None where it is not or nobody said so."""
-    return getattr(metric, "reading", None)
+def _cumulative(weights: FloatArray) -> FloatArray:
+    """(R, n + 1): ``[:, k]`` is the sum of the first k."""
+    sums = np.zeros((weights.shape[0], weights.shape[1] + 1))
+    np.cumsum(weights, axis=1, out=sums[:, 1:])
+    return sums
 
 
 def _with_origin(rates: FloatArray) -> FloatArray:

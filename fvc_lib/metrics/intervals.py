@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.shared_rows import SharedRows, WeightsOf
+from fvc_lib.metrics.shared_rows import SharedRows
 from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, check_labels, check_weights
 
 # Weights held at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.
@@ -166,19 +166,13 @@ def replicate_values(
     base = None if row_weights is None else check_weights(row_weights, checked.size)
     if base is not None and base.ndim != 1:
         raise ValueError(f"row_weights: got shape {base.shape}, wanted ({checked.size},), one weight per row.")
-    shared = SharedRows(checked, measures)
     group_of_row, num_groups = group_codes(groups, checked.size)
-    values = shared.evaluate(lambda rows: (np.ones(rows.size) if base is None else base[rows])[None])[:, 0]
+    shared = SharedRows(checked, measures, group_of_row, num_groups, base)
+    values = shared.values()
     if _groups_per_class(checked, group_of_row, num_groups).min() < 2 or not np.isfinite(values).any():
         return ReplicateValues(values, np.empty((len(measures), 0)), num_groups, checked.size)
-
-    def weights_of(counts: FloatArray) -> WeightsOf:
-        if base is None:
-            return lambda rows: counts[:, group_of_row[rows]]
-        return lambda rows: counts[:, group_of_row[rows]] * base[rows]
-
     blocks = draw_group_counts(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
-    drawn = np.concatenate([shared.evaluate(weights_of(counts)) for counts in blocks], axis=1)
+    drawn = np.concatenate([shared.replicates(counts) for counts in blocks], axis=1)
     return ReplicateValues(values, drawn, num_groups, checked.size)
 
 

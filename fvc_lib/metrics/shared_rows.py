@@ -1,18 +1,19 @@
-"""Several metrics of the same rows under many weights: what they have in common is computed once."""
+"""Several metrics of the same rows in many bootstrap replicates: what they have in common is computed once.
+
+Metrics that are read from curves share the curves of the same scores and folds. Metrics that are read from sums need no
+rows at all: a replicate's sums are those of its groups. Any other metric is given the row weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.curves import CurveReading, RankedRows, rank_rows, reading_of
-from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, check_scores
-
-# Asked for rows (n,), gives their weights (R, n) in that order.
-WeightsOf = Callable[[IntArray], FloatArray]
+from fvc_lib.metrics.curves import CurveReading, RankedRows, rank_rows
+from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, SumsReading, check_scores
 
 
 @dataclass(frozen=True)
@@ -24,45 +25,73 @@ class _Ranking:
 
 
 class SharedRows:
-    """Evaluates ``measures`` on rows that are sorted once and weighted again and again.
-
-    Metrics that are read from curves share the curves of the same scores and folds; all others share the weights.
+    """``measures`` of rows that are sorted once and drawn again and again.
 
     Args:
         labels: int64 (N,), checked.
         measures: each a metric and the float (N,) it takes.
+        group_of_row: int64 (N,), codes 0 .. G - 1.
+        num_groups: G.
+        row_weights: float64 (N,), or None: all one.
 
     Raises:
-        ValueError: values of another length, or not finite.
+        ValueError: values of another length or not finite, or from a metric that refuses its values.
     """
 
-    def __init__(self, labels: IntArray, measures: Sequence[tuple[Metric, npt.ArrayLike]]) -> None:
+    def __init__(
+        self,
+        labels: IntArray,
+        measures: Sequence[tuple[Metric, npt.ArrayLike]],
+        group_of_row: IntArray,
+        num_groups: int,
+        row_weights: FloatArray | None = None,
+    ) -> None:
         self._labels = labels
+        self._group_of_row = group_of_row
+        self._row_weights = row_weights
+        self._measures = [(metric, check_scores(values, labels.size)) for metric, values in measures]
         self._rankings: dict[tuple[bytes, bytes], _Ranking] = {}
-        self._others: list[tuple[int, Metric, FloatArray]] = []
-        self._num_measures = len(measures)
-        for number, (metric, given) in enumerate(measures):
-            values = check_scores(given, labels.size)
-            reading = reading_of(metric)
-            if reading is None:
-                self._others.append((number, metric, values))
-            else:
+        self._sums: list[tuple[int, SumsReading, FloatArray]] = []
+        self._others: list[int] = []
+        for number, (metric, values) in enumerate(self._measures):
+            reading = getattr(metric, "reading", None)
+            if isinstance(reading, CurveReading):
                 self._ranking_of(values, reading.fold_of_row).readers.append((number, reading))
+            elif isinstance(reading, SumsReading):
+                self._sums.append((number, reading, self._sums_of_groups(reading.columns(labels, values), num_groups)))
+            else:
+                self._others.append(number)
 
-    def evaluate(self, weights_of: WeightsOf) -> FloatArray:
-        """(M, R), the measures in their order under R sets of weights.
+    def values(self) -> FloatArray:
+        """(M,), the measures of the rows as they are, each by its own definition."""
+        weights = np.ones(self._labels.size) if self._row_weights is None else self._row_weights
+        return np.array([float(metric(self._labels, values, weights)) for metric, values in self._measures])
 
-        Raises:
-            ValueError: from a metric that refuses its values.
-        """
-        found: dict[int, FloatArray] = {}
+    def replicates(self, counts: FloatArray) -> FloatArray:
+        """(M, R), the measures in R replicates, in which the groups count ``counts`` (R, G)."""
+        found: dict[int, FloatArray] = {
+            number: reading.of_sums(counts @ of_groups) for number, reading, of_groups in self._sums
+        }
         for ranking in self._rankings.values():
-            curves = [part.curve(weights_of(part.rows)) for part in ranking.parts]
+            curves = [part.curve(self._weights(counts, part.rows)) for part in ranking.parts]
             found |= {number: reading.of_curves(curves) for number, reading in ranking.readers}
         if self._others:
-            weights = weights_of(np.arange(self._labels.size))
-            found |= {number: metric(self._labels, values, weights) for number, metric, values in self._others}
-        return np.stack([found[number] for number in range(self._num_measures)])
+            weights = self._weights(counts, np.arange(self._labels.size))
+        for number in self._others:
+            metric, values = self._measures[number]
+            found[number] = metric(self._labels, values, weights)
+        return np.stack([found[number] for number in range(len(self._measures))])
+
+    def _weights(self, counts: FloatArray, rows: IntArray) -> FloatArray:
+        """(R, n), what each of ``rows`` (n,) counts in each replicate."""
+        drawn = counts[:, self._group_of_row[rows]]
+        return drawn if self._row_weights is None else drawn * self._row_weights[rows]
+
+    def _sums_of_groups(self, columns: FloatArray, num_groups: int) -> FloatArray:
+        """(G, C), the sums over each group's rows."""
+        weighted = columns if self._row_weights is None else columns * self._row_weights[:, None]
+        sums = [np.bincount(self._group_of_row, weights=column, minlength=num_groups) for column in weighted.T]
+        return np.stack(sums, axis=1)
 
     def _ranking_of(self, scores: FloatArray, fold_of_row: IntArray | None) -> _Ranking:
         folds = np.zeros(scores.size, dtype=np.int64) if fold_of_row is None else fold_of_row

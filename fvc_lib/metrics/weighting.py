@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -59,6 +60,38 @@ def weighted_metric(definition: Definition) -> Metric:
         return values.reshape(table.shape[:-1])
 
     return metric  # type: ignore[return-value]  # the two overloads are told apart by ``weights`` at run time
+
+
+@dataclass(frozen=True)
+class SumsReading:
+    """How a metric is read from weighted sums of columns, which need no more than each group's own sums.
+
+    Attributes:
+        columns: from labels (N,) and scores (N,) to float64 (N, C).
+        of_sums: from the columns' sums (R, C) under R sets of weights to (R,).
+    """
+
+    columns: Callable[[IntArray, FloatArray], FloatArray]
+    of_sums: Callable[[FloatArray], FloatArray]
+
+
+def sums_metric(columns: Callable[..., FloatArray]) -> Callable[[Callable[[FloatArray], FloatArray]], Metric]:
+    """A decorator that makes a ``Metric`` of ``of_sums(sums (R, C)) -> (R,)``, sums over the rows of ``columns``.
+
+    Args:
+        columns: ``columns(labels (N,), scores (N,), **settings)`` gives float64 (N, C).
+    """
+
+    def decorate(of_sums: Callable[[FloatArray], FloatArray]) -> Metric:
+        @functools.wraps(of_sums)
+        def definition(labels: IntArray, scores: FloatArray, weights: FloatArray, **settings: Any) -> FloatArray:
+            return of_sums(weights @ columns(labels, scores, **settings))
+
+        metric = weighted_metric(definition)
+        metric.reading = SumsReading(columns, of_sums)  # type: ignore[attr-defined]  # of a function, with defaults
+        return metric
+
+    return decorate
 
 
 def check_labels(labels: npt.ArrayLike) -> IntArray:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.curves import ConfusionCurve, CurveReading, reading_of, with_reading
+from fvc_lib.metrics.curves import ConfusionCurve, CurveReading, with_reading
 from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, divide, weighted_metric
 
 
@@ -46,9 +46,8 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
         return divide(total, all_pairs)
 
     definition.__name__ = metric.__name__
-    reading = reading_of(metric)
-    folded = weighted_metric(definition)
-    if reading is None or reading.fold_of_row is not None:
+    folded, reading = weighted_metric(definition), getattr(metric, "reading", None)
+    if not isinstance(reading, CurveReading) or reading.fold_of_row is not None:
         return folded
     of_curves = reading.of_curves
     return with_reading(folded, CurveReading(lambda curves: _by_pairs(of_curves, curves), fold_of_row))
