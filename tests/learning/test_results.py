@@ -54,10 +54,11 @@ def row(results: pl.DataFrame, source: str, scope: str, metric: str) -> dict:
 
 def test_every_source_scope_and_metric_stands_there_once(results: pl.DataFrame) -> None:
     sources = ("model", *ALL_CONTROLS)
-    scopes = ("all", "fold_0", "fold_1", "fold_2", "fold_3")
-    expected = itertools.product(sources, scopes, METRIC_NAMES)
+    scopes = ("all", "all_by_group", "fold_0", "fold_1", "fold_2", "fold_3")
+    uncalibrated = ("brier_score_uncalibrated", "expected_calibration_error_uncalibrated")
+    expected = [*itertools.product(sources, scopes, METRIC_NAMES), *itertools.product(["model"], scopes, uncalibrated)]
     assert sorted(results.select("source", "scope", "metric").rows()) == sorted(expected)
-    assert results["num_videos"].sum() == 6 * len(METRIC_NAMES) * (60 + 60)
+    assert results["num_videos"].sum() == (6 * len(METRIC_NAMES) + 2) * (60 + 60 + 60)
 
 
 def test_rank_metrics_stay_within_folds_and_decisions_are_counted_together(
@@ -91,10 +92,37 @@ def test_the_interval_is_that_of_the_same_value(results: pl.DataFrame, predictio
     assert (overall["low"] <= overall["high"]).all()
     ranked = overall.filter(pl.col("metric") != "expected_calibration_error")  # biased upwards in every replicate
     assert ((ranked["low"] <= ranked["value"] + 1e-12) & (ranked["value"] <= ranked["high"] + 1e-12)).all()
-    assert (
-        results.filter(pl.col("scope") != "all").select("low", "high", "fold_mean", "fold_std").null_count().row(0)
-        == (6 * 4 * len(METRIC_NAMES),) * 4
+    of_folds = results.filter(pl.col("scope").str.starts_with("fold_")).select("low", "high", "fold_mean", "fold_std")
+    assert of_folds.null_count().row(0) == (of_folds.height,) * 4
+    by_group = results.filter(pl.col("scope") == "all_by_group")
+    assert by_group["fold_mean"].null_count() == by_group.height
+    assert by_group.filter(pl.col("value").is_not_null())["low"].null_count() == 0
+
+
+def test_a_group_has_one_vote_however_many_videos_it_has(tables: Any, folds: pl.DataFrame) -> None:
+    kept = folds.filter((pl.int_range(pl.len()) % 3 == 0) | (pl.col("group_id").str.contains("[0-4]>")))
+    predictions = tables.predictions(kept, good_scores(kept))
+    table = kfold_results(tables.index(kept), kept, predictions, CONFIG)
+    squared = predictions.with_columns(
+        error=(pl.col("score") - (pl.col("label") == "fake").cast(pl.Float64)) ** 2,
+        is_right=(pl.col("score") >= pl.col("threshold")) == (pl.col("label") == "fake"),
     )
+    groups = squared.group_by("group_id", "label").agg(pl.col("error", "is_right").mean())
+    by_label = groups.group_by("label").agg(pl.col("is_right").mean())
+    assert row(table, "model", "all_by_group", "brier_score")["value"] == pytest.approx(groups["error"].mean())
+    assert row(table, "model", "all_by_group", "balanced_accuracy")["value"] == pytest.approx(
+        by_label["is_right"].mean()
+    )
+    assert row(table, "model", "all", "brier_score")["value"] == pytest.approx(squared["error"].mean())
+    assert groups["error"].mean() != pytest.approx(squared["error"].mean())
+
+
+def test_what_the_temperature_did_is_shown(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
+    labels = controls.fake_labels(predictions)
+    uncalibrated = 1 / (1 + np.exp(-predictions["logit"].to_numpy()))
+    got = row(results, "model", "all", "brier_score_uncalibrated")
+    assert got["value"] == pytest.approx(brier_score(labels, uncalibrated))
+    assert got["value"] != pytest.approx(row(results, "model", "all", "brier_score")["value"])
 
 
 def test_folds_are_described_by_mean_and_deviation(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
@@ -204,6 +232,8 @@ def test_good_predictions_pass(folds: pl.DataFrame, predictions: pl.DataFrame) -
         (lambda f, p: (f, p.with_columns(group_id=pl.lit("g"))), LeakageError, "another fold or group"),
         (lambda f, p: (f, p.with_columns(label=pl.lit("real"))), DataError, "another label"),
         (lambda f, p: (f, p.with_columns(threshold="score")), DataError, "more than one threshold: 0, 1, 2, 3"),
+        (lambda f, p: (f, p.with_columns(temperature=1 + pl.col("score"))), DataError, "more than one temperature"),
+        (lambda f, p: (f, p.with_columns(temperature=pl.lit(1.9))), DataError, "scores are not sigmoid"),
         (lambda f, p: (f.with_columns(group_id=pl.lit("g")), p), LeakageError, "g"),
     ],
 )
