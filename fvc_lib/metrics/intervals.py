@@ -119,9 +119,18 @@ def cluster_bootstrap_many(
     Raises:
         ValueError: as ``cluster_bootstrap``.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence: got {confidence}, wanted a number inside (0, 1).")
+    check_confidence(confidence)
     drawn = replicate_values(labels, measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
+    return percentile_intervals(drawn, confidence)
+
+
+def percentile_intervals(drawn: ReplicateValues, confidence: float = 0.95) -> tuple[Interval, ...]:
+    """The interval of each measure of ``drawn``, in their order.
+
+    Raises:
+        ValueError: a confidence outside (0, 1).
+    """
+    check_confidence(confidence)
     intervals = []
     for value, values in zip(drawn.values.tolist(), drawn.replicates, strict=True):
         defined = values[np.isfinite(values)] if np.isfinite(value) else np.empty(0)
@@ -248,6 +257,12 @@ def _groups_per_class(labels: IntArray, group_of_row: IntArray, num_groups: int)
     """How many groups hold a real and how many a fake, (2,); a class nobody has does not count."""
     present = [label for label in (0, 1) if (labels == label).any()]
     return np.array([np.unique(group_of_row[labels == label]).size for label in present], dtype=np.int64)
+
+
+def check_confidence(confidence: float) -> None:
+    """Raise ``ValueError`` for a confidence outside (0, 1), such as 95."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: got {confidence}, wanted a number inside (0, 1).")
 
 
 def percentiles(drawn: FloatArray, confidence: float) -> tuple[float, float]:

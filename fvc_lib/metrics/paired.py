@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtr
 
-from fvc_lib.metrics.intervals import ReplicateValues, percentiles, replicate_values
+from fvc_lib.metrics.intervals import ReplicateValues, check_confidence, percentiles, replicate_values
 from fvc_lib.metrics.weighting import FloatArray, Metric
 
 # Sums of the same numbers in another order differ by less than this: no difference between models.
@@ -102,8 +102,7 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
     Raises:
         ValueError: a confidence outside (0, 1).
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence: got {confidence}, wanted a number inside (0, 1).")
+    check_confidence(confidence)
     value = float(_without_rounding(drawn.values[second] - drawn.values[first]))
     differences = _without_rounding(drawn.replicates[second] - drawn.replicates[first])
     differences = differences[np.isfinite(differences)] if np.isfinite(value) else np.empty(0)
