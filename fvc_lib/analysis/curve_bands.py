@@ -1,0 +1,128 @@
+"""Curves of several folds as one curve with a band: what ROC and precision-recall curves have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.metrics.intervals import draw_group_counts, group_codes
+from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, check_labels, check_scores, divide
+from fvc_lib.metrics.within_folds import within_folds
+
+GRID_POINTS = 201
+
+# (labels (N,), scores (N,), weights (R, N), grid (G,)) -> heights (R, G), NaN in rows where a class has no weight.
+Heights = Callable[[IntArray, FloatArray, FloatArray, FloatArray], FloatArray]
+
+
+@dataclass(frozen=True)
+class CurveBand:
+    """A mean curve over folds on a grid of G places in [0, 1].
+
+    Attributes:
+        grid: float64 (G,), ascending from 0 to 1.
+        mean: float64 (G,).
+        low: float64 (G,), pointwise lower end; NaN where there is no telling.
+        high: float64 (G,), pointwise upper end.
+        area: the exact value of the curve's own area metric within folds.
+        folds: the folds that hold both classes.
+        fold_heights: float64 (F, G), each such fold's own curve.
+    """
+
+    grid: FloatArray
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+    area: float
+    folds: tuple[int, ...]
+    fold_heights: FloatArray
+
+
+def curve_band(
+    labels: npt.ArrayLike,
+    scores: npt.ArrayLike,
+    groups: Sequence[str],
+    folds: npt.ArrayLike,
+    *,
+    heights: Heights,
+    area: Metric,
+    replicates: int,
+    seed: int,
+    confidence: float,
+) -> CurveBand:
+    """Average the folds' curves vertically, each weighing its pairs of a fake and a real, and bootstrap groups.
+
+    Each fold has a model of its own whose scores need not share a scale with the others', so curves are made within
+    folds; weighted by pairs, the area under their mean is the area metric within folds. The band is pointwise, from the
+    same draws of groups as the intervals.
+
+    Args:
+        labels: int (N,), 1 is fake.
+        scores: float (N,).
+        groups: (N,) group ids.
+        folds: int (N,).
+        heights: the kind of curve.
+        area: the metric that is the area under one such curve.
+        replicates: how often the groups are drawn.
+        seed: of the draws.
+        confidence: pointwise coverage in (0, 1).
+
+    Raises:
+        ValueError: labels or scores that cannot be meant.
+    """
+    checked = check_labels(labels)
+    values = check_scores(scores, checked.size)
+    fold_of_row = np.asarray(folds)
+    grid = np.linspace(0.0, 1.0, GRID_POINTS)
+    usable = [int(f) for f in np.unique(fold_of_row) if np.unique(checked[fold_of_row == f]).size == 2]
+    rows = [np.flatnonzero(fold_of_row == fold) for fold in usable]
+    whole = np.ones((1, checked.size))
+    if not usable:  # one class in every fold: one pooled curve says more than none
+        rows = [np.arange(checked.size)]
+    group_of_row, num_groups = group_codes(groups, checked.size)
+    blocks = draw_group_counts(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
+    drawn = [_mean_curves(checked, values, c[:, group_of_row], rows, grid, heights) for c in blocks]
+    low, high = pointwise_interval(np.concatenate(drawn), confidence)
+    own = [heights(checked[r], values[r], whole[:, r], grid)[0] for r in rows] if usable else []
+    return CurveBand(
+        grid,
+        _mean_curves(checked, values, whole, rows, grid, heights)[0],
+        low,
+        high,
+        float((within_folds(area, fold_of_row) if usable else area)(checked, values)),
+        tuple(usable),
+        np.array(own).reshape(-1, grid.size),
+    )
+
+
+def pointwise_interval(drawn: FloatArray, confidence: float) -> tuple[FloatArray, FloatArray]:
+    """Lower and upper ends (G,) of replicates (R, G), those with a NaN left out; NaN with fewer than two."""
+    kept = drawn[np.isfinite(drawn).all(axis=1)]
+    if len(kept) < 2:
+        unknown = np.full(drawn.shape[1], np.nan)
+        return unknown, unknown
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(kept, [tail, 1 - tail], axis=0)
+    return low, high
+
+
+def _mean_curves(
+    labels: IntArray,
+    scores: FloatArray,
+    weights: FloatArray,
+    rows_of_fold: list[IntArray],
+    grid: FloatArray,
+    heights: Heights,
+) -> FloatArray:
+    """(R, G) heights averaged over folds by their pairs; NaN where no fold has both classes."""
+    total, pairs = np.zeros((weights.shape[0], grid.size)), np.zeros(weights.shape[0])
+    for rows in rows_of_fold:
+        in_fold = weights[:, rows]
+        fold_pairs = (in_fold @ labels[rows]) * (in_fold @ (1 - labels[rows]))
+        values = heights(labels[rows], scores[rows], in_fold, grid)
+        total += np.where(fold_pairs[:, None] > 0, values * fold_pairs[:, None], 0.0)
+        pairs += fold_pairs
+    return divide(total, pairs[:, None])

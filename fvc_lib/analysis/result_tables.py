@@ -1,0 +1,76 @@
+"""Tables of a result: every metric by video and by group, and what each fold chose before it saw its test videos."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from fvc_lib.analysis.wording import interval_text, metric_name
+
+BY_VIDEO, BY_GROUP = "all", "all_by_group"
+# Of the model before its temperature: no control has one.
+UNCALIBRATED = ("brier_score_uncalibrated", "expected_calibration_error_uncalibrated")
+LOWER_IS_BETTER = frozenset({"equal_error_rate", "brier_score", "expected_calibration_error", *UNCALIBRATED})
+
+
+def metric_table(results: pl.DataFrame) -> pl.DataFrame:
+    """The model's metrics over all folds, with intervals: a vote for each video, and a vote for each group.
+
+    Args:
+        results: one run's rows of ``tables.RESULTS``.
+
+    Returns:
+        ``metric better by_video by_group fold_mean fold_std``; the two columns between are text with intervals.
+    """
+    model = results.filter(pl.col("source") == "model")
+    by_group = {row["metric"]: row for row in model.filter(pl.col("scope") == BY_GROUP).iter_rows(named=True)}
+    rows = [
+        {
+            "metric": metric_name(row["metric"]),
+            "better": "lower" if row["metric"] in LOWER_IS_BETTER else "higher",
+            "by_video": _interval(row),
+            "by_group": _interval(by_group.get(row["metric"])),
+            "fold_mean": row["fold_mean"],
+            "fold_std": row["fold_std"],
+        }
+        for row in model.filter(pl.col("scope") == BY_VIDEO).iter_rows(named=True)
+    ]
+    return pl.DataFrame(rows, schema=_METRIC_SCHEMA)
+
+
+def control_table(results: pl.DataFrame) -> pl.DataFrame:
+    """Every source over all folds, a row each: ``source num_videos num_groups`` and a column for each metric."""
+    rows = results.filter((pl.col("scope") == BY_VIDEO) & ~pl.col("metric").is_in(UNCALIBRATED))
+    return rows.pivot("metric", index=["source", "num_videos", "num_groups"], values="value")
+
+
+def chosen_table(predictions: pl.DataFrame) -> pl.DataFrame:
+    """What each fold's inner validation part chose, and the test videos that it was then applied to, once.
+
+    Args:
+        predictions: one run's rows of ``tables.PREDICTIONS``.
+
+    Returns:
+        ``fold temperature threshold num_videos num_groups called_fake_share`` in the order of the folds.
+    """
+    called = (pl.col("score") >= pl.col("threshold")).mean()
+    return (
+        predictions.group_by("fold")
+        .agg(
+            pl.col("temperature").first(),
+            pl.col("threshold").first(),
+            num_videos=pl.len(),
+            num_groups=pl.col("group_id").n_unique(),
+            called_fake_share=called,
+        )
+        .sort("fold")
+    )
+
+
+_METRIC_SCHEMA = {
+    "metric": pl.String, "better": pl.String, "by_video": pl.String, "by_group": pl.String, "fold_mean": pl.Float64,
+    "fold_std": pl.Float64,
+}  # fmt: skip
+
+
+def _interval(row: dict[str, float | None] | None) -> str | None:
+    return None if row is None else interval_text(row["value"], row["low"], row["high"])
