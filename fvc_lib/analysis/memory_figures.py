@@ -34,7 +34,7 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
     samples, stages = int(rows["num_samples"].sum()), rows.select("run_id", "stage", "fold").n_unique()
     figure = theme.figure(
         peak_sentence(found),
-        f"{count_text(samples, 'sample')} of {count_text(stages, 'stage')}, processes with their children; "
+        f"n = {count_text(samples, 'sample')} of {count_text(stages, 'stage')}, processes with their children; "
         f"marks: single folds{far_budget_text(found)}",
         height=140 + 30 * bars.height,
     )
@@ -60,7 +60,7 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
             )
         )  # fmt: skip
     draw_budget(figure, found, horizontal=False)
-    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_yaxes(title_text="Stage and phase", autorange="reversed", showgrid=False)
     figure.update_xaxes(title_text="Peak memory (MB)", rangemode="tozero")
     figure.update_layout(margin={"r": 80})
     return figure
@@ -74,8 +74,8 @@ def growth_figure(found: MemoryFindings) -> go.Figure:
     judged = found.growth.sort(pl.col("verdict") != "leak", maintain_order=True)
     figure = theme.figure(
         growth_sentence(found),
-        f"median of the samples of each epoch; {count_text(judged.height, 'training')}, "
-        f"{count_text(points.height, 'epoch')}; lines: Theil-Sen slope without the first epoch",
+        f"n = {count_text(judged.height, 'training')}, {count_text(points.height, 'epoch')}; "
+        "median of the samples of each epoch; lines: Theil-Sen slope without the first epoch",
     )
     for position, row in enumerate(judged.iter_rows(named=True)):
         keys = ("run_id", "stage", "fold", "attempt", "place", "phase")
@@ -115,7 +115,7 @@ def prediction_figure(found: MemoryFindings) -> go.Figure:
     names = [figure_text(_training_name(row, rows)) for row in rows.iter_rows(named=True)]
     figure = theme.figure(
         prediction_sentence(found),
-        f"{count_text(rows.height, 'training')}; measured: the highest of training and validation",
+        f"n = {count_text(rows.height, 'training')}; measured: the highest of training and validation",
         height=150 + 40 * rows.height,
     )
     for name, row in zip(names, rows.iter_rows(named=True), strict=True):
@@ -136,7 +136,7 @@ def prediction_figure(found: MemoryFindings) -> go.Figure:
                 hovertemplate="%{y}<br>" + label + " %{x:.0f} MB<extra></extra>",
             )
         )  # fmt: skip
-    figure.update_yaxes(range=[len(names) - 0.4, -0.6], showgrid=False, type="category")
+    figure.update_yaxes(title_text="Training", range=[len(names) - 0.4, -0.6], showgrid=False, type="category")
     figure.update_xaxes(title_text="Peak memory (MB)", rangemode="tozero")
     figure.update_layout(margin={"r": 60})
     return figure

@@ -39,7 +39,7 @@ def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.93, 0.07], vertical_spacing=0.02)
     marked = found.events.filter(~pl.col("kind").is_in(_QUIET_KINDS))
     finding = f"Memory over {duration_text(total)} of work: {_course(found, rows)}"
-    counted = f"{count_text(len(bands), 'stage')} end to end, {count_text(marked.height, 'event')}"
+    counted = f"n = {count_text(len(bands), 'stage')} end to end, {count_text(marked.height, 'event')}"
     figure.update_layout(theme.figure(finding, counted + far_budget_text(found), height=440).layout)
     most = max(_FEWEST_POINTS, _MOST_POINTS // len(bands))
     for number, place in enumerate(rows["place"].unique(maintain_order=True)):

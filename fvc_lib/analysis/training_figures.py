@@ -1,4 +1,4 @@
-"""Figures of a run while and after it trains: learning curves, memory, and the time its stages took."""
+"""Figures of a run while and after it trains: learning curves and memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import polars as pl
 from plotly.subplots import make_subplots
 
 from fvc_lib.analysis import theme
+from fvc_lib.analysis.figure_parts import of_fold
 from fvc_lib.analysis.memory_findings import memory_usage
 from fvc_lib.analysis.memory_wording import megabytes_text, phase_text
-from fvc_lib.analysis.wording import count_text, duration_text, figure_text, metric_name, number_text
+from fvc_lib.analysis.wording import count_text, figure_text, metric_name, number_text
 
 _PANELS_PER_ROW = 3
 _SMALL = 7  # up to here a curve shows its points too
@@ -79,7 +80,7 @@ def memory_timeline_figure(samples: pl.DataFrame) -> go.Figure:
     num_samples = rows.filter(pl.col("place") == peak["place"]).height
     figure = theme.figure(
         f"Memory peaks at {megabytes_text(peak['used_mb'])}{budget}, in {_series_name(peak, rows)}",
-        f"{count_text(num_samples, 'sample')} of {count_text(num_stages, 'stage')}; process with its children",
+        f"n = {count_text(num_samples, 'sample')} of {count_text(num_stages, 'stage')}; process with its children",
     )
     for position, stage in enumerate(series.iter_rows(named=True)):
         color, dash = theme.series_style(position)
@@ -88,50 +89,13 @@ def memory_timeline_figure(samples: pl.DataFrame) -> go.Figure:
             go.Scatter(
                 x=points["seconds"].to_numpy(), y=points["used_mb"].to_numpy(), mode=_mode(points),
                 name=figure_text(_series_name(stage, rows)), line={"color": color, "dash": dash, "width": 1.8},
-                customdata=[figure_text(phase_text(phase)) for phase in points["phase"]],
+                customdata=[figure_text(phase_text(phase)) for phase in points["phase"]], meta=of_fold(stage["fold"]),
                 hovertemplate="%{y:.0f} MB after %{x:.0f} s<br>%{customdata}<extra></extra>",
             )
         )  # fmt: skip
     figure.update_xaxes(title_text="Time the stage has been at work (s)", rangemode="tozero")
     figure.update_yaxes(title_text="Memory (MB)", rangemode="tozero")
     figure.update_layout(showlegend=series.height > 1)
-    return figure
-
-
-def stage_times_figure(stages: pl.DataFrame) -> go.Figure:
-    """How long each stage took, coloured by how it ended.
-
-    Args:
-        stages: rows of ``headline.stage_table``.
-    """
-    rows = stages.filter(pl.col("duration_seconds").is_not_null())
-    if rows.is_empty():
-        return theme.nothing_to_show("Time of the stages", "No stage has recorded a duration.")
-    total = float(rows["duration_seconds"].sum())
-    longest = rows.sort("duration_seconds", descending=True).row(0, named=True)
-    share = longest["duration_seconds"] / total if total else 0.0
-    figure = theme.figure(
-        f"{longest['stage']} takes {share:.0%} of the {duration_text(total)}", count_text(rows.height, "stage"),
-        height=130 + 30 * rows.height,
-    )  # fmt: skip
-    colors = {
-        "done": theme.MODEL,
-        "skipped": theme.CONTROL,
-        "failed": theme.NOT_ABOVE_CONTROL,
-        "interrupted": theme.NOT_ABOVE_CONTROL,
-    }
-    figure.add_trace(
-        go.Bar(
-            x=rows["duration_seconds"].to_list(), y=[figure_text(name) for name in rows["stage"]], orientation="h",
-            marker={"color": [colors.get(state or "", theme.NEUTRAL) for state in rows["state"]]},
-            text=[f" {duration_text(seconds)}" for seconds in rows["duration_seconds"]], textposition="outside",
-            cliponaxis=False, customdata=[figure_text(state or "") for state in rows["state"]],
-            hovertemplate="%{y}: %{x:.1f} s, %{customdata}<extra></extra>",
-        )
-    )  # fmt: skip
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    figure.update_xaxes(title_text="Duration (s)")
-    figure.update_layout(showlegend=False, margin={"r": 90})
     return figure
 
 
@@ -156,9 +120,8 @@ def _training_finding(rows: pl.DataFrame, metric: str) -> tuple[str, str]:
     by_phase = last.group_by("phase", maintain_order=True).agg(pl.col("value").mean())
     told = ", ".join(f"{number_text(value)} in {phase}" for phase, value in by_phase.iter_rows())
     panels = rows.select("run_id", "stage", "fold").n_unique()
-    subtitle = (
-        f"mean of each curve's last value; {count_text(panels, 'panel')}, {count_text(rows.height, 'logged value')}"
-    )
+    counted = f"n = {count_text(rows.height, 'logged value')} in {count_text(panels, 'panel')}"
+    subtitle = f"{counted}; the title has the mean of each curve's last value"
     return f"{metric_name(metric)} ends at {told}", subtitle
 
 
@@ -167,11 +130,13 @@ def _add_curve(
 ) -> None:
     color = {"train": theme.CONTROL, "validation": theme.MODEL}.get(phase, theme.SERIES[1])
     dash = {"train": "solid", "validation": "solid"}.get(phase, "dot")
-    steps, values = points["step"].to_numpy(), points["value"]
+    steps, values, fold = points["step"].to_numpy(), points["value"], of_fold(points["fold"][0])
     if smoothing > 0:
         pale = {"color": theme.translucent(color, 0.3), "width": 1}
         figure.add_trace(
-            go.Scatter(x=steps, y=values.to_numpy(), mode="lines", line=pale, showlegend=False, hoverinfo="skip"),
+            go.Scatter(
+                x=steps, y=values.to_numpy(), mode="lines", line=pale, showlegend=False, hoverinfo="skip", meta=fold
+            ),
             **where,
         )
     figure.add_trace(
@@ -179,7 +144,7 @@ def _add_curve(
             x=steps, y=smoothed(values, smoothing).to_numpy(), name=figure_text(phase), legendgroup=figure_text(phase),
             showlegend=first, mode=_mode(points),
             line={"color": color, "width": 2, "dash": dash}, marker={"size": 5},
-            customdata=points["epoch"].to_list(),
+            customdata=points["epoch"].to_list(), meta=fold,
             hovertemplate="step %{x}, epoch %{customdata}<br>%{y:.4f}",
         ),
         **where,

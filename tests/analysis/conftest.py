@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.metric_log import JsonLines, MetricLog
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import write_table
+from tests.analysis.evaluation_tables import audit_of, slices_of
 
 CODECS = ("h264", "hevc", "vp9", "mpeg4")
 SIZES = ((1280, 720), (640, 480), (1920, 1080), (320, 240))
@@ -68,6 +70,8 @@ def write_run(runs_dir: Path, experiment: str, name: str, *, seed: int = 0, skil
     write_augmented(run, index)
     predictions = write_predictions(run, folds, seed, skill)
     write_table(results_of(predictions, seed), tables.RESULTS, run.results)
+    write_table(slices_of(index, predictions), tables.SLICES, run.slices)
+    write_table(audit_of(predictions), tables.LEAKAGE_AUDIT, run.leakage_audit)
     for fold in range(5):
         write_metrics(run, fold, seed)
         write_memory(run, fold)
@@ -160,12 +164,21 @@ def results_of(predictions: pl.DataFrame, seed: int) -> pl.DataFrame:
                     "num_videos": interval.num_rows, "num_groups": interval.num_groups,
                 }
             )  # fmt: skip
+            by_group = metric(truth, scores, np.stack([1 / counts_of(groups)]))[0]
+            sizes = {"num_videos": interval.num_rows, "num_groups": interval.num_groups}
+            rows.append({**common, "scope": "all_by_group", "value": float(by_group), **sizes})
             for fold, value in enumerate(per_fold):
                 inside = predictions.filter(pl.col("fold") == fold)
                 counts = {"num_videos": inside.height, "num_groups": inside["group_id"].n_unique()}
                 rows.append({**common, "scope": f"fold_{fold}", "value": float(value), **counts})
     schema = {name: column.dtype.type for name, column in tables.RESULTS.columns.items()}
     return pl.DataFrame(rows, schema=schema)
+
+
+def counts_of(groups: list[str]) -> np.ndarray:
+    """(N,), how many rows each row's group has."""
+    sizes = Counter(groups)
+    return np.array([sizes[group] for group in groups])
 
 
 def write_metrics(run: RunPaths, fold: int, seed: int) -> None:
@@ -204,6 +217,8 @@ def write_status(run: RunPaths, state: str = "done") -> None:
     stages = {
         key: {
             "state": "done", "attempts": 1, "reason": None, "duration_seconds": 4.0 + 3 * number, "exit_code": 0,
+            "started_utc": f"2025-03-04T10:{15 + number}:00Z",
+            "finished_utc": f"2025-03-04T10:{15 + number}:{number + 30}Z",
             "peak_rss_bytes": 500_000_000 + number * 40_000_000, "last_step": "60" if "fold_" in key else None,
             "error": None,
         }

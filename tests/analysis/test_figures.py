@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -9,21 +10,20 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis import queries, theme
+from fvc_lib.analysis.calibration_figures import calibration_figure
 from fvc_lib.analysis.corpus_figures import fold_balance_figure, index_overview_figure
-from fvc_lib.analysis.headline import stage_table
-from fvc_lib.analysis.result_figures import (
-    calibration_figure,
-    controls_figure,
-    roc_figure,
-    run_comparison_figure,
-    score_distribution_figure,
-)
-from fvc_lib.analysis.training_figures import (
-    learning_curves_figure,
-    memory_timeline_figure,
-    smoothed,
-    stage_times_figure,
-)
+from fvc_lib.analysis.leakage_figures import audit_figure
+from fvc_lib.analysis.memory_figures import growth_figure, phase_peaks_figure
+from fvc_lib.analysis.memory_findings import run_memory
+from fvc_lib.analysis.memory_timeline import stage_timeline_figure
+from fvc_lib.analysis.metric_figures import metrics_figure
+from fvc_lib.analysis.pipeline_figures import pipeline_figure, pipeline_spans
+from fvc_lib.analysis.ranking_figures import pr_figure, roc_figure
+from fvc_lib.analysis.records import read_tables
+from fvc_lib.analysis.result_figures import controls_figure, run_comparison_figure, score_distribution_figure
+from fvc_lib.analysis.selective_figures import risk_coverage_figure
+from fvc_lib.analysis.slice_figures import slices_figure
+from fvc_lib.analysis.training_figures import learning_curves_figure, memory_timeline_figure, smoothed
 from fvc_lib.services import tables
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import RESULTS
@@ -38,29 +38,60 @@ def subtitle(figure: go.Figure) -> str:
     return str(figure.layout.title.subtitle.text).replace("<br>", " ")
 
 
+# What has no unit, and so says none: everything else names its unit in parentheses.
+UNIT_FREE = frozenset(
+    {
+        "ROC AUC", "Metric", "Scored by", "Slice", "Stage", "Stage and phase", "Run", "Outer fold", "Codec", "Step",
+        "Epoch", "Videos",
+    }
+)  # fmt: skip
+
+
 def all_figures(run: RunPaths) -> list[go.Figure]:
+    """Every figure of the notebooks, but that of a preflight, which this run has not: test_memory_figures has it."""
     predictions = queries.predictions([run]).frame
+    results = queries.results([run]).frame
+    memory = run_memory(run)
     return [
-        controls_figure(queries.results([run]).frame),
+        controls_figure(results),
+        metrics_figure(results),
         roc_figure(predictions, replicates=50),
+        pr_figure(predictions, replicates=50),
+        calibration_figure(predictions, replicates=50),
+        risk_coverage_figure(predictions, replicates=50),
         score_distribution_figure(predictions),
-        calibration_figure(predictions),
+        slices_figure(read_tables([("", run.slices)], tables.SLICES).frame),
+        audit_figure(results),
         run_comparison_figure(queries.compare_runs([run]).frame),
         learning_curves_figure(queries.learning_curves([run]).frame),
         memory_timeline_figure(queries.memory_samples([run]).frame),
-        stage_times_figure(stage_table(run)),
+        pipeline_figure(pipeline_spans(run)),
         index_overview_figure(queries.index_counts(run, "codec").frame, "codec"),
         fold_balance_figure(queries.fold_balance(run).frame),
+        phase_peaks_figure(memory),
+        stage_timeline_figure(memory),
+        growth_figure(memory),
     ]
 
 
-def test_every_figure_has_a_finding_an_n_and_units(run: RunPaths) -> None:
+def test_every_figure_has_a_finding_an_n_and_units_in_the_one_look(run: RunPaths) -> None:
     for figure in all_figures(run):
         assert len(title(figure)) > 20
-        assert any(char.isdigit() for char in subtitle(figure)), subtitle(figure)
-        assert figure.layout.xaxis.title.text or figure.layout.xaxis4.title.text
+        assert "n = " in subtitle(figure), subtitle(figure)
+        for direction in ("x", "y"):
+            named = [axis.title.text for axis in axes(figure, direction)]
+            assert any(named), f"{title(figure)}: no {direction} axis has a title"
+            for text in filter(None, named):
+                assert "(" in text or text in UNIT_FREE, f"{title(figure)}: {text}"
+        assert figure.layout.template.layout.font.family == theme.FONT
         assert figure.layout.paper_bgcolor is None  # the template's, which is white
         json.loads(figure.to_json())
+
+
+def axes(figure: go.Figure, direction: str) -> list[Any]:
+    """The axes of one direction that are shown."""
+    names = [name for name in figure.layout if name.startswith(f"{direction}axis")]
+    return [figure.layout[name] for name in names if figure.layout[name].visible is not False]
 
 
 def test_every_figure_of_an_empty_run_says_why_it_is_empty(tmp_path_factory: pytest.TempPathFactory) -> None:

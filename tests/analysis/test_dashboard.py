@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from fvc_lib.analysis.dashboard import Dashboard, dashboard
+from fvc_lib.analysis.dashboard_controls import Controls
+from fvc_lib.analysis.dashboard_panels import Panel, dashboard_notes, is_nothing, panels
+from fvc_lib.analysis.dashboard_selection import Selection, default_selection
+from fvc_lib.analysis.figure_parts import with_fold_highlighted
+from fvc_lib.analysis.live_refresh import LiveRefresh, any_at_work
+from fvc_lib.analysis.notebook_html import PLOTLY, WIDGET
+from fvc_lib.analysis.widgets import figure_bundle
+from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths
+
+HOSTILE = '<img src=x onerror=alert(1)>\'; DROP TABLE "runs" [*]\n--'
+
+
+@pytest.fixture
+def runs(make_run: Callable[..., RunPaths]) -> list[RunPaths]:
+    return [
+        make_run(),
+        make_run(name="run_20250305_000000_abcdef02", seed=4, skill=0.3),
+        make_run(experiment="other", name="run_20250301_000000_abcdef03"),
+    ]
+
+
+def runs_dir(runs: list[RunPaths]) -> Path:
+    return runs[0].root.parent.parent
+
+
+def shown(name: str, selection: Selection) -> go.Figure:
+    return next(panel for panel in panels() if panel.name == name).draw(selection)
+
+
+def test_the_newest_run_is_chosen_beside_those_of_its_experiment(runs: list[RunPaths]) -> None:
+    selection = default_selection(runs_dir(runs))
+    assert [run.run_id for run in selection.runs] == [runs[1].run_id, runs[0].run_id]
+    assert default_selection(runs_dir(runs), "abcdef03").runs[0].experiment == "other"
+    with pytest.raises(UsageError, match="no run called 'zzz'"):
+        dashboard(runs_dir(runs), "zzz")
+
+
+def test_the_figures_follow_the_selection(runs: list[RunPaths]) -> None:
+    board = dashboard(runs_dir(runs))
+    assert len(shown("learning curves 1", board.selection).layout.annotations) == 5  # one panel per fold
+    assert is_nothing(panels()[2].bundle(board.selection))
+    chosen = board.choose(folds=(1, 2), metrics=("roc_auc", "loss"), smoothing=0.5)
+    curves = shown("learning curves 1", chosen)
+    assert [note.text for note in curves.layout.annotations] == ["fold 1", "fold 2"]
+    assert "ROC AUC" in curves.layout.title.text
+    assert shown("learning curves 2", chosen).layout.title.text.startswith("Loss")
+    assert shown("folds", chosen).frame["fold"].to_list() == [1, 2]
+    assert "n = " in shown("calibration", chosen).layout.title.subtitle.text
+    other = board.choose(detail=runs[0])
+    assert other.folds == ()
+    assert other.detailed == runs[0]
+    assert board.choose(runs=(runs[2],)).detailed == runs[2]
+
+
+def test_a_panel_is_drawn_again_only_when_something_it_shows_has_changed(runs: list[RunPaths]) -> None:
+    selection = default_selection(runs_dir(runs))
+    smoother = Selection(selection.runs, smoothing=0.5)
+
+    def changed(before: dict[str, object]) -> set[str]:
+        return {panel.name for panel in panels() if panel.key(selection) != before[panel.name]}
+
+    keys = {panel.name: panel.key(selection) for panel in panels()}
+    assert {p.name for p in panels() if p.key(smoother) != keys[p.name]} == {f"learning curves {n}" for n in (1, 2, 3)}
+    assert changed(keys) == set()
+    with selection.detailed.metrics("04_fold_training", 2).open("ab") as stream:
+        stream.write(b'{"run_id":"x","st')
+    assert changed(keys) == {"learning curves 1", "learning curves 2", "learning curves 3", "notes"}
+    shutil.rmtree(selection.runs[1].tables)
+    assert {"comparison", "runs"} & changed(keys)
+    assert "roc" not in changed(keys)
+
+
+def test_a_highlighted_fold_stands_out_wherever_folds_are_shown(runs: list[RunPaths]) -> None:
+    selection = default_selection(runs_dir(runs))
+    for name in ("roc", "pr", "learning curves 1", "memory", "pipeline"):
+        figure = with_fold_highlighted(shown(name, selection), 2)
+        opacity = {trace.meta["fold"]: trace.opacity for trace in figure.data if trace.meta}
+        assert opacity[2] == 1
+        assert all(value < 0.5 for fold, value in opacity.items() if fold != 2), name
+
+
+def test_skipped_lines_are_told(runs: list[RunPaths]) -> None:
+    assert dashboard_notes(default_selection(runs_dir(runs))) == ()
+    with runs[1].metrics("04_fold_training", 2).open("ab") as stream:
+        stream.write(b'{"run_id":"x","st')
+    notes = dashboard_notes(default_selection(runs_dir(runs)))
+    assert len(notes) == 1
+    assert "04_fold_training_fold_2" in notes[0]
+
+
+def test_a_figure_is_stored_small_and_without_html(runs: list[RunPaths]) -> None:
+    bundle = figure_bundle(shown("controls", default_selection(runs_dir(runs))))
+    assert set(bundle) == {PLOTLY, "text/plain"}
+    assert bundle["text/plain"].startswith("The model is")
+
+
+def test_refreshing_goes_on_until_nothing_is_at_work_and_then_says_so() -> None:
+    looks, told = iter([True, True, False]), []
+
+    async def look() -> bool:
+        return next(looks)
+
+    async def live() -> None:
+        refresh = LiveRefresh(look, told.append)
+        refresh.start(0.0)
+        assert refresh.is_on
+        while refresh.is_on:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(live())
+    assert told == ["No chosen run is at work any more: refreshing stopped."]
+    assert not list(looks)
+
+
+def test_refreshing_that_fails_says_why_and_one_that_is_stopped_says_nothing() -> None:
+    told: list[str] = []
+
+    async def broken() -> bool:
+        raise OSError("the disk\nis gone")
+
+    async def endless() -> bool:
+        return True
+
+    async def live() -> None:
+        failing, stopped = LiveRefresh(broken, told.append), LiveRefresh(endless, told.append)
+        failing.start(0.0)
+        stopped.start(0.0)
+        await asyncio.sleep(0.01)
+        stopped.stop()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(live())
+    assert told == ["Refreshing stopped: OSError: the disk is gone"]
+
+
+def test_a_run_that_only_says_it_is_running_is_not_waited_for(runs: list[RunPaths]) -> None:
+    write_json(runs[0].status_json, {"state": "running", "stages": {}})
+    assert not any_at_work(runs)
+
+
+@pytest.mark.fault(39)
+def test_hostile_names_are_text_in_every_panel_and_on_every_list(
+    make_run: Callable[..., RunPaths], tmp_path: Path
+) -> None:
+    made = make_run()
+    experiment = made.root.parent.parent / HOSTILE.replace("/", "_")
+    experiment.mkdir()
+    run = RunPaths(made.root.rename(experiment / f"run_{HOSTILE}"))
+    write_json(run.run_json, {"run_id": run.run_id})
+    status = json.loads(run.status_json.read_text())
+    status["stages"][HOSTILE] = status["stages"].pop("02_folds")
+    write_json(run.status_json, status)
+    with run.metrics("04_fold_training", 0).open("a") as stream:
+        line = {"run_id": HOSTILE, "ts": 1, "step": 1, "epoch": 0, "phase": HOSTILE, "metric": HOSTILE, "value": 0.5}
+        stream.write(json.dumps(line) + "\n")
+    board = dashboard(experiment.parent, None)
+    board.choose(metrics=(HOSTILE, "loss"))
+    for panel in panels():
+        assert_is_text(panel, board.selection)
+    labels = [label for label, _ in controls_of(board).widgets["runs"].options]
+    assert len(labels) == 1
+    assert "\n" not in labels[0]
+    for widget in controls_of(board).widgets.values():
+        assert not getattr(widget, "description_allow_html", False)
+
+
+def assert_is_text(panel: Panel, selection: Selection) -> None:
+    """Plotly obeys tags in texts and a browser those in HTML, so neither may hold one as it was given."""
+    bundle = panel.bundle(selection)
+    for kind in (PLOTLY, "text/html"):
+        assert "<img" not in json.dumps(bundle.get(kind, "")), panel.name
+
+
+def controls_of(board: Dashboard) -> Controls:
+    return Controls(board.runs_dir, board.selection, board.choose, board.refresh, board.follow)
+
+
+@pytest.mark.slow
+def test_headless_and_live_show_the_same_figures_and_controls_redraw_them(runs: list[RunPaths]) -> None:
+    folder = str(runs_dir(runs))
+    copied = runs_dir(runs) / "copied" / "run_20250306_000000_abcdef04"
+    sources = [
+        f"from fvc_lib.analysis.dashboard import dashboard\nboard = dashboard({folder!r})\ndashboard({folder!r})",
+        "board",
+        "board.controls.widgets['metrics'].value = ('roc_auc',)\nboard.controls.widgets['folds'].value = (3,)",
+        f"import shutil\nshutil.copytree({str(runs[0].root)!r}, {str(copied)!r})\nboard.refresh()",
+        "print([label for label, run in board.controls.widgets['runs'].options][0])",
+        "import asyncio\nboard.controls.widgets['live'].value = True",
+        "while board.controls.widgets['live'].value: await asyncio.sleep(0.05)",
+        "print(board.controls.widgets['told'].value)",
+    ]
+    titles = [figure_title(panel.bundle(default_selection(runs_dir(runs)))) for panel in panels()]
+    document = new_notebook(cells=[new_code_cell(source) for source in sources])
+    NotebookClient(document, timeout=300, kernel_name="python3").execute()
+    untouched, moved, found, live = (document.cells[number] for number in (0, 1, 4, 7))
+    outputs = untouched.outputs
+    assert WIDGET in outputs[0].data
+    assert outputs[0].data["text/plain"].startswith("Dashboard of run_20250305_000000_abcdef02 beside 1 other run")
+    assert [figure_title(output.data) for output in outputs[1:]] == titles
+    redrawn = [figure_title(output.data) for output in moved.outputs[1:]]
+    assert len(redrawn) == len(titles)
+    assert redrawn[1].startswith("ROC AUC")
+    assert redrawn[0] == titles[0]
+    assert found.outputs[0].text.strip() == "copied / run_20250306_000000_abcdef04"
+    assert "No chosen run is at work any more" in live.outputs[-1].text
+
+
+def figure_title(data: dict[str, dict[str, dict[str, dict[str, str]]]]) -> str:
+    return data[PLOTLY]["layout"]["title"]["text"] if PLOTLY in data else ""
