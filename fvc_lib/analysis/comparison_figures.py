@@ -33,7 +33,7 @@ def difference_figure(comparison: Comparison) -> go.Figure:
     for pair in pairs:
         figure.add_trace(_point(pair))
         figure.add_annotation(_label(pair))
-    figure.add_vline(x=0, line={"color": theme.NEUTRAL, "width": 1.5, "dash": "dash"}, layer="between")
+    figure.add_vline(x=0, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"})
     better = (
         "below 0: the second is better" if comparison.metric in LOWER_IS_BETTER else "above 0: the second is better"
     )

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fvc_lib.metrics.classification import brier_score, f1, roc_auc
+from fvc_lib.metrics.intervals import cluster_bootstrap, draw_group_counts, group_codes, one_vote_per_group
+from fvc_lib.metrics.paired import corrected_resampled_t, holm, paired_cluster_bootstrap
+from fvc_lib.metrics.thresholds import decide
+from fvc_lib.metrics.within_folds import within_folds
+
+
+def two_models(seed: int, *, gain: float = 0.0, num_groups: int = 30, per_group: int = 3) -> tuple[np.ndarray, ...]:
+    """Labels, two models' scores and groups; both models find the same groups hard."""
+    generator = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(num_groups), per_group)
+    labels = groups % 2
+    shared = labels + generator.normal(0, 1, num_groups)[groups]
+    scores = [
+        shared + extra * labels + generator.normal(0, 0.5, num_groups)[groups] + generator.normal(0, 0.3, labels.size)
+        for extra in (0.0, gain)
+    ]
+    return labels, *(1 / (1 + np.exp(-score)) for score in scores), groups
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize("folded", [False, True])
+def test_the_difference_is_that_of_naive_resampling_with_the_same_draws(folded: bool, by_group: bool) -> None:
+    labels, first, second, groups = two_models(0, gain=0.5, num_groups=12)
+    first, second = np.round(first, 1), np.round(second, 1)  # ties
+    folds = groups % 3
+    base = one_vote_per_group(groups) if by_group else np.ones(labels.size)
+    codes, num_groups = group_codes(groups, labels.size)
+    naive = []
+    for block in draw_group_counts(labels, codes, num_groups, replicates=120, seed=3):
+        for counts in block.astype(int):
+            rows = np.repeat(np.arange(labels.size), counts[codes])
+            metric = within_folds(roc_auc, folds[rows]) if folded else roc_auc
+            one, other = (metric(labels[rows], scores[rows], base[rows]) for scores in (first, second))
+            naive.append(float(other - one))
+    metric = within_folds(roc_auc, folds) if folded else roc_auc
+    found = paired_cluster_bootstrap(
+        labels, first, second, groups, metric, row_weights=base, replicates=120, seed=3, confidence=0.9
+    )
+    np.testing.assert_allclose([found.low, found.high], np.quantile(naive, [0.05, 0.95]), atol=1e-12)
+    assert found.value == pytest.approx(float(metric(labels, second, base) - metric(labels, first, base)), abs=1e-12)
+    rarer = min((np.array(naive) <= 1e-12).sum(), (np.array(naive) >= -1e-12).sum())
+    assert found.p_value == pytest.approx(min(1, 2 * (rarer + 1) / 121))
+    assert (found.replicates, found.num_groups, found.num_rows) == (120, 12, 36)
+
+
+def test_swapping_the_models_changes_the_signs_and_nothing_else() -> None:
+    labels, first, second, groups = two_models(1, gain=0.4)
+    one = paired_cluster_bootstrap(labels, first, second, groups, roc_auc, replicates=300)
+    other = paired_cluster_bootstrap(labels, second, first, groups, roc_auc, replicates=300)
+    np.testing.assert_allclose([other.value, other.low, other.high], [-one.value, -one.high, -one.low], atol=1e-12)
+    assert other.p_value == one.p_value
+
+
+def test_what_both_models_find_hard_cancels() -> None:
+    labels, first, second, groups = two_models(2, gain=0.6, num_groups=60)
+    paired = paired_cluster_bootstrap(labels, first, second, groups, roc_auc, replicates=400)
+    alone = [cluster_bootstrap(labels, scores, groups, roc_auc, replicates=400) for scores in (first, second)]
+    unpaired_width = math.hypot(*(interval.high - interval.low for interval in alone))
+    assert paired.high - paired.low < 0.8 * unpaired_width
+
+
+def test_a_model_beside_itself_differs_by_exactly_nothing() -> None:
+    labels, first, _, groups = two_models(3)
+    for metric in (roc_auc, brier_score):
+        found = paired_cluster_bootstrap(labels, first, first, groups, metric, replicates=200)
+        assert (found.value, found.low, found.high, found.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_rounding_is_no_difference() -> None:
+    labels, first, _, groups = two_models(3)
+    found = paired_cluster_bootstrap(labels, first, np.clip(first + 1e-15, 0, 1), groups, brier_score, replicates=200)
+    assert (found.value, found.p_value) == (0.0, 1.0)
+
+
+def test_a_p_value_is_never_0() -> None:
+    labels, _, _, groups = two_models(4)
+    found = paired_cluster_bootstrap(labels, 0.5 - labels / 4, 0.5 + labels / 4, groups, roc_auc, replicates=99)
+    assert found.value == 1.0
+    assert found.p_value == pytest.approx(2 / 100)
+
+
+def test_the_models_may_decide_by_different_thresholds_and_metrics() -> None:
+    labels, first, second, groups = two_models(5)
+    decisions = decide(first, 0.3), decide(second, 0.7)
+    found = paired_cluster_bootstrap(labels, *decisions, groups, f1, replicates=100)
+    assert found.value == pytest.approx(f1(labels, decisions[1]) - f1(labels, decisions[0]))
+    other_folds = paired_cluster_bootstrap(
+        labels, first, first, groups, within_folds(roc_auc, groups % 2 * 0), replicates=100,
+        second_metric=within_folds(roc_auc, groups // 2 % 3),
+    )  # fmt: skip
+    expected = within_folds(roc_auc, groups // 2 % 3)(labels, first) - roc_auc(labels, first)
+    assert other_folds.value == pytest.approx(expected)
+
+
+def test_without_a_difference_p_is_rarely_small_and_with_one_it_mostly_is() -> None:
+    trials = 60
+    small = {
+        gain: sum(
+            paired_cluster_bootstrap(*two_models(100 + trial, gain=gain), roc_auc, replicates=200).p_value <= 0.05
+            for trial in range(trials)
+        )
+        for gain in (0.0, 1.5)
+    }
+    # 3 of 60 are expected by chance; 10 or more would come in one of a thousand honest tests.
+    assert small[0.0] < 10
+    assert small[1.5] > 40
+
+
+def test_one_group_of_a_class_gives_a_difference_without_ends() -> None:
+    found = paired_cluster_bootstrap([0, 0, 1], [0.1, 0.5, 0.3], [0.1, 0.2, 0.3], ["a", "b", "c"], roc_auc)
+    assert found.value == 0.5
+    assert np.isnan([found.low, found.high, found.p_value]).all()
+    assert found.replicates == 0
+
+
+def test_one_class_has_no_difference() -> None:
+    found = paired_cluster_bootstrap([1, 1], [0.1, 0.5], [0.1, 0.2], ["a", "b"], roc_auc)
+    assert np.isnan([found.value, found.low, found.high, found.p_value]).all()
+
+
+@pytest.mark.parametrize("request_", [{"replicates": 0}, {"confidence": 95.0}, {"row_weights": [1.0]}])
+def test_requests_without_sense_are_refused(request_: dict) -> None:
+    labels, first, second, groups = two_models(0)
+    with pytest.raises(ValueError, match="replicates|confidence|weights"):
+        paired_cluster_bootstrap(labels, first, second, groups, roc_auc, **request_)
+
+
+def test_the_corrected_t_is_nadeau_and_bengios() -> None:
+    differences = np.array([0.05, 0.02, -0.01, 0.04, 0.03])
+    found = corrected_resampled_t(differences, num_train=80, num_test=20)
+    statistic = differences.mean() / math.sqrt((1 / 5 + 20 / 80) * differences.var(ddof=1))
+    assert (found.mean, found.degrees_of_freedom) == (pytest.approx(0.026), 4)
+    assert found.statistic == pytest.approx(statistic)
+    assert found.p_value == pytest.approx(2 * stats.t.sf(statistic, 4))
+
+
+def test_with_next_to_no_overlap_the_corrected_t_is_students() -> None:
+    differences = np.random.default_rng(0).normal(0.1, 0.3, 12)
+    found = corrected_resampled_t(differences, num_train=1e12, num_test=1)
+    expected = stats.ttest_1samp(differences, 0)
+    assert (found.statistic, found.p_value) == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue))
+
+
+def test_folds_without_a_difference_are_left_out_of_the_t() -> None:
+    whole = corrected_resampled_t([0.1, 0.3, 0.2], num_train=2, num_test=1)
+    assert corrected_resampled_t([0.1, np.nan, 0.3, 0.2], num_train=2, num_test=1) == whole
+
+
+@pytest.mark.parametrize("differences", [[], [0.2], [np.nan, 0.2], [0.1, 0.1, 0.1], [0.0, 0.0]])
+def test_without_spread_there_is_no_t(differences: list[float]) -> None:
+    found = corrected_resampled_t(differences, num_train=4, num_test=1)
+    assert np.isnan([found.statistic, found.p_value]).all()
+
+
+@pytest.mark.parametrize(
+    ("differences", "num_train", "num_test"), [([[0.1]], 4, 1), ([np.inf], 4, 1), ([0.1], 0, 1), ([0.1], 4, 0)]
+)
+def test_a_t_without_sense_is_refused(differences: list, num_train: int, num_test: int) -> None:
+    with pytest.raises(ValueError, match="differences|num_train"):
+        corrected_resampled_t(differences, num_train=num_train, num_test=num_test)
+
+
+def naive_holm_rejections(p_values: list[float], alpha: float) -> set[int]:
+    """The procedure as Holm wrote it: step down until the first that is not small enough."""
+    rejected = set()
+    for step, number in enumerate(sorted(range(len(p_values)), key=lambda number: p_values[number])):
+        if p_values[number] > alpha / (len(p_values) - step):
+            break
+        rejected.add(number)
+    return rejected
+
+
+@given(st.lists(st.integers(0, 64), max_size=9), st.integers(1, 31))
+def test_adjusted_p_values_reject_what_holms_procedure_rejects(sixty_fourths: list[int], alpha: int) -> None:
+    # Sixty-fourths times small whole numbers are exact, and an odd 128th ties with none of them.
+    p_values, level = [p / 64 for p in sixty_fourths], (2 * alpha + 1) / 128
+    adjusted = holm(p_values)
+    assert set(np.flatnonzero(adjusted <= level).tolist()) == naive_holm_rejections(p_values, level)
+    assert (adjusted >= p_values).all()
+    assert (adjusted <= 1).all()
+    ordered = np.argsort(p_values, kind="stable")
+    assert (np.diff(adjusted[ordered]) >= 0).all()
+
+
+def test_holm_by_hand_and_nan_is_not_counted() -> None:
+    np.testing.assert_allclose(holm([0.01, 0.04, np.nan, 0.03]), [0.03, 0.06, np.nan, 0.06])
+    assert holm([]).size == 0
+
+
+@pytest.mark.parametrize("p_values", [[1.1], [-0.1], [[0.5]]])
+def test_what_is_no_p_value_is_refused(p_values: list) -> None:
+    with pytest.raises(ValueError, match="p_values"):
+        holm(p_values)

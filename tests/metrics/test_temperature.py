@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+from fvc_lib.metrics.calibration import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
+    expected_calibration_error,
+    fit_temperature,
+    probabilities,
+)
+from fvc_lib.metrics.classification import log_loss
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 1), st.one_of(st.floats(-30, 30), st.sampled_from([-2.0, 0.0, 2.0]))),
+    min_size=1,
+    max_size=25,
+)
+
+
+def calibrated(seed: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits that mean what they say."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(0, 2, num_rows)
+    return (generator.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(int), logits
+
+
+def naive_loss(labels: np.ndarray, logits: np.ndarray, temperature: float) -> float:
+    """Negative log-likelihood with Platt's targets, written out."""
+    fakes, reals = (labels == 1).sum(), (labels == 0).sum()
+    targets = np.where(labels == 1, (fakes + 1) / (fakes + 2), 1 / (reals + 2))
+    scaled = logits / temperature
+    return float(np.mean(np.logaddexp(0, scaled) - targets * scaled))
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 3.0, 8.0])
+def test_logits_that_were_scaled_get_their_scale_back(factor: float) -> None:
+    labels, logits = calibrated(0, 20_000)
+    assert fit_temperature(labels, factor * logits) == pytest.approx(factor, rel=0.03)
+
+
+def test_overconfident_logits_become_calibrated_on_rows_that_were_not_fitted() -> None:
+    labels, logits = calibrated(1, 8000)
+    temperature = fit_temperature(labels[:4000], 5 * logits[:4000])
+    before, after = (probabilities(5 * logits[4000:], t) for t in (1.0, temperature))
+    assert expected_calibration_error(labels[4000:], after) < 0.3 * expected_calibration_error(labels[4000:], before)
+    assert log_loss(labels[4000:], after) < log_loss(labels[4000:], before)
+
+
+def test_on_many_rows_it_is_the_maximum_of_the_plain_likelihood() -> None:
+    labels, logits = calibrated(2, 5000)
+
+    def loss(log_temperature: float) -> float:
+        return log_loss(labels, probabilities(3 * logits, np.exp(log_temperature)))
+
+    plain = np.exp(minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9}).x)
+    assert fit_temperature(labels, 3 * logits) == pytest.approx(plain, rel=2e-3)
+
+
+@given(ROWS)
+def test_no_temperature_of_a_fine_grid_fits_better(rows: list[tuple[int, float]]) -> None:
+    labels, logits = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    fitted = fit_temperature(labels, logits)
+    assert LOWEST_TEMPERATURE <= fitted <= HIGHEST_TEMPERATURE
+    if 0 < labels.mean() < 1:
+        grid = np.geomspace(LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE, 200)
+        best = min(naive_loss(labels, logits, temperature) for temperature in grid)
+        assert naive_loss(labels, logits, fitted) <= best + 1e-9
+
+
+@given(ROWS, st.randoms(use_true_random=False))
+def test_the_order_of_rows_changes_no_bit(rows: list[tuple[int, float]], shuffler) -> None:
+    shuffled = list(rows)
+    shuffler.shuffle(shuffled)
+    fits = [fit_temperature([row[0] for row in some], [row[1] for row in some]) for some in (rows, shuffled)]
+    assert fits[0] == fits[1]
+
+
+def test_a_perfect_ranking_of_a_few_videos_does_not_ask_for_certainty() -> None:
+    labels = np.repeat([0, 1], 5)
+    temperature = fit_temperature(labels, np.where(labels == 1, 3.0, -3.0))
+    # Five of five: Platt's targets say 6 of 7.
+    assert probabilities([3.0], temperature)[0] == pytest.approx(6 / 7)
+
+
+def test_a_ranking_upside_down_gets_the_highest_temperature_and_huge_logits_stay_in_range() -> None:
+    labels, logits = calibrated(3, 400)
+    assert fit_temperature(1 - labels, logits) == HIGHEST_TEMPERATURE
+    assert fit_temperature(labels, 1e6 * logits) == HIGHEST_TEMPERATURE
+    assert fit_temperature(labels, 1e-6 * logits) == LOWEST_TEMPERATURE
+
+
+@pytest.mark.parametrize(
+    ("labels", "logits"), [([1, 1], [1.0, -3.0]), ([0], [2.0]), ([0, 1], [0.0, 0.0])], ids=["fakes", "real", "zeros"]
+)
+def test_where_nothing_can_be_fitted_logits_stay_as_they_are(labels: list[int], logits: list[float]) -> None:
+    assert fit_temperature(labels, logits) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("labels", "logits", "named"),
+    [([], [], "labels"), ([0, 2], [1.0, 1.0], "labels"), ([0, 1], [1.0], "scores"), ([0, 1], [1.0, np.inf], "scores")],
+)
+def test_what_cannot_be_fitted_is_refused(labels: list[int], logits: list[float], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        fit_temperature(labels, logits)
+
+
+def test_probabilities_are_the_sigmoid_and_huge_logits_do_not_overflow() -> None:
+    got = probabilities([0.0, 1.0, -1.0, 800.0, -800.0, 1e308], 1.0)
+    np.testing.assert_allclose(got[:3], [0.5, 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))], rtol=1e-15)
+    np.testing.assert_array_equal(got[3:], [1.0, 0.0, 1.0])
+
+
+def test_each_row_may_have_the_temperature_of_its_fold() -> None:
+    np.testing.assert_allclose(probabilities([2.0, 2.0], [1.0, 2.0]), probabilities([2.0, 1.0], 1.0))
+
+
+@given(st.lists(st.floats(-40, 40), min_size=2, max_size=20), st.floats(0.1, 10))
+def test_a_temperature_changes_no_ranking(logits: list[float], temperature: float) -> None:
+    ordered = np.sort(logits)
+    assert (np.diff(probabilities(ordered, temperature)) >= 0).all()
+
+
+@pytest.mark.parametrize(("logits", "temperature"), [([np.nan], 1.0), ([1.0], 0.0), ([1.0], -2.0), ([1.0], np.nan)])
+def test_what_is_no_temperature_or_logit_is_refused(logits: list[float], temperature: float) -> None:
+    with pytest.raises(ValueError, match="logits|temperature"):
+        probabilities(logits, temperature)
