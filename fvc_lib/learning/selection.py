@@ -10,17 +10,20 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy.typing as npt
 import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
-from fvc_lib.learning.training_state import EpochRecord
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
 from fvc_lib.metrics.classification import balanced_accuracy, log_loss
 from fvc_lib.metrics.thresholds import best_threshold, decide
 from fvc_lib.metrics.weighting import check_labels
 from fvc_lib.services.atomic_files import write_json
+
+if TYPE_CHECKING:  # results are made without torch
+    from fvc_lib.learning.training_state import EpochRecord
 
 SELECTION = "selection.json"  # in the folder of a training's checkpoints
 _logger = logging.getLogger(__name__)
@@ -141,7 +144,7 @@ def record_selection(folder: Path, found: RecordedSelection) -> RecordedSelectio
     fold, also where it computes with other rounding.
     """
     path, kept = folder / SELECTION, found
-    before = _read(path)
+    before = read_selection(folder)
     if before is not None:
         kept = replace(found, openings=before.openings + 1, earlier=before.earlier)
         if (before.clips, before.weights) == (found.clips, found.weights):
@@ -153,8 +156,9 @@ def record_selection(folder: Path, found: RecordedSelection) -> RecordedSelectio
     return kept
 
 
-def _read(path: Path) -> RecordedSelection | None:
+def read_selection(folder: Path) -> RecordedSelection | None:
+    """The record in the folder of a training's checkpoints; None where there is none, or none that can be read."""
     try:
-        return TypeAdapter(RecordedSelection).validate_json(path.read_bytes())
+        return TypeAdapter(RecordedSelection).validate_json((folder / SELECTION).read_bytes())
     except (OSError, ValidationError):
         return None

@@ -1,0 +1,255 @@
+"""What was looked at to say that nothing leaked, what was found, and what a careless split would have claimed.
+
+Overlaps are counted anew from what the index knows of each file (content, source, stated group, perceptual hash), not
+from ``group_id`` alone: a fault in the grouping would be one in every check that trusts it.
+
+What a split by row would have claimed is computed from the predictions as they are; no network is trained for it:
+
+- the interval that comes out when every video counts as a draw of its own, copies or not;
+- an oracle that knows nothing but the labels of a group's other videos, where a split by row trains on some of them;
+- the network helped by that oracle: its own calibrated score where a group is new, and the share of fakes among the
+  group's training videos where the split by row has shown the group before. That is what a network claims which
+  recognises what it was trained on and otherwise does what this one does;
+- the threshold chosen on the test videos themselves, by which decisions look better than any that was chosen before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.corpus.near_duplicates import near_duplicate_links
+from fvc_lib.learning import controls
+from fvc_lib.learning.selection import RecordedSelection
+from fvc_lib.metrics.classification import balanced_accuracy, roc_auc
+from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.thresholds import best_threshold, decide
+from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table
+
+Row = tuple[str, int | None, float | None, str, bool | None]
+
+_WHY = {
+    "same_source": "one source id stands in both",
+    "same_content": "files of one content stand in both",
+    "near_duplicate": "their pictures are near-duplicates",
+}
+
+
+def leakage_audit(
+    index: pl.DataFrame,
+    folds: pl.DataFrame,
+    predictions: pl.DataFrame,
+    links: pl.DataFrame,
+    config: RunConfig,
+    *,
+    augmented: pl.DataFrame | None = None,
+    selections: Sequence[RecordedSelection | None] | None = None,
+) -> pl.DataFrame:
+    """Every check with its count or number, a sentence, and whether it passed (LEAKAGE_AUDIT).
+
+    The result does not depend on the order of any table's rows.
+
+    Args:
+        index: INDEX schema.
+        folds: FOLDS schema.
+        predictions: PREDICTIONS schema, all folds together.
+        links: GROUP_LINKS schema.
+        config: ``near_duplicate_bits``, replicates, confidence and seed.
+        augmented: AUGMENTED schema; without it the copies of training videos are not looked at.
+        selections: the record of each fold's training (``selection.read_selection``); without it the times at which
+            outer folds were opened are not looked at.
+    """
+    index, folds, predictions = (table.sort("video_id") for table in (index, folds, predictions))
+    rows = [
+        *_joined(index, links),
+        *_overlaps(index, folds, config.near_duplicate_bits),
+        _predicted_once(folds, predictions),
+        *([] if augmented is None else [_copies(folds, augmented)]),
+        *([] if selections is None else [_openings(selections)]),
+        *_claims(predictions, config),
+    ]
+    types = {name: column.dtype.type for name, column in LEAKAGE_AUDIT.columns.items()}
+    return check_table(pl.DataFrame(rows, schema=types, orient="row"), LEAKAGE_AUDIT, "leakage audit")
+
+
+def _joined(index: pl.DataFrame, links: pl.DataFrame) -> Iterator[Row]:
+    """What groups the videos are in, and what joined them."""
+    sizes = index.group_by("group_id").agg(pl.len(), pl.col("label").n_unique().alias("labels"))
+    largest = _counted(int(sizes["len"].max() or 0), "video")  # type: ignore[arg-type]
+    found = f"{_counted(index.height, 'video')} in {_counted(sizes.height, 'group')}, the largest of {largest}"
+    yield "groups", sizes.height, None, f"{found}.", None
+    mixed = int((sizes["labels"] > 1).sum())
+    found = f"Real and fake videos stand together in {_counted(mixed, 'group')}; these stay whole as well."
+    yield "groups_of_both_labels", mixed, None, found, None
+    for why, reason in _WHY.items():
+        of_kind = links.filter(pl.col("why") == why).sort("first", "second")
+        example = ""
+        if of_kind.height:
+            first, second, evidence = of_kind.select("first", "second", "evidence").row(0)
+            example = f", e.g. {first!r} and {second!r} ({evidence})"
+        found = f"{_counted(of_kind.height, 'link')} joined what the labels kept apart because {reason}{example}."
+        yield f"joined_by_{why}", of_kind.height, None, found, None
+
+
+def _overlaps(index: pl.DataFrame, folds: pl.DataFrame, near_duplicate_bits: int) -> Iterator[Row]:
+    """Everything that must not stand in two folds, each counted for itself."""
+    known = folds.join(index.drop("label", "group_id"), on="video_id", how="left", maintain_order="left")
+    for check, column, thing in (
+        ("groups_in_two_folds", "group_id", "group"),
+        ("videos_in_two_folds", "video_id", "video"),
+        ("stated_groups_in_two_folds", "stated_group", "group that the corpus states"),
+        ("sources_in_two_folds", "source_id", "source"),
+        ("contents_in_two_folds", "content_sha256", "file content"),
+    ):
+        of_folds = known.drop_nulls(column).group_by(column).agg(pl.col("fold").n_unique())
+        count = int((of_folds["fold"] > 1).sum())
+        found = f"{count} of {_counted(of_folds.height, thing)} in more than one fold"
+        yield check, count, None, f"{found}.", count == 0
+    yield _near_duplicates(known, near_duplicate_bits)
+    other = folds.join(index, on="video_id", how="left", suffix="_indexed").filter(
+        pl.col("group_id").ne_missing(pl.col("group_id_indexed"))
+    )
+    found = f"{_counted(other.height, 'video')} of the folds in another group than the index says."
+    yield "groups_unlike_the_index", other.height, None, found, other.height == 0
+
+
+def _near_duplicates(known: pl.DataFrame, max_bits: int) -> Row:
+    """Recounted from the hashes: connected by as few links as possible, so 0 across folds is 0 pairs across folds."""
+    check = "near_duplicates_in_two_folds"
+    if max_bits == 0:
+        return check, None, None, "Near-duplicates were not looked for (near_duplicate_bits is 0).", None
+    fold = known["fold"].to_numpy()
+    pairs = np.array(near_duplicate_links(known["perceptual_hash"].to_list(), max_bits), np.int64).reshape(-1, 2)
+    across = int((fold[pairs[:, 0]] != fold[pairs[:, 1]]).sum())
+    without = known["perceptual_hash"].null_count()
+    unknown = f"; {_counted(without, 'video')} without a hash could not be compared" if without else ""
+    found = (
+        f"{across} of {_counted(len(pairs), 'link')} between videos of near-duplicate pictures (at most {max_bits} of "
+        f"64 bits apart) go from one fold to another{unknown}."
+    )
+    return check, across, None, found, across == 0
+
+
+def _predicted_once(folds: pl.DataFrame, predictions: pl.DataFrame) -> Row:
+    due = folds.join(predictions, on="video_id", how="inner", suffix="_predicted")
+    moved = due.filter(
+        (pl.col("fold") != pl.col("fold_predicted")) | (pl.col("group_id") != pl.col("group_id_predicted"))
+    ).height
+    wrong = moved + int(predictions["video_id"].is_duplicated().sum()) + predictions.height - due.height
+    found = f"{wrong} of {_counted(predictions.height, 'prediction')} made twice, or by another fold's network."
+    return "predictions_not_by_their_own_fold", wrong, None, found, wrong == 0
+
+
+def _copies(folds: pl.DataFrame, augmented: pl.DataFrame) -> Row:
+    """A copy takes its video's place, and so its fold; one in another group would not."""
+    copies = augmented.filter(pl.col("augmentation_index") > 0)
+    placed = copies.join(folds, on="video_id", how="left", suffix="_of_video", maintain_order="left")
+    strayed = placed.filter(pl.col("group_id").ne_missing(pl.col("group_id_of_video"))).height
+    found = (
+        f"{strayed} of {_counted(copies.height, 'augmented copy', 'augmented copies')} in another group than the "
+        "video they are of; copies train, and inner validation and test read originals only."
+    )
+    return "augmented_copies_out_of_place", strayed, None, found, strayed == 0
+
+
+def _openings(selections: Sequence[RecordedSelection | None]) -> Row:
+    """An attempt that died after it had opened a fold leaves a fold that is opened twice, for one selection."""
+    records = [record for record in selections if record is not None]
+    anew, lacking = sum(bool(record.earlier) for record in records), len(selections) - len(records)
+    again = sum(record.openings > 1 for record in records)
+    died = f"; {_counted(again, 'fold')} more than once, as an attempt had died in between" if again else ""
+    found = (
+        f"Epoch, threshold and temperature of {_counted(len(records), 'fold')} were on the disk before the outer "
+        f"labels were opened{died}; {anew} chosen anew after that, {lacking} without a record."
+    )
+    return "chosen_after_opening", anew, None, found, anew + lacking == 0
+
+
+def _claims(predictions: pl.DataFrame, config: RunConfig) -> Iterator[Row]:
+    """What the same predictions would have been made to say."""
+    if predictions["fold"].n_unique() < 2:
+        return
+    honest, low, high = _auc(predictions, "group_id", config)
+    yield "auc_by_group", None, honest, f"The network's AUC within folds is {_interval(honest, low, high)}.", None
+    yield _row_interval(predictions, config, low, high)
+    folds = predictions.select("video_id", "group_id", "label", "fold")
+    by_row = controls.split_by_row(folds, seed=config.seed)
+    lookup = controls.group_lookup(by_row)
+    oracle = _auc(lookup, "group_id", config)
+    said = f"Split by row, whoever only recognises groups would have claimed {_interval(*oracle)}."
+    yield "auc_of_group_lookup_by_row", None, oracle[0], said, None
+    met = (pl.len().over("group_id") - pl.len().over("group_id", "fold")) > 0
+    seen = by_row.select(met=met)["met"]
+    helped = lookup.with_columns(score=pl.when(seen).then(pl.col("score")).otherwise(predictions["score"]))
+    claimed, count = _auc(helped, "group_id", config), int(seen.sum())
+    said = (
+        f"Split by row, {count / seen.len():.0%} of the videos have others of their group in training; recognising "
+        f"those, and scoring the rest as it does, the network would have claimed {_interval(*claimed)}. Computed from "
+        "its predictions and the groups' labels; nothing was trained for it."
+    )
+    yield "auc_claimed_by_row", count, claimed[0], said, None
+    yield _threshold_on_test(predictions)
+
+
+def _row_interval(predictions: pl.DataFrame, config: RunConfig, low: float | None, high: float | None) -> Row:
+    """How many times narrower the interval looks when every video is taken for a draw of its own."""
+    check, (value, row_low, row_high) = "interval_by_row", _auc(predictions, "video_id", config)
+    if low is None or high is None or row_low is None or row_high is None:
+        return check, None, None, "Too few groups of a class for an interval.", None
+    said = f"Taking every video for independent of its copies would have claimed {_interval(value, row_low, row_high)}"
+    if row_high == row_low:
+        return check, None, None, f"{said}.", None
+    ratio = (high - low) / (row_high - row_low)
+    return check, None, ratio, f"{said}; the interval over groups is {ratio:.2f} times as wide.", None
+
+
+def _threshold_on_test(predictions: pl.DataFrame) -> Row:
+    labels, scores = controls.fake_labels(predictions), predictions["score"].to_numpy()
+    fold, chosen = predictions["fold"].to_numpy(), np.empty(scores.size)
+    for number in np.unique(fold):
+        chosen[fold == number] = best_threshold(labels[fold == number], scores[fold == number])
+    honest = balanced_accuracy(labels, decide(scores, predictions["threshold"].to_numpy()))
+    claimed = balanced_accuracy(labels, decide(scores, chosen))
+    said = (
+        f"Balanced accuracy is {honest:.3f} at the thresholds that inner validation chose; chosen on the test videos "
+        f"themselves they would have claimed {claimed:.3f}."
+    )
+    return "balanced_accuracy_at_test_thresholds", None, _or_none(claimed), said, None
+
+
+def _auc(
+    scored: pl.DataFrame, unit: Literal["group_id", "video_id"], config: RunConfig
+) -> tuple[float | None, float | None, float | None]:
+    """AUC within folds with the interval that comes of drawing ``unit``."""
+    found = cluster_bootstrap(
+        controls.fake_labels(scored),
+        scored["score"].to_numpy(),
+        scored[unit].to_list(),
+        within_folds(roc_auc, scored["fold"].to_numpy()),
+        replicates=config.bootstrap_replicates,
+        seed=config.seed,
+        confidence=config.confidence,
+    )
+    return _or_none(found.value), _or_none(found.low), _or_none(found.high)
+
+
+def _interval(value: float | None, low: float | None, high: float | None) -> str:
+    if value is None:
+        return "undefined"
+    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _counted(number: int, thing: str, things: str = "") -> str:
+    """``1 group`` or ``3 groups``; ``group that ...`` becomes ``groups that ...``."""
+    noun, _, rest = thing.partition(" that ")
+    plural = (things or (f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s")) + (f" that {rest}" if rest else "")
+    return f"{number:,} {thing if number == 1 else plural}"
