@@ -146,7 +146,27 @@ SCRIPT = """
     const spec = JSON.parse(document.getElementById(div.id + "-data").textContent);
     const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]];
     const options = { displaylogo: false, responsive: false, modeBarButtons: buttons };
-    Plotly.newPlot(div, spec.data, spec.layout, options).then(() => sizes.observe(div));
+    Plotly.newPlot(div, spec.data, spec.layout, options).then(() => {
+      sizes.observe(div);
+      div.on("plotly_click", (event) => choose(foldOf(event.points[0].data)));
+      emphasise(div);
+    });
+  };
+  // A click on a fold's curve or bar makes that fold stand out in every figure; a second click undoes it.
+  let chosen = null;
+  const foldOf = (trace) => (trace.meta && Number.isInteger(trace.meta.fold) ? trace.meta.fold : null);
+  const emphasise = (div) => {
+    const numbers = (div.data || []).map((trace, number) => (foldOf(trace) === null ? -1 : number))
+      .filter((number) => number >= 0);
+    if (numbers.length === 0 || (chosen === null && div.dataset.emphasised !== "yes")) return;
+    div.dataset.emphasised = chosen === null ? "no" : "yes";
+    const opacity = numbers.map((number) => (chosen === null || foldOf(div.data[number]) === chosen ? 1 : 0.15));
+    Plotly.restyle(div, { opacity }, numbers);
+  };
+  const choose = (fold) => {
+    if (fold === null) return;
+    chosen = fold === chosen ? null : fold;
+    figures.forEach(emphasise);
   };
   const widths = new WeakMap();
   const sizes = new ResizeObserver((entries) => entries.forEach(({ target, contentRect }) => {

@@ -95,8 +95,8 @@ _SAMPLED = """
 
 
 def _spans_of(key: str, stage: dict[str, object]) -> list[dict[str, object]]:
-    times = [_epoch(stage.get(name)) for name in ("started_utc", "finished_utc")]
-    if times[0] is None:
+    started, finished = (_epoch(stage.get(name)) for name in ("started_utc", "finished_utc"))
+    if started is None:
         return []
     fold, attempts = _FOLD.search(key), stage.get("attempts")
     return [
@@ -105,9 +105,9 @@ def _spans_of(key: str, stage: dict[str, object]) -> list[dict[str, object]]:
             "fold": int(fold[1]) if fold else None,
             "attempt": attempts if isinstance(attempts, int) else 1,
             "state": clean_text(stage.get("state") or "not recorded"),
-            "started": times[0],
-            # A stage that is at work again still has the end of its attempt before.
-            "finished": None if stage.get("state") == "running" else times[1],
+            "started": started,
+            # A stage that was begun again has the end of its attempt before until it has an end of its own.
+            "finished": finished if finished is not None and finished >= started else None,
         }
     ]
 

@@ -1,0 +1,221 @@
+"""What the figures and tables of the results notebook show is what the predictions say."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import av
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score
+
+from fvc_lib.analysis import queries
+from fvc_lib.analysis.calibration_figures import binned_shares, calibration_figure
+from fvc_lib.analysis.html_table import HtmlTable
+from fvc_lib.analysis.leakage_figures import audit_figure, audit_table, failed_checks
+from fvc_lib.analysis.metric_figures import metrics_figure
+from fvc_lib.analysis.mistakes import CLIP_GONE, mistakes_gallery, worst_mistakes
+from fvc_lib.analysis.pipeline_figures import BEFORE, pipeline_figure, pipeline_spans
+from fvc_lib.analysis.pr_bands import pr_band
+from fvc_lib.analysis.ranking_figures import pr_figure
+from fvc_lib.analysis.result_tables import chosen_table, control_table, metric_table
+from fvc_lib.analysis.selective_figures import risk_coverage_figure
+from fvc_lib.analysis.slice_figures import slices_figure
+from fvc_lib.metrics.calibration import expected_calibration_error
+from fvc_lib.services import tables
+from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from tests.analysis.memory_story import StoryWriter
+from tests.analysis.test_roc_bands import sample
+
+HOSTILE = "<script>alert('x')</script>\n\"; DROP TABLE runs; --"
+
+
+def title(figure: go.Figure) -> str:
+    return str(figure.layout.title.text).replace("<br>", " ")
+
+
+@pytest.fixture
+def predictions(run: RunPaths) -> pl.DataFrame:
+    return queries.predictions([run]).frame.drop("run_id")
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=15, deadline=None)
+def test_the_area_under_each_folds_precision_curve_is_its_average_precision(seed: int) -> None:
+    labels, scores, groups, folds = sample(seed)
+    band = pr_band(labels, scores, groups, folds, replicates=2)
+    own, weights, shares = [], [], []
+    for fold in range(3):
+        inside = folds == fold
+        own.append(average_precision_score(labels[inside], scores[inside]))
+        weights.append(labels[inside].sum() * (1 - labels[inside]).sum())
+        shares.append(labels[inside].mean())
+        # The grid has 200 steps and a curve jumps at most once per fake, by at most 1.
+        assert band.fold_precisions[fold].mean() == pytest.approx(own[-1], abs=(labels[inside].sum() + 1) / 200)
+        assert band.fold_precisions[fold][-1] == pytest.approx(
+            labels[inside][scores[inside] >= scores[inside][labels[inside] == 1].min()].mean()
+        )
+    assert band.area == pytest.approx(np.average(own, weights=weights))
+    assert band.chance == pytest.approx(np.average(shares, weights=weights))
+
+
+def test_without_fakes_or_reals_there_is_no_precision_to_show(predictions: pl.DataFrame) -> None:
+    assert "nothing to show" in title(pr_figure(predictions.filter(pl.col("label") == "real")))
+
+
+def test_bins_hold_the_shares_and_one_group_gives_no_interval() -> None:
+    labels = np.array([0, 0, 1, 1, 1, 0], np.int64)
+    scores = np.array([0.11, 0.12, 0.15, 0.91, 0.95, 0.99])
+    shares = binned_shares(labels, scores, ["a", "b", "c", "d", "d", "d"], replicates=200)
+    np.testing.assert_allclose(shares.fake_shares, [1 / 3, 2 / 3])
+    np.testing.assert_allclose(shares.mean_scores, [0.38 / 3, 2.85 / 3])
+    assert shares.counts.tolist() == [3, 3]
+    assert shares.num_groups.tolist() == [3, 1]
+    assert shares.low[0] <= 1 / 3 <= shares.high[0]
+    assert np.isnan([shares.low[1], shares.high[1]]).all()
+
+
+def test_calibration_is_shown_before_and_after_the_temperature(predictions: pl.DataFrame) -> None:
+    labels = (predictions["label"] == "fake").cast(pl.Int64).to_numpy()
+    before = 1 / (1 + np.exp(-predictions["logit"].to_numpy()))
+    then, now = (expected_calibration_error(labels, values) for values in (before, predictions["score"].to_numpy()))
+    figure = calibration_figure(predictions, replicates=20)
+    assert title(figure) == (
+        f"A score is off the share of fakes by {now:.2f} on average; before its temperature by {then:.2f}"
+    )
+    assert {"Before temperature", "Score"} <= {trace.name for trace in figure.data}
+
+
+def test_the_last_point_of_the_risk_curve_is_the_error_rate(predictions: pl.DataFrame) -> None:
+    wrong = ((predictions["score"] >= predictions["threshold"]) != (predictions["label"] == "fake")).mean()
+    figure = risk_coverage_figure(predictions, replicates=20)
+    curve = next(trace for trace in figure.data if trace.name == "Model")
+    assert curve.y[-1] == pytest.approx(wrong)
+    assert title(figure).startswith(f"Deciding every video, {wrong:.0%} are wrong")
+
+
+def test_small_slices_are_pale_and_say_that_they_are_small(run: RunPaths) -> None:
+    slices = tables.read_table(run.slices, tables.SLICES)
+    figure = slices_figure(slices)
+    ticks = [trace.y[1][0] for trace in figure.data]
+    small = slices.filter("is_small").height
+    assert 0 < small < slices.height
+    assert sum("small" in tick for tick in ticks) == small
+    assert all(f"n = {n}" in "".join(ticks) for n in slices["num_videos"])
+    pale = {trace.marker.color == "white" for trace in figure.data if "small" in trace.y[1][0]}
+    assert pale == {True}
+    assert f"n = {96} videos" in figure.layout.title.subtitle.text
+
+
+def test_slices_of_one_class_or_none_at_all_are_said_in_words(run: RunPaths) -> None:
+    slices = tables.read_table(run.slices, tables.SLICES)
+    nothing = pl.lit(None, pl.Float64)
+    figure = slices_figure(slices.with_columns(number=nothing, low=nothing, high=nothing))
+    assert title(figure).startswith("Every slice is too small")
+    assert {"one class only"} == {note.text for note in figure.layout.annotations}
+    assert "nothing to show" in title(slices_figure(slices.clear()))
+
+
+def test_every_metric_is_told_by_video_and_by_group(run: RunPaths) -> None:
+    results = tables.read_table(run.results, tables.RESULTS)
+    table = metric_table(results)
+    assert table.columns == ["metric", "better", "by_video", "by_group", "fold_mean", "fold_std"]
+    assert table.filter(pl.col("metric") == "Brier score")["better"].item() == "lower"
+    assert table["by_group"].null_count() == 0
+    assert set(control_table(results)["source"]) == set(results["source"])
+    assert len(metrics_figure(results).data) == 2 * table.height
+
+
+def test_what_was_chosen_is_told_fold_by_fold(predictions: pl.DataFrame) -> None:
+    table = chosen_table(predictions)
+    assert table["fold"].to_list() == list(range(5))
+    assert table["temperature"].to_list() == [1.25] * 5
+    assert table["num_videos"].sum() == predictions.height
+
+
+def test_the_audit_says_what_a_split_by_row_would_have_claimed(run: RunPaths) -> None:
+    results = tables.read_table(run.results, tables.RESULTS)
+    assert "would have claimed an AUC of 1.000; split by group it gets 0.500" in title(audit_figure(results))
+    audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
+    assert audit_table(audit)["verdict"].to_list() == ["passed", "for information"]
+    assert failed_checks(audit) == []
+    assert failed_checks(audit.with_columns(passed=pl.lit(value=False))) == audit["finding"].to_list()
+
+
+def test_the_worst_mistakes_are_those_furthest_over_the_threshold_with_their_frames(
+    run: RunPaths, predictions: pl.DataFrame
+) -> None:
+    index = tables.read_table(run.index, tables.INDEX)
+    worst = worst_mistakes(predictions, index, 3)
+    assert worst["distance"].is_sorted(descending=True)
+    assert ((worst["score"] >= worst["threshold"]) != (worst["label"] == "fake")).all()
+    gone = worst["video_id"][1]
+
+    def read_clip(video_id: str, number: int) -> np.ndarray:
+        assert number == 0
+        if video_id == gone:
+            raise DataError("no such clip")
+        return np.full((6, 3, 200, 200), 90, np.uint8)
+
+    gallery = mistakes_gallery(predictions, index, read_clip, 3)
+    html = gallery._repr_html_()
+    assert html.count("data:image/jpeg;base64,") == 2
+    assert html.count(CLIP_GONE) == 1
+    assert CLIP_GONE in repr(gallery)
+    assert "<b>&'" not in html  # as the files of this corpus are called
+    with av.open(io.BytesIO(gallery.strips[worst["video_id"][0]])) as container:
+        frame = next(container.decode(video=0)).to_ndarray(format="rgb24")
+    assert frame.shape[0] == 100
+    assert abs(int(frame.mean()) - 90) < 60  # the gaps between the frames are white
+    assert len(html) < 20_000
+    assert "No video is decided wrongly" in mistakes_gallery(predictions.clear(), index, read_clip)._repr_html_()
+
+
+def test_stages_lie_over_time_and_attempts_before_the_last_are_pale(run: RunPaths) -> None:
+    assert pipeline_spans(run).height == 9
+    key = "04_fold_training_fold_1"
+    stages = {
+        key: {
+            "state": "running", "attempts": 2, "started_utc": "2025-03-04T10:25:00Z",
+            "finished_utc": "2025-03-04T10:20:00Z",
+        },
+        "01_data_index": {"state": "pending", "attempts": 0, "started_utc": None},
+    }  # fmt: skip
+    write_json(run.status_json, {"state": "done", "stages": stages})
+    run.memory("04_fold_training", 1).unlink()
+    begin = 1_741_083_300.0 + 300  # ten past, UTC
+    StoryWriter(run, fold=1, wall=begin).sample(100).sample(120, seconds=60)
+    StoryWriter(run, fold=1, wall=begin + 600).sample(100).sample(120, seconds=90)
+    spans = pipeline_spans(run).filter(pl.col("key") == key)
+    assert spans.select("attempt", "state").rows() == [(1, BEFORE), (2, "stopped without a word")]
+    assert spans["finished"][0] < spans["started"][1] <= spans["finished"][1]
+    assert "2 attempts" in pipeline_figure(spans).layout.title.subtitle.text
+
+
+@pytest.mark.fault(38, 39)
+def test_hostile_names_are_text_in_figures_and_tables_of_results(make_run: Callable[..., RunPaths]) -> None:
+    run = make_run()
+    index = tables.read_table(run.index, tables.INDEX)
+    predictions = queries.predictions([run]).frame.drop("run_id")
+    named = index.with_columns(path=pl.format("{} {}", pl.lit(HOSTILE), "video_id"), manipulation=pl.lit(HOSTILE))
+    slices = tables.read_table(run.slices, tables.SLICES).with_columns(value=pl.lit(HOSTILE), slice_by=pl.lit(HOSTILE))
+    audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT).with_columns(finding=pl.lit(HOSTILE))
+    gallery = mistakes_gallery(predictions, named, lambda *_: np.zeros((1, 3, 20, 20), np.uint8))
+    stages = {HOSTILE: {"state": HOSTILE, "attempts": 1, "started_utc": "2025-03-04T10:25:00Z"}}
+    write_json(run.status_json, {"state": "done", "stages": stages})
+    shown = [
+        gallery._repr_html_(),
+        HtmlTable(audit_table(audit))._repr_html_(),
+        # As plotly would obey them: tags in its texts, however JSON spells them.
+        *(str(figure.to_plotly_json()) for figure in (slices_figure(slices), pipeline_figure(pipeline_spans(run)))),
+    ]
+    for text in shown:
+        assert "<script" not in text
+        assert "script" in text
