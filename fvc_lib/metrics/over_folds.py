@@ -28,10 +28,22 @@ from fvc_lib.metrics.thresholds import decide
 from fvc_lib.metrics.weighting import FloatArray, Metric
 from fvc_lib.metrics.within_folds import within_folds
 
-RANKING_METRICS: tuple[Metric, ...] = (roc_auc, average_precision, equal_error_rate, true_positive_rate_at)
-DECISION_METRICS: tuple[Metric, ...] = (f1, balanced_accuracy, matthews_correlation)
-PROBABILITY_METRICS: tuple[Metric, ...] = (brier_score, expected_calibration_error)
-METRICS = {metric.__name__: metric for metric in RANKING_METRICS + DECISION_METRICS + PROBABILITY_METRICS}
+RANKING_METRICS: dict[str, Metric] = {
+    "roc_auc": roc_auc,
+    "average_precision": average_precision,
+    "equal_error_rate": equal_error_rate,
+    "true_positive_rate_at_5_percent": true_positive_rate_at,
+}
+DECISION_METRICS: dict[str, Metric] = {
+    "f1": f1,
+    "balanced_accuracy": balanced_accuracy,
+    "matthews_correlation": matthews_correlation,
+}
+PROBABILITY_METRICS: dict[str, Metric] = {
+    "brier_score": brier_score,
+    "expected_calibration_error": expected_calibration_error,
+}
+METRICS = RANKING_METRICS | DECISION_METRICS | PROBABILITY_METRICS
 LOWER_IS_BETTER = frozenset({"equal_error_rate", "brier_score", "expected_calibration_error"})
 
 
@@ -50,9 +62,9 @@ def measure_over_folds(
         KeyError: another name.
     """
     metric, values = METRICS[name], np.asarray(scores, dtype=np.float64)
-    if metric in DECISION_METRICS:
+    if name in DECISION_METRICS:
         return metric, decide(values, thresholds).astype(np.float64)
-    return (within_folds(metric, folds) if metric in RANKING_METRICS else metric), values
+    return (within_folds(metric, folds) if name in RANKING_METRICS else metric), values
 
 
 def fold_values(

@@ -8,11 +8,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvc_lib.metrics import intervals
+from fvc_lib.metrics.above_control import is_above_control
 from fvc_lib.metrics.calibration import expected_calibration_error
-from fvc_lib.metrics.classification import average_precision, brier_score, equal_error_rate, roc_auc
-from fvc_lib.metrics.intervals import cluster_bootstrap, draw_group_counts, group_codes
-from fvc_lib.metrics.weighting import Metric
+from fvc_lib.metrics.classification import (
+    average_precision,
+    balanced_accuracy,
+    brier_score,
+    equal_error_rate,
+    f1,
+    log_loss,
+    matthews_correlation,
+    roc_auc,
+    true_positive_rate_at,
+)
+from fvc_lib.metrics.intervals import (
+    cluster_bootstrap,
+    cluster_bootstrap_many,
+    draw_group_counts,
+    group_codes,
+    one_vote_per_group,
+)
+from fvc_lib.metrics.over_folds import METRICS, measure_over_folds
+from fvc_lib.metrics.thresholds import decide
+from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, divide, weighted_metric
 from fvc_lib.metrics.within_folds import within_folds
+
+SCORED = (
+    roc_auc, average_precision, equal_error_rate, true_positive_rate_at, brier_score, log_loss,
+    expected_calibration_error,
+)  # fmt: skip
+DECIDED = (f1, balanced_accuracy, matthews_correlation)
+
+
+@weighted_metric
+def mean_score(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+    """A metric that says of itself neither that it is read from curves nor from sums."""
+    return divide(weights @ scores, weights.sum(axis=1))
 
 
 def clustered(
@@ -30,26 +61,89 @@ def clustered(
     return labels, 1 / (1 + np.exp(-logits)), group_of_row
 
 
-@pytest.mark.parametrize(
-    "metric", [roc_auc, average_precision, equal_error_rate, brier_score, expected_calibration_error]
-)
+@pytest.mark.parametrize("metric", [*SCORED, *DECIDED, mean_score], ids=lambda metric: metric.__name__)
 @pytest.mark.parametrize("folded", [False, True])
-def test_the_ends_are_those_of_naive_resampling_with_the_same_draws(metric: Metric, folded: bool) -> None:
+@pytest.mark.parametrize("by_group", [False, True])
+def test_the_ends_are_those_of_naive_resampling_with_the_same_draws(
+    metric: Metric, folded: bool, by_group: bool
+) -> None:
     labels, scores, groups = clustered(3, num_groups=12)
-    scores = np.round(scores, 1)  # ties
+    labels, scores, groups = labels[:-2], scores[:-2], groups[:-2]  # groups of two sizes
+    scores = np.round(scores, 1) if metric in (*SCORED, mean_score) else decide(scores, 0.6)  # ties
     folds = groups % 3
+    votes = one_vote_per_group(groups) if by_group else None
     codes, num_groups = group_codes(groups, labels.size)
     naive = []
     for block in draw_group_counts(labels, codes, num_groups, replicates=150, seed=7):
         for counts in block.astype(int):
             rows = np.concatenate([np.flatnonzero(groups == g) for g in range(num_groups) for _ in range(counts[g])])
             over = within_folds(metric, folds[rows]) if folded else metric
-            naive.append(over(labels[rows], scores[rows]))
+            weights = np.ones(rows.size) if votes is None else votes[rows]
+            naive.append(float(over(labels[rows], scores[rows], weights)))
     over = within_folds(metric, folds) if folded else metric
-    interval = cluster_bootstrap(labels, scores, groups, over, replicates=150, seed=7, confidence=0.9)
+    interval = cluster_bootstrap(
+        labels, scores, groups, over, row_weights=votes, replicates=150, seed=7, confidence=0.9
+    )
     np.testing.assert_allclose([interval.low, interval.high], np.nanquantile(naive, [0.05, 0.95]), atol=1e-12)
-    assert interval.value == over(labels, scores)
-    assert (interval.replicates, interval.num_groups, interval.num_rows) == (150, 12, 48)
+    assert interval.value == over(labels, scores, np.ones(labels.size) if votes is None else votes)
+    assert (interval.replicates, interval.num_groups, interval.num_rows) == (150, 12, 46)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(0, 4)), min_size=1, max_size=25),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_what_metrics_share_is_what_each_computes_from_weights(
+    rows: list[tuple[int, int, int]], by_group: bool, seed: int
+) -> None:
+    groups, labels = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    scores = np.array([row[2] for row in rows]) / 4
+    folds = groups % 2
+    measures = [(metric, scores) for metric in (*SCORED, mean_score)]
+    measures += [(metric, decide(scores, 0.5)) for metric in DECIDED]
+    measures += [(within_folds(metric, folds), scores) for metric in SCORED[:4]]
+    votes = one_vote_per_group(groups) if by_group else np.ones(labels.size)
+    got = intervals.replicate_values(labels, measures, groups, row_weights=votes, replicates=9, seed=seed)
+    codes, num_groups = group_codes(groups, labels.size)
+    blocks = draw_group_counts(labels, codes, num_groups, replicates=9, seed=seed)
+    weights = np.concatenate([counts[:, codes] for counts in blocks]) * votes
+    for number, (metric, values) in enumerate(measures):
+        np.testing.assert_allclose(got.values[number], metric(labels, values, votes), atol=1e-12)
+        if got.replicates.size:
+            np.testing.assert_allclose(got.replicates[number], metric(labels, values, weights), atol=1e-12)
+
+
+def test_many_metrics_at_once_are_exactly_those_one_by_one() -> None:
+    labels, scores, groups = clustered(5)
+    measures = [measure_over_folds(name, scores, 0.5, groups % 3) for name in METRICS]
+    together = cluster_bootstrap_many(labels, measures, groups, replicates=100, seed=1)
+    alone = [cluster_bootstrap(labels, values, groups, metric, replicates=100, seed=1) for metric, values in measures]
+    assert list(together) == alone
+    assert len(together) == 9
+
+
+def test_no_metric_is_no_interval() -> None:
+    labels, _, groups = clustered(5)
+    assert cluster_bootstrap_many(labels, [], groups) == ()
+
+
+def test_with_one_vote_per_group_copies_change_neither_value_nor_interval() -> None:
+    labels, scores, groups = clustered(6, per_group=2)
+    copies = np.where(groups < 5, 9, 1)
+    more = [np.repeat(column, copies) for column in (labels, scores, groups)]
+    for metric in (roc_auc, brier_score):
+        one, other = (
+            cluster_bootstrap(y, s, g, metric, row_weights=one_vote_per_group(g), replicates=200)
+            for y, s, g in ((labels, scores, groups), more)
+        )
+        np.testing.assert_allclose([other.value, other.low, other.high], [one.value, one.low, one.high], rtol=1e-9)
+        assert cluster_bootstrap(*more, metric, replicates=200).value != pytest.approx(one.value, abs=1e-4)
+
+
+def test_a_group_s_votes_sum_to_one() -> None:
+    votes = one_vote_per_group(["b", "a", "b", "c", "b"])
+    np.testing.assert_allclose(votes, [1 / 3, 1, 1 / 3, 1, 1 / 3])
 
 
 def test_the_block_size_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +244,61 @@ def test_an_undefined_value_has_no_ends() -> None:
     assert defined.low < defined.value < defined.high
 
 
+def test_a_constant_score_has_no_spread_and_nothing_beats_it_by_its_interval_alone() -> None:
+    labels, _, groups = clustered(7)
+    constant = cluster_bootstrap(labels, np.full(labels.size, 0.5), groups, roc_auc, replicates=200)
+    assert (constant.value, constant.low, constant.high) == (0.5, 0.5, 0.5)
+    # Noise that came out above 0.5: its own interval is what keeps it from counting as a success.
+    noise = next(
+        interval
+        for seed in range(20)
+        if 0.5
+        < (
+            interval := cluster_bootstrap(
+                labels, np.random.default_rng(seed).random(labels.size), groups, roc_auc, replicates=200
+            )
+        ).value
+        < 0.56
+    )
+    assert not is_above_control(noise.value, noise.low, constant.value, constant.high)
+
+
+def test_a_perfect_ranking_has_no_width_and_says_how_many_groups_it_is_of() -> None:
+    labels, _, groups = clustered(7, num_groups=4)
+    perfect = cluster_bootstrap(labels, labels * 1.0, groups, roc_auc, replicates=100)
+    assert (perfect.value, perfect.low, perfect.high, perfect.num_groups) == (1.0, 1.0, 1.0, 4)
+
+
+def test_fewer_groups_give_wider_intervals() -> None:
+    widths = []
+    for num_groups in (6, 24, 96):
+        found = [cluster_bootstrap(*clustered(seed, num_groups), roc_auc, replicates=200) for seed in range(8)]
+        widths.append(np.mean([interval.high - interval.low for interval in found]))
+    assert widths[0] > 1.4 * widths[1] > 1.4**2 * widths[2]
+
+
+def test_one_group_with_both_classes_beside_pure_ones_gives_an_interval() -> None:
+    labels, groups = np.array([0, 1, 0, 0, 1, 1]), np.array(["m", "m", "r", "r", "f", "f"])
+    interval = cluster_bootstrap(labels, [0.3, 0.6, 0.1, 0.5, 0.4, 0.9], groups, roc_auc, replicates=300)
+    assert interval.low < interval.value < interval.high
+
+
+def test_a_fold_of_one_class_still_leaves_an_interval_of_the_others() -> None:
+    labels, scores, groups = clustered(8)
+    folds = np.where(labels == 1, groups % 3, groups % 2)  # the third fold has fakes alone
+    interval = cluster_bootstrap(labels, scores, groups, within_folds(roc_auc, folds), replicates=200)
+    assert interval.low < interval.value < interval.high
+    assert interval.replicates == 200
+
+
+def test_replicates_where_a_fold_lacks_a_class_are_left_out_and_counted() -> None:
+    # Each fold has one group of each class: many draws leave no fold with both.
+    labels, groups, folds = np.array([0, 1, 0, 1]), np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1])
+    interval = cluster_bootstrap(labels, [0.1, 0.8, 0.6, 0.4], groups, within_folds(roc_auc, folds), replicates=400)
+    assert 0 < interval.replicates < 400
+    assert (interval.low, interval.high) == (0.0, 1.0)
+
+
 def test_groups_may_be_called_anything_and_are_told_apart() -> None:
     codes, num_groups = group_codes(["a", "a\0", "ä'\n<b>", "\ud800", "a"], 5)
     assert num_groups == 4
@@ -159,7 +308,7 @@ def test_groups_may_be_called_anything_and_are_told_apart() -> None:
 @pytest.mark.parametrize(("replicates", "confidence"), [(0, 0.95), (10, 0.0), (10, 1.0), (10, 95.0)])
 def test_requests_without_sense_are_refused(replicates: int, confidence: float) -> None:
     labels, scores, groups = clustered(0)
-    with pytest.raises(ValueError, match="replicates|confidence"):
+    with pytest.raises(ValueError, match=r"replicates|confidence"):
         cluster_bootstrap(labels, scores, groups, roc_auc, replicates=replicates, confidence=confidence)
 
 

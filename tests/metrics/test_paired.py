@@ -132,7 +132,7 @@ def test_one_class_has_no_difference() -> None:
 @pytest.mark.parametrize("request_", [{"replicates": 0}, {"confidence": 95.0}, {"row_weights": [1.0]}])
 def test_requests_without_sense_are_refused(request_: dict) -> None:
     labels, first, second, groups = two_models(0)
-    with pytest.raises(ValueError, match="replicates|confidence|weights"):
+    with pytest.raises(ValueError, match=r"replicates|confidence|weights"):
         paired_cluster_bootstrap(labels, first, second, groups, roc_auc, **request_)
 
 
@@ -167,7 +167,7 @@ def test_without_spread_there_is_no_t(differences: list[float]) -> None:
     ("differences", "num_train", "num_test"), [([[0.1]], 4, 1), ([np.inf], 4, 1), ([0.1], 0, 1), ([0.1], 4, 0)]
 )
 def test_a_t_without_sense_is_refused(differences: list, num_train: int, num_test: int) -> None:
-    with pytest.raises(ValueError, match="differences|num_train"):
+    with pytest.raises(ValueError, match=r"differences|num_train"):
         corrected_resampled_t(differences, num_train=num_train, num_test=num_test)
 
 

@@ -74,5 +74,5 @@ def test_each_row_may_have_the_threshold_of_its_fold() -> None:
     ("labels", "scores", "thresholds"), [([], [], 0.5), ([2], [0.1], 0.5), ([1], [np.nan], 0.5), ([1], [0.1], np.nan)]
 )
 def test_what_cannot_be_meant_is_refused(labels: list[int], scores: list[float], thresholds: float) -> None:
-    with pytest.raises(ValueError, match="labels|scores"):
+    with pytest.raises(ValueError, match=r"labels|scores"):
         risk_coverage(labels, scores, thresholds)

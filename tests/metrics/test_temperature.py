@@ -128,5 +128,5 @@ def test_a_temperature_changes_no_ranking(logits: list[float], temperature: floa
 
 @pytest.mark.parametrize(("logits", "temperature"), [([np.nan], 1.0), ([1.0], 0.0), ([1.0], -2.0), ([1.0], np.nan)])
 def test_what_is_no_temperature_or_logit_is_refused(logits: list[float], temperature: float) -> None:
-    with pytest.raises(ValueError, match="logits|temperature"):
+    with pytest.raises(ValueError, match=r"logits|temperature"):
         probabilities(logits, temperature)

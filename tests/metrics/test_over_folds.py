@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fvc_lib.metrics.classification import f1, roc_auc
+from fvc_lib.metrics.over_folds import METRICS, fold_values, measure_over_folds
+from fvc_lib.metrics.thresholds import decide
+from fvc_lib.metrics.within_folds import within_folds
+
+
+def sample() -> tuple[np.ndarray, ...]:
+    generator = np.random.default_rng(0)
+    folds = np.repeat([0, 1, 2], 20)
+    labels = generator.integers(0, 2, folds.size)
+    return labels, np.round(generator.random(folds.size), 1), 0.3 + 0.2 * folds, folds
+
+
+def test_rankings_are_within_folds_decisions_by_their_own_threshold_and_probabilities_of_all_rows() -> None:
+    labels, scores, thresholds, folds = sample()
+    whole = {}
+    for name in METRICS:
+        metric, values = measure_over_folds(name, scores, thresholds, folds)
+        whole[name] = metric(labels, values)
+    assert whole["roc_auc"] == within_folds(roc_auc, folds)(labels, scores) != roc_auc(labels, scores)
+    assert whole["f1"] == f1(labels, decide(scores, thresholds)) != f1(labels, decide(scores, 0.3))
+    assert whole["brier_score"] == pytest.approx(np.mean((scores - labels) ** 2))
+
+
+def test_each_fold_is_judged_by_itself() -> None:
+    labels, scores, thresholds, folds = sample()
+    labels[folds == 2] = 1
+    areas = fold_values("roc_auc", labels, scores, thresholds, folds)
+    assert areas[1] == roc_auc(labels[20:40], scores[20:40])
+    assert np.isnan(areas[2])
+    assert fold_values("f1", labels, scores, thresholds, folds)[1] == f1(labels[20:40], decide(scores[20:40], 0.5))
+
+
+def test_an_unknown_metric_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        measure_over_folds("accuracy", [0.1], 0.5, [0])
