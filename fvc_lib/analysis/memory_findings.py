@@ -10,7 +10,8 @@ import polars as pl
 
 from fvc_lib.analysis.memory_logs import read_events
 from fvc_lib.analysis.queries import memory_samples
-from fvc_lib.analysis.records import Answer, ask, log_files
+from fvc_lib.analysis.records import Answer, log_files
+from fvc_lib.analysis.sandbox import ask
 from fvc_lib.analysis.trend import growth
 from fvc_lib.services.memory_observer import PREFLIGHT
 from fvc_lib.services.run_paths import RunPaths

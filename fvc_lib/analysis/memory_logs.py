@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from fvc_lib.analysis.records import EVENT_LINES, MEMORY_LINES, Answer, LogFile, ask, read_log_lines
+from fvc_lib.analysis.log_lines import EVENT_LINES, MEMORY_LINES, read_log_lines
+from fvc_lib.analysis.records import Answer, LogFile
+from fvc_lib.analysis.sandbox import ask
 
 _WALL_CLOCK = "coalesce(try_cast(timestamp AS DOUBLE), epoch(try_cast(timestamp AS TIMESTAMPTZ)))"
 _EVENT_NUMBERS = (

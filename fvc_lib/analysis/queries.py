@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+import pandera.polars as pa
 import polars as pl
 
+from fvc_lib.analysis.curve_reading import CurveFilter, read_curves
 from fvc_lib.analysis.memory_logs import read_events, read_samples
-from fvc_lib.analysis.records import METRIC_LINES, Answer, ask, entries, log_files, read_log_lines, read_tables
+from fvc_lib.analysis.metric_direction import Direction, direction
+from fvc_lib.analysis.records import Answer, entries, log_files, read_tables
+from fvc_lib.analysis.run_parameters import differing, read_parameters
+from fvc_lib.analysis.sandbox import Limits, ask, ask_bounded
+from fvc_lib.analysis.training_records import read_training
 from fvc_lib.services import tables
 from fvc_lib.services.memory_observer import PREFLIGHT
 from fvc_lib.services.path_text import path_to_text
@@ -38,22 +45,65 @@ def learning_curves(
         ``run_id stage fold phase metric step epoch value flag attempt ts`` ordered by step within each curve;
         ``value`` is null where ``flag`` says nan, inf or -inf.
     """
-    lines = read_log_lines([file for run in runs for file in log_files(run, "metrics")], METRIC_LINES)
-    query = """
-        SELECT run_id, stage, fold, phase, metric, step, epoch, value, flag, attempt, ts FROM (
-            SELECT * EXCLUDE (fold, attempt, value), coalesce(fold, file_fold) AS fold,
-                   coalesce(attempt, 1) AS attempt, CASE WHEN isfinite(value) THEN value END AS value FROM lines
-        )
-        WHERE (len($metrics) = 0 OR list_contains($metrics, metric))
-          AND (len($phases) = 0 OR list_contains($phases, phase))
-          AND (len($folds) = 0 OR list_contains($folds, fold))
-        QUALIFY row_number() OVER (
-            PARTITION BY file_number, fold, phase, metric, step ORDER BY attempt DESC, line DESC
-        ) = 1
-        ORDER BY run_id, stage, fold, phase, metric, step
+    return read_curves(runs, CurveFilter(metrics, phases, folds))
+
+
+def best_per_run(
+    runs: Sequence[RunPaths], metric: str = "loss", phase: str = "validation", *, better: Direction | None = None
+) -> Answer:
+    """Each run's best value of ``metric`` in ``phase``, in the order of ``runs``; of equal ones the earliest step.
+
+    The best of several folds, and of many epochs, is a lucky one: ``mean_of_folds`` is that of each fold's own best.
+
+    Args:
+        runs: those to look through; a run that logged no such value has no row.
+        metric: as in the metric log.
+        phase: train, validation, test or control.
+        better: which way the metric gets better; None for those that ``metric_direction`` knows.
+
+    Returns:
+        ``run_id metric phase value stage fold epoch step num_folds mean_of_folds``.
+
+    Raises:
+        ValueError: ``better`` is None and the metric's direction is not known.
     """
-    asked = {"metrics": list(metrics), "phases": list(phases), "folds": list(folds)}
-    return Answer(ask(query, {"lines": lines.frame}, asked), lines.notes)
+    sign = 1 if (better or direction(metric)) == "lower" else -1
+    found = learning_curves(runs, metrics=[metric], phases=[phase])
+    query = """
+        WITH of_folds AS (
+            SELECT * FROM curves WHERE value IS NOT NULL
+            QUALIFY row_number() OVER (PARTITION BY run_id, stage, fold ORDER BY $sign * value, step) = 1
+        )
+        SELECT run_id, metric, phase, value, stage, fold, epoch, step,
+               count(*) OVER (PARTITION BY run_id) AS num_folds, avg(value) OVER (PARTITION BY run_id) AS mean_of_folds
+        FROM of_folds
+        QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY $sign * value, stage, fold, step) = 1
+        ORDER BY list_position($runs, run_id)
+    """
+    asked = {"sign": sign, "runs": [path_to_text(run.run_id) for run in runs]}
+    return Answer(ask(query, {"curves": found.frame}, asked), found.notes)
+
+
+def training_summary(runs: Sequence[RunPaths]) -> Answer:
+    """How each finished fold's training went, one row for the model and one for its control, as ``trained`` tells.
+
+    Returns:
+        ``run_id fold trained model device epochs best_epoch threshold temperature steps nonfinite_steps micro_batch
+        seconds num_train_videos num_validation_videos num_test_videos peak_rss_bytes peak_device_bytes``; what a
+        record does not tell, or not in this type, is null and noted.
+    """
+    return read_training(runs)
+
+
+def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
+    """The parameters that are not the same in all ``runs``, a row for each of the runs.
+
+    Returns:
+        ``parameter run_id value changes_numbers``: parameters in their own order, runs in that of ``runs``; ``value``
+        is null where a run knows no such parameter; ``changes_numbers`` is false for those that say only where and how.
+    """
+    found = read_parameters(runs)
+    return Answer(differing(found.frame), found.notes)
 
 
 def memory_samples(runs: Sequence[RunPaths]) -> Answer:
@@ -196,28 +246,56 @@ def augmentation_counts(run: RunPaths) -> Answer:
     return Answer(counts, notes)
 
 
-def ask_sql(runs: Sequence[RunPaths], query: str, parameters: dict[str, object] | None = None) -> Answer:
-    """Any SQL over ``runs``, each table with ``run_id``: ``metrics memory memory_events results predictions folds
-    videos rejected``.
+def ask_sql(
+    runs: Sequence[RunPaths],
+    query: str,
+    parameters: Mapping[str, object] | None = None,
+    *,
+    limits: Limits = Limits(),  # noqa: B008  # frozen
+) -> Answer:
+    """Any SQL that reads, over ``runs``, each table with ``run_id``: those of ``SQL_TABLES``.
 
-    DuckDB runs it without access to files or extensions, so nothing but these tables can be read, and nothing written.
+    DuckDB runs it without access to files, network or extensions, so nothing but these tables can be read, and nothing
+    written. A query that takes more time or memory than ``limits`` is stopped; of more rows only the first are
+    returned, and a note says so.
 
     Raises:
-        duckdb.Error: the query is wrong; DuckDB's message says where.
+        ValueError: it is not one statement that reads, or two of its columns share a name.
+        duckdb.Error: it is wrong, or was stopped; DuckDB's message says where or why.
     """
-    sources = {
-        "metrics": learning_curves(runs),
-        "memory": memory_samples(runs),
-        "memory_events": memory_events(runs),
-        "results": results(runs),
-        "predictions": predictions(runs),
-        "folds": read_tables([(path_to_text(run.run_id), run.folds) for run in runs], tables.FOLDS),
-        "videos": read_tables([(path_to_text(run.run_id), run.index) for run in runs], tables.INDEX),
-        "rejected": read_tables([(path_to_text(run.run_id), run.rejected) for run in runs], tables.REJECTED),
-    }
-    notes = dict.fromkeys(note for answer in sources.values() for note in answer.notes)
-    frames = {name: answer.frame for name, answer in sources.items()}
-    return Answer(ask(query, frames, parameters), tuple(notes))
+    # A table that the query nowhere names is there, with its columns, and is not read: one may be of a million rows.
+    words = set(re.findall(r"\w+", query.lower()))
+    all_named = not words.isdisjoint({"query", "query_table"})
+    answers = {name: read(runs if all_named or name in words else ()) for name, read in SQL_TABLES.items()}
+    frames = {name: answer.frame for name, answer in answers.items()}
+    rows, more = ask_bounded(query, frames, parameters, limits)
+    notes = dict.fromkeys(note for answer in answers.values() for note in answer.notes)
+    cut = (f"Only the first {limits.max_rows:,} rows are shown.",) if more else ()
+    return Answer(rows, (*notes, *cut))
+
+
+def _each(table: Callable[[RunPaths], Path], schema: pa.DataFrameSchema) -> Callable[[Sequence[RunPaths]], Answer]:
+    """The reader of one table of every run, stacked."""
+    return lambda runs: read_tables([(path_to_text(run.run_id), table(run)) for run in runs], schema)
+
+
+SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
+    "metrics": learning_curves,
+    "memory": memory_samples,
+    "memory_events": memory_events,
+    "training": training_summary,
+    "parameters": read_parameters,
+    "predictions": predictions,
+    "results": results,
+    "slices": _each(lambda run: run.slices, tables.SLICES),
+    "leakage_audit": _each(lambda run: run.leakage_audit, tables.LEAKAGE_AUDIT),
+    "folds": _each(lambda run: run.folds, tables.FOLDS),
+    "videos": _each(lambda run: run.index, tables.INDEX),
+    "rejected": _each(lambda run: run.rejected, tables.REJECTED),
+    "group_links": _each(lambda run: run.group_links, tables.GROUP_LINKS),
+    "annotations": _each(lambda run: run.annotations, tables.ANNOTATIONS),
+    "clips": _each(lambda run: run.augmented_metadata, tables.AUGMENTED),
+}
 
 
 def _operation_names(text: str) -> set[str] | None:

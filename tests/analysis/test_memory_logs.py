@@ -143,7 +143,7 @@ def test_odd_events_cost_their_numbers_and_not_the_answer(run: RunPaths) -> None
     assert answer.frame["kind"].to_list() == ["out_of_memory", "near_limit", "policy"]
     assert answer.frame["used_mb"].to_list() == [None] * 3
     assert answer.notes == (
-        "3 lines of 6 could not be read and are left out (run_x/04_fold_training_fold_0.jsonl: 3).",
+        "3 lines of 6 could not be read and are left out (run_x/04_fold_training_fold_0.jsonl: lines 4, 5, 6).",
     )
 
 

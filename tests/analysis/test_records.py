@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.analysis.records import METRIC_LINES, LogFile, connect, read_json_object, read_log_lines, read_tables
+from fvc_lib.analysis.log_lines import METRIC_LINES, read_log_lines
+from fvc_lib.analysis.records import LogFile, read_json_object, read_tables
+from fvc_lib.analysis.sandbox import connect
 from fvc_lib.services import tables
 from fvc_lib.services.metric_log import MetricLog
 
@@ -141,7 +143,9 @@ def test_lines_are_numbered_within_their_own_file(tmp_path: Path) -> None:
     assert answer.frame.select("run_id", "file_fold", "line").rows() == [
         ("run_a", 0, 1), ("run_a", 0, 4), ("run_b", 1, 1), ("run_b", 1, 4), ("run_c", 3, 1), ("run_c", 3, 4)
     ]  # fmt: skip
-    assert answer.notes == ("3 lines of 9 could not be read and are left out (run_a/a: 1, run_b/b: 1, run_c/c: 1).",)
+    assert answer.notes == (
+        "3 lines of 9 could not be read and are left out (run_a/a: line 3; run_b/b: line 3; run_c/c: line 3).",
+    )
 
 
 def test_a_file_that_cannot_be_opened_is_named_and_the_others_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,224 @@
+"""Reads JSONL files while they are written and after any crash: good lines kept, bad ones counted and told where.
+
+File names never reach SQL: Python reads the bytes, block by block, and DuckDB sees a table of lines. So a name with
+quotes, brackets or non-UTF-8 bytes is just a name, and a file of any size takes the memory of its good lines alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as arrow
+
+from fvc_lib.analysis.records import LogFile
+from fvc_lib.analysis.sandbox import connect
+from fvc_lib.analysis.wording import count_text
+from fvc_lib.services.path_text import path_to_text
+
+_BLOCK_BYTES = 1 << 23  # stays in the caches, and its memory is used again: fresh pages cost more than parsing
+_TOLD_LINES = 3
+_TOLD_FILES = 10
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """The columns looked for in each line (DuckDB types) and the SQL condition that makes a line a good one."""
+
+    columns: Mapping[str, str]
+    good: str
+
+
+METRIC_LINES = LineFormat(
+    {
+        "ts": "DOUBLE", "step": "BIGINT", "epoch": "BIGINT", "phase": "VARCHAR", "metric": "VARCHAR",
+        "value": "DOUBLE", "flag": "VARCHAR", "fold": "BIGINT", "attempt": "BIGINT",
+    },
+    good="step IS NOT NULL AND phase IS NOT NULL AND metric IS NOT NULL AND (isfinite(value) OR flag IS NOT NULL)",
+)  # fmt: skip
+
+MEMORY_LINES = LineFormat(
+    {
+        "timestamp": "VARCHAR", "elapsed_seconds": "DOUBLE", "phase": "VARCHAR", "epoch": "BIGINT",
+        "batch_idx": "BIGINT", "global_step": "BIGINT", "allocated_mb": "DOUBLE", "reserved_mb": "DOUBLE",
+        "max_allocated_mb": "DOUBLE", "total_memory_mb": "DOUBLE", "usage_percent": "DOUBLE", "free_mb": "DOUBLE",
+        "device": "VARCHAR", "rank": "BIGINT", "rss_mb": "DOUBLE",
+    },
+    good="timestamp IS NOT NULL AND (rss_mb IS NOT NULL OR allocated_mb IS NOT NULL)",
+)  # fmt: skip
+
+EVENT_LINES = LineFormat(
+    {
+        "timestamp": "VARCHAR", "elapsed_seconds": "DOUBLE", "phase": "VARCHAR", "epoch": "BIGINT",
+        "batch_idx": "BIGINT", "global_step": "BIGINT", "kind": "VARCHAR", "message": "VARCHAR", "details": "JSON",
+    },
+    good="kind IS NOT NULL AND (timestamp IS NOT NULL OR elapsed_seconds IS NOT NULL)",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LineCount:
+    """How many lines a file has that are not blank, and which of them could not be read.
+
+    Attributes:
+        num_bad: lines that are left out.
+        first_bad: the numbers (1-based) of the first few of them.
+    """
+
+    num_lines: int = 0
+    num_bad: int = 0
+    first_bad: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """Good lines of several files.
+
+    Attributes:
+        frame: columns ``file_number run_id stage file file_fold line`` (line 1-based) and those of the format.
+        files: as asked for.
+        counts: of each file.
+        problems: of files that could not be opened, in words, by their number.
+    """
+
+    frame: pl.DataFrame
+    files: tuple[LogFile, ...]
+    counts: tuple[LineCount, ...]
+    problems: Mapping[int, str]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """In words, what could not be read."""
+        return (*self.problems.values(), *skipped_notes(self.files, self.counts))
+
+
+def read_log_lines(files: Sequence[LogFile], line_format: LineFormat) -> LogLines:
+    """The good lines of ``files`` in file and line order.
+
+    A line is good when it is one JSON object whose columns satisfy ``line_format``; torn, NUL-filled and glued lines
+    are not and are counted, file by file. Blank lines count as nothing.
+    """
+    names = list(line_format.columns)
+    structure = json.dumps(dict(line_format.columns))
+    # TRY parses once; json_valid before from_json would parse twice. Only lines without a good object can be blank.
+    query = f"""
+        SELECT * EXCLUDE (text), coalesce({line_format.good}, false) AS good FROM (
+            SELECT owner, line, text, {", ".join(f"fields.{name} AS {name}" for name in names)}
+            FROM (SELECT *, TRY(from_json(text, '{structure}')) AS fields FROM lines)
+        ) WHERE good OR NOT regexp_full_match(text, '\\s*')
+    """
+    problems: dict[int, str] = {}
+    with connect() as connection:
+        parts = []
+        for block in _blocks(files, problems):
+            connection.register("lines", block)
+            parts.append(connection.sql(query).pl())
+    rows = pl.concat(parts)
+    kept = rows.filter("good")
+    frame = kept.select(*_owner_columns(files, kept["owner"]), "line", *names)
+    return LogLines(frame, tuple(files), _counted(rows, len(files)), problems)
+
+
+def skipped_notes(files: Sequence[LogFile], counts: Sequence[LineCount]) -> tuple[str, ...]:
+    """In words, how many lines were left out and where; nothing when none were."""
+    bad = [(file, count) for file, count in zip(files, counts, strict=True) if count.num_bad]
+    if not bad:
+        return ()
+    total, num_lines = sum(count.num_bad for _, count in bad), sum(count.num_lines for count in counts)
+    where = [f"{path_to_text(f'{file.run_id}/{file.path.name}')}: {_bad_text(count)}" for file, count in bad]
+    if len(where) > _TOLD_FILES:
+        where = [*where[:_TOLD_FILES], f"and in {count_text(len(where) - _TOLD_FILES, 'more file')}"]
+    verb = "is" if total == 1 else "are"
+    return (
+        f"{count_text(total, 'line')} of {num_lines:,} could not be read and {verb} left out ({'; '.join(where)}).",
+    )
+
+
+def _bad_text(count: LineCount) -> str:
+    numbers = ", ".join(map(str, count.first_bad))
+    more = count.num_bad - len(count.first_bad)
+    return f"line {numbers}" if count.num_bad == 1 else f"lines {numbers}" + (f" and {more:,} more" if more else "")
+
+
+def _blocks(files: Sequence[LogFile], problems: dict[int, str]) -> Iterator[arrow.Table]:
+    """All lines of ``files`` as tables ``owner line text``, at least one; files that cannot be read go to problems."""
+    parts: list[bytes] = []
+    owners: list[int] = []
+    first_lines: list[int] = []
+    size = 0
+    for owner, file in enumerate(files):
+        line = 1
+        try:
+            for piece in _whole_lines(file.path):
+                if parts and size + len(piece) > _BLOCK_BYTES:
+                    yield _line_table(parts, owners, first_lines)
+                    parts, owners, first_lines, size = [], [], [], 0
+                parts.append(piece)
+                owners.append(owner)
+                first_lines.append(line)
+                size += len(piece)
+                line += piece.count(b"\n")
+        except OSError as error:
+            problems[owner] = f"{path_to_text(file.path)} could not be read: {error.strerror}."
+    yield _line_table(parts, owners, first_lines)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """The content of ``path`` in pieces that end where a line does; the last line is ended where it is not."""
+    rest = b""
+    with path.open("rb", buffering=0) as stream:
+        while piece := stream.read(_BLOCK_BYTES):
+            if cut := piece.rfind(b"\n") + 1:
+                yield rest + piece[:cut]
+                rest = piece[cut:]
+            else:
+                rest += piece
+    if rest:
+        yield rest + b"\n"
+
+
+def _line_table(parts: Sequence[bytes], owners: Sequence[int], first_lines: Sequence[int]) -> arrow.Table:
+    """Lines as an Arrow table over the bytes themselves; a million lines cost no Python object each."""
+    content = _valid_utf8(b"".join(parts))
+    ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n")) + 1
+    starts = np.concatenate([np.zeros(1, np.int64), ends])
+    text = arrow.Array.from_buffers(
+        arrow.large_string(), ends.size, [None, arrow.py_buffer(starts), arrow.py_buffer(content)]
+    )
+    num_lines = np.array([part.count(b"\n") for part in parts], np.int64)
+    before = np.cumsum(num_lines) - num_lines
+    line = np.arange(ends.size, dtype=np.int64) + np.repeat(np.array(first_lines, np.int64) - before, num_lines)
+    owner = np.repeat(np.array(owners, np.int64), num_lines)
+    return arrow.table({"owner": arrow.array(owner), "line": arrow.array(line), "text": text})
+
+
+def _valid_utf8(content: bytes) -> bytes:
+    """DuckDB takes Arrow text on trust, so bytes that are no UTF-8 are replaced before it sees them."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return content.decode("utf-8", "replace").encode()
+    return content
+
+
+def _owner_columns(files: Sequence[LogFile], owner: pl.Series) -> list[pl.Series]:
+    """For each line the number of its file, whose it is, and the fold that the file's name gives."""
+    texts = {
+        "run_id": [path_to_text(file.run_id) for file in files],
+        "stage": [path_to_text(file.stage) for file in files],
+        "file": [path_to_text(file.path.name) for file in files],
+    }
+    columns = [pl.Series(name, values, dtype=pl.String).gather(owner) for name, values in texts.items()]
+    folds = pl.Series("file_fold", [file.fold for file in files], dtype=pl.Int64).gather(owner)
+    return [owner.alias("file_number"), *columns, folds]
+
+
+def _counted(rows: pl.DataFrame, num_files: int) -> tuple[LineCount, ...]:
+    bad = rows.filter(~pl.col("good")).group_by("owner").agg(pl.len(), pl.col("line").head(_TOLD_LINES))
+    bad_lines = {owner: (number, tuple(first)) for owner, number, first in bad.iter_rows()}
+    lines = dict(rows.group_by("owner").len().iter_rows())
+    return tuple(LineCount(lines.get(owner, 0), *bad_lines.get(owner, (0, ()))) for owner in range(num_files))

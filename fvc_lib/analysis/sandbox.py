@@ -1,0 +1,111 @@
+"""DuckDB that knows the frames it is given and nothing else: no files, no network, no extensions, bounded.
+
+``enable_external_access`` alone is not enough: it leaves the folder for temporaries and the names around the database's
+own (``.tmp``, ``:memory:.wal``) open to ``COPY`` and ``EXPORT``. So there is no folder for temporaries, the local file
+system is disabled, and the settings are locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import duckdb
+import polars as pl
+
+_CLOSED: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+}
+_BATCH_ROWS = 2048  # DuckDB's own vector: a result is never much further ahead than what is taken of it
+_FOREIGN_TYPES = ("INTERVAL", "UNION")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a query may take before it is stopped with an error; of its rows, so many are returned."""
+
+    max_bytes: int = 1_000_000_000
+    max_seconds: float = 60.0
+    max_rows: int = 100_000
+
+
+def connect(limits: Limits | None = None) -> duckdb.DuckDBPyConnection:
+    """A DuckDB in memory that can neither read nor write files, load extensions, nor be talked out of it."""
+    bounds: dict[str, str | bool | int | float | list[str]] = {}
+    if limits is not None:
+        bounds["memory_limit"] = f"{limits.max_bytes}B"
+        bounds["max_execution_time"] = max(1, round(limits.max_seconds * 1000))
+    connection = duckdb.connect(":memory:", config={**_CLOSED, **bounds})
+    # Only now: a connection that is being made asks the file system about its name.
+    connection.execute("SET disabled_filesystems = 'LocalFileSystem'")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def ask(query: str, frames: Mapping[str, pl.DataFrame], parameters: Mapping[str, object] | None = None) -> pl.DataFrame:
+    """The rows of ``query``, one of this project's own, over ``frames``, which it knows by their names here.
+
+    Raises:
+        duckdb.Error: the query is wrong.
+    """
+    with connect() as connection:
+        _register(connection, frames)
+        rows: pl.DataFrame = connection.sql(query, params=dict(parameters or {})).pl()
+        return rows
+
+
+def ask_bounded(
+    query: str, frames: Mapping[str, pl.DataFrame], parameters: Mapping[str, object] | None, limits: Limits
+) -> tuple[pl.DataFrame, bool]:
+    """The first rows of ``query``, anybody's, and whether there are more than ``limits`` lets through.
+
+    Raises:
+        ValueError: it is not one statement that only reads, or its columns share a name.
+        duckdb.Error: it is wrong, or took more time or memory than ``limits``; DuckDB's message says which.
+    """
+    with connect(limits) as connection:
+        _check_reads(connection, query)
+        _register(connection, frames)
+        relation = _with_known_types(connection.sql(query, params=dict(parameters or {})))
+        if twice := sorted({name for name in relation.columns if relation.columns.count(name) > 1}):
+            raise ValueError(f"query: several columns are called {', '.join(twice)}; name them apart with AS.")
+        reader = relation.to_arrow_reader(_BATCH_ROWS)
+        parts = [pl.DataFrame(reader.schema.empty_table())]
+        num_rows = 0
+        for batch in reader:
+            parts.append(pl.DataFrame(batch))
+            num_rows += batch.num_rows
+            if num_rows > limits.max_rows:
+                break
+        return pl.concat(parts).head(limits.max_rows), num_rows > limits.max_rows
+
+
+def _check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    statements = connection.extract_statements(query)
+    kinds = [statement.type.name for statement in statements]
+    if len(kinds) != 1 or kinds[0] not in ("SELECT", "EXPLAIN"):
+        got = "; ".join(kinds) or "none"
+        raise ValueError(f"query: got {got}, wanted one statement that reads: SELECT, WITH, FROM, DESCRIBE or EXPLAIN.")
+
+
+def _with_known_types(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """Types that polars has no like of, and panics about, become text."""
+    foreign = [any(name in str(kind) for name in _FOREIGN_TYPES) for kind in relation.types]
+    if not any(foreign):
+        return relation
+    columns = [duckdb.ColumnExpression(name) for name in relation.columns]
+    texts = [
+        column.cast("VARCHAR").alias(name) if is_foreign else column
+        for column, name, is_foreign in zip(columns, relation.columns, foreign, strict=True)
+    ]
+    return relation.select(*texts)
+
+
+def _register(connection: duckdb.DuckDBPyConnection, frames: Mapping[str, pl.DataFrame]) -> None:
+    for name, frame in frames.items():
+        connection.register(name, frame.to_arrow())
