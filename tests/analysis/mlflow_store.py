@@ -1,0 +1,148 @@
+"""What an MLflow store holds, without what differs from export to export: ids, and when something was created."""
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvc_lib.analysis import mlflow_connection
+from fvc_lib.analysis.mlflow_model import FoldNetwork
+from fvc_lib.services.run_paths import RunPaths
+
+
+class TinyNetwork(nn.Module):
+    """Quickly exported: the mean of a clip, weighed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.01))
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        return frames.float().mean((1, 2, 3, 4)) * self.weight
+
+
+def tiny_network(run: RunPaths, fold: int) -> FoldNetwork:
+    return FoldNetwork(TinyNetwork().eval(), (1, 2, 3, 8, 8), f"{fold:064x}")
+
+
+class Killed(BaseException):
+    """As a kill would: nothing catches it."""
+
+
+class FailingClient:
+    """Passes calls on until the n-th, before or after which it dies."""
+
+    def __init__(self, client: Any, calls: int, *, after: bool) -> None:
+        self._client, self._left, self._after = client, calls, after
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            if self.calls == self._left and not self._after:
+                raise Killed(name)
+            answer = method(*args, **kwargs)
+            if self.calls == self._left:
+                raise Killed(name)
+            return answer
+
+        return call
+
+
+@contextlib.contextmanager
+def failing(monkeypatch: Any, calls: int, *, after: bool = False) -> Iterator[list[FailingClient]]:
+    """While this lasts, every export dies at its ``calls``-th call (0: never)."""
+    made: list[FailingClient] = []
+    connected = mlflow_connection.connected
+
+    @contextlib.contextmanager
+    def dying(uri: str) -> Iterator[FailingClient]:
+        with connected(uri) as client:
+            made.append(FailingClient(client, calls, after=after))
+            yield made[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow_connection, "connected", dying)
+        yield made
+
+
+def stored(uri: str) -> dict[str, Any]:
+    """Runs by name, with everything of them, and registered models."""
+    with mlflow_connection.connected(uri) as client:
+        found: dict[str, Any] = {"runs": [], "models": [], "versions": []}
+        for experiment in client.search_experiments():
+            runs = client.search_runs([experiment.experiment_id], max_results=1000)
+            names = {run.info.run_id: run.info.run_name for run in runs}
+            found["runs"] += [_run(client, experiment.name, run, names) for run in runs]
+            for model in client.search_logged_models([experiment.experiment_id]):
+                tags = {k: v for k, v in model.tags.items() if not k.startswith("mlflow.")}  # a server adds its own
+                told = [model.name, str(model.status), tags, names.get(model.source_run_id)]
+                found["models"].append(told)
+        for version in client.search_model_versions():
+            told = [version.name, str(version.version), dict(version.tags), version.description]
+            found["versions"].append([*told, names_of(client, version.run_id)])
+        return {kind: sorted(each, key=str) for kind, each in found.items()}
+
+
+def names_of(client: Any, run_id: str) -> str:
+    return str(client.get_run(run_id).info.run_name)
+
+
+def _run(client: Any, experiment: str, run: Any, names: dict[str, str]) -> dict[str, Any]:
+    tags = dict(run.data.tags)
+    parent = names.get(tags.pop("mlflow.parentRunId", ""))
+    history = [
+        (key, point.step, point.timestamp, repr(float(point.value)))
+        for key in run.data.metrics
+        for point in client.get_metric_history(run.info.run_id, key)
+    ]
+    return {
+        "experiment": experiment,
+        "name": run.info.run_name,
+        "parent": parent,
+        "status": run.info.status,
+        "times": (run.info.start_time, run.info.end_time),
+        "params": dict(run.data.params),
+        "tags": tags,
+        "points": sorted(history),
+        "artifacts": _artifacts(client, run.info.run_id),
+        "outputs": len(run.outputs.model_outputs),
+    }
+
+
+def _artifacts(client: Any, run_id: str, path: str = "") -> dict[str, str]:
+    found = {}
+    for entry in client.list_artifacts(run_id, path):
+        if entry.is_dir:
+            found |= _artifacts(client, run_id, entry.path)
+        else:
+            local = Path(client.download_artifacts(run_id, entry.path))
+            found[entry.path] = hashlib.sha256(local.read_bytes()).hexdigest()
+    return found
+
+
+def shorten(run: RunPaths, num_folds: int) -> RunPaths:
+    """Leave only the first folds of ``run``: exported in fewer calls."""
+    for fold in range(num_folds, 5):
+        run.predictions(fold).unlink(missing_ok=True)
+        run.metrics("04_fold_training", fold).unlink(missing_ok=True)
+    status = json.loads(run.status_json.read_text())
+    for fold in range(num_folds, 5):
+        status["stages"].pop(f"04_fold_training_fold_{fold}", None)
+    run.status_json.write_text(json.dumps(status))
+    return run
+
+
+def copied(template: Path, folder: Path) -> str:
+    """A database of its own from ``template``: creating one takes two seconds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(template, folder / "mlflow.db")
+    return f"sqlite:///{folder / 'mlflow.db'}"
