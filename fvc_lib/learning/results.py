@@ -1,14 +1,7 @@
 """From out-of-fold predictions to the table of results: every number with an interval, and controls beside it.
 
-How a value over all folds comes about, which the interval is of, too:
-
-- Ranking metrics (AUC, average precision, equal error rate, true positives at 5 % false positives) are computed inside
-  each fold and averaged, a fold counting as its pairs of a fake and a real video: ``metrics.within_folds`` says why one
-  ranking over all folds is wrong.
-- Metrics of decisions (F1, balanced accuracy, Matthews correlation) count the decisions of all folds together, each
-  made with its own fold's threshold: averages of per-fold F1 are biased (Forman and Scholz 2010).
-- Brier score and calibration error take all videos together: a probability means the same in every fold. Those called
-  ``..._uncalibrated`` are the model's before its temperature, so that it can be seen what that did.
+What a value over all folds is computed from says ``metrics.over_folds``; the interval is of the same value. The metrics
+called ``..._uncalibrated`` are the model's before its temperature, so that it can be seen what that did.
 
 Scope ``all`` gives each video a vote, ``all_by_group`` each group: its videos weigh one over their number, so that a
 clip that was copied a hundred times does not speak for the corpus. ``fold_mean`` and ``fold_std`` are the plain mean
@@ -24,29 +17,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
 from fvc_lib.corpus.folds import check_folds
 from fvc_lib.learning import controls
-from fvc_lib.metrics.calibration import expected_calibration_error, probabilities
-from fvc_lib.metrics.classification import (
-    average_precision,
-    balanced_accuracy,
-    brier_score,
-    equal_error_rate,
-    f1,
-    matthews_correlation,
-    roc_auc,
-    true_positive_rate_at,
-)
+from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
-from fvc_lib.metrics.thresholds import decide
-from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric
-from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.metrics.over_folds import METRICS, PROBABILITY_METRICS, measure_over_folds
+from fvc_lib.metrics.weighting import FloatArray, Metric
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import RESULTS, check_table
@@ -59,43 +39,13 @@ ALL_BY_GROUP = "all_by_group"
 DEMONSTRATIONS = frozenset({controls.GROUP_LOOKUP_BY_ROW})
 
 
-_SCORE_TOLERANCE = 1e-9
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A metric of the table: its name there, and what of the predictions it takes.
-
-    Ranking metrics take scores and are computed within folds.
-    """
-
-    name: str
-    metric: Metric
-    takes: Literal["ranking", "decisions", "scores", "uncalibrated"]
-
-
-MEASURES = (
-    Measure("roc_auc", roc_auc, "ranking"),
-    Measure("average_precision", average_precision, "ranking"),
-    Measure("equal_error_rate", equal_error_rate, "ranking"),
-    Measure("true_positive_rate_at_5_percent", true_positive_rate_at, "ranking"),
-    Measure("f1", f1, "decisions"),
-    Measure("balanced_accuracy", balanced_accuracy, "decisions"),
-    Measure("matthews_correlation", matthews_correlation, "decisions"),
-    Measure("brier_score", brier_score, "scores"),
-    Measure("expected_calibration_error", expected_calibration_error, "scores"),
-)
-METRIC_NAMES = tuple(measure.name for measure in MEASURES)
-
+METRIC_NAMES = tuple(METRICS)
+UNCALIBRATED = "_uncalibrated"
 # Of the model alone: no control has a temperature.
-UNCALIBRATED = (
-    Measure("brier_score_uncalibrated", brier_score, "uncalibrated"),
-    Measure("expected_calibration_error_uncalibrated", expected_calibration_error, "uncalibrated"),
-)
-# Of MEASURES and UNCALIBRATED, those where less is better.
-LOWER_IS_BETTER = frozenset(
-    {"equal_error_rate", "brier_score", "expected_calibration_error", *(measure.name for measure in UNCALIBRATED)}
-)
+MODEL_ONLY_NAMES = tuple(name + UNCALIBRATED for name in PROBABILITY_METRICS)
+
+_SCORE_TOLERANCE = 1e-9
+IntervalRow = tuple[float | None, float | None, float | None, int, int]
 
 
 def kfold_results(
@@ -125,9 +75,9 @@ def kfold_results(
     check_predictions(folds, predictions, left_out=left_out, labels_were_shuffled=config.shuffle_labels)
     predictions = predictions.sort("video_id")
     judged = predictions.select("video_id", "group_id", "label", "fold")  # with shuffle_labels the shuffled ones
-    rows = _source_rows(MODEL, predictions, MEASURES + UNCALIBRATED, config)
+    rows = _source_rows(MODEL, predictions, METRIC_NAMES + MODEL_ONLY_NAMES, config)
     for source, scored in controls.all_controls(index, judged, predictions, seed=config.seed).items():
-        rows += _source_rows(source, scored, MEASURES, config)
+        rows += _source_rows(source, scored, METRIC_NAMES, config)
     table = pl.DataFrame(
         rows, schema={name: column.dtype.type for name, column in RESULTS.columns.items()}, orient="row"
     )
@@ -173,52 +123,38 @@ def check_predictions(
     _refuse(other["video_id"], DataError, "scores are not sigmoid(logit / temperature)", again)
 
 
-def _source_rows(
-    source: str, scored: pl.DataFrame, measures: Sequence[Measure], config: RunConfig
-) -> list[tuple[object, ...]]:
-    """RESULTS rows of one source: over all folds, by video and by group, then fold by fold."""
-    per_fold = {
-        int(key[0]): _fold_values(part, measures)
-        for key, part in scored.sort("fold").group_by("fold", maintain_order=True)
-    }
-    rows: list[tuple[object, ...]] = []
-    for scope in (ALL_FOLDS, ALL_BY_GROUP):
-        for measure, row in zip(measures, interval_rows(scored, measures, config, scope), strict=True):
-            of_folds = [values[measure.name] for values in per_fold.values()] if scope == ALL_FOLDS else []
-            rows.append((source, scope, measure.name, *row[:3], *_mean_and_deviation(of_folds), *row[3:]))
-    for fold, values in per_fold.items():
-        part = scored.filter(pl.col("fold") == fold)
-        sizes = (part.height, part["group_id"].n_unique())
-        rows += [
-            (source, f"fold_{fold}", name, _or_none(value), None, None, None, None, *sizes)
-            for name, value in values.items()
-        ]
-    return rows
+def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
+    """The metric called ``name`` over the folds of ``scored``, and the values (N,) it takes of each row.
 
-
-IntervalRow = tuple[float | None, float | None, float | None, int, int]
+    Args:
+        name: one of ``METRIC_NAMES`` or ``MODEL_ONLY_NAMES``.
+        scored: columns ``fold score threshold``, and for ``MODEL_ONLY_NAMES`` ``logit``.
+    """
+    calibrated = name.removesuffix(UNCALIBRATED)
+    scores = scored["score"].to_numpy() if name == calibrated else probabilities(scored["logit"].to_numpy(), 1.0)
+    return measure_over_folds(calibrated, scores, scored["threshold"].to_numpy(), scored["fold"].to_numpy())
 
 
 def interval_rows(
-    scored: pl.DataFrame, measures: Sequence[Measure], config: RunConfig, scope: str = ALL_FOLDS
+    scored: pl.DataFrame,
+    measures: Sequence[tuple[Metric, FloatArray]],
+    config: RunConfig,
+    scope: str = ALL_FOLDS,
 ) -> list[IntervalRow]:
-    """(value, low, high, videos, groups) of each measure over all folds; all of them on the same draws of groups.
+    """(value, low, high, videos, groups) of each of ``measures``; all of them on the same draws of groups.
 
     Equal seeds draw equal groups, so the sources of one run are paired as well.
 
     Args:
-        scored: columns ``group_id label fold score threshold``, and for uncalibrated measures ``logit``.
-        measures: what is wanted.
+        scored: columns ``group_id label``.
+        measures: metrics, each with the values (N,) that it takes; see ``measured``.
         config: replicates, confidence and seed.
         scope: ``ALL_FOLDS`` or ``ALL_BY_GROUP``.
     """
-    values, folds, groups = _inputs(scored, measures), scored["fold"].to_numpy(), scored["group_id"].to_list()
+    groups = scored["group_id"].to_list()
     intervals = cluster_bootstrap_many(
         controls.fake_labels(scored),
-        [
-            (within_folds(measure.metric, folds) if measure.takes == "ranking" else measure.metric, value)
-            for measure, value in zip(measures, values, strict=True)
-        ],
+        measures,
         groups,
         row_weights=one_vote_per_group(groups) if scope == ALL_BY_GROUP else None,
         replicates=config.bootstrap_replicates,
@@ -231,20 +167,34 @@ def interval_rows(
     ]
 
 
-def _fold_values(part: pl.DataFrame, measures: Sequence[Measure]) -> dict[str, float]:
+def _source_rows(
+    source: str, scored: pl.DataFrame, names: Sequence[str], config: RunConfig
+) -> list[tuple[object, ...]]:
+    """RESULTS rows of one source: over all folds, by video and by group, then fold by fold."""
+    per_fold = {
+        int(key[0]): _fold_values(part, names)
+        for key, part in scored.sort("fold").group_by("fold", maintain_order=True)
+    }
+    rows: list[tuple[object, ...]] = []
+    measures = [measured(name, scored) for name in names]
+    for scope in (ALL_FOLDS, ALL_BY_GROUP):
+        for name, found in zip(names, interval_rows(scored, measures, config, scope), strict=True):
+            of_folds = [values[name] for values in per_fold.values()] if scope == ALL_FOLDS else []
+            rows.append((source, scope, name, *found[:3], *_mean_and_deviation(of_folds), *found[3:]))
+    for fold, values in per_fold.items():
+        part = scored.filter(pl.col("fold") == fold)
+        sizes = (part.height, part["group_id"].n_unique())
+        rows += [
+            (source, f"fold_{fold}", name, _or_none(value), None, None, None, None, *sizes)
+            for name, value in values.items()
+        ]
+    return rows
+
+
+def _fold_values(part: pl.DataFrame, names: Sequence[str]) -> dict[str, float]:
+    """Of one fold by itself."""
     labels = controls.fake_labels(part)
-    values = _inputs(part, measures)
-    return {each.name: each.metric(labels, value) for each, value in zip(measures, values, strict=True)}
-
-
-def _inputs(scored: pl.DataFrame, measures: Sequence[Measure]) -> list[FloatArray | IntArray]:
-    """What each measure takes, (N,) in the order of the rows."""
-    scores = scored["score"].to_numpy()
-    known: dict[str, Any] = {"ranking": scores, "scores": scores}
-    known["decisions"] = decide(scores, scored["threshold"].to_numpy())
-    if any(measure.takes == "uncalibrated" for measure in measures):
-        known["uncalibrated"] = probabilities(scored["logit"].to_numpy(), 1.0)
-    return [known[measure.takes] for measure in measures]
+    return {name: METRICS[name.removesuffix(UNCALIBRATED)](labels, measured(name, part)[1]) for name in names}
 
 
 def _mean_and_deviation(values: list[float]) -> tuple[float | None, float | None]:

@@ -16,8 +16,7 @@ from itertools import pairwise
 
 import polars as pl
 
-from fvc_lib.learning.results import Measure, interval_rows
-from fvc_lib.metrics.classification import balanced_accuracy, roc_auc
+from fvc_lib.learning.results import interval_rows, measured
 from fvc_lib.metrics.weighting import FloatArray, IntArray, divide, weighted_metric
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -45,12 +44,8 @@ def share_called_fake(labels: IntArray, decisions: FloatArray, weights: FloatArr
     return divide(weights @ decisions, weights.sum(axis=1))
 
 
-_BOTH_CLASSES = (Measure("roc_auc", roc_auc, "ranking"), Measure("balanced_accuracy", balanced_accuracy, "decisions"))
-# Of one class alone: fakes that were found, and reals that were called fake.
-_OF_CLASS = {
-    "fake": Measure("true_positive_rate", share_called_fake, "decisions"),
-    "real": Measure("false_positive_rate", share_called_fake, "decisions"),
-}
+_OF_BOTH_CLASSES = ("roc_auc", "balanced_accuracy")
+_OF_CLASS = {"fake": "true_positive_rate", "real": "false_positive_rate"}  # fakes found, reals called fake
 
 
 @dataclass(frozen=True)
@@ -145,10 +140,13 @@ def _rows_of(part: _Slice, config: RunConfig) -> Iterator[tuple[object, ...]]:
     numbers = [int((rows["label"] == label).sum()) for label in LABELS]
     sizes = (rows.height, *numbers, rows["group_id"].n_unique())
     is_small = min(groups.values()) < SMALL_BELOW_GROUPS
-    for measure, found in zip(_BOTH_CLASSES, interval_rows(rows, _BOTH_CLASSES, config), strict=True):
-        yield (part.slice_by, part.value, measure.name, *found[:3], *sizes, is_small)
+    found = interval_rows(rows, [measured(name, rows) for name in _OF_BOTH_CLASSES], config)
+    for name, ends in zip(_OF_BOTH_CLASSES, found, strict=True):
+        yield (part.slice_by, part.value, name, *ends[:3], *sizes, is_small)
     for label in part.classes:
-        measure, of_class = _OF_CLASS[label], rows.filter(pl.col("label") == label)
-        found_ends = interval_rows(of_class, [measure], config)[0][:3] if of_class.height else (None, None, None)
-        small = groups[label] < SMALL_BELOW_GROUPS
-        yield (part.slice_by, part.value, measure.name, *found_ends, *sizes, small)
+        of_class = rows.filter(pl.col("label") == label)
+        share: Sequence[float | int | None] = (None, None, None)
+        if of_class.height:
+            decisions = measured("balanced_accuracy", of_class)[1]
+            share = interval_rows(of_class, [(share_called_fake, decisions)], config)[0][:3]
+        yield (part.slice_by, part.value, _OF_CLASS[label], *share, *sizes, groups[label] < SMALL_BELOW_GROUPS)

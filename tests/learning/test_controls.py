@@ -8,11 +8,12 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.model_selection import StratifiedGroupKFold
 
 from fvc_lib.learning import controls
+from fvc_lib.learning.group_recognition import group_recognition
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 
 FVC2018 = Path(__file__).resolve().parents[3] / "shared" / "fvc2018"
@@ -94,20 +95,15 @@ def test_group_lookup_knows_everything_by_row_and_nothing_by_group(tables: Any) 
 def test_fvc2018_leaks_by_row_and_not_by_group() -> None:
     tables = [pl.read_csv(FVC2018 / name) for name in ("FVC.csv", "FVC_dup.csv")]
     labelled = pl.concat(tables).filter(pl.col("label").is_in(["real", "fake"]))
-    folds = labelled.with_row_index("row").select(
+    videos = labelled.with_row_index("row").select(
         video_id=pl.col("row").cast(pl.String), group_id=pl.col("cascade_id"), label=pl.col("label")
     )
-    splitter = StratifiedGroupKFold(5, shuffle=True, random_state=0)
-    fold = np.empty(folds.height, dtype=np.int64)
-    is_fake = controls.fake_labels(folds)
-    for number, (_, test) in enumerate(splitter.split(is_fake, is_fake, folds["group_id"].to_numpy())):
-        fold[test] = number
-    folds = folds.with_columns(fold=pl.Series(fold))
-    assert (folds.height, folds["group_id"].n_unique()) == (5084, 380)
-    by_row = controls.group_lookup(controls.split_by_row(folds, seed=0))
-    assert auc(by_row) == pytest.approx(0.996, abs=0.002)
-    assert roc_auc(is_fake, by_row["score"]) == pytest.approx(0.996, abs=0.002)
-    assert auc(controls.group_lookup(folds)) == 0.5
+    assert (videos.height, videos["group_id"].n_unique()) == (5084, 380)
+    found = {row["split"]: row for row in group_recognition(videos, RunConfig(bootstrap_replicates=200)).to_dicts()}
+    assert found["by row"]["value"] == pytest.approx(0.996, abs=0.002)
+    assert found["by row"]["low"] > 0.98
+    assert [found["by group"][name] for name in ("value", "low", "high")] == [0.5, 0.5, 0.5]
+    assert (found["by row"]["num_rows"], found["by row"]["num_groups"]) == (5084, 380)
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,6 @@ def test_labels_shuffled_on_purpose_are_those_the_controls_are_judged_by(tables:
     assert row(results, "metadata_only", "all", "roc_auc")["value"] == 1.0
 
 
-def test_results_and_metrics_do_not_import_torch() -> None:
-    code = "import sys, fvc_lib.learning.results; sys.exit('torch' in sys.modules)"
+def test_results_slices_and_audit_do_not_import_torch() -> None:
+    code = "import sys\nfrom fvc_lib.learning import leakage_audit, results, slices\nsys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
