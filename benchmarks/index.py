@@ -31,6 +31,7 @@ from av.video.stream import VideoStream
 
 from fvc_lib.corpus.folds import check_folds, make_folds
 from fvc_lib.corpus.index import build_index
+from fvc_lib.corpus.perceptual_hash import WINDOWS, hash_text
 from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION
 from fvc_lib.corpus.sources import read_corpus
 from fvc_lib.services.isolated_workers import available_cores
@@ -94,11 +95,11 @@ def plain_decode_seconds(folder: Path, rounds: int = 4) -> float:
 def described(path_text: str) -> dict[str, Any]:
     """Instead of a probe: what a video might be, from the file's content. It runs in the worker processes."""
     content = Path(path_text).read_bytes()
-    bits = hashlib.shake_256(content).digest(480)
+    codes = np.frombuffer(hashlib.shake_256(content).digest(8 * 6 * len(WINDOWS)), np.uint64)
     return {
         "probe": asdict(VideoProbe("h264", "mov", "yuv420p", 320, 240, 25.0, 100, 4.0, 0, True, len(content), 9e4)),
         "content_sha256": hashlib.sha256(content).hexdigest(),
-        "perceptual_hash": "-".join(bits[start : start + 80].hex() for start in range(0, 480, 80)),
+        "perceptual_hash": hash_text(codes.reshape(6, -1)),
     }
 
 

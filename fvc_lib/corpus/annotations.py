@@ -1,4 +1,4 @@
-"""What the label tables alone say: every row, which of them belong together, and how often each label stands there."""
+"""What the label tables alone say: every row, which of them belong together, and which labels are agreed on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import polars as pl
 
 from fvc_lib.corpus.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.listing import Listing
-from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS
+from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, LABELS
 
 
 def group_annotations(listing: Listing) -> Grouping:
@@ -29,6 +29,22 @@ def annotations_table(listing: Listing, grouping: Grouping) -> pl.DataFrame:
     )
     joined = listing.annotations.join(group_of, on="source_id", how="left", maintain_order="left")
     return joined.select(*ANNOTATIONS.columns)
+
+
+def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
+    """Each source that all its rows call real, or all fake, once: ``video_id group_id label``, as folds are made from.
+
+    Args:
+        annotations: ANNOTATIONS rows; ``video_id`` is the source id, for there may be no video. An empty label
+            disputes nothing.
+    """
+    sources = (
+        annotations.drop_nulls("label")
+        .group_by(pl.col("source_id").alias("video_id"))
+        .agg(pl.col("group_id").first(), pl.col("label").first(), pl.col("label").n_unique().alias("labels"))
+    )
+    agreed = sources.filter((pl.col("labels") == 1) & pl.col("label").is_in(LABELS))
+    return agreed.drop("labels").sort("video_id")
 
 
 def links_table(merges: Sequence[Merge]) -> pl.DataFrame:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fvc_lib.corpus.group_balance import balance_groups
+from fvc_lib.corpus.index_report import refuse_empty_index
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import FOLDS, LABELS, check_table
 
@@ -58,9 +59,10 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
         FOLDS table sorted by ``video_id``; folds are 0 to ``num_folds - 1`` and each holds both labels.
 
     Raises:
-        DataError: fewer groups than folds, or a label in fewer groups than folds.
+        DataError: no videos, fewer groups than folds, or a label in fewer groups than folds.
     """
     videos = index.select("video_id", "group_id", "label").sort("video_id")
+    refuse_empty_index(videos)
     groups = _group_counts(videos)
     _require_groups(groups, num_folds)
     shares = np.full(num_folds, 1 / num_folds)
@@ -69,6 +71,12 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
     folds = videos.join(assigned, on="group_id", how="left", maintain_order="left").select(*FOLDS.columns)
     check_folds(folds)
     return check_table(folds, FOLDS, "folds")
+
+
+def most_folds(index: pl.DataFrame) -> int:
+    """How many folds ``make_folds`` can make of these rows at most; below 2 it can make none."""
+    groups = _group_counts(index)
+    return min(int((groups[label] > 0).sum()) for label in LABELS)
 
 
 def check_folds(folds: pl.DataFrame) -> None:

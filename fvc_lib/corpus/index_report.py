@@ -79,7 +79,7 @@ class IndexReport:
             "rows of the label source": f"{self.num_listed:,}",
             "videos in the index": f"{self.num_indexed:,}",
             **{f"  labelled {label}": f"{count:,}" for label, count in self.labels.items()},
-            "labelled videos lost": f"{self.rejected_share:.1%}",
+            **({"labelled videos lost": f"{self.rejected_share:.1%}"} if self.num_indexed else {}),
             "leakage groups": f"{self.num_groups:,}",
             "  videos in the largest": f"{self.largest_group:,}",
             "  with both labels": f"{self.mixed_groups:,}",

@@ -1,39 +1,59 @@
 """Which videos show the same footage, by their perceptual hashes: all pairs, or as few as connect them.
 
-Where more than half of the frames of two videos agree, one of every second frame does. So candidates are found by those
-frames alone, in few videos by comparing all, in many by looking up near codes, and then judged by all frames.
+Two videos do when one looks like a window of the other, the right way round or mirrored, in more than half of its
+frames. Compared are frames at the same relative times, or where one is taken for a copy with a fifth cut off at the
+start, at the end, or at both: the nearest that were sampled. One frame from the middle must agree closely at the same
+relative time. By it candidates are found, in few videos by comparing all, in many by looking up near codes; first and
+last frames find none, so that thousands of videos with one title or closing card do not all become candidates.
+
+Measured with 10 bits on 40 sample events and 41 real clips with 46 edited copies of each (encoders at low rates, other
+sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, up to a quarter cut from either end):
+99.7% and 94.9% of the copies are found and nothing else; without the views of cuts in time, 98.8% and 92.7%.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.corpus.hamming_search import codes_within, num_lookups
-from fvc_lib.corpus.perceptual_hash import MIRROR_BITS, WINDOWS, Hashes, parse_hashes
+from fvc_lib.corpus.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
 
 Places = npt.NDArray[np.int64]
+TimeView = tuple[tuple[int, int], ...]  # the frames of the one and of the other that are compared
 
+_CLOSER_BITS = 3  # a middle frame must agree in so many bits more than the others
+_CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # what may have been cut from the start and from the end
 _BLOCK_PAIRS = 1 << 16
-_LOOKUP_COST = 5  # from this many videos per lookup on, looking up is faster than comparing (measured)
+_LOOKUP_COST = 2  # from this many videos per lookup on, looking up is faster than comparing (measured)
 
-# The whole of one video against each window of the other, and the other way round, plain and mirrored.
-_VIEWS = tuple(
-    (one, other, mirror)
-    for mirror in (np.uint64(0), MIRROR_BITS)
-    for one, other in [(0, 0), *((0, w) for w in range(1, len(WINDOWS))), *((w, 0) for w in range(1, len(WINDOWS)))]
-)
+
+@dataclass(frozen=True)
+class _Candidates:
+    """(K,) each: the whole of ``one``, turned by ``mirror``, has a middle frame like that ``window`` of ``other``."""
+
+    one: Places
+    other: Places
+    window: Places
+    mirror: Codes
+
+    def __len__(self) -> int:
+        return len(self.one)
+
+    def where(self, kept: npt.NDArray[np.bool_] | slice) -> _Candidates:
+        """Some of them."""
+        return _Candidates(self.one[kept], self.other[kept], self.window[kept], self.mirror[kept])
 
 
 def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
     """All index pairs (i < j), ascending, of videos that show the same footage.
 
-    They do when, the right way round or mirrored, more than half of the frames of one differ in at most ``max_bits``
-    of 64 bits from the frames at the same relative times in one and the same window of the other. Memory grows with
-    the number of videos and of pairs found.
+    Frames agree when they differ in at most ``max_bits`` of 64 bits, closely when in at most ``max_bits - 3``. Memory
+    grows with the number of videos and of pairs found.
 
     Args:
         hashes: what ``perceptual_hash`` gave; ``None`` (no hash) matches nothing.
@@ -44,9 +64,10 @@ def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tu
     """
     known, table = _known_hashes(hashes, max_bits)
     pairs: set[tuple[int, int]] = set()
-    for left, right in _candidates(table, max_bits):
-        same = _show_the_same(table[left], table[right], max_bits)
-        pairs.update(zip(known[left[same]].tolist(), known[right[same]].tolist(), strict=True))
+    for found in _candidates(table, max_bits):
+        same = found.where(_show_the_same(table, found, max_bits))
+        first, second = known[np.minimum(same.one, same.other)], known[np.maximum(same.one, same.other)]
+        pairs.update(zip(first.tolist(), second.tolist(), strict=True))
     return sorted(pairs)
 
 
@@ -64,11 +85,12 @@ def near_duplicate_links(hashes: Sequence[str | None], max_bits: int) -> list[tu
     """
     known, table = _known_hashes(hashes, max_bits)
     clusters = _Clusters(len(known))
-    first = _first_of_kind(table)
-    _link(clusters, table, first, np.arange(len(table)), max_bits)
+    first = _first_of_kind([hashes[place] for place in known])
+    copies = np.flatnonzero(first != np.arange(len(first)))
+    _link(clusters, table, _as_they_are(first[copies], copies), max_bits)
     distinct = np.unique(first)
-    for left, right in _gathered(_candidates(table[distinct], max_bits), distinct, clusters):
-        _link(clusters, table, left, right, max_bits)
+    for found in _gathered(_candidates(table[distinct], max_bits), distinct, clusters):
+        _link(clusters, table, found, max_bits)
     return sorted((int(known[a]), int(known[b])) for a, b in clusters.links)
 
 
@@ -91,106 +113,133 @@ class _Clusters:
         self.label[members[1]] = kept
         members[0].extend(members[1])
         self._members[kept] = members[0]
-        self.links.append((left, right))
+        self.links.append((min(left, right), max(left, right)))
 
 
 def _known_hashes(hashes: Sequence[str | None], max_bits: int) -> tuple[Places, Hashes]:
-    """Positions (N,) of the videos that have a hash, and the hashes (N, T, 10)."""
+    """Positions (N,) of the videos that have a hash, and the hashes (N, T, 30)."""
     if not 0 <= max_bits <= 64:
         raise ValueError(f"max_bits: got {max_bits}, wanted 0 to 64")
     known = np.array([i for i, text in enumerate(hashes) if text is not None], np.int64)
     return known, parse_hashes([text for text in hashes if text is not None])
 
 
-def _first_of_kind(table: Hashes) -> Places:
+def _first_of_kind(texts: Sequence[str | None]) -> Places:
     """(N,): the first video whose hash is the same to the bit."""
-    if not len(table):
-        return np.empty(0, np.int64)
-    _, first, kind = np.unique(table.reshape(len(table), -1), axis=0, return_index=True, return_inverse=True)
-    return np.asarray(first[kind.reshape(-1)])
+    first: dict[str | None, int] = {}
+    return np.array([first.setdefault(text, place) for place, text in enumerate(texts)], np.int64)
 
 
-def _gathered(
-    candidates: Iterator[tuple[Places, Places]], distinct: Places, clusters: _Clusters
-) -> Iterator[tuple[Places, Places]]:
-    """Candidates that are not connected yet, each once, in portions worth the effort."""
-    count = len(clusters.label)
-    waiting, num_waiting = [np.empty(0, np.int64)], 0
-    for left, right in candidates:
-        left, right = distinct[left], distinct[right]
-        apart = clusters.label[left] != clusters.label[right]
-        waiting.append(left[apart] * count + right[apart])
+def _as_they_are(one: Places, other: Places) -> _Candidates:
+    return _Candidates(one, other, np.zeros_like(one), np.zeros(len(one), np.uint64))
+
+
+def _gathered(candidates: Iterator[_Candidates], distinct: Places, clusters: _Clusters) -> Iterator[_Candidates]:
+    """Candidates that are not connected yet, in portions worth the effort, by their places among all videos."""
+    waiting: list[_Candidates] = []
+    num_waiting = 0
+    for some in candidates:
+        found = _Candidates(distinct[some.one], distinct[some.other], some.window, some.mirror)
+        waiting.append(found.where(clusters.label[found.one] != clusters.label[found.other]))
         num_waiting += len(waiting[-1])
         if num_waiting > _BLOCK_PAIRS:
-            yield np.divmod(np.unique(np.concatenate(waiting)), count)
+            yield _concatenated(waiting)
             waiting, num_waiting = [], 0
     if num_waiting:
-        yield np.divmod(np.unique(np.concatenate(waiting)), count)
+        yield _concatenated(waiting)
 
 
-def _link(clusters: _Clusters, table: Hashes, left: Places, right: Places, max_bits: int) -> None:
-    """Connect those of the pairs (K,), (K,) that show the same footage."""
-    for start in range(0, len(left), _BLOCK_PAIRS):
-        some_left, some_right = left[start : start + _BLOCK_PAIRS], right[start : start + _BLOCK_PAIRS]
-        apart = clusters.label[some_left] != clusters.label[some_right]
-        some_left, some_right = some_left[apart], some_right[apart]
-        same = _show_the_same(table[some_left], table[some_right], max_bits)
-        for pair in zip(some_left[same].tolist(), some_right[same].tolist(), strict=True):
+def _concatenated(parts: Sequence[_Candidates]) -> _Candidates:
+    return _Candidates(
+        np.concatenate([part.one for part in parts]),
+        np.concatenate([part.other for part in parts]),
+        np.concatenate([part.window for part in parts]),
+        np.concatenate([part.mirror for part in parts]),
+    )
+
+
+def _link(clusters: _Clusters, table: Hashes, candidates: _Candidates, max_bits: int) -> None:
+    """Connect those of the candidates that show the same footage."""
+    for start in range(0, len(candidates), _BLOCK_PAIRS):
+        some = candidates.where(slice(start, start + _BLOCK_PAIRS))
+        some = some.where(clusters.label[some.one] != clusters.label[some.other])
+        same = some.where(_show_the_same(table, some, max_bits))
+        for pair in zip(same.one.tolist(), same.other.tolist(), strict=True):
             clusters.join(*pair)
 
 
-def _candidates(table: Hashes, max_bits: int) -> Iterator[tuple[Places, Places]]:
-    """Yield pairs (K,), (K,) of positions, left < right, among them every pair that shows the same; some repeatedly."""
-    screen = _with_matchless_zeros(table)[:, ::2]
-    if len(table) > _LOOKUP_COST * num_lookups(max_bits):
-        return _looked_up(screen, max_bits)
-    return _compared(screen, max_bits)
+def _candidates(table: Hashes, max_bits: int) -> Iterator[_Candidates]:
+    """Yield every view of two videos in which a middle frame agrees closely, some repeatedly, some without meaning."""
+    closely = max(0, max_bits - _CLOSER_BITS)
+    search = _looked_up if len(table) > _LOOKUP_COST * num_lookups(closely) else _compared
+    for frame in _middle_frames(table.shape[1]):
+        codes = _with_matchless_zeros(table[:, frame])
+        for one, place, mirror in search(codes, closely):
+            other, window = np.divmod(place, len(WINDOWS))
+            # Two whole pictures are compared from both sides; one is enough.
+            is_new = np.where(window == 0, one < other, one != other)
+            yield _Candidates(one, other, window, mirror).where(is_new)
 
 
-def _looked_up(screen: Hashes, max_bits: int) -> Iterator[tuple[Places, Places]]:
-    """Candidates found through ``codes_within``: the whole of each video against all windows of all."""
-    for frame, mirror in itertools.product(range(screen.shape[1]), (np.uint64(0), MIRROR_BITS)):
-        windows = screen[:, frame].reshape(-1)
-        for one, window in codes_within(screen[:, frame, 0] ^ mirror, windows, max_bits):
-            other = window // len(WINDOWS)
-            different = one != other
-            one, other = one[different], other[different]
-            yield np.minimum(one, other), np.maximum(one, other)
+def _looked_up(codes: Hashes, max_bits: int) -> Iterator[tuple[Places, Places, Codes]]:
+    """Wholes of (N, 30) codes, plain and mirrored, and the places in the flat codes that are near them."""
+    count = len(codes)
+    wholes = np.concatenate([codes[:, 0], codes[:, 0] ^ MIRROR_BITS])
+    for query, place in codes_within(wholes, codes.reshape(-1), max_bits):
+        is_mirrored = query >= count
+        yield query - count * is_mirrored, place, np.where(is_mirrored, MIRROR_BITS, np.uint64(0))
 
 
-def _compared(screen: Hashes, max_bits: int) -> Iterator[tuple[Places, Places]]:
-    """Candidates found by comparing all pairs, block by block."""
-    side = int(_BLOCK_PAIRS**0.5)
-    for first in range(0, len(screen), side):
-        for start in range(first, len(screen), side):
-            nearest = _nearest_bits(screen[first : first + side], screen[start : start + side])
-            left, right = np.nonzero(nearest <= max_bits)
-            ascending = left + first < right + start
-            yield left[ascending] + first, right[ascending] + start
+def _compared(codes: Hashes, max_bits: int) -> Iterator[tuple[Places, Places, Codes]]:
+    """The same found by comparing all, block by block."""
+    flat = codes.reshape(-1)
+    rows = max(1, _BLOCK_PAIRS // max(1, len(flat)))
+    for start in range(0, len(codes), rows):
+        for mirror in (np.uint64(0), MIRROR_BITS):
+            difference = (codes[start : start + rows, 0] ^ mirror)[:, None] ^ flat
+            one, place = np.nonzero(np.bitwise_count(difference) <= max_bits)
+            yield one + start, place, np.full(len(one), mirror)
 
 
-def _with_matchless_zeros(table: Hashes) -> Hashes:
-    """(N, T, 10) with numbers of no meaning for zeros, which must not come up as candidates by the million."""
-    noise = np.random.default_rng(0).integers(1, 2**64, table.shape, np.uint64)
-    return np.where(table == 0, noise, table)
+def _with_matchless_zeros(codes: Hashes) -> Hashes:
+    """(N, 30) with numbers of no meaning for zeros, which must not come up as candidates by the million."""
+    noise = np.random.default_rng(0).integers(1, 2**64, codes.shape, np.uint64)
+    return np.where(codes == 0, noise, codes)
 
 
-def _nearest_bits(left: Hashes, right: Hashes) -> npt.NDArray[np.uint8]:
-    """(N, M): bits in which the nearest of the frames of (N, T, 10) and (M, T, 10) differ, over windows and mirrors."""
-    nearest = np.full((len(left), len(right)), 64, np.uint8)
-    difference, bits = np.empty(nearest.shape, np.uint64), np.empty(nearest.shape, np.uint8)
-    for frame, (one, other, mirror) in itertools.product(range(left.shape[1]), _VIEWS):
-        np.bitwise_xor((left[:, frame, one] ^ mirror)[:, None], right[:, frame, other], out=difference)
-        np.bitwise_count(difference, out=bits)
-        np.minimum(nearest, bits, out=nearest)
-    return nearest
+def _show_the_same(table: Hashes, candidates: _Candidates, max_bits: int) -> npt.NDArray[np.bool_]:
+    """(K,): whether more than half of the frames of (N, T, 30) agree in some view of time, and a middle one closely."""
+    whole = table[candidates.one, :, 0]
+    part = table[candidates.other, :, candidates.window]
+    num_frames = table.shape[1]
+
+    @cache
+    def bits(one: int, other: int) -> npt.NDArray[np.uint8]:
+        has_meaning = (whole[:, one] != 0) & (part[:, other] != 0)
+        return np.where(
+            has_meaning, np.bitwise_count(whole[:, one] ^ candidates.mirror ^ part[:, other]), np.uint8(255)
+        )
+
+    same = np.zeros(len(candidates), np.bool_)
+    for view in _time_views(num_frames):
+        same |= 2 * sum((bits(*frames) <= max_bits).astype(np.int64) for frames in view) > num_frames
+    closely = np.zeros_like(same)
+    for frame in _middle_frames(num_frames):
+        closely |= bits(frame, frame) <= max(0, max_bits - _CLOSER_BITS)
+    return same & closely
 
 
-def _show_the_same(left: Hashes, right: Hashes, max_bits: int) -> npt.NDArray[np.bool_]:
-    """(K,): whether more than half of the frames of (K, T, 10) and (K, T, 10) agree in one and the same view."""
-    same = np.zeros(len(left), np.bool_)
-    for one, other, mirror in _VIEWS:
-        a, b = left[:, :, one], right[:, :, other]
-        agree = (np.bitwise_count(a ^ mirror ^ b) <= max_bits) & (a != 0) & (b != 0)
-        same |= 2 * agree.sum(axis=1) > agree.shape[1]
-    return same
+def _middle_frames(num_frames: int) -> range:
+    return range(1, num_frames - 1) if num_frames > 2 else range(num_frames)
+
+
+def _time_views(num_frames: int) -> tuple[TimeView, ...]:
+    """Frames of equal relative times, and those nearest to each other when either of the two was cut."""
+    last = num_frames - 1
+    views = [tuple((frame, frame) for frame in range(num_frames))]
+    for start, end in _CUT_FIFTHS:
+        # Where the copy's frames lay in the whole, rounded to the nearest that was sampled; in integers, so exact.
+        nearest = [(2 * (start * last + (5 - start - end) * frame) + 5) // 10 for frame in range(num_frames)]
+        views.append(tuple(enumerate(nearest)))
+        views.append(tuple((whole, copy) for copy, whole in enumerate(nearest)))
+    return tuple(dict.fromkeys(views))

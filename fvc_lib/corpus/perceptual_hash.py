@@ -2,26 +2,38 @@
 
 Per frame and window the signs of the 64 lowest DCT coefficients of luma (Zauner 2010, "Implementation and Benchmarking
 of Perceptual Image Hash Functions", with the sign in place of the median, so that mirroring flips a fixed set of bits).
-Windows are the whole picture and nine of nine tenths its sides: a cropped copy looks like one of its source's windows.
+Windows are the whole picture and all parts of it of 95, 90 and 85% of its sides with borders at multiples of 5%: a
+cropped copy looks like one of its source's windows, nowhere more than 2.5% of a side away.
 
-Measured on the sample corpus, median bits of the best window: copies of one event at most 8 of 64, different events at
-least 20. Without windows cropped copies are as far apart as strangers (25); with five windows up to 12.
+Measured on 40 sample events and 41 real clips with 46 edited copies of each (``near_duplicates`` says how they are
+judged): windows of 90% alone find 8% of the copies fewer, those cropped by 15% in a corner hardly ever.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-Hashes = npt.NDArray[np.uint64]
+Codes = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]  # (..., T, 30)
 Grid = npt.NDArray[np.float64]
 
 _GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are parts of it
-_KEPT = 0.9  # share of the picture's sides that a window keeps
-_SPANS = ((0.0, 1.0), (0.0, _KEPT), ((1 - _KEPT) / 2, (1 + _KEPT) / 2), (1 - _KEPT, 1.0))  # along one axis
-WINDOWS = ((0, 0), *((down, right) for down in (1, 2, 3) for right in (1, 2, 3)))  # spans along both; the whole first
+_STEPS = 20  # borders of windows are multiples of a 20th of a side
+_MOST_CUT = 3  # so many of them are cut off at most
+# (begin, end) in steps along one axis, the whole first.
+_SPANS = tuple((begin, begin + _STEPS - cut) for cut in range(_MOST_CUT + 1) for begin in range(cut + 1))
+# Numbers of the spans down and right; the whole picture first. Both sides are cut by the same share.
+WINDOWS = tuple(
+    (down, right)
+    for down, (top, bottom) in enumerate(_SPANS)
+    for right, (left, end) in enumerate(_SPANS)
+    if bottom - top == end - left
+)
+_FRAME_BYTES = 8 * len(WINDOWS)
 _NOISE_AMPLITUDE = 0.25  # grey levels; a weaker coefficient has its sign by chance
 _MIN_SIGNIFICANT = 32  # of 64 coefficients; flat, black and striped pictures have fewer and get no hash
 _DARK_LEVEL = 24.0  # rows and columns never brighter on average are bars
@@ -37,38 +49,45 @@ def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
         frames: uint8 (T, 3, H, W) RGB, at the same relative times for all videos that are to be compared.
 
     Returns:
-        T frames joined by ``-``; each is 10 windows of 16 hex digits.
+        T frames joined by ``-``; each is its windows' 64 bits, big-endian, in Base64.
 
     Raises:
         ValueError: another shape or dtype, or no frame.
     """
     if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not frames.size:
         raise ValueError(f"frames: got {frames.dtype} {frames.shape}, wanted non-empty uint8 (T, 3, H, W)")
-    grids = _luma_grids(frames)
-    return "-".join("".join(f"{value:016x}" for value in frame) for frame in _sign_bits(_amplitudes(grids)).tolist())
+    return hash_text(_sign_bits(_amplitudes(_luma_grids(frames))))
+
+
+def hash_text(codes: Hashes) -> str:
+    """uint64 (T, 30) as the text that ``parse_hashes`` reads."""
+    return "-".join(base64.b64encode(frame.astype(">u8").tobytes()).decode("ascii") for frame in codes)
 
 
 def parse_hashes(texts: Sequence[str]) -> Hashes:
-    """The texts as uint64 (N, T, 10); hashes of fewer frames repeat theirs at the nearest relative time.
+    """The texts as uint64 (N, T, 30); hashes of fewer frames repeat theirs at the nearest relative time.
 
     Raises:
         ValueError: a text that is no perceptual hash.
     """
-    if not texts:
-        return np.empty((0, 1, len(WINDOWS)), np.uint64)
-    parsed = [_parse(text) for text in texts]
-    num_frames = max(len(hashes) for hashes in parsed)
+    num_frames = max((text.count("-") + 1 for text in texts), default=1)
     share = (np.arange(num_frames) + 0.5) / num_frames
-    return np.stack([hashes[(share * len(hashes)).astype(np.int64)] for hashes in parsed])
+    table = np.empty((len(texts), num_frames, len(WINDOWS)), np.uint64)
+    for place, text in enumerate(texts):
+        hashes = _parse(text)
+        table[place] = hashes[(share * len(hashes)).astype(np.int64)]
+    return table
 
 
 def _parse(text: str) -> Hashes:
     try:
-        raw = [bytes.fromhex(frame) for frame in text.split("-")]
+        raw = [base64.b64decode(frame, validate=True) for frame in text.split("-")]
+        if {len(frame) for frame in raw} != {_FRAME_BYTES}:
+            raise ValueError(f"frames of {sorted({len(frame) for frame in raw})} bytes")
         return np.frombuffer(b"".join(raw), ">u8").reshape(len(raw), len(WINDOWS)).astype(np.uint64)
     except ValueError as error:
         raise ValueError(
-            f"perceptual hash: got {text[:60]!r}, wanted {16 * len(WINDOWS)} hex digits per frame"
+            f"perceptual hash: got {text[:60]!r}, wanted {_FRAME_BYTES} bytes per frame in Base64. Index again."
         ) from error
 
 
@@ -116,10 +135,10 @@ def _lowest_frequencies() -> npt.NDArray[np.int64]:
 
 
 def _cosines() -> Grid:
-    """Per span the 12 lowest DCT-II frequencies, zero outside of it, scaled to give amplitudes, (4, 12, 160)."""
+    """Per span the 12 lowest DCT-II frequencies, zero outside of it, scaled to give amplitudes, (10, 12, 160)."""
     position, frequency = (np.arange(_GRID_SIDE) + 0.5) / _GRID_SIDE, np.arange(12)[:, None]
     bases = []
-    for begin, end in _SPANS:
+    for begin, end in ((first / _STEPS, last / _STEPS) for first, last in _SPANS):
         inside = (position > begin) & (position < end)
         wave = np.cos(np.pi * frequency * (position - begin) / (end - begin))
         bases.append(np.where(inside, wave, 0.0) * (2 / inside.sum()))
@@ -134,7 +153,7 @@ MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
 
 
 def _amplitudes(grids: Grid) -> Grid:
-    """Luma (T, 160, 160) -> amplitudes of the lowest frequencies in each window, in grey levels, (T, 10, 64)."""
+    """Luma (T, 160, 160) -> amplitudes of the lowest frequencies in each window, in grey levels, (T, 30, 64)."""
     cosines = _COSINES.reshape(-1, _GRID_SIDE)
     spectra = (cosines @ grids @ cosines.T).reshape(len(grids), len(_SPANS), 12, len(_SPANS), 12)
     windows = [spectra[:, down, :, right] for down, right in WINDOWS]
