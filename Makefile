@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 MLFLOW_STAMP := $(VENV)/.installed-mlflow
 
-.PHONY: help setup setup-mlflow demo lab doctor test test-quick test-long test-mlflow test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline bench-bootstrap bench-queries index-kills lock clean
+.PHONY: help setup setup-mlflow demo lab doctor test test-quick test-long test-browser test-mlflow test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline bench-bootstrap bench-queries index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -34,7 +34,9 @@ demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show
 	$(RUN) run_notebooks.py --params params/demo.yaml
 
 lab: $(STAMP)  ## Open the notebooks in JupyterLab
-	$(VENV)/bin/jupyter lab notebooks
+	# Not asking Jupyter's site for news and newer versions: a workbench asks nobody outside.
+	$(VENV)/bin/jupyter lab notebooks --LabApp.news_url=None \
+		--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate
 
 doctor: $(STAMP)  ## Check Python, torch, codecs, disk, memory, SLURM and installed versions, and say what to do
 	$(RUN) run_notebooks.py doctor
@@ -51,6 +53,9 @@ test-long: $(STAMP)  ## Run the tests that take longer and have no target of the
 
 test-mlflow: setup-mlflow  ## Export runs to a real MLflow server; installs MLflow into .venv
 	$(RUN) -m pytest -n auto --dist worksteal -m mlflow
+
+test-browser: $(STAMP)  ## Drive JupyterLab and the offline pages in Chromium; pictures of failures in build/screenshots
+	FVC_SCREENSHOTS=build/screenshots $(RUN) -m pytest -n 0 tests/browser -m "long or not long"
 
 test-slurm: $(STAMP)  ## Run whole jobs on a real Slurm of this machine's own; installs it where it may (Debian, as root)
 	tests/slurm/install.sh

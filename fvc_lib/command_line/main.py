@@ -9,8 +9,10 @@ from click.core import ParameterSource
 
 from fvc_lib.command_line.clips_command import clips
 from fvc_lib.command_line.command_group import EXIT_CODES, Commands
+from fvc_lib.command_line.comparing import compare
 from fvc_lib.command_line.doctor_command import doctor
 from fvc_lib.command_line.looking_commands import status
+from fvc_lib.command_line.mlflow_command import export_mlflow
 from fvc_lib.command_line.reporting import index, report
 from fvc_lib.command_line.wanted import Executor, Wanted
 from fvc_lib.execution.asked_values import ask
@@ -137,5 +139,5 @@ def main(
     context.exit(command.execute())
 
 
-for command in (status, report, index, doctor, clips):
+for command in (status, report, index, compare, export_mlflow, doctor, clips):
     main.add_command(command)

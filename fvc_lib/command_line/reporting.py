@@ -14,9 +14,11 @@ from fvc_lib.services.run_paths import RunPaths, find_run
 
 def report_run(run: RunPaths) -> None:
     """Write the run's pages and show its outcome in a few lines; trouble with a page is a warning."""
-    from fvc_lib.analysis.run_summary import summary_lines, write_run_report  # plotly takes a second to load
+    from fvc_lib.analysis.compaction import compact_metrics  # plotly, with what follows, takes a second to load
+    from fvc_lib.analysis.run_summary import summary_lines, write_run_report
 
     try:
+        compact_metrics(run)
         read_accounting(run)
         write_run_report(run)
     except (FvcError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+from fvc_lib.command_line.mlflow_command import export_when_asked
 from fvc_lib.command_line.reporting import report_run
 from fvc_lib.command_line.showing import print_fork, print_plan
 from fvc_lib.command_line.submitting import HowToSubmit, described, run_to_be, submitted
@@ -29,6 +31,11 @@ from fvc_lib.services.allocator_settings import check_allocator_environment
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run
+
+_NO_MLFLOW = (
+    "tracker is mlflow, which is not installed (make setup-mlflow, or pip install 'fvc_lib[mlflow]'): unless it is "
+    "when this run ends, the run is not exported; run_notebooks.py export-mlflow does it later"
+)
 
 
 class RunCommand:
@@ -165,7 +172,7 @@ class RunCommand:
     def _run(self, run: RunPaths, plan: Callable[[], Sequence[PlannedTask]]) -> int:
         """Run, then report; trouble with the report does not change how the run ended."""
         click.echo(f"run {run.root}")
-        for warning in check_allocator_environment():
+        for warning in [*check_allocator_environment(), *_missing_tracker(self.config)]:
             click.echo(f"warning: {warning}", err=True)
         runner = Runner(
             run,
@@ -185,7 +192,15 @@ class RunCommand:
         # Of several jobs the one that ends the run reports, and one that failed.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
             report_run(run)
+            export_when_asked(run, self.config)
         return exit_code
+
+
+def _missing_tracker(config: RunConfig) -> list[str]:
+    """Said at once, not after a night of training; the run does not depend on it."""
+    if config.tracker == "mlflow" and importlib.util.find_spec("mlflow") is None:
+        return [_NO_MLFLOW]
+    return []
 
 
 def _refuse_missing_corpus(config: RunConfig) -> None:
