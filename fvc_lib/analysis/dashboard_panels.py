@@ -22,13 +22,22 @@ from fvc_lib.analysis.dashboard_selection import MOST_METRICS, Selection
 from fvc_lib.analysis.figure_parts import with_fold_highlighted
 from fvc_lib.analysis.html_table import HtmlTable
 from fvc_lib.analysis.pipeline_figures import pipeline_figure, pipeline_spans
-from fvc_lib.analysis.queries import compare_runs, fold_table, learning_curves, memory_samples, predictions, results
+from fvc_lib.analysis.queries import (
+    compare_runs,
+    fold_table,
+    learning_curves,
+    memory_samples,
+    parameter_differences,
+    predictions,
+    results,
+)
 from fvc_lib.analysis.ranking_figures import pr_figure, roc_figure
 from fvc_lib.analysis.records import read_tables
 from fvc_lib.analysis.result_figures import controls_figure, run_comparison_figure
 from fvc_lib.analysis.slice_figures import slices_figure
 from fvc_lib.analysis.training_figures import learning_curves_figure, memory_timeline_figure
 from fvc_lib.analysis.widgets import figure_bundle
+from fvc_lib.analysis.wording import count_text
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import SLICES
@@ -96,6 +105,7 @@ def panels() -> tuple[Panel, ...]:
         Panel("memory", _memory, ("folds", "highlight"), _MEMORY),
         Panel("pipeline", lambda c: pipeline_figure(pipeline_spans(c.detailed)), ("highlight",), _STATUS),
         Panel("runs", lambda c: run_comparison_figure(compare_runs(c.runs).frame), ("runs",), _TABLES),
+        Panel("parameters", _parameters, ("runs",), ("params.yaml",)),
         Panel("comparison", lambda chosen: difference_figure(_compared(chosen)), ("runs",), _TABLES),
         Panel("comparison in words", lambda c: "\n".join(comparison_lines(_compared(c))), ("runs",), _TABLES),
         Panel("notes", _notes, ("runs",), (*_METRICS, *_MEMORY, *_TABLES)),
@@ -138,6 +148,20 @@ def _memory(selection: Selection) -> Shown:
     if selection.folds:
         samples = samples.filter(pl.col("fold").is_in(selection.folds))
     return memory_timeline_figure(samples)
+
+
+def _parameters(selection: Selection) -> Shown:
+    """A row for each parameter that differs, a column for each run; where several differ no result has one cause."""
+    differing = parameter_differences(selection.runs).frame
+    if differing.is_empty():
+        return f"Parameters of the {count_text(len(selection.runs), 'chosen run')}: no difference."
+    columns = [f"run {number}" for number in range(len(selection.runs))]  # not their ids: a copy has the same
+    grouped = differing.group_by("parameter", maintain_order=True).agg("value", pl.col("changes_numbers").first())
+    values = [pl.col("value").list.get(number).alias(name) for number, name in enumerate(columns)]
+    names = {name: path_to_text(run.run_id) for name, run in zip(columns, selection.runs, strict=True)}
+    table = grouped.select("parameter", *values, "changes_numbers")
+    caption = f"{count_text(table.height, 'parameter')} differ between the {len(columns)} chosen runs"
+    return HtmlTable(table, caption=caption, names={**names, "changes_numbers": "Can change a number"})
 
 
 def _compared(selection: Selection) -> Comparison:

@@ -79,16 +79,15 @@ def level_line(name: str, heights: tuple[float, float]) -> go.Scatter:
 
 def interval_point(tick: str, score: Score, color: str, *, hollow: bool = False, size: float = 11) -> go.Scatter:
     """A value at the height ``tick`` (escaped) with a bar for its interval, without one where none is known."""
-    value = score.value if score.value is not None else float("nan")
-    known = score.low is not None and score.high is not None
-    low, high = (score.low, score.high) if known else (value, value)
+    known = score.value is not None and score.low is not None and score.high is not None
+    up, down = (score.high - score.value, score.value - score.low) if known else (0.0, 0.0)  # type: ignore[operator]
     return go.Scatter(
-        x=[value], y=[tick], mode="markers", name=tick,
+        x=[score.value], y=[tick], mode="markers", name=tick,
         cliponaxis=False,
         marker={"size": size, "color": "white" if hollow else color, "line": {"color": color, "width": 2}},
         error_x={
-            "type": "data", "symmetric": False, "array": [(high if high is not None else value) - value],
-            "arrayminus": [value - (low if low is not None else value)], "color": color, "thickness": 2, "width": 5,
+            "type": "data", "symmetric": False, "array": [up], "arrayminus": [down], "color": color, "thickness": 2,
+            "width": 5,
         },
         hovertemplate="%{x:.3f}<extra></extra>",
     )  # fmt: skip

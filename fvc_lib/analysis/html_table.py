@@ -9,6 +9,7 @@ from html import escape
 import polars as pl
 
 from fvc_lib.analysis.wording import (
+    METRIC_NAMES,
     NOT_RECORDED,
     bytes_text,
     clean_text,
@@ -26,7 +27,10 @@ _BY_SUFFIX: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("_percent", " (%)", lambda value: f"{value:.1f}"),
     ("_mb", " (MB)", lambda value: f"{value:,.0f}"),
 )
-_HEADINGS = {"run_id": "Run", "video_id": "Video", "group_id": "Group", "peak_rss_bytes": "Peak memory"}
+_HEADINGS = {
+    "run_id": "Run", "video_id": "Video", "group_id": "Group", "peak_rss_bytes": "Peak memory", "auc": "ROC AUC",
+    "auc_low": "from", "auc_high": "to",
+}  # fmt: skip
 _TEXT_ROW_LIMIT = 30
 
 
@@ -54,7 +58,9 @@ class HtmlTable:
         rows = "".join(
             f"<tr>{''.join(self._cell(name, row[name]) for name in row)}</tr>" for row in shown.iter_rows(named=True)
         )
-        caption = f"<caption>{escape(clean_text(self.caption))}</caption>" if self.caption else ""
+        caption = (
+            f'<caption style="text-align:left">{escape(clean_text(self.caption))}</caption>' if self.caption else ""
+        )
         return (
             f'<table class="fvc-table">{caption}<thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>'
             f"{self._remark(self.max_rows)}"
@@ -84,7 +90,7 @@ class HtmlTable:
             return clean_text(self.names[name])
         if name in _HEADINGS:
             return _HEADINGS[name]
-        for suffix, unit, _ in _BY_SUFFIX:
+        for suffix, unit, _ in () if name in METRIC_NAMES else _BY_SUFFIX:
             if name.endswith(suffix):
                 return _words(name.removesuffix(suffix)) + unit
         return _words(name)
@@ -104,7 +110,7 @@ class HtmlTable:
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, int | float):
-            for suffix, _, shown in _BY_SUFFIX:
+            for suffix, _, shown in () if name in METRIC_NAMES else _BY_SUFFIX:
                 if name.endswith(suffix):
                     return shown(float(value))
             return number_text(value, self.digits) if isinstance(value, float) else _whole(name, value)

@@ -52,7 +52,7 @@ def audit_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
-    """The audit as a reader meets it: ``check count number finding verdict``.
+    """The audit as a reader meets it: ``check finding verdict``; what was counted or measured is in the finding.
 
     Args:
         audit: one run's rows of ``tables.LEAKAGE_AUDIT``.
@@ -64,9 +64,7 @@ def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit("for information"))
         .otherwise(pl.lit("FAILED"))
     )
-    return audit.select(
-        pl.col("check").str.replace_all("_", " ", literal=True), "count", "number", "finding", verdict=verdict
-    )
+    return audit.select(pl.col("check").str.replace_all("_", " ", literal=True), "finding", verdict=verdict)
 
 
 def failed_checks(audit: pl.DataFrame) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 from dataclasses import dataclass, field
 from html import escape
@@ -22,6 +21,7 @@ import nbformat
 from bleach.css_sanitizer import CSSSanitizer
 from nbconvert.filters import Highlight2HTML, ansi2html, markdown2html
 
+from fvc_lib.analysis.figure_html import figure_html
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.path_text import path_to_text
@@ -265,20 +265,7 @@ def _rich(data: dict[str, Any], page: _Page) -> str:
 
 def _figure(spec: dict[str, Any], page: _Page) -> str:
     page.num_figures += 1
-    name = f"{page.prefix}-figure-{page.num_figures}"
-    layout = dict(spec.get("layout") or {})
-    layout.pop("width", None)
-    layout["autosize"] = True
-    height = layout.get("height")
-    pixels = int(height) if isinstance(height, int | float) and 50 <= height <= 5000 else 400
-    content = json.dumps(_json_safe({"data": spec.get("data") or [], "layout": layout}), separators=(",", ":"))
-    # The one thing that could end the element early is a "<", and JSON lets it be spelt otherwise.
-    content = content.replace("<", "\\u003c")
-    return (
-        f'<div class="figure" id="{name}" style="height:{pixels}px">'
-        "<noscript>This figure needs JavaScript.</noscript></div>"
-        f'<script type="application/json" id="{name}-data">{content}</script>'
-    )
+    return figure_html(spec, f"{page.prefix}-figure-{page.num_figures}", clean_html)
 
 
 def _image(kind: str, content: str) -> str:
@@ -315,12 +302,3 @@ def _after_carriage_returns(text: str) -> str:
 
 def _joined(value: Any) -> str:
     return "".join(value) if isinstance(value, list) else str(value)
-
-
-def _json_safe(value: Any) -> Any:
-    """NaN and infinities, which Python reads in a notebook but no browser does, as null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _json_safe(item) for key, item in value.items()}
-    return [_json_safe(item) for item in value] if isinstance(value, list | tuple) else value

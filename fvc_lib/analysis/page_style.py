@@ -53,10 +53,11 @@ main { padding:28px 32px 96px; min-width:0; }
   border-bottom:1px solid var(--line); padding-bottom:28px; margin-bottom:20px; }
 table { border-collapse:collapse; font-size:13.5px; line-height:1.45; margin:0 0 12px; }
 caption { text-align:left; color:var(--soft); padding:0 0 6px; caption-side:top; }
+@media (min-width:641px) { caption { white-space:nowrap; } }
 th { text-align:left; font-weight:600; color:var(--soft); border-bottom:1.5px solid #c9cdd2;
   padding:5px 16px 5px 0; vertical-align:bottom; }
-td { border-bottom:1px solid var(--line); padding:5px 16px 5px 0; vertical-align:top; overflow-wrap:anywhere; }
-td:first-child { overflow-wrap:break-word; }
+td { border-bottom:1px solid var(--line); padding:5px 16px 5px 0; vertical-align:top; overflow-wrap:break-word;
+  max-width:60ch; }
 th.number, td.number { text-align:right; white-space:nowrap; } td.missing { color:var(--faint); }
 .scores { width:100%; }
 .scores td { vertical-align:middle; overflow-wrap:normal; }
@@ -87,6 +88,8 @@ details.section > summary:hover h2 { color:var(--accent); }
 .output.error strong { color:var(--below); overflow-wrap:anywhere; }
 .output.error pre { max-height:420px; overflow:auto; margin-top:6px; }
 .figure { width:100%; margin:6px 0 16px; }
+.finding { font-size:16px; font-weight:600; line-height:1.35; margin:18px 0 2px; max-width:60em; break-after:avoid; }
+.basis { font-size:12.5px; line-height:1.45; color:var(--soft); margin:0 0 4px; max-width:76em; break-after:avoid; }
 details.code { margin:4px 0; font-size:12.5px; }
 details.code > summary { cursor:pointer; color:var(--faint); list-style-position:outside; width:max-content; }
 details.code > summary:hover { color:var(--ink); }

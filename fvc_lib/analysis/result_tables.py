@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 
-from fvc_lib.analysis.wording import interval_text, metric_name
+from fvc_lib.analysis.wording import interval_text, metric_name, source_name
 
 BY_VIDEO, BY_GROUP = "all", "all_by_group"
 # Of the model before its temperature: no control has one.
@@ -38,34 +40,49 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def control_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Every source over all folds, a row each: ``source num_videos num_groups`` and a column for each metric."""
+    """Every metric over all folds, a row each: ``metric better`` and a column for each source, named in words."""
     rows = results.filter((pl.col("scope") == BY_VIDEO) & ~pl.col("metric").is_in(UNCALIBRATED))
-    return rows.pivot("metric", index=["source", "num_videos", "num_groups"], values="value")
+    better = pl.when(pl.col("metric").is_in(LOWER_IS_BETTER)).then(pl.lit("lower")).otherwise(pl.lit("higher"))
+    rows = rows.with_columns(
+        better=better,
+        metric=pl.col("metric").map_elements(metric_name, return_dtype=pl.String),
+        source=pl.col("source").map_elements(source_name, return_dtype=pl.String),
+    )
+    return rows.pivot("source", index=["metric", "better"], values="value")
 
 
-def chosen_table(predictions: pl.DataFrame) -> pl.DataFrame:
+def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int, int, int]] | None = None) -> pl.DataFrame:
     """What each fold's inner validation part chose, and the test videos that it was then applied to, once.
 
     Args:
         predictions: one run's rows of ``tables.PREDICTIONS``.
+        epochs: by fold the epoch chosen, and the videos and groups of the inner validation part that chose it.
 
     Returns:
-        ``fold temperature threshold num_videos num_groups called_fake_share`` in the order of the folds.
+        ``fold epoch temperature threshold num_inner_videos num_inner_groups num_test_videos num_test_groups
+        called_fake_share`` in the order of the folds; null is not recorded.
     """
-    called = (pl.col("score") >= pl.col("threshold")).mean()
-    return (
-        predictions.group_by("fold")
-        .agg(
-            pl.col("temperature").first(),
-            pl.col("threshold").first(),
-            num_videos=pl.len(),
-            num_groups=pl.col("group_id").n_unique(),
-            called_fake_share=called,
-        )
-        .sort("fold")
+    known = epochs or {}
+    inner = pl.DataFrame(
+        [(fold, *known.get(fold, (None, None, None))) for fold in predictions["fold"].unique().sort()],
+        schema=_INNER_SCHEMA, orient="row",
+    )  # fmt: skip
+    outer = predictions.group_by("fold").agg(
+        pl.col("temperature").first(),
+        pl.col("threshold").first(),
+        num_test_videos=pl.len(),
+        num_test_groups=pl.col("group_id").n_unique(),
+        called_fake_share=(pl.col("score") >= pl.col("threshold")).mean(),
     )
+    return inner.join(outer, on="fold", how="left", maintain_order="left").select(
+        "fold", "epoch", "temperature", "threshold", "num_inner_videos", "num_inner_groups", "num_test_videos",
+        "num_test_groups", "called_fake_share",
+    )  # fmt: skip
 
 
+_INNER_SCHEMA = {
+    "fold": pl.Int64, "epoch": pl.Int64, "num_inner_videos": pl.Int64, "num_inner_groups": pl.Int64,
+}  # fmt: skip
 _METRIC_SCHEMA = {
     "metric": pl.String, "better": pl.String, "by_video": pl.String, "by_group": pl.String, "fold_mean": pl.Float64,
     "fold_std": pl.Float64,

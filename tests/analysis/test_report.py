@@ -13,8 +13,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from fvc_lib.analysis import queries
 from fvc_lib.analysis.headline import run_headline
-from fvc_lib.analysis.report import write_report
 from fvc_lib.analysis.ranking_figures import roc_figure
+from fvc_lib.analysis.report import write_report
 from fvc_lib.analysis.result_figures import controls_figure
 from fvc_lib.analysis.run_summary import write_run_report
 from fvc_lib.analysis.runs_index import write_runs_index

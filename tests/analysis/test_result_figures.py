@@ -129,15 +129,18 @@ def test_every_metric_is_told_by_video_and_by_group(run: RunPaths) -> None:
     assert table.columns == ["metric", "better", "by_video", "by_group", "fold_mean", "fold_std"]
     assert table.filter(pl.col("metric") == "Brier score")["better"].item() == "lower"
     assert table["by_group"].null_count() == 0
-    assert set(control_table(results)["source"]) == set(results["source"])
+    controls = control_table(results)
+    assert controls["metric"].to_list() == table["metric"].to_list()
+    assert controls.width == 2 + results["source"].n_unique()
     assert len(metrics_figure(results).data) == 2 * table.height
 
 
 def test_what_was_chosen_is_told_fold_by_fold(predictions: pl.DataFrame) -> None:
-    table = chosen_table(predictions)
+    table = chosen_table(predictions, {2: (7, 18, 5)})
+    assert table["epoch"].to_list() == [None, None, 7, None, None]
     assert table["fold"].to_list() == list(range(5))
     assert table["temperature"].to_list() == [1.25] * 5
-    assert table["num_videos"].sum() == predictions.height
+    assert table["num_test_videos"].sum() == predictions.height
 
 
 def test_the_audit_says_what_a_split_by_row_would_have_claimed(run: RunPaths) -> None:
