@@ -15,11 +15,12 @@ import pandera.polars as pa
 import polars as pl
 
 from fvc_lib.analysis.curve_reading import CurveFilter, read_curves
+from fvc_lib.analysis.isolated_sql import ask_isolated
 from fvc_lib.analysis.memory_logs import read_events, read_samples
 from fvc_lib.analysis.metric_direction import Direction, direction
 from fvc_lib.analysis.records import Answer, entries, log_files, read_tables
 from fvc_lib.analysis.run_parameters import differing, read_parameters
-from fvc_lib.analysis.sandbox import Limits, ask, ask_bounded
+from fvc_lib.analysis.sandbox import Limits, ask
 from fvc_lib.analysis.training_records import read_training
 from fvc_lib.services import tables
 from fvc_lib.services.memory_observer import PREFLIGHT
@@ -268,7 +269,7 @@ def ask_sql(
     all_named = not words.isdisjoint({"query", "query_table"})
     answers = {name: read(runs if all_named or name in words else ()) for name, read in SQL_TABLES.items()}
     frames = {name: answer.frame for name, answer in answers.items()}
-    rows, more = ask_bounded(query, frames, parameters, limits)
+    rows, more = ask_isolated(query, frames, parameters, limits)
     notes = dict.fromkeys(note for answer in answers.values() for note in answer.notes)
     cut = (f"Only the first {limits.max_rows:,} rows are shown.",) if more else ()
     return Answer(rows, (*notes, *cut))

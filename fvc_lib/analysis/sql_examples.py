@@ -1,0 +1,150 @@
+"""Questions in SQL to begin with, for ``queries.ask_sql``; its tables are ``queries.SQL_TABLES``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SqlExample:
+    """One question: a short name, what is asked in words, and the SQL that answers it."""
+
+    name: str
+    question: str
+    sql: str
+
+
+SQL_EXAMPLES = (
+    SqlExample(
+        "Hardest fold",
+        "In which fold did the model rank worst, and how many groups is that said of?",
+        """
+SELECT run_id, scope, value AS roc_auc, num_videos, num_groups
+FROM results
+WHERE source = 'model' AND metric = 'roc_auc' AND scope LIKE 'fold_%'
+ORDER BY roc_auc
+""",
+    ),
+    SqlExample(
+        "Worst mistakes",
+        "Which videos was the model most sure of and wrong about?",
+        """
+SELECT p.run_id, p.fold, v.path, p.label, p.score, p.threshold, v.codec, v.platform
+FROM predictions p JOIN videos v USING (run_id, video_id)
+WHERE (p.score >= p.threshold) <> (p.label = 'fake')
+ORDER BY abs(p.score - p.threshold) DESC
+LIMIT 20
+""",
+    ),
+    SqlExample(
+        "Errors by codec",
+        "How often is the model wrong about each codec, and of how many groups is that?",
+        """
+SELECT p.run_id, v.codec, p.label, count(*) AS num_videos, count(DISTINCT p.group_id) AS num_groups,
+       avg(CAST((p.score >= p.threshold) <> (p.label = 'fake') AS INTEGER)) AS share_wrong
+FROM predictions p JOIN videos v USING (run_id, video_id)
+GROUP BY ALL
+ORDER BY share_wrong DESC, num_videos DESC
+""",
+    ),
+    SqlExample(
+        "Calibration",
+        "Of the videos scored about 0.7, are about 70 % fake?",
+        """
+SELECT run_id, floor(least(score, 0.999) * 10) / 10 AS score_from, count(*) AS num_videos,
+       avg(score) AS mean_score, avg(CAST(label = 'fake' AS INTEGER)) AS share_fake
+FROM predictions
+GROUP BY ALL
+ORDER BY run_id, score_from
+""",
+    ),
+    SqlExample(
+        "Best epoch",
+        "At which epoch was each fold's validation loss lowest, and what was its last?",
+        """
+SELECT run_id, fold, arg_min(epoch, value) AS best_epoch, min(value) AS lowest_loss,
+       arg_max(value, step) AS last_loss, max(epoch) AS last_epoch
+FROM metrics
+WHERE phase = 'validation' AND metric = 'loss'
+GROUP BY run_id, fold
+ORDER BY run_id, fold
+""",
+    ),
+    SqlExample(
+        "Values that are no numbers",
+        "Where was something logged that is not finite?",
+        """
+SELECT run_id, fold, phase, metric, flag, count(*) AS num_steps, min(step) AS first_step
+FROM metrics
+WHERE flag IS NOT NULL
+GROUP BY ALL
+ORDER BY num_steps DESC
+""",
+    ),
+    SqlExample(
+        "Steps taken again",
+        "Which folds were interrupted, and from which step on does a later attempt count?",
+        """
+SELECT run_id, stage, fold, attempt, min(step) AS from_step, max(step) AS to_step
+FROM metrics
+WHERE phase = 'train'
+GROUP BY ALL
+HAVING attempt > 1
+ORDER BY run_id, fold, attempt
+""",
+    ),
+    SqlExample(
+        "What training chose",
+        "Which epoch, threshold and temperature did each fold choose, and what did it cost?",
+        """
+SELECT run_id, fold, trained, epochs, best_epoch, threshold, temperature, micro_batch, seconds,
+       peak_rss_bytes / 1e9 AS peak_gb
+FROM training
+ORDER BY run_id, fold, trained DESC
+""",
+    ),
+    SqlExample(
+        "Where memory went",
+        "In which phase of which stage was most memory held?",
+        """
+SELECT run_id, stage, fold, phase, max(rss_mb) AS peak_rss_mb, max(allocated_mb) AS peak_allocated_mb,
+       count(*) AS num_samples
+FROM memory
+GROUP BY ALL
+ORDER BY peak_allocated_mb DESC NULLS LAST
+LIMIT 20
+""",
+    ),
+    SqlExample(
+        "Largest groups",
+        "Which groups hold the most videos? A fold cannot be smaller than its largest.",
+        """
+SELECT run_id, group_id, count(*) AS num_videos, count(DISTINCT label) AS num_labels, min(path) AS one_of_them
+FROM videos
+GROUP BY run_id, group_id
+ORDER BY num_videos DESC, group_id
+LIMIT 20
+""",
+    ),
+    SqlExample(
+        "What is asked differently",
+        "Which parameters differ between the chosen runs?",
+        """
+SELECT parameter, list(run_id || ': ' || coalesce(value, 'not known') ORDER BY run_id) AS per_run
+FROM parameters
+GROUP BY parameter
+HAVING count(DISTINCT value) > 1
+ORDER BY parameter
+""",
+    ),
+    SqlExample(
+        "Left out",
+        "Why were listed videos not used?",
+        """
+SELECT run_id, reason, count(*) AS num_videos, min(path) AS one_of_them
+FROM rejected
+GROUP BY run_id, reason
+ORDER BY num_videos DESC
+""",
+    ),
+)

@@ -1,0 +1,37 @@
+from collections.abc import Callable
+
+import polars as pl
+
+from fvc_lib.analysis import queries
+from fvc_lib.analysis.sandbox import Limits, ask_bounded
+from fvc_lib.analysis.sql_examples import SQL_EXAMPLES
+from fvc_lib.services import tables
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.run_paths import RunPaths
+
+
+def test_every_example_answers_its_question_over_real_runs(make_run: Callable[..., RunPaths]) -> None:
+    run, other = make_run(), make_run(name="run_20250305_000000_abcdef02", seed=4)
+    other.params_yaml.write_text(RunConfig(experiment="demo", epochs=3).to_yaml())
+    with MetricLog(run.metrics("04_fold_training", 0), run_id=run.run_id, fold=0, attempt=2) as log:
+        log.log(step=60, epoch=10, phase="train", metrics={"loss": float("nan")})
+    schema = {name: column.dtype.type for name, column in tables.REJECTED.columns.items()}
+    rejected = pl.DataFrame([("a.mp4", None, 1, "real", "unreadable", "truncated")], schema=schema, orient="row")
+    tables.write_table(rejected, tables.REJECTED, run.rejected)
+    frames = {name: read([run, other]).frame for name, read in queries.SQL_TABLES.items()}
+    answers = {each.name: ask_bounded(each.sql, frames, None, Limits())[0] for each in SQL_EXAMPLES}
+    empty = [name for name, rows in answers.items() if rows.is_empty()]
+    assert set(empty) <= {"What training chose"}  # these runs keep no outcome.json
+    assert answers["What is asked differently"]["parameter"].to_list() == ["epochs"]
+    assert answers["Values that are no numbers"].select("metric", "flag", "first_step").rows() == [("loss", "nan", 60)]
+    assert answers["Steps taken again"].select("fold", "attempt", "from_step").rows() == [(0, 2, 60)]
+    predictions = frames["predictions"]
+    wrong = predictions.filter((pl.col("score") >= pl.col("threshold")) != (pl.col("label") == "fake"))
+    assert answers["Worst mistakes"].height == min(20, wrong.height)
+    assert answers["Calibration"]["num_videos"].sum() == predictions.height
+
+
+def test_examples_have_names_and_questions_of_their_own() -> None:
+    assert len({each.name for each in SQL_EXAMPLES}) == len(SQL_EXAMPLES)
+    assert all(each.question.endswith(("?", ".")) for each in SQL_EXAMPLES)
