@@ -79,7 +79,7 @@ def whole(tasks: Any, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.fault(3)
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_kill_9_of_one_rank_ends_the_others_and_the_training_goes_on_resume_equal(tasks, tmp_path, killed):
     undisturbed = whole(tasks, tmp_path / "whole")
     codes, said = ended(Training(Ending(tasks, killed, 3, be_killed), tmp_path, SETTINGS))
@@ -105,7 +105,7 @@ def test_a_rank_that_hangs_is_given_up(tasks, tmp_path):
     assert second.end()[0] == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("failing", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_data_error_on_one_rank_is_every_rank_s(tasks, tmp_path, failing):
     codes, said = ended(Training(Ending(tasks, failing, 2, find_a_broken_clip), tmp_path, SETTINGS), size=3)
     assert codes == [3, 3, 3]

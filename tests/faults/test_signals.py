@@ -23,7 +23,7 @@ torch.nn.modules.module.register_module_forward_hook(lambda module, *_: send() i
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.fault(5)
 def test_a_signal_in_mid_step_saves_at_the_step_s_end_and_leaves_with_75(tiny, undisturbed, tally):
     for attempt, (name, forwards) in enumerate((("SIGTERM", 40), ("SIGUSR1", 70)), start=1):

@@ -108,7 +108,7 @@ def trained(tmp_path, known):
     return run
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_ranks_find_what_one_process_finds(tasks, trained, size):
     """Windows of 8, 8 and 6, which three ranks cannot share evenly."""
     whole, found = trained(1, "whole", tasks), trained(size, "whole", tasks)
@@ -131,7 +131,7 @@ def test_a_last_window_smaller_than_the_ranks_leaves_some_without_samples(tiny_t
     assert distance(found, whole) < 1e-6
 
 
-@pytest.mark.parametrize("validation", [1, 6])
+@pytest.mark.parametrize("validation", [pytest.param(1, marks=pytest.mark.long), 6])
 def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(tiny_training, trained, validation):
     """Without a learning rate all trainings have the same weights; windows of 2 are shared."""
     tasks = VideoTasks(tiny_training, rows=8, validation=validation)
@@ -153,7 +153,7 @@ def test_balanced_sampling_is_shared_as_well(tasks, trained):
 
 
 @pytest.mark.fault(16, 17)
-@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize("kind", [pytest.param("forward", marks=pytest.mark.long), "backward"])
 def test_memory_that_ends_on_one_rank_lowers_the_micro_batch_of_all(tasks, trained, kind):
     settings = {"micro_batch": 4}
     whole = trained(1, "whole", tasks, **settings)
@@ -177,7 +177,7 @@ def test_memory_that_ends_in_one_rank_s_validation_changes_no_metric(tasks, trai
 
 
 @pytest.mark.fault(20)
-@pytest.mark.parametrize("kind", ["forward", "validation"])
+@pytest.mark.parametrize("kind", ["forward", pytest.param("validation", marks=pytest.mark.long)])
 def test_memory_that_ends_for_ever_on_one_rank_stops_all_with_its_reason(tasks, tmp_path, kind):
     settings = {**QUIET, "effective_batch_size": 2}
     training = Training(Short(tasks, 1, kind, for_ever=True), tmp_path, settings)
@@ -206,7 +206,7 @@ def _steps_end(rank, of, calls):
 
 
 @pytest.mark.fault(19)
-@pytest.mark.parametrize("of", [0, 1])
+@pytest.mark.parametrize("of", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_memory_that_ends_in_one_rank_s_step_takes_all_back_to_the_checkpoint(tasks, trained, of):
     whole = trained(2, "whole", tasks)
     found = trained(2, "short", tasks, prepare=partial(_steps_end, of=of, calls=(3,)))
@@ -252,7 +252,9 @@ def _stop_on(rank, of, after):
     return lambda: next(asked) >= after and rank == of
 
 
-@pytest.mark.parametrize(("first", "then"), [(2, 2), (2, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("first", "then"), [(2, 1), (2, 3), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((2, 2), (1, 2)))]
+)
 def test_a_stop_on_any_rank_saves_all_and_any_number_of_ranks_goes_on(tasks, tmp_path, trained, first, then):
     whole = trained(then, "whole", tasks)
     folder = tmp_path / "stopped"

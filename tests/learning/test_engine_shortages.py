@@ -28,7 +28,9 @@ TWO_EPOCHS = {"epochs": 2, "micro_batch": 8, "learning_rate": 1e-4}
 
 
 @pytest.mark.fault(16, 17, 18)
-@pytest.mark.parametrize("kind", ["forward", "backward", "validation"])
+@pytest.mark.parametrize(
+    "kind", ["forward", *(pytest.param(k, marks=pytest.mark.long) for k in ("backward", "validation"))]
+)
 def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tiny_training, observer, kind, tally):
     """k = 1, 2, ... until a training has no k-th call any more."""
     task = tiny_training.task(num_training_rows=14)
@@ -75,7 +77,9 @@ class InDouble(Tight):
 
 
 @pytest.mark.fault(16, 17, 18)
-@pytest.mark.parametrize("kind", ["forward", "backward", "validation"])
+@pytest.mark.parametrize(
+    "kind", ["backward", *(pytest.param(k, marks=pytest.mark.long) for k in ("forward", "validation"))]
+)
 def test_in_double_precision_the_result_is_the_same_to_twelve_digits(make_engine, tiny_training, kind, tally):
     task = tiny_training.task()
     whole = make_engine("whole", task=InDouble(task, EndsOnce(kind, 0)), micro_batch=8).fit()

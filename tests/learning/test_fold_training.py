@@ -127,7 +127,7 @@ def spawn(tiny, lives, attempt):
 
 
 @pytest.mark.fault(3)
-@pytest.mark.slow
+@pytest.mark.long
 def test_kill_9_twice_then_to_the_end_equals_the_undisturbed_run(tiny_training, tmp_path):
     """In mid-epoch of the model, then of the control; new processes each time."""
     assert spawn(tiny_training, 6, 1).returncode == -9
@@ -182,6 +182,7 @@ def test_loader_processes_and_the_folder_change_no_prediction(tiny_training, lis
     )
 
 
+@pytest.mark.long
 def test_store_and_shards_give_the_same_run_to_the_bit(tiny_training, list_log, tmp_path):
     """Weights, every logged number, predictions and control; from shards with the store's clips gone."""
     log = list_log()

@@ -131,7 +131,7 @@ def srun_of(launcher):
     return next(child for child in launcher.children() if any("standin_srun" in part for part in child.cmdline()))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.fault(1)
 def test_ranks_under_srun_end_with_a_killed_kernel_and_no_step_is_saved_untold(two_ranks, under_srun, launch):
     """What ends a kernel ends its process group, srun in it: nobody is left to close the ranks' input.
@@ -173,7 +173,7 @@ def metrics_of(paths):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.fault(1)
 def test_ranks_end_with_an_srun_that_is_killed_although_their_launcher_lives(under_srun, two_ranks, launch):
     training = launch(steps=1)
