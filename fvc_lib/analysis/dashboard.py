@@ -15,6 +15,7 @@ from fvc_lib.analysis.dashboard_controls import Controls
 from fvc_lib.analysis.dashboard_panels import Bundle, panels
 from fvc_lib.analysis.dashboard_selection import Selection, default_selection
 from fvc_lib.analysis.live_refresh import LiveRefresh, any_at_work
+from fvc_lib.analysis.notebook_html import PLOTLY
 from fvc_lib.analysis.widgets import show_bundle
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.path_text import path_to_text
@@ -105,4 +106,16 @@ class Dashboard:
     def _update(self, changed: list[tuple[int, object, Bundle]]) -> None:
         for number, key, bundle in changed:
             self._shown[number] = key
+            if PLOTLY in bundle:
+                self._handles[number].update(_blank(bundle), raw=True)
             self._handles[number].update(bundle, raw=True)
+
+
+def _blank(bundle: Bundle) -> Bundle:
+    """An empty place as high as the figure in ``bundle``, so that the page does not jump.
+
+    plotly's JupyterLab extension draws an output once and ignores what follows; JupyterLab begins anew with a renderer
+    of its own where another mime type came in between.
+    """
+    height = bundle[PLOTLY].get("layout", {}).get("height", 400)
+    return {"text/html": f'<div style="height:{int(height)}px"></div>', "text/plain": ""}

@@ -129,7 +129,7 @@ def _make_widgets() -> dict[str, Any]:
             min=0.0, max=0.95, step=0.05, value=0.0, description="Smoothing", continuous_update=False, **look
         ),
         "highlight": ipywidgets.ToggleButtons(
-            description="Highlight", options=[("none", None)], style={**_LABEL, "button_width": "48px"}
+            description="Highlight", options=[("none", None)], style={**_LABEL, "button_width": "56px"}
         ),
         "refresh": ipywidgets.Button(
             description="Refresh", tooltip="Look for new runs and read the chosen ones again", icon="refresh"
@@ -146,8 +146,11 @@ def _make_widgets() -> dict[str, Any]:
 def _laid_out(widgets: dict[str, Any]) -> Any:
     import ipywidgets
 
-    live = ipywidgets.HBox([widgets["refresh"], widgets["live"], widgets["seconds"], ipywidgets.Label("s")])
+    seconds = ipywidgets.HBox([widgets["live"], widgets["seconds"], ipywidgets.Label("s")])
+    live = ipywidgets.HBox([widgets["refresh"], seconds, widgets["told"]])
     left = ipywidgets.VBox([widgets[name] for name in ("runs", "detail", "highlight")])
     right = ipywidgets.VBox([widgets[name] for name in ("metrics", "folds", "smoothing")])
     lists = ipywidgets.HBox([left, right])
-    return ipywidgets.VBox([lists, live, widgets["told"], ipywidgets.Label(_HELP), widgets["clicks"]])
+    # The one that listens for clicks has no look, but must be on the page.
+    widgets["clicks"].layout = {"height": "0px", "margin": "0px", "overflow": "hidden"}
+    return ipywidgets.VBox([ipywidgets.Label(_HELP), lists, live, widgets["clicks"]])
