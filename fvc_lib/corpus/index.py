@@ -87,7 +87,7 @@ def build_index(
         listing.root, [entry.path for entry in listing.entries], work_dir,
         workers=workers, progress=progress, timeout_seconds=timeout_seconds, probe_function=probe_function,
     )  # fmt: skip
-    index, rejected, merges = _tables(listing, results, near_duplicate_bits)
+    index, rejected, merges, num_near_copies = _tables(listing, results, near_duplicate_bits)
     del results  # the tables hold what is needed of them, in a third of the memory
     if annotations_only:
         merges = annotated.merges
@@ -97,7 +97,7 @@ def build_index(
     if annotations_path is not None:
         write_table(annotations_table(listing, annotated), ANNOTATIONS, annotations_path)
     write_table(index, INDEX, index_path)
-    report = report_of(listing, index, rejected, merges, num_known)
+    report = report_of(listing, index, rejected, merges, num_known=num_known, num_near_copies=num_near_copies)
     if annotations_only:
         refuse_no_annotation(report)
     else:
@@ -130,14 +130,16 @@ def _unopened(listing: Listing) -> Listing:
 
 def _tables(
     listing: Listing, results: dict[str, ProbeResult], near_duplicate_bits: int
-) -> tuple[pl.DataFrame, pl.DataFrame, tuple[Merge, ...]]:
-    """The INDEX and REJECTED tables, and what was merged."""
+) -> tuple[pl.DataFrame, pl.DataFrame, tuple[Merge, ...], int]:
+    """The INDEX and REJECTED tables, what was merged, and how many files have a near-copy."""
     rejections = Rejections()
     probed = _readable(listing.entries, results, rejections)
-    grouping = _group(probed, listing, near_duplicate_bits)
+    near_copies = _near_copies(probed, near_duplicate_bits) if near_duplicate_bits else []
+    grouping = _group(probed, listing, near_copies)
     kept = _settle_contents(probed, rejections)
     index = _index_table(probed, kept, grouping, listing.kind)
-    return index, rejections.frame(listing.rejected), grouping.merges
+    num_near_copies = len({place for pair in near_copies for place in pair})
+    return index, rejections.frame(listing.rejected), grouping.merges, num_near_copies
 
 
 def _readable(entries: Sequence[Entry], results: dict[str, ProbeResult], rejections: Rejections) -> list[_Probed]:
@@ -151,19 +153,21 @@ def _readable(entries: Sequence[Entry], results: dict[str, ProbeResult], rejecti
     return probed
 
 
-def _group(probed: Sequence[_Probed], listing: Listing, near_duplicate_bits: int) -> Grouping:
+def _near_copies(probed: Sequence[_Probed], near_duplicate_bits: int) -> list[tuple[int, int]]:
+    """Links of places whose files look alike; files with one content are linked by their hash already."""
+    first = {item.result.content_sha256: place for place, item in reversed(list(enumerate(probed)))}
+    places = sorted(first.values())
+    hashes = [probed[place].result.perceptual_hash for place in places]
+    return [(places[a], places[b]) for a, b in near_duplicate_links(hashes, near_duplicate_bits)]
+
+
+def _group(probed: Sequence[_Probed], listing: Listing, near_copies: Sequence[tuple[int, int]]) -> Grouping:
     """Groups of all readable files: duplicates and disputed ones link groups too, before they are left out."""
     members = [
         GroupMember(item.entry.path, item.entry.source_id, item.result.content_sha256, item.entry.stated_group)
         for item in probed
     ]
-    pairs: Iterable[tuple[int, int]] = ()
-    if near_duplicate_bits:
-        first = {item.result.content_sha256: place for place, item in reversed(list(enumerate(probed)))}
-        places = sorted(first.values())  # equal contents are linked by their hash already
-        hashes = [probed[place].result.perceptual_hash for place in places]
-        pairs = [(places[a], places[b]) for a, b in near_duplicate_links(hashes, near_duplicate_bits)]
-    return join_groups(members, pairs, listing.memberships)
+    return join_groups(members, near_copies, listing.memberships)
 
 
 def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[int]:

@@ -51,6 +51,7 @@ class IndexReport:
         mixed_groups: groups that hold both labels.
         minority_in_mixed_groups: videos in those groups whose label is the rarer one there.
         merges: links that joined what the label source kept apart.
+        num_near_copies: readable files of different contents that look like another one, whatever their group.
         total_seconds: duration of all videos whose duration is known.
         total_bytes: size of all videos.
     """
@@ -70,24 +71,28 @@ class IndexReport:
     mixed_groups: int
     minority_in_mixed_groups: int
     merges: tuple[Merge, ...]
+    num_near_copies: int
     total_seconds: float
     total_bytes: int
 
     def summary_table(self) -> pl.DataFrame:
-        """``what value``: the report as a short table of text."""
-        rows = {
-            "rows of the label source": f"{self.num_listed:,}",
-            "videos in the index": f"{self.num_indexed:,}",
+        """``what value``: the report as a short table of text; without a video, what the label source alone says."""
+        rows = {"rows of the label source": f"{self.num_listed:,}", "videos in the index": f"{self.num_indexed:,}"}
+        rows |= self._videos() if self.num_indexed else {"stated groups": f"{self.num_stated_groups:,}"}
+        rows["joined beyond what was stated"] = f"{len(self.merges):,} links"
+        return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
+
+    def _videos(self) -> dict[str, str]:
+        return {
             **{f"  labelled {label}": f"{count:,}" for label, count in self.labels.items()},
-            **({"labelled videos lost": f"{self.rejected_share:.1%}"} if self.num_indexed else {}),
+            "  with a near-copy among all files": f"{self.num_near_copies:,}",
+            "labelled videos lost": f"{self.rejected_share:.1%}",
+            "total duration": f"{self.total_seconds / 60:,.1f} min",
+            "total size": f"{self.total_bytes / 1e6:,.1f} MB",
             "leakage groups": f"{self.num_groups:,}",
             "  videos in the largest": f"{self.largest_group:,}",
             "  with both labels": f"{self.mixed_groups:,}",
-            "  joined beyond what was stated": f"{len(self.merges):,} links",
-            "total duration": f"{self.total_seconds / 60:,.1f} min",
-            "total size": f"{self.total_bytes / 1e6:,.1f} MB",
         }
-        return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
 
     def merge_table(self) -> pl.DataFrame:
         """``group_id why evidence first second``, one row per merge."""
@@ -110,7 +115,13 @@ def lost_labelled(rejected: pl.DataFrame, kind: Kind) -> int:
 
 
 def report_of(
-    listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame, merges: tuple[Merge, ...], num_known: int
+    listing: Listing,
+    index: pl.DataFrame,
+    rejected: pl.DataFrame,
+    merges: tuple[Merge, ...],
+    *,
+    num_known: int,
+    num_near_copies: int,
 ) -> IndexReport:
     """Describe an INDEX and a REJECTED table and what was merged; ``num_known`` files were not probed again."""
     sizes = index.group_by("group_id").agg(
@@ -134,6 +145,7 @@ def report_of(
         mixed_groups=mixed.height,
         minority_in_mixed_groups=int(mixed.select(pl.min_horizontal(*LABELS)).to_series().sum()),
         merges=merges,
+        num_near_copies=num_near_copies,
         total_seconds=float(index["duration_seconds"].sum()),
         total_bytes=int(index["size_bytes"].sum()),
     )

@@ -1,0 +1,168 @@
+"""Indexes of label tables whose videos are not here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib.corpus.annotations import undisputed_labels
+from fvc_lib.corpus.folds import make_folds, most_folds
+from fvc_lib.corpus.index import build_index
+from fvc_lib.corpus.index_report import IndexReport
+from fvc_lib.learning.controls import fake_labels, group_lookup, split_by_row
+from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, REJECTED, read_table
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "fvc2018"
+
+
+class Indexed:
+    """An index of annotations only, and its tables."""
+
+    def __init__(self, corpus: Path, out: Path, *, annotations_only: bool = True) -> None:
+        self.out = out
+        self.report: IndexReport = build_index(
+            corpus, index_path=out / "index.parquet", rejected_path=out / "rejected.parquet",
+            group_links_path=out / "links.parquet", annotations_path=out / "annotations.parquet",
+            work_dir=out / "work", near_duplicate_bits=10, max_rejected_share=0.5, workers=1,
+            annotations_only=annotations_only,
+        )  # fmt: skip
+
+    @property
+    def index(self) -> pl.DataFrame:
+        return read_table(self.out / "index.parquet", INDEX)
+
+    @property
+    def rejected(self) -> pl.DataFrame:
+        return read_table(self.out / "rejected.parquet", REJECTED)
+
+    @property
+    def links(self) -> pl.DataFrame:
+        return read_table(self.out / "links.parquet", GROUP_LINKS)
+
+    @property
+    def annotations(self) -> pl.DataFrame:
+        return read_table(self.out / "annotations.parquet", ANNOTATIONS)
+
+
+def url(name: str) -> str:
+    return f"https://www.youtube.com/watch?v={name:a<11}"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Four cascades in nine rows: one source in two of them, one label that is not used, two URLs of no video."""
+    folder = tmp_path / "corpus"
+    (folder / "videos").mkdir(parents=True)
+    seeds = [("f1", url("one"), "fake"), ("f2", url("two"), "fake"), ("r1", url("three"), "Real"), (" ", "n/a", "real")]
+    copies = [
+        ("f1", url("four"), "fake"), ("f2", url("four"), "fake"), ("r1", url("five"), "debunked"),
+        ("r2", "n/a", "real"), ("", url("six"), ""),
+    ]  # fmt: skip
+    for name, rows in (("FVC.csv", seeds), ("FVC_dup.csv", copies)):
+        text = "".join(f"{','.join(row)}\n" for row in [("cascade_id", "video_url", "label"), *rows])
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_every_row_is_kept_with_its_group_and_nothing_is_opened(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "videos/oneaaaaaaaa.mp4").write_bytes(b"no video")
+    (corpus / "videos/fiveaaaaaaa.mp4").write_bytes(b"no video")
+    indexed = Indexed(corpus, tmp_path / "out")
+    assert indexed.annotations.select("origin", "row", "source_id", "label", "group_id", "is_present").rows() == [
+        ("FVC.csv", 1, "oneaaaaaaaa", "fake", "f1+1 more", True),
+        ("FVC.csv", 2, "twoaaaaaaaa", "fake", "f1+1 more", False),
+        ("FVC.csv", 3, "threeaaaaaa", "real", "r1", False),
+        ("FVC.csv", 4, "FVC.csv row 4", "real", "source FVC.csv row 4", False),
+        ("FVC_dup.csv", 1, "fouraaaaaaa", "fake", "f1+1 more", False),
+        ("FVC_dup.csv", 2, "fouraaaaaaa", "fake", "f1+1 more", False),
+        ("FVC_dup.csv", 3, "fiveaaaaaaa", "debunked", "r1", True),
+        ("FVC_dup.csv", 4, "FVC_dup.csv row 4", "real", "r2", False),
+        ("FVC_dup.csv", 5, "sixaaaaaaaa", None, "source sixaaaaaaaa", False),
+    ]
+    assert indexed.index.is_empty()
+    assert indexed.links.rows() == [("f1+1 more", "same_source", "fouraaaaaaa", "f1", "f2")]
+    assert Counter(indexed.rejected["reason"]) == {
+        "missing_video": 3, "duplicate_path": 1, "label_not_used": 2, "unknown_url": 2, "not_opened": 1,
+    }  # fmt: skip
+    assert indexed.rejected.height == indexed.annotations.height
+    assert dict(indexed.report.summary_table().rows())["stated groups"] == "4"
+
+
+def test_sources_count_once_and_only_where_their_rows_agree() -> None:
+    rows = [("a", "fake"), ("a", "fake"), ("b", "real"), ("b", None), ("c", "fake"), ("c", "debunked"), ("d", "parody")]
+    annotations = pl.DataFrame(
+        [{"source_id": source, "label": label, "group_id": f"group of {source}"} for source, label in rows]
+    )
+    assert undisputed_labels(annotations).rows() == [("a", "group of a", "fake"), ("b", "group of b", "real")]
+
+
+def test_without_videos_the_error_names_the_way_to_index_annotations(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="-p annotations_only true"):
+        Indexed(corpus, tmp_path / "out", annotations_only=False)
+    assert read_table(tmp_path / "out/annotations.parquet", ANNOTATIONS).height == 9
+
+
+def test_folds_of_an_index_without_videos_are_refused_with_the_reason(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="made from annotations only"):
+        make_folds(Indexed(corpus, tmp_path / "out").index, 5, 0)
+
+
+def test_label_tables_without_a_row_are_refused(corpus: Path, tmp_path: Path) -> None:
+    for name in ("FVC.csv", "FVC_dup.csv"):
+        (corpus / name).write_text("cascade_id,video_url,label\n")
+    with pytest.raises(DataError, match="hold no row"):
+        Indexed(corpus, tmp_path / "out")
+
+
+def test_a_folder_of_videos_is_its_own_label_table(tmp_path: Path) -> None:
+    for path in ("real/b.mp4", "fake/a.mp4"):
+        (tmp_path / "corpus" / path).parent.mkdir(parents=True)
+        (tmp_path / "corpus" / path).touch()
+    indexed = Indexed(tmp_path / "corpus", tmp_path / "out")
+    assert indexed.annotations.select("source_id", "origin", "row", "label", "group_id").rows() == [
+        ("fake/a.mp4", "folder", 1, "fake", "source fake/a.mp4"),
+        ("real/b.mp4", "folder", 2, "real", "source real/b.mp4"),
+    ]
+    assert indexed.rejected["reason"].to_list() == ["not_opened", "not_opened"]
+
+
+@pytest.fixture(scope="module")
+def fvc2018(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
+    if not SHARED.is_dir():
+        pytest.skip(f"needs the label tables in {SHARED}")
+    return Indexed(SHARED, tmp_path_factory.mktemp("fvc2018"))
+
+
+class TestTheRealTables:
+    def test_all_rows_cascades_and_labels_are_there_and_each_missing_video_is_reported(self, fvc2018: Indexed) -> None:
+        annotations, rejected = fvc2018.annotations, fvc2018.rejected
+        assert (annotations.height, annotations["stated_group"].n_unique(), fvc2018.index.height) == (5579, 380, 0)
+        assert dict(annotations.group_by("label").len().iter_rows()) == {
+            "fake": 2920, "real": 2164, "uncertain": 340, "debunked": 89, "parody": 66,
+        }  # fmt: skip
+        assert not annotations["is_present"].any()
+        assert set(annotations["source_id"]) == set(rejected["source_id"])
+
+    def test_cascades_that_share_a_source_are_joined(self, fvc2018: Indexed) -> None:
+        assert fvc2018.annotations["group_id"].n_unique() == 376
+        joined = {frozenset({first, second}) for first, second in fvc2018.links.select("first", "second").iter_rows()}
+        assert set(fvc2018.links["why"]) == {"same_source"}
+        assert len(joined) == 4
+
+    def test_recognising_the_group_is_all_by_row_and_nothing_by_group(self, fvc2018: Indexed) -> None:
+        labelled = undisputed_labels(fvc2018.annotations)
+        assert most_folds(labelled) > 100
+        folds = make_folds(labelled, 5, 0)
+        aucs = []
+        for dealt in (split_by_row(folds, seed=0), folds):
+            oracle = group_lookup(dealt)
+            aucs.append(float(within_folds(roc_auc, oracle["fold"])(fake_labels(oracle), oracle["score"].to_numpy())))
+        assert aucs[0] > 0.99
+        assert np.isclose(aucs[1], 0.5, atol=0.01)
