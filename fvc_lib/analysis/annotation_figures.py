@@ -30,7 +30,7 @@ def label_kinds_figure(annotations: pl.DataFrame) -> go.Figure:
     if annotations.is_empty():
         return theme.nothing_to_show("Labels by platform", "The label tables hold no row.")
     rows = annotations.select(
-        _commonest(annotations["label"].fill_null(_NO_LABEL), _MOST_LABELS),
+        _commonest(annotations["label"].fill_null(_NO_LABEL), _MOST_LABELS, tuple(theme.LABEL_COLORS)),
         _commonest(annotations["platform"].fill_null(_NO_PLATFORM), _MOST_PLATFORMS),
         "source_id",
         "is_present",
@@ -149,8 +149,8 @@ def group_lookup_figure(scores: pl.DataFrame) -> go.Figure:
 def _labels_finding(rows: pl.DataFrame) -> str:
     fake, real = (int((rows["label"] == label).sum()) for label in ("fake", "real"))
     neither = rows.height - fake - real
-    rest = f"; {neither:,} say neither and are kept out of training" if neither else ""
-    return f"{fake:,} rows say fake and {real:,} say real{rest}"
+    rest = f"; {neither:,} neither, which are kept out of training" if neither else ""
+    return f"{count_text(fake, 'row')} labelled fake and {real:,} labelled real{rest}"
 
 
 def _labels_subtitle(rows: pl.DataFrame) -> str:
@@ -181,9 +181,9 @@ def _kind() -> pl.Expr:
     )
 
 
-def _commonest(values: pl.Series, limit: int) -> pl.Series:
-    """The column with all but its ``limit`` commonest values called one name."""
-    kept = _by_frequency(values)[:limit]
+def _commonest(values: pl.Series, limit: int, always: tuple[str, ...] = ()) -> pl.Series:
+    """The column with all but its ``limit`` commonest values, and those ``always`` named, called one name."""
+    kept = [*_by_frequency(values)[:limit], *always]
     return values.to_frame().select(pl.when(pl.first().is_in(kept)).then(pl.first()).otherwise(pl.lit(_REST)))[
         values.name
     ]
