@@ -19,6 +19,7 @@ from fvc_lib.analysis.comparison import Comparison, compare
 from fvc_lib.analysis.comparison import lines as comparison_lines
 from fvc_lib.analysis.comparison_figures import difference_figure
 from fvc_lib.analysis.dashboard_selection import MOST_METRICS, Selection
+from fvc_lib.analysis.figure_display import figure_bundle
 from fvc_lib.analysis.figure_parts import with_fold_highlighted
 from fvc_lib.analysis.html_table import HtmlTable
 from fvc_lib.analysis.pipeline_figures import pipeline_figure, pipeline_spans
@@ -34,9 +35,9 @@ from fvc_lib.analysis.queries import (
 from fvc_lib.analysis.ranking_figures import pr_figure, roc_figure
 from fvc_lib.analysis.records import read_tables
 from fvc_lib.analysis.result_figures import controls_figure, run_comparison_figure
+from fvc_lib.analysis.result_tables import UNCALIBRATED
 from fvc_lib.analysis.slice_figures import slices_figure
 from fvc_lib.analysis.training_figures import learning_curves_figure, memory_timeline_figure
-from fvc_lib.analysis.widgets import figure_bundle
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
@@ -127,7 +128,7 @@ def _curves(selection: Selection, place: int) -> Shown:
 
 
 def _folds(selection: Selection) -> Shown:
-    table = fold_table([selection.detailed]).frame.drop("run_id")
+    table = fold_table([selection.detailed]).frame.drop("run_id", *UNCALIBRATED, strict=False)
     if selection.folds:
         table = table.filter(pl.col("fold").is_in(selection.folds))
     run_id = path_to_text(selection.detailed.run_id)

@@ -114,7 +114,7 @@ details.code .highlight { border:1px solid var(--line); border-radius:4px; paddi
 .runs td:nth-child(6), .runs td:nth-child(7), .runs td:nth-child(8) { white-space:nowrap; }
 .runs svg { display:block; width:140px; height:18px; }
 .runs .run { font-weight:600; } .runs .sub { font-weight:400; color:var(--soft); font-size:12.5px; }
-.plain { max-width:1320px; margin:0 auto; padding:32px; }
+.plain { max-width:1320px; margin:0 auto; padding:32px; overflow-x:auto; }
 footer { color:var(--faint); font-size:12.5px; margin-top:28px; }
 @media (max-width:1180px) { .hero { grid-template-columns:minmax(0,1fr); gap:20px; } }
 @media (max-width:640px) {
@@ -123,6 +123,7 @@ footer { color:var(--faint); font-size:12.5px; margin-top:28px; }
 }
 @media (max-width:900px) {
   .page { grid-template-columns:minmax(0,1fr); }
+  .plain { padding:20px; }
   nav.sections { position:static; max-height:none; padding:20px 20px 0; }
   main { padding:20px; }
 .hero { grid-template-columns:minmax(0,1fr); gap:20px; }

@@ -10,8 +10,8 @@ import polars as pl
 from fvc_lib.analysis import theme
 from fvc_lib.analysis.figure_parts import of_fold
 from fvc_lib.analysis.queries import memory_samples
-from fvc_lib.analysis.sandbox import ask
 from fvc_lib.analysis.run_state import run_status
+from fvc_lib.analysis.sandbox import ask
 from fvc_lib.analysis.wording import clean_text, count_text, duration_text, figure_text
 from fvc_lib.services.run_paths import RunPaths
 

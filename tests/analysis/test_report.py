@@ -12,6 +12,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from fvc_lib.analysis import queries
+from fvc_lib.analysis.figure_display import figure_bundle
 from fvc_lib.analysis.headline import run_headline
 from fvc_lib.analysis.ranking_figures import roc_figure
 from fvc_lib.analysis.report import write_report
@@ -19,7 +20,6 @@ from fvc_lib.analysis.result_figures import controls_figure
 from fvc_lib.analysis.run_summary import write_run_report
 from fvc_lib.analysis.runs_index import write_runs_index
 from fvc_lib.analysis.training_figures import learning_curves_figure
-from fvc_lib.analysis.widgets import figure_bundle
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 
