@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis import theme
+from fvc_lib.analysis.corpus_figures import LEGEND
 from fvc_lib.analysis.wording import count_text, figure_text, number_text
 
 _OTHER_COLORS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9")  # of labels that nothing is trained on
@@ -48,7 +49,7 @@ def label_kinds_figure(annotations: pl.DataFrame) -> go.Figure:
             figure.add_trace(_bar(values, [figure_text(name) for name in platforms], figure_text(label), color))
     figure.update_xaxes(title_text="Rows of the label tables")
     figure.update_yaxes(title_text="Platform", showgrid=False, type="category", autorange="reversed")
-    figure.update_layout(barmode="stack", **_legend())
+    figure.update_layout(barmode="stack", legend=LEGEND)
     return figure
 
 
@@ -80,7 +81,7 @@ def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> 
             figure.add_trace(_bar(names, values, kind, color, upright=True))
     figure.update_xaxes(title_text=f"{members_are.capitalize()}s in the group", showgrid=False, type="category")
     figure.update_yaxes(title_text="Groups")
-    figure.update_layout(barmode="stack", bargap=0.25, **_legend())
+    figure.update_layout(barmode="stack", bargap=0.25, legend=LEGEND)
     return figure
 
 
@@ -201,9 +202,3 @@ def _bar(x: list[int] | list[str], y: list[int] | list[str], name: str, color: s
         x=x, y=y, orientation="v" if upright else "h", name=name, marker={"color": color},
         hovertemplate=f"{shown}<extra>{name}</extra>",
     )  # fmt: skip
-
-
-def _legend() -> dict[str, object]:
-    return {
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal"}
-    }

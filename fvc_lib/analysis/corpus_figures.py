@@ -9,6 +9,8 @@ from fvc_lib.analysis import theme
 from fvc_lib.analysis.wording import count_text, figure_text
 
 _MOST_BARS = 14
+# Above the plot on the left; on the right it would lie under the figure's own buttons.
+LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal"}
 
 
 def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
@@ -36,7 +38,7 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
     figure.update_yaxes(title_text=figure_text(by.capitalize()), showgrid=False, type="category")
     figure.update_yaxes(categoryorder="array", categoryarray=names)
     figure.update_xaxes(title_text="Videos")
-    figure.update_layout(barmode="stack", **_legend())
+    figure.update_layout(barmode="stack", legend=LEGEND)
     return figure
 
 
@@ -65,7 +67,7 @@ def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
         figure.add_trace(bars.update(text=rows["num_groups"].to_list(), textposition="inside", textangle=0))
     figure.update_yaxes(title_text="Videos")
     figure.update_xaxes(showgrid=False, title_text="Outer fold", type="category")
-    figure.update_layout(barmode="group", bargap=0.35, **_legend())
+    figure.update_layout(barmode="group", bargap=0.35, legend=LEGEND)
     return figure
 
 
@@ -102,9 +104,3 @@ def _bars(names: list[str], values: list[int], label: str, color: str, *, horizo
         x=x, y=y, orientation="h" if horizontal else "v", name=label, marker={"color": color},
         insidetextfont={"color": "white", "size": 11}, hovertemplate=shown + f" videos<extra>{label}</extra>",
     )  # fmt: skip
-
-
-def _legend() -> dict[str, object]:
-    return {
-        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "traceorder": "normal"}
-    }
