@@ -2,14 +2,15 @@
 
 The logs stay the truth and are never deleted. Beside the rows the Parquet says which files it was made of, with size,
 times and SHA-256, and how many of their lines could not be read. A log that nobody has touched since is known by its
-times, without being read; any other, a copied one for instance, by its SHA-256. Every page has a checksum, and so has
-what the file says of itself.
+times, without being read; any other, a copied one for instance, by its SHA-256. The Parquet bears a SHA-256 of itself:
+readers load files with flipped bits without a word, or panic about them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,12 +24,15 @@ from fvc_lib.analysis.log_lines import METRIC_LINES, LineCount, read_log_lines
 from fvc_lib.analysis.metric_curves import SCHEMA, curves
 from fvc_lib.analysis.records import LogFile, log_files
 from fvc_lib.analysis.run_state import run_status
-from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, sha256_of_json
+from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_bytes
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
 _FINISHED = ("done", "failed")
 _KEY = b"fvc_compacted_metrics"
+_SEAL = b"sha256 of this file with zeros here: "
+_UNSEALED = b"0" * 64
+_ROW_GROUP_ROWS = 1 << 16
 # Changes whenever what counts as a good line or a row does: then all that was compacted before is stale.
 _FORMAT = sha256_of_json([1, dict(METRIC_LINES.columns), METRIC_LINES.good, [f"{k} {v}" for k, v in SCHEMA.items()]])
 _TEXTS = [name for name, kind in SCHEMA.items() if kind == pl.String]
@@ -121,8 +125,10 @@ def read_compacted(run: RunPaths, files: Sequence[LogFile]) -> Compacted:
 
 
 def _believed(content: bytes, files: Sequence[LogFile]) -> Compacted:
-    file = parquet.ParquetFile(arrow.BufferReader(content), page_checksum_verification=True, read_dictionary=_TEXTS)
-    told = _told(file.schema_arrow.metadata)
+    if not _is_sealed(content):
+        raise ValueError("its content is not what was written")
+    file = parquet.ParquetFile(arrow.BufferReader(content), read_dictionary=_TEXTS)
+    told: dict[str, Any] = json.loads(file.metadata.metadata[_KEY])
     if told["format"] != _FORMAT:
         return _NOTHING
     sources = [_Source(**{**source, "first_bad": tuple(source["first_bad"])}) for source in told["sources"]]
@@ -134,16 +140,6 @@ def _believed(content: bytes, files: Sequence[LogFile]) -> Compacted:
         raise ValueError(f"it has {frame.height:,} rows of {', '.join(frame.columns)}")
     counts = [LineCount(source.num_lines, source.num_bad, source.first_bad) for source in sources]
     return Compacted(frame, dict(zip(files, counts, strict=True)))
-
-
-def _told(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
-    if metadata is None or _KEY not in metadata:
-        raise ValueError("it is not one of this project's")
-    document: dict[str, Any] = json.loads(metadata[_KEY])
-    if document["sha256"] != sha256_of_json(document["told"]):
-        raise ValueError("what it says of itself is damaged")
-    told: dict[str, Any] = document["told"]
-    return told
 
 
 def _not_believed(run: RunPaths, why: str) -> Compacted:
@@ -175,12 +171,30 @@ def _look(file: LogFile, seen: Mapping[str, Any] | None = None) -> dict[str, Any
 
 def _write(run: RunPaths, frame: pl.DataFrame, sources: Sequence[Mapping[str, Any]]) -> None:
     told = {"format": _FORMAT, "num_rows": frame.height, "sources": sources}
-    document = {"sha256": sha256_of_json(told), "told": told}
-    table = frame.to_arrow().replace_schema_metadata({_KEY: json.dumps(document, ensure_ascii=True).encode()})
-    with atomic_output(run.compacted_metrics) as temporary, temporary.open("wb") as stream:
-        parquet.write_table(
-            table, stream, compression="lz4", use_dictionary=[*_TEXTS, "fold", "epoch", "attempt"],
-            write_page_checksum=True, write_statistics=True, row_group_size=1 << 16,
-        )  # fmt: skip
-        stream.flush()
-        os.fsync(stream.fileno())
+    metadata = {_KEY: json.dumps(told, ensure_ascii=True).encode(), b"seal": _SEAL + _UNSEALED}
+    stream, table = io.BytesIO(), frame.to_arrow()
+    coded = [*_TEXTS, "fold", "epoch", "attempt"]
+    with parquet.ParquetWriter(
+        stream, table.schema, compression="lz4", use_dictionary=coded, store_schema=False
+    ) as writer:
+        writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
+        writer.add_key_value_metadata(metadata)
+    content = stream.getvalue()
+    place = content.rfind(_SEAL) + len(_SEAL)
+    write_bytes(run.compacted_metrics, content[:place] + _digest(content, place) + content[place + len(_UNSEALED) :])
+
+
+def _is_sealed(content: bytes) -> bool:
+    """Whether every byte of a compacted file is as it was written."""
+    found = content.rfind(_SEAL)
+    place = found + len(_SEAL)
+    return found >= 0 and content[place : place + len(_UNSEALED)] == _digest(content, place)
+
+
+def _digest(content: bytes, place: int) -> bytes:
+    """Hex SHA-256 of ``content`` with zeros in ``place``, where the digest itself stands."""
+    view = memoryview(content)
+    digest = hashlib.sha256(view[:place])
+    digest.update(_UNSEALED)
+    digest.update(view[place + len(_UNSEALED) :])
+    return digest.hexdigest().encode()

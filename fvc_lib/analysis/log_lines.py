@@ -6,7 +6,10 @@ quotes, brackets or non-UTF-8 bytes is just a name, and a file of any size takes
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,7 +173,9 @@ def _blocks(files: Sequence[LogFile], problems: dict[int, str]) -> Iterator[arro
 def _whole_lines(path: Path) -> Iterator[bytes]:
     """The content of ``path`` in pieces that end where a line does; the last line is ended where it is not."""
     rest = b""
-    with path.open("rb", buffering=0) as stream:
+    with open(path, "rb", buffering=0, opener=_without_waiting) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file")
         while piece := stream.read(_BLOCK_BYTES):
             if cut := piece.rfind(b"\n") + 1:
                 yield rest + piece[:cut]
@@ -179,6 +184,11 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
                 rest += piece
     if rest:
         yield rest + b"\n"
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe that nobody writes into would be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _line_table(parts: Sequence[bytes], owners: Sequence[int], first_lines: Sequence[int]) -> arrow.Table:
