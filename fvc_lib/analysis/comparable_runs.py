@@ -69,6 +69,8 @@ def read_judged_run(run: RunPaths, name: str) -> JudgedRun | Refusal:
         parts = [read_table(run.predictions(fold), PREDICTIONS) for fold in numbers]
     except DataError as error:
         return Refusal((name,), f"{name}: {clean_text(error)}")
+    if not any(part.height for part in parts):
+        return Refusal((name,), f"{name}: its tables of predictions are empty. {_go_on(run)}")
     predictions = pl.concat(parts).sort("video_id")
     strange = predictions.join(folds, on=list(_DATA), how="anti")
     if strange.height or predictions["video_id"].is_duplicated().any():

