@@ -37,7 +37,7 @@ class Selection:
         num_epochs: that were trained, and could be chosen.
         best_epoch: 1-based, the one of the lowest inner validation loss.
         validation_loss: of that epoch, weighted as in training.
-        temperature: that logits are divided by; it has the lowest log loss (``metrics.fit_temperature``).
+        temperature: that logits are divided by (``metrics.calibration.fit_temperature``; few videos move it little).
         log_loss: in nats per video, of the calibrated probabilities.
         log_loss_uncalibrated: the same at a temperature of 1.
         threshold: of the calibrated probability; it has the best balanced accuracy (``metrics.best_threshold``).
@@ -60,11 +60,17 @@ class Selection:
 
     def table(self) -> pl.DataFrame:
         """One row per choice: ``chosen value among by reached``."""
-        calibrated = f"{self.log_loss:.4f} nats (uncalibrated {self.log_loss_uncalibrated:.4f})"
+        calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
         accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
         rows = [
             ("epoch", f"{self.best_epoch}", f"{self.num_epochs} trained", "lowest loss", f"{self.validation_loss:.4f}"),
-            ("temperature", f"{self.temperature:.4g}", "0.05 to 20", "lowest log loss", calibrated),
+            (
+                "temperature",
+                f"{self.temperature:.4g}",
+                "0.05 to 20",
+                "likelihood, held back where videos are few",
+                calibrated,
+            ),
             ("threshold", f"{self.threshold:.4f}", "all of 0 to 1", "best balanced accuracy", accuracy),
         ]
         return pl.DataFrame(rows, schema=["chosen", "value", "among", "by", "reached"], orient="row")

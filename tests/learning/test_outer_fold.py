@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -62,6 +64,12 @@ def test_nothing_of_the_videos_can_be_read_off_the_seal():
     assert len(sealed()) == 2
     with pytest.raises(TypeError):
         vars(sealed())
+
+
+def test_one_module_of_the_room_reads_tables_and_it_is_the_one_that_seals():
+    room = Path(fold_fitting.__file__).parent
+    readers = [path.name for path in room.glob("*.py") if re.search("read_table|read_parquet", path.read_text())]
+    assert readers == ["fold_data.py"]
 
 
 def test_the_record_of_this_very_fold_opens_it_once():

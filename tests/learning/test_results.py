@@ -143,6 +143,8 @@ def test_controls_are_where_they_belong(results: pl.DataFrame) -> None:
     assert row(results, "group_lookup_by_row", "all", "roc_auc")["value"] > 0.95
     shuffled = row(results, "shuffled_labels", "all", "roc_auc")
     assert shuffled["low"] < 0.5 < shuffled["high"]
+    constant = row(results, "constant", "all_by_group", "roc_auc")
+    assert (constant["low"], constant["high"]) == (0.5, 0.5)  # nothing about it is uncertain
 
 
 def test_row_order_changes_nothing(
