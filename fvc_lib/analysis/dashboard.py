@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.analysis.dashboard_controls import Controls
-from fvc_lib.analysis.dashboard_panels import Bundle, panels
+from fvc_lib.analysis.dashboard_panels import Bundle, is_nothing, panels
 from fvc_lib.analysis.dashboard_selection import Selection, default_selection
 from fvc_lib.analysis.figure_display import show_bundle
 from fvc_lib.analysis.live_refresh import LiveRefresh, any_at_work
@@ -40,6 +40,7 @@ class Dashboard:
         self._panels = panels()
         self._handles: list[Any] = []
         self._shown: list[object] = []  # the key of what each panel shows
+        self._empty: set[int] = set()  # panels without anything to show now
         self._live = LiveRefresh(self._look, self._live_ended)
 
     def __repr__(self) -> str:
@@ -53,6 +54,7 @@ class Dashboard:
         drawn = [(panel.key(self.selection), panel.bundle(self.selection)) for panel in self._panels]
         self._handles = [show_bundle(bundle) for _, bundle in drawn]
         self._shown = [key for key, _ in drawn]
+        self._empty = {number for number, (_, bundle) in enumerate(drawn) if is_nothing(bundle)}
 
     def choose(self, **changes: Any) -> Selection:
         """Change the selection (fields of ``Selection``), redraw what follows from it, and return it.
@@ -106,6 +108,10 @@ class Dashboard:
     def _update(self, changed: list[tuple[int, object, Bundle]]) -> None:
         for number, key, bundle in changed:
             self._shown[number] = key
+            empty = is_nothing(bundle)
+            if empty and number in self._empty:
+                continue
+            (self._empty.add if empty else self._empty.discard)(number)
             if PLOTLY in bundle:
                 self._handles[number].update(_blank(bundle), raw=True)
             self._handles[number].update(bundle, raw=True)

@@ -63,7 +63,7 @@ class Verdict:
 class ReportHeadline:
     """The head of a report. ``None`` is shown as "not recorded".
 
-    ``memory_facts`` are name and text of what is worth knowing about its memory beside the peak.
+    ``more_facts`` are name and text of what else is worth knowing at a glance.
     """
 
     run_id: str
@@ -79,7 +79,7 @@ class ReportHeadline:
     model: str | None = None
     failure: str | None = None
     cautions: tuple[str, ...] = ()
-    memory_facts: tuple[tuple[str, str], ...] = ()
+    more_facts: tuple[tuple[str, str], ...] = ()
 
     @property
     def model_score(self) -> Score | None:

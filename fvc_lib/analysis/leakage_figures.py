@@ -8,7 +8,11 @@ import polars as pl
 from fvc_lib.analysis import theme
 from fvc_lib.analysis.figure_parts import interval_point, value_label
 from fvc_lib.analysis.headline import HEADLINE_METRIC, Score
+from fvc_lib.analysis.records import read_tables
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name
+from fvc_lib.services.path_text import path_to_text
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import LEAKAGE_AUDIT
 
 _SHOWN = {
     "group_lookup_by_row": "Recognising groups, split by row",
@@ -70,3 +74,13 @@ def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
 def failed_checks(audit: pl.DataFrame) -> list[str]:
     """The findings of checks that did not pass."""
     return audit.filter(~pl.col("passed").fill_null(value=True))["finding"].to_list()
+
+
+def audit_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
+    """For the head of a report: how many of a run's checks for leaks passed; nothing where none are recorded."""
+    audit = read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT).frame
+    judged = audit.filter(pl.col("passed").is_not_null())
+    if judged.is_empty():
+        return ()
+    passed = int(judged["passed"].sum())
+    return (("Leakage audit", f"{passed} of {count_text(judged.height, 'check')} passed"),)

@@ -200,7 +200,7 @@ def _facts(headline: ReportHeadline) -> str:
         "Started": time_text(headline.started_utc),
         "Duration": duration_text(headline.duration_seconds),
         "Peak memory": bytes_text(headline.peak_rss_bytes),
-        **dict(headline.memory_facts),
+        **dict(headline.more_facts),
     }
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(clean_text(value))}</dd>" for name, value in facts.items())
     return f'<dl class="facts">{rows}</dl>'

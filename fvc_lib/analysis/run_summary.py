@@ -7,6 +7,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from fvc_lib.analysis.headline import DISHONEST_CONTROLS, ReportHeadline, Score, run_headline
+from fvc_lib.analysis.leakage_figures import audit_facts
 from fvc_lib.analysis.memory_findings import run_memory
 from fvc_lib.analysis.memory_wording import memory_facts
 from fvc_lib.analysis.provenance import provenance_html
@@ -33,7 +34,8 @@ def write_run_report(run: RunPaths) -> None:
     records = {key: path for key, path in records_of(run).items() if key not in unreadable}
     ordered = sorted(records.values(), key=lambda path: _rank(path.name))
     if ordered:
-        headline = replace(run_headline(run), memory_facts=memory_facts(run_memory(run)))
+        facts = (*audit_facts(run), *memory_facts(run_memory(run)))
+        headline = replace(run_headline(run), more_facts=facts)
         pages = {path: quote(os.fsencode(run.record_html(key).relative_to(run.root))) for key, path in records.items()}
         write_report(
             ordered,

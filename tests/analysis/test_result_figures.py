@@ -17,7 +17,7 @@ from sklearn.metrics import average_precision_score
 from fvc_lib.analysis import queries
 from fvc_lib.analysis.calibration_figures import binned_shares, calibration_figure
 from fvc_lib.analysis.html_table import HtmlTable
-from fvc_lib.analysis.leakage_figures import audit_figure, audit_table, failed_checks
+from fvc_lib.analysis.leakage_figures import audit_facts, audit_figure, audit_table, failed_checks
 from fvc_lib.analysis.metric_figures import metrics_figure
 from fvc_lib.analysis.mistakes import CLIP_GONE, mistakes_gallery, worst_mistakes
 from fvc_lib.analysis.pipeline_figures import BEFORE, pipeline_figure, pipeline_spans
@@ -148,6 +148,7 @@ def test_the_audit_says_what_a_split_by_row_would_have_claimed(run: RunPaths) ->
     assert "would have claimed an AUC of 1.000; split by group it gets 0.500" in title(audit_figure(results))
     audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
     assert audit_table(audit)["verdict"].to_list() == ["passed", "for information"]
+    assert audit_facts(run) == (("Leakage audit", "1 of 1 check passed"),)
     assert failed_checks(audit) == []
     assert failed_checks(audit.with_columns(passed=pl.lit(value=False))) == audit["finding"].to_list()
 
