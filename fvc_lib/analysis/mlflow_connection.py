@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.redaction import REPLACEMENT, Redactor
@@ -44,14 +44,18 @@ class TrackingError(FvcError):
 def default_tracking_uri(runs_dir: Path, environ: Mapping[str, str] | None = None) -> str:
     """``MLFLOW_TRACKING_URI``, or the SQLite database beside the runs."""
     environ = os.environ if environ is None else environ
-    return environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs_dir.absolute() / DATABASE}"
+    if given := environ.get("MLFLOW_TRACKING_URI"):
+        return given
+    # What SQLAlchemy decodes or takes for the beginning of options; it takes other characters as they are.
+    database = str(runs_dir.absolute() / DATABASE).replace("%", "%25").replace("?", "%3F")
+    return f"sqlite:///{database}"
 
 
 def artifact_location(tracking_uri: str, experiment: str) -> str | None:
     """Where an experiment's artifacts go that MLflow would put into the current folder; None: the server decides."""
     if not tracking_uri.startswith("sqlite:///"):
         return None
-    database = Path(tracking_uri.removeprefix("sqlite:///").partition("?")[0])
+    database = Path(unquote(tracking_uri.removeprefix("sqlite:///").partition("?")[0]))
     return (database.absolute().parent / ARTIFACTS / experiment).as_uri()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -179,7 +180,7 @@ def _content(
     points, long_names = _fitting(points)
     status = _STATUSES.get(str(state), "KILLED")
     return Content(
-        key, fitted(stored_text(name)), status, times[0], None if status == "RUNNING" else times[1],
+        key, fitted(stored_text(name)), status, times[0], None if status == "RUNNING" else times[1] or times[0],
         params, known, points, artifacts, (*notes, *refused, *long_names),
     )  # fmt: skip
 
@@ -231,7 +232,10 @@ def _numbers(outcome: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in every.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("fold", "seconds")
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and name not in ("fold", "seconds")
+        and not abs(value) > sys.float_info.max
     }
 
 

@@ -102,7 +102,11 @@ def register_model(
     for version in client.search_model_versions(f"run_id = '{mlflow_run_id}'"):
         if version.tags.get("fvc.key") == tags["fvc.key"]:
             return Registered(version.name, str(version.version), choice.fold, False), ()
-    stored = _stored(client, experiment_id, mlflow_run_id, network, choice, tags)
+    try:
+        stored = _stored(client, experiment_id, mlflow_run_id, network, choice, tags)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        return None, (f"No model was registered: torch cannot export the network of fold {choice.fold}: {reason}",)
     _ensure_registered(client, name)
     version = client.create_model_version(
         name, stored.artifact_location, run_id=mlflow_run_id, model_id=stored.model_id, tags=tags,
@@ -134,9 +138,13 @@ def _loss_of_best_epoch(run: RunPaths, fold: int, logged: float | None) -> float
         for epoch in training.get("history") or ():
             validation = epoch.get("validation") if isinstance(epoch, dict) else None
             loss = validation.get("loss") if isinstance(validation, dict) else None
-            if isinstance(loss, int | float) and epoch.get("epoch") == training.get("best_epoch"):
+            if (
+                isinstance(loss, int | float)
+                and math.isfinite(loss)
+                and epoch.get("epoch") == training.get("best_epoch")
+            ):
                 return float(loss)
-    return math.inf if logged is None else logged
+    return logged if logged is not None and math.isfinite(logged) else math.inf
 
 
 def _tags(content: RunContent, choice: _Choice, network: FoldNetwork) -> dict[str, str]:

@@ -18,11 +18,12 @@ from typing import Any
 import polars as pl
 
 from fvc_lib.analysis.mlflow_content import Content
-from fvc_lib.analysis.mlflow_names import fitted
+from fvc_lib.analysis.mlflow_names import MAX_TAG, fitted
 from fvc_lib.analysis.mlflow_points import POINTS
 from fvc_lib.analysis.wording import count_text
 
-KEY, EXPORTED, ARTIFACTS = "fvc.key", "fvc.exported", "fvc.artifacts"
+KEY, EXPORTED, ARTIFACTS, REFUSED = "fvc.key", "fvc.exported", "fvc.artifacts", "fvc.refused"
+_PARENT = "mlflow.parentRunId"
 _POINTS_AT_ONCE = 1000  # what MLflow takes in one request; of parameters and tags 100 each
 _TEXTS_AT_ONCE = 100
 _LARGEST_REQUEST = 800_000  # bytes of JSON; MLflow takes a million
@@ -71,14 +72,17 @@ def upload(
     Raises:
         MlflowException: MLflow refuses or cannot be reached.
     """
+    if existing is not None and parent_id and existing.data.tags.get(_PARENT) != parent_id:
+        client.set_tag(existing.info.run_id, _PARENT, parent_id)  # its former one was deleted
     if existing is not None and existing.data.tags.get(EXPORTED) == content.digest:
-        return Uploaded(existing.info.run_id)
+        refused = existing.data.tags.get(REFUSED)
+        return Uploaded(existing.info.run_id, notes=(refused,) if refused else ())
     run = existing or _created(client, experiment_id, content, parent_id)
     run_id = run.info.run_id
-    notes = _add_texts(client, run, content)
+    notes, refused = _add_texts(client, run, content)
     missing, replaced = _missing_points(client, run, content.points)
     for batch in _point_batches(missing):
-        client.log_batch(run_id, metrics=batch)
+        refused += _logged(client, run_id, metrics=batch)
     if replaced:
         notes.append(
             f"{count_text(replaced, 'value')} had been exported before another took its place: MLflow takes none back, "
@@ -86,6 +90,9 @@ def upload(
         )
     num_artifacts = _add_artifacts(client, run, content)
     _set_status(client, run, content)
+    if refused:
+        notes.append(told := " ".join(dict.fromkeys(refused))[:MAX_TAG])
+        client.set_tag(run_id, REFUSED, told)
     client.set_tag(run_id, EXPORTED, content.digest)
     return Uploaded(run_id, existing is None, missing.height, num_artifacts, tuple(notes))
 
@@ -93,30 +100,60 @@ def upload(
 def _created(client: Any, experiment_id: str, content: Content, parent_id: str | None) -> Any:
     """Created together with the tags by which it is found again, or not at all."""
     found_by = {name: content.tags[name] for name in (KEY, "fvc.run_key")}
-    nested = {"mlflow.parentRunId": parent_id} if parent_id else {}
+    nested = {_PARENT: parent_id} if parent_id else {}
     return client.create_run(
         experiment_id, start_time=content.start_ms, tags={**found_by, **nested}, run_name=content.name
     )
 
 
-def _add_texts(client: Any, run: Any, content: Content) -> list[str]:
-    """Log parameters and tags that are missing or changed; returns notes on parameters, which MLflow never changes."""
+def _add_texts(client: Any, run: Any, content: Content) -> tuple[list[str], list[str]]:
+    """Log parameters and tags that are missing or changed.
+
+    Returns:
+        Notes on parameters that have changed, which MLflow does not allow; and what it refused.
+    """
     entities = _entities()
     there = run.data.params
     changed = {name: text for name, text in content.params.items() if name in there and there[name] != text}
     tags = {**content.tags, **{fitted(f"fvc.changed.{name}"): text for name, text in changed.items()}}
     params = [entities.Param(name, text) for name, text in content.params.items() if name not in there]
     new = [entities.RunTag(name, text) for name, text in tags.items() if run.data.tags.get(name) != text]
+    refused: list[str] = []
     for some, others in itertools.zip_longest(_batches(params), _batches(new)):
-        client.log_batch(run.info.run_id, params=some or [], tags=others or [])
+        refused += _logged(client, run.info.run_id, params=some or [], tags=others or [])
     for name in run.data.tags:
         if name.startswith("fvc.") and name not in (*tags, EXPORTED, ARTIFACTS):
+            # It said something that is true no longer.
             client.delete_tag(run.info.run_id, name)
-    return [
+    notes = [
         f"parameter {name}: MLflow keeps {there[name]!r} of an earlier export and takes no other; it is {text!r} now, "
         "as a tag says."
         for name, text in changed.items()
     ]
+    return notes, refused
+
+
+def _logged(client: Any, run_id: str, **entities: list[Any]) -> list[str]:
+    """Log ``entities`` at once, or where MLflow refuses that, by name; returns a sentence about each that it refuses.
+
+    A server of another version, or another database, may be stricter than the limits that are known here.
+    """
+    refusal = importlib.import_module("mlflow.exceptions").MlflowException
+    try:
+        client.log_batch(run_id, **entities)
+        return []
+    except refusal as error:
+        by_name: dict[tuple[str, str], list[Any]] = {}
+        for kind, some in entities.items():
+            for entity in some:
+                by_name.setdefault((kind, entity.key), []).append(entity)
+        if error.error_code != "INVALID_PARAMETER_VALUE":
+            raise
+        if len(by_name) == 1:
+            ((kind, name),) = by_name
+            reason = " ".join(str(error.message).split())[:300]
+            return [f"MLflow refuses the {kind.removesuffix('s')} {name[:80]!r}: {reason}"]
+    return [said for (kind, _), some in by_name.items() for said in _logged(client, run_id, **{kind: some})]
 
 
 def _missing_points(client: Any, run: Any, points: pl.DataFrame) -> tuple[pl.DataFrame, int]:
@@ -192,7 +229,7 @@ def _set_status(client: Any, run: Any, content: Content) -> None:
     if content.status == "RUNNING":
         if run.info.status != "RUNNING":
             client.update_run(run.info.run_id, status="RUNNING")
-    elif (run.info.status, run.info.end_time) != (content.status, content.end_ms):
+    elif run.info.status != content.status or run.info.end_time != (content.end_ms or run.info.end_time):
         client.set_terminated(run.info.run_id, status=content.status, end_time=content.end_ms)
 
 

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,16 @@ def stored(uri: str) -> dict[str, Any]:
             told = [version.name, str(version.version), dict(version.tags), version.description]
             found["versions"].append([*told, names_of(client, version.run_id)])
         return {kind: sorted(each, key=str) for kind, each in found.items()}
+
+
+def stored_run(uri: str, wanted: Callable[[Any], bool]) -> dict[str, Any]:
+    """The one run that is ``wanted``; reading all of them takes as long as an export."""
+    with mlflow_connection.connected(uri) as client:
+        (experiment,) = [each for each in client.search_experiments() if each.name != "Default"]
+        runs = client.search_runs([experiment.experiment_id], max_results=1000)
+        names = {run.info.run_id: run.info.run_name for run in runs}
+        (run,) = filter(wanted, runs)
+        return _run(client, experiment.name, run, names)
 
 
 def names_of(client: Any, run_id: str) -> str:

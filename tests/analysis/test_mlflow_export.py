@@ -19,7 +19,7 @@ import yaml
 from click.testing import CliRunner
 
 from fvc_lib.analysis import mlflow_connection
-from fvc_lib.analysis.mlflow_connection import TrackingError, default_tracking_uri, shown_uri
+from fvc_lib.analysis.mlflow_connection import TrackingError, artifact_location, default_tracking_uri, shown_uri
 from fvc_lib.analysis.mlflow_content import run_content
 from fvc_lib.analysis.mlflow_export import ExportReport, export_run
 from fvc_lib.command_line.command_group import Commands
@@ -30,7 +30,7 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
-from tests.analysis.mlflow_store import Killed, copied, failing, shorten, stored, tiny_network
+from tests.analysis.mlflow_store import Killed, copied, failing, shorten, stored, stored_run, tiny_network
 
 pytest.importorskip("mlflow.version")
 
@@ -57,11 +57,11 @@ def short_run(make_run: MakeRun) -> RunPaths:
 
 
 def whole(uri: str) -> dict:
-    return next(run for run in stored(uri)["runs"] if run["parent"] is None)
+    return stored_run(uri, lambda run: "mlflow.parentRunId" not in run.data.tags)
 
 
 def fold(uri: str, number: int) -> dict:
-    return next(run for run in stored(uri)["runs"] if run["name"] == f"fold {number}")
+    return stored_run(uri, lambda run: run.info.run_name == f"fold {number}")
 
 
 def notes(report: ExportReport) -> str:
@@ -135,20 +135,14 @@ def test_code_and_machine_are_tags(short_run, uri):
     assert (tags["mlflow.source.git.commit"], tags["fvc.hardware.processor"]) == ("c0ffee", "Z80")
 
 
-def test_exporting_again_adds_nothing(short_run, uri):
-    export_run(short_run, tracking_uri=uri, load_model=tiny_network)
-    before = stored(uri)
-    again = export_run(short_run, tracking_uri=uri, load_model=tiny_network)
-    assert not again.changed
-    assert stored(uri) == before
-    assert len(before["versions"]) == 1
-
-
 def killed_everywhere(run, template, folder, monkeypatch, calls):
     undisturbed = copied(template, folder / "undisturbed")
     with failing(monkeypatch, 0) as clients:
         export_run(run, tracking_uri=undisturbed, load_model=tiny_network)
     wanted = stored(undisturbed)
+    assert len(wanted["versions"]) == 1
+    assert not export_run(run, tracking_uri=undisturbed, load_model=tiny_network).changed
+    assert stored(undisturbed) == wanted
     total = clients[0].calls
     for number, after in calls(total):
         place = folder / f"{number}_{after}"
@@ -160,10 +154,10 @@ def killed_everywhere(run, template, folder, monkeypatch, calls):
         shutil.rmtree(place)
 
 
-def test_an_export_killed_at_any_of_some_calls_is_completed_by_the_next(short_run, template, tmp_path, monkeypatch):
+def test_exporting_again_adds_nothing_and_completes_what_was_killed(short_run, template, tmp_path, monkeypatch):
     # The first calls create, the last ones register.
     def some(total):
-        return (4, True), (total - 5, False), (total - 2, True)
+        return (4, True), (total - 2, True)
 
     killed_everywhere(shorten(short_run, 1), template, tmp_path, monkeypatch, some)
 
@@ -239,6 +233,25 @@ def test_what_mlflow_refuses_is_named_and_never_cut(short_run, uri):
     assert f"parameter '{'n' * 80}'... is called" in notes(report)
     assert "corpus" not in whole(uri)["params"]
     assert sum(key.startswith("train/mmm") for key, *_ in fold(uri, 0)["points"]) == 1
+
+
+def test_what_a_stricter_server_refuses_is_named_each_time_and_the_rest_is_there(short_run, uri, monkeypatch):
+    monkeypatch.setattr("mlflow.utils.validation.MAX_PARAM_VAL_LENGTH", 8)
+    for _ in range(2):
+        report = export_run(short_run, tracking_uri=uri)
+        assert "MLflow refuses the param 'model': 'Param value' exceeds the maximum length of 8" in notes(report)
+    params = whole(uri)["params"]
+    assert params["num_folds"] == "5"
+    assert "model" not in params
+
+
+def test_a_run_deleted_there_is_exported_anew_with_its_folds_below_it(short_run, uri):
+    first = export_run(short_run, tracking_uri=uri)
+    with mlflow_connection.connected(uri) as client:
+        client.delete_run(first.mlflow_run_id)
+    again = export_run(short_run, tracking_uri=uri)
+    assert again.new_runs == 1
+    assert fold(uri, 1)["parent"] == "run_0"
 
 
 def test_a_parameter_that_changed_keeps_its_first_value_and_is_named(short_run, uri):
@@ -331,6 +344,18 @@ def test_without_mlflow_the_error_names_the_command_that_installs_it(short_run, 
 def test_the_default_is_the_variable_or_a_database_beside_the_runs(tmp_path):
     assert default_tracking_uri(tmp_path, {}) == f"sqlite:///{tmp_path}/mlflow.db"
     assert default_tracking_uri(tmp_path, {"MLFLOW_TRACKING_URI": "http://x"}) == "http://x"
+
+
+@pytest.mark.parametrize("name", ["a b#'c", "100%25", "why?"])
+def test_a_runs_folder_of_any_name_holds_its_own_database(name, template, tmp_path):
+    folder = tmp_path / name
+    copied(template, folder)
+    uri = default_tracking_uri(folder, {})
+    with mlflow_connection.connected(uri) as client:
+        experiment = client.create_experiment("x", artifact_location=artifact_location(uri, "x"))
+        (tmp_path / "file").write_text("text")
+        client.log_artifact(client.create_run(experiment).info.run_id, tmp_path / "file")
+    assert [path.name for path in (folder / "mlflow_artifacts").rglob("file")] == ["file"]
 
 
 def test_the_environment_is_as_before_afterwards(short_run, uri):
