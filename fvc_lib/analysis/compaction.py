@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import polars as pl
-import pyarrow as arrow
-import pyarrow.parquet as parquet
 
 from fvc_lib.analysis.log_lines import METRIC_LINES, LineCount, read_log_lines
 from fvc_lib.analysis.metric_curves import SCHEMA, curves
@@ -29,13 +27,12 @@ from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
 _FINISHED = ("done", "failed")
-_KEY = b"fvc_compacted_metrics"
+_KEY = "fvc_compacted_metrics"
 _SEAL = b"sha256 of this file with zeros here: "
 _UNSEALED = b"0" * 64
 _ROW_GROUP_ROWS = 1 << 16
 # Changes whenever what counts as a good line or a row does: then all that was compacted before is stale.
 _FORMAT = sha256_of_json([1, dict(METRIC_LINES.columns), METRIC_LINES.good, [f"{k} {v}" for k, v in SCHEMA.items()]])
-_TEXTS = [name for name, kind in SCHEMA.items() if kind == pl.String]
 # Times of files are this coarse on some disks: a log written so shortly before it was looked at may have been written
 # again without a trace in its times.
 _SETTLED_NS = 2_000_000_000
@@ -72,7 +69,7 @@ class Compacted:
     """What ``read_compacted`` found.
 
     Attributes:
-        frame: the run's curves, columns ``metric_curves.SCHEMA`` with the texts as categories; None: read the logs.
+        frame: the run's curves, columns ``metric_curves.SCHEMA``; None: read the logs.
         counts: lines of each log.
         problems: in words, why a file that lies there was not believed; a merely outdated one is not worth a word.
     """
@@ -120,24 +117,21 @@ def read_compacted(run: RunPaths, files: Sequence[LogFile]) -> Compacted:
         return _not_believed(run, error.strerror or "it cannot be opened")
     try:
         return _believed(content, files)
-    except (arrow.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (pl.exceptions.PolarsError, OSError, ValueError, KeyError, TypeError) as error:
         return _not_believed(run, str(error) or type(error).__name__)
 
 
 def _believed(content: bytes, files: Sequence[LogFile]) -> Compacted:
     if not _is_sealed(content):
         raise ValueError("its content is not what was written")
-    file = parquet.ParquetFile(arrow.BufferReader(content), read_dictionary=_TEXTS)
-    told: dict[str, Any] = json.loads(file.metadata.metadata[_KEY])
+    told: dict[str, Any] = json.loads(pl.read_parquet_metadata(io.BytesIO(content))[_KEY])
     if told["format"] != _FORMAT:
         return _NOTHING
     sources = [_Source(**{**source, "first_bad": tuple(source["first_bad"])}) for source in told["sources"]]
     names = [path_to_text(log.path.name) for log in files]
     if [source.name for source in sources] != names or not all(map(_Source.is_still, sources, files)):
         return _NOTHING
-    frame = pl.DataFrame(file.read(use_threads=False))
-    if frame.columns != list(SCHEMA) or frame.height != told["num_rows"]:
-        raise ValueError(f"it has {frame.height:,} rows of {', '.join(frame.columns)}")
+    frame = pl.read_parquet(io.BytesIO(content))
     counts = [LineCount(source.num_lines, source.num_bad, source.first_bad) for source in sources]
     return Compacted(frame, dict(zip(files, counts, strict=True)))
 
@@ -170,15 +164,10 @@ def _look(file: LogFile, seen: Mapping[str, Any] | None = None) -> dict[str, Any
 
 
 def _write(run: RunPaths, frame: pl.DataFrame, sources: Sequence[Mapping[str, Any]]) -> None:
-    told = {"format": _FORMAT, "num_rows": frame.height, "sources": sources}
-    metadata = {_KEY: json.dumps(told, ensure_ascii=True).encode(), b"seal": _SEAL + _UNSEALED}
-    stream, table = io.BytesIO(), frame.to_arrow()
-    coded = [*_TEXTS, "fold", "epoch", "attempt"]
-    with parquet.ParquetWriter(
-        stream, table.schema, compression="lz4", use_dictionary=coded, store_schema=False
-    ) as writer:
-        writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
-        writer.add_key_value_metadata(metadata)
+    told = {"format": _FORMAT, "sources": sources}
+    metadata = {_KEY: json.dumps(told, ensure_ascii=True), "seal": (_SEAL + _UNSEALED).decode()}
+    stream = io.BytesIO()
+    frame.write_parquet(stream, compression="lz4", row_group_size=_ROW_GROUP_ROWS, metadata=metadata)
     content = stream.getvalue()
     place = content.rfind(_SEAL) + len(_SEAL)
     write_bytes(run.compacted_metrics, content[:place] + _digest(content, place) + content[place + len(_UNSEALED) :])

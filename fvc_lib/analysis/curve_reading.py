@@ -9,7 +9,7 @@ import polars as pl
 
 from fvc_lib.analysis.compaction import read_compacted
 from fvc_lib.analysis.log_lines import METRIC_LINES, LineCount, read_log_lines, skipped_notes
-from fvc_lib.analysis.metric_curves import SCHEMA, curves
+from fvc_lib.analysis.metric_curves import curves
 from fvc_lib.analysis.records import Answer, LogFile, log_files
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
@@ -44,22 +44,22 @@ def read_curves(runs: Sequence[RunPaths], wanted: CurveFilter) -> Answer:
             rest.append(number)
         else:
             counts |= compacted.counts
-            parts.append(_numbered(wanted.apply(compacted.frame), number))
+            parts.append(wanted.apply(compacted.frame).select(_run_number(number), pl.all()))
     if rest or not parts:
         lines = read_log_lines([file for number in rest for file in logs[number]], METRIC_LINES)
         counts |= dict(zip(lines.files, lines.counts, strict=True))
         problems += lines.problems.values()
-        owners = pl.Series([number for number in rest for _ in logs[number]], dtype=pl.UInt32)
+        owners = pl.Series("run", [number for number in rest for _ in logs[number]], dtype=pl.UInt32)
         found = wanted.apply(curves(lines))
-        parts.append(found.select(owners.gather(found["file_number"]).alias("run"), pl.exclude("file_number")))
+        parts.append(found.select(owners.gather(found["file_number"]), pl.exclude("file_number")))
     frame = pl.concat(parts)
-    if len(parts) > 1 and rest:
+    if rest and len(parts) > 1:
         frame = frame.sort("run", maintain_order=True)
-    names = pl.Series("run_id", [path_to_text(run.run_id) for run in runs], dtype=pl.String)
+    run_ids = pl.Series("run_id", [path_to_text(run.run_id) for run in runs], dtype=pl.String)
     files = [file for files in logs for file in files]
     notes = (*problems, *skipped_notes(files, [counts[file] for file in files]))
-    return Answer(frame.select(names.gather(frame["run"]), pl.exclude("run")), notes)
+    return Answer(frame.select(run_ids.gather(frame["run"]), pl.exclude("run")), notes)
 
 
-def _numbered(frame: pl.DataFrame, number: int) -> pl.DataFrame:
-    return frame.select(pl.lit(number, dtype=pl.UInt32).alias("run"), pl.all()).cast(SCHEMA)
+def _run_number(number: int) -> pl.Expr:
+    return pl.lit(number, dtype=pl.UInt32).alias("run")
