@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+from html import escape, unescape
 from typing import Any
 
 _TITLE_PIXELS = 50  # of a figure's upper margin: what a title and subtitle of one line each take (theme.figure)
 _LEAST_MARGIN_PIXELS = 34  # what stands on the plot: a legend, a verdict
+_TAG = re.compile(r"<[^>]*>")
 _BESIDE_LEGEND_PIXELS = 46  # with a legend in the place of the title, above titles of panels
 
 
-def figure_html(spec: dict[str, Any], name: str, clean: Callable[[str], str]) -> str:
+def figure_html(spec: dict[str, Any], name: str) -> str:
     """HTML of one figure, drawn later by the page's script from the JSON beside it.
 
     Args:
         spec: ``data`` and ``layout`` as a notebook stores them.
         name: id of the element, unique in the page.
-        clean: makes HTML harmless; plotly's titles are a little HTML.
     """
     layout = dict(spec.get("layout") or {})
-    told = _lift_title(layout, clean)
+    told = _lift_title(layout)
     data = spec.get("data") or []
     if told and not data:  # nothing to show, and the reason is said
         return told
@@ -48,7 +49,7 @@ def json_safe(value: Any) -> Any:
     return [json_safe(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _lift_title(layout: dict[str, Any], clean: Callable[[str], str]) -> str:
+def _lift_title(layout: dict[str, Any]) -> str:
     """Take the title and subtitle of a figure of ours out of ``layout``, with the room they took; their HTML.
 
     A figure without a subtitle, or with an upper margin or height that plotly chooses, stays as it is.
@@ -65,8 +66,13 @@ def _lift_title(layout: dict[str, Any], clean: Callable[[str], str]) -> str:
     if at_edge:
         layout["legend"] = {**legend, "y": 1}
     del layout["title"]
-    finding, below = (clean(str(text or "").replace("<br>", " ")) for text in (title.get("text"), subtitle.get("text")))
+    finding, below = (_as_text(text) for text in (title.get("text"), subtitle.get("text")))
     return f'<p class="finding">{finding}</p><p class="basis">{below}</p>'
+
+
+def _as_text(title: Any) -> str:
+    """One of plotly's titles, which are a little HTML, as HTML of its text alone."""
+    return escape(unescape(_TAG.sub(" ", str(title or ""))), quote=False)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -265,7 +265,7 @@ def _rich(data: dict[str, Any], page: _Page) -> str:
 
 def _figure(spec: dict[str, Any], page: _Page) -> str:
     page.num_figures += 1
-    return figure_html(spec, f"{page.prefix}-figure-{page.num_figures}", clean_html)
+    return figure_html(spec, f"{page.prefix}-figure-{page.num_figures}")
 
 
 def _image(kind: str, content: str) -> str:

@@ -7,14 +7,14 @@ import pytest
 from fvc_lib.analysis import theme
 from fvc_lib.analysis.figure_display import figure_bundle
 from fvc_lib.analysis.figure_html import figure_html
-from fvc_lib.analysis.notebook_html import PLOTLY, clean_html
+from fvc_lib.analysis.notebook_html import PLOTLY
 
 HOSTILE = "</p><script>alert('x')</script><img src=x onerror=alert(1)>"
 
 
 def shown(figure: go.Figure) -> tuple[str, dict]:
     """A figure's HTML, and the layout that is drawn."""
-    html = figure_html(figure_bundle(figure)[PLOTLY], "f", clean_html)
+    html = figure_html(figure_bundle(figure)[PLOTLY], "f")
     data = re.search(r'id="f-data">(.*)</script>', html)
     return html, json.loads(data[1])["layout"] if data else {}
 
