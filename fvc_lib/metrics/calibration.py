@@ -122,16 +122,17 @@ def expected_calibration_error(sums: FloatArray) -> FloatArray:
 def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
     """The temperature T in [0.05, 20] for which ``sigmoid(logits / T)`` fits ``labels`` best.
 
-    It minimises the mean negative log-likelihood over T: C. Guo et al., "On calibration of modern neural networks",
-    ICML 2017. As in J. Platt, "Probabilistic outputs for support vector machines" (1999), a fake counts as
-    (F + 1) / (F + 2) of one, F being the number of fakes, and a real likewise: otherwise a validation part that is
-    ranked without a mistake, which a few videos easily are, would ask for a temperature of 0 and for certainty about
-    everything. With thousands of videos that changes nothing to be seen.
+    It minimises the negative log-likelihood: C. Guo et al., "On calibration of modern neural networks", ICML 2017; with
+    a Gamma(2, 1) prior on 1 / T, whose mode is T = 1. Without a prior a validation part that is ranked without a
+    mistake, which a few videos easily are, would ask for a temperature of 0 and for certainty about everything. So what
+    few videos do not show is left as it is, and with some hundred videos the prior changes nothing to be seen. (In
+    simulations with 16 and 60 videos it gave a lower Brier score on new videos than Platt's softened labels, which make
+    a network that is right too timid.)
 
-    The likelihood is convex in 1 / T, so its slope changes sign once, and the bracket in log T is halved until
-    nothing is left of it: the same for any order of the rows. Where the best T lies outside (logits that rank fakes
-    below reals ask for infinite doubt), the answer is the end nearest to it. With one class, or logits that are all 0,
-    nothing can be fitted, and the answer is 1: the logits as they are.
+    Likelihood and prior are log-concave in 1 / T, so the slope changes sign once, and the bracket in log T is halved
+    until nothing is left of it: the same for any order of the rows. Where the best T lies outside the range (logits
+    that rank fakes below reals ask for infinite doubt), the answer is the end nearest to it. With one class nothing
+    can be fitted, and the answer is 1: the logits as they are.
 
     To be called on the inner validation part only.
 
@@ -144,20 +145,18 @@ def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
     """
     checked = check_labels(labels)
     values = check_scores(logits, checked.size)
-    if checked.min() == checked.max() or not values.any():
+    if checked.min() == checked.max():
         return 1.0
-    order = np.lexsort((checked, values))
+    order = np.lexsort((checked, values))  # a sum rounds by its order
     checked, values = checked[order], values[order]
-    num_fake = int(checked.sum())
-    targets = np.where(checked == 1, (num_fake + 1) / (num_fake + 2), 1 / (checked.size - num_fake + 2))
     low, high = np.log(LOWEST_TEMPERATURE), np.log(HIGHEST_TEMPERATURE)
-    if _slope(targets, values, LOWEST_TEMPERATURE) <= 0:
+    if _slope(checked, values, LOWEST_TEMPERATURE) <= 0:
         return LOWEST_TEMPERATURE
-    if _slope(targets, values, HIGHEST_TEMPERATURE) >= 0:
+    if _slope(checked, values, HIGHEST_TEMPERATURE) >= 0:
         return HIGHEST_TEMPERATURE
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _slope(targets, values, float(np.exp(middle))) > 0 else (low, middle)
+        low, high = (middle, high) if _slope(checked, values, float(np.exp(middle))) > 0 else (low, middle)
     return float(np.exp((low + high) / 2))
 
 
@@ -179,9 +178,9 @@ def probabilities(logits: npt.ArrayLike, temperature: npt.ArrayLike) -> FloatArr
     return _sigmoid(values / divisor)
 
 
-def _slope(targets: FloatArray, logits: FloatArray, temperature: float) -> float:
-    """Derivative of the negative log-likelihood by 1 / temperature: negative where colder is better."""
-    return float(np.sum(logits * (_sigmoid(logits / temperature) - targets)))
+def _slope(labels: IntArray, logits: FloatArray, temperature: float) -> float:
+    """Derivative by b = 1 / temperature of the negative log-likelihood and of the prior's b - log b."""
+    return float(np.sum(logits * (_sigmoid(logits / temperature) - labels))) + 1 - temperature
 
 
 def _sigmoid(logits: FloatArray) -> FloatArray:
