@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.learning import fold_fitting
+from fvc_lib.learning import fold_fitting, fold_training
 from fvc_lib.learning.data import ClipRow
 from fvc_lib.learning.fold_outcome import read_outcome
 from fvc_lib.learning.fold_training import train_fold
@@ -122,6 +122,22 @@ def test_the_log_tells_of_the_selection_before_the_test_and_the_files_hold_it(ti
         assert summary.selection.num_videos == outcome.num_validation_videos
         assert '"openings": 1' in (folder / SELECTION).read_text()
     assert read_outcome(paths.fold_outcome(0)) == outcome
+
+
+def test_a_training_that_looks_before_it_has_chosen_is_stopped_without_a_prediction(
+    tiny_training, list_log, monkeypatch
+):
+    def choose_by_the_test(fitted):
+        return [row.label for row in fitted.clips.test]
+
+    monkeypatch.setattr(fold_training, "choose", choose_by_the_test)
+    tiny = tiny_training.with_config(shuffled_label_control=False, epochs=1)
+    with pytest.raises(
+        LeakageError, match=r"outer fold 0: .*choose_by_the_test \(line \d+\) asked for the labels of 12"
+    ):
+        train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
+    assert not tiny.paths.predictions(0).exists()
+    assert not (tiny.paths.fold_checkpoints(0) / SELECTION).exists()
 
 
 @pytest.mark.fault(3)
