@@ -1,0 +1,75 @@
+"""What is asked of an offline page: its figures drawn, its links followed, its body no wider than the window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+# A figure is drawn when it comes near the window, and only in an open section.
+_OPEN_SECTIONS = 'document.querySelectorAll("details.section").forEach(section => { section.open = true; })'
+_DRAW_NEXT = """() => {
+  const waiting = [...document.querySelectorAll("div.figure")].filter(div => !div.querySelector("svg.main-svg"));
+  if (waiting.length) waiting[0].scrollIntoView();
+  return waiting.length === 0;
+}"""
+_AS_WIDE_AS_THEIR_PLACE = """() => [...document.querySelectorAll("div.figure")].every(div => {
+  const svg = div.querySelector("svg.main-svg");
+  return !svg || Math.abs(svg.clientWidth - div.clientWidth) <= 1;
+})"""
+# Marks are what carries data: lines, points, bars, areas, cells of a heatmap. A figure without any has to say why.
+_FIGURES = """() => [...document.querySelectorAll("div.figure")].map(div => {
+  const marks = ".js-line, .point, .points path, .js-fill, .heatmaplayer image, .box, .errorbar, .boxlayer path";
+  const [svg, box] = [div.querySelector("svg.main-svg"), div.getBoundingClientRect()];
+  const edges = [...div.querySelectorAll("svg.main-svg")].map(one => one.getBoundingClientRect().right);
+  const texts = [...div.querySelectorAll("svg.main-svg text")].filter(text => text.textContent.trim())
+    .map(text => [text.textContent, text.getBoundingClientRect()]);
+  return {
+    id: div.id,
+    marks: div.querySelectorAll(marks).length,
+    says_why: /nothing to show|cannot be/.test(div.textContent),
+    width: svg ? svg.getBoundingClientRect().width : 0,
+    drawn_beyond: Math.max(0, ...edges) - box.right,
+    room_beyond: box.right - document.documentElement.clientWidth,
+    cut_texts: texts.filter(([, r]) => r.right > box.right + 1 || r.left < box.left - 1 || r.bottom > box.bottom + 1
+      || r.top < box.top - 1).map(([text]) => text),
+  };
+})"""
+_OVERFLOW = """() => {
+  const room = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth <= room) return [];
+  const clipped = element => {
+    for (let up = element.parentElement; up && up !== document.body; up = up.parentElement)
+      if (getComputedStyle(up).overflowX !== "visible") return true;
+    return false;
+  };
+  return [...document.querySelectorAll("body *")]
+    .filter(element => element.getBoundingClientRect().right > room + 0.5 && !clipped(element))
+    .map(element => `${element.tagName}.${element.className.baseVal ?? element.className} reaches to `
+      + `${Math.round(element.getBoundingClientRect().right)} of ${room}: ${element.textContent.slice(0, 60)}`);
+}"""
+
+
+def draw_all(page: Page) -> None:
+    """Open every section and look at every figure, as one who scrolls through the page does."""
+    page.evaluate(_OPEN_SECTIONS)
+    page.wait_for_function(_DRAW_NEXT)
+    settle(page)
+
+
+def settle(page: Page) -> None:
+    """Until every figure is as wide as its place: a figure follows its window a frame later."""
+    page.wait_for_function(_AS_WIDE_AS_THEIR_PLACE)
+
+
+def figures(page: Page) -> list[dict[str, Any]]:
+    """What is seen of each figure: marks that carry data, widths in CSS pixels, texts that are cut at its edge."""
+    found: list[dict[str, Any]] = page.evaluate(_FIGURES)
+    return found
+
+
+def too_wide(page: Page) -> list[str]:
+    """What makes the page's body scroll sideways; empty where it does not."""
+    found: list[str] = page.evaluate(_OVERFLOW)
+    return found

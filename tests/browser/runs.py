@@ -1,0 +1,128 @@
+"""Runs for the browser to look at: real records of real notebooks, under names that would like to be more than text."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from fvc_lib.analysis.run_summary import write_run_report
+from fvc_lib.execution.run_record import begin_run
+from fvc_lib.learning.selection import RecordedSelection, Selection, record_selection
+from fvc_lib.services import tables
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.path_text import path_to_text
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import read_table, write_table
+from tests.analysis.conftest import write_run
+from tests.browser.chromium import SENTINEL
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = f"<script>window.{SENTINEL}='script';alert(1)</script>"
+IMAGE = f"<img src=x onerror=\"window.{SENTINEL}='image';alert(2)\">"
+SQL = "'; DROP TABLE runs; --"
+BRACKETS = "a\nb\t\"q\" 'p' {x} [y](javascript:alert(3)) $z$ `k` %(s)s &lt; \\n"
+LINK = f"<a href=\"javascript:window.{SENTINEL}='link'\">click</a>"
+HOSTILE = (SCRIPT, IMAGE, SQL, BRACKETS, LINK)
+EXPERIMENT = f'{IMAGE} {SQL} "quoted"\n[b] & <i>'.replace("/", "")
+RUN = "run_20250304_101500_<svg onload=alert(4)>'\"; --"
+FOREIGN = os.fsdecode(b"'caf\xe9 \xff' <b>")  # no UTF-8; sorts before the other, whose run of the same id is the newest
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A runs folder.
+
+    Attributes:
+        folder: of all runs.
+        shown: the run that the runner made pages of, newest of its experiment.
+        beside: another run of the experiment, which has no record.
+        copied: a copy of ``shown`` in the experiment that no UTF-8 names.
+    """
+
+    folder: Path
+    shown: RunPaths
+    beside: RunPaths
+    copied: RunPaths
+
+    def environment(self) -> dict[str, str]:
+        """What makes FVC find these runs."""
+        return environment_of(self.folder.parent)
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """All folders of FVC's own in ``folder``; a kernel uses the code of this checkout."""
+    places = {f"FVC_{name.upper()}_DIR": str(folder / name) for name in ("runs", "cache", "data")}
+    return {**os.environ, **places, "PYTHONPATH": str(ROOT), "USE_MLOPS_PIPELINE": "false", "OMP_NUM_THREADS": "1"}
+
+
+def make_runs(folder: Path) -> Runs:
+    """Two runs written through the services; results, dashboard and memory of one of them by the real runner."""
+    beside = write_run(folder / "runs", EXPERIMENT, "run_20250301_080000_plain", seed=1, skill=0.4)
+    shown = write_run(folder / "runs", EXPERIMENT, RUN)
+    _give_record(shown, folder)
+    _give_hostile_tables(shown)
+    _give_selections(shown)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run_notebooks.py"), "--resume", str(shown.root), "--from", "05"],
+        cwd=folder, env=environment_of(folder), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    copied = RunPaths(folder / "runs" / FOREIGN / RUN)
+    shutil.copytree(shown.root, copied.root)
+    write_run_report(copied)
+    return Runs(folder / "runs", shown, beside, copied)
+
+
+def _give_record(run: RunPaths, folder: Path) -> None:
+    """The record and parameters of a run that was begun with such names on the command line."""
+    config = RunConfig(
+        experiment=run.experiment, runs_dir=str(folder / "begun"), corpus=f"/videos/{SCRIPT}/{IMAGE}/{BRACKETS}",
+        bootstrap_replicates=200,
+    )  # fmt: skip
+    begun = begin_run(config, command=f"python run_notebooks.py --experiment '{SCRIPT}' {IMAGE} {SQL}")
+    record = json.loads(begun.run_json.read_text())
+    run.run_json.write_text(json.dumps({**record, "run_id": path_to_text(run.run_id)}))
+    shutil.copyfile(begun.params_yaml, run.params_yaml)
+
+
+def _give_hostile_tables(run: RunPaths) -> None:
+    """Paths, platforms, codecs and manipulations that are code, in turn, and so what joined groups."""
+    index = read_table(run.index, tables.INDEX)
+    names = pl.Series("names", HOSTILE)
+
+    def turn(by: int) -> pl.Expr:
+        return pl.lit(names).gather((pl.int_range(pl.len()) + by) % len(HOSTILE))
+
+    path = pl.concat_str(pl.lit("clips/"), turn(0), pl.lit(" \\xff "), pl.int_range(pl.len()).cast(pl.String))
+    hostile = index.with_columns(
+        path=path, platform=turn(0), codec=turn(2), manipulation=pl.when(pl.col("label") == "fake").then(turn(1))
+    )
+    write_table(hostile, tables.INDEX, run.index)
+    links = [
+        {"group_id": index["group_id"][number], "why": "same_source", "evidence": name, "first": name, "second": SQL}
+        for number, name in enumerate(HOSTILE)
+    ]
+    write_table(pl.DataFrame(links), tables.GROUP_LINKS, run.group_links)
+
+
+def _give_selections(run: RunPaths) -> None:
+    """The record of what each fold's training chose, as the audit wants one."""
+    for fold in range(5):
+        judged = read_table(run.predictions(fold), tables.PREDICTIONS)
+        fake = int((judged["label"] == "fake").sum())
+        chosen = Selection(
+            num_epochs=10, best_epoch=10, validation_loss=0.42, temperature=judged["temperature"][0], log_loss=0.4,
+            log_loss_uncalibrated=0.41, threshold=judged["threshold"][0], balanced_accuracy=0.8,
+            num_videos=judged.height, num_groups=judged["group_id"].n_unique(), num_real=judged.height - fake,
+            num_fake=fake,
+        )  # fmt: skip
+        folder = run.fold_checkpoints(fold)
+        folder.mkdir(parents=True)
+        record_selection(folder, RecordedSelection(chosen, clips="00", weights="00"))
