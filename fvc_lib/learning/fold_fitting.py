@@ -168,6 +168,9 @@ def score(fitted: Fitted, recorded: RecordedSelection) -> Scored:
     fitted.metrics.log(step=state.step, epoch=state.best_epoch, phase="test", metrics=metrics)
     summary = TrainingSummary(
         history=tuple(state.history),
+        best_epoch=chosen.best_epoch,
+        temperature=chosen.temperature,
+        threshold=chosen.threshold,
         recorded=recorded,
         steps=state.step,
         nonfinite_steps=state.nonfinite_steps,

@@ -19,7 +19,10 @@ class TrainingSummary:
 
     Attributes:
         history: one record per epoch.
-        recorded: what was chosen on the inner validation part, and when the outer fold was opened.
+        best_epoch: the epoch (1-based) whose weights scored the outer fold; it and the next two are the selection's.
+        temperature: that the logits were divided by.
+        threshold: of the score.
+        recorded: all that was chosen on the inner validation part, at which values, and when the outer fold was opened.
         steps: effective batches consumed, those skipped included.
         nonfinite_steps: effective batches skipped because a loss or gradient was not finite.
         micro_batch: clips in memory at once at the end; lower than planned after an out-of-memory.
@@ -31,6 +34,9 @@ class TrainingSummary:
     __pydantic_config__ = NAN_AS_TEXT
 
     history: tuple[EpochRecord, ...]
+    best_epoch: int
+    temperature: float
+    threshold: float
     recorded: RecordedSelection
     steps: int
     nonfinite_steps: int

@@ -120,6 +120,8 @@ def test_the_log_tells_of_the_selection_before_the_test_and_the_files_hold_it(ti
     ):
         assert (summary.recorded.openings, summary.recorded.earlier) == (1, 0)
         assert summary.selection.num_videos == outcome.num_validation_videos
+        for name in ("best_epoch", "temperature", "threshold"):
+            assert getattr(summary, name) == getattr(summary.selection, name)
         assert '"openings": 1' in (folder / SELECTION).read_text()
     assert read_outcome(paths.fold_outcome(0)) == outcome
 
