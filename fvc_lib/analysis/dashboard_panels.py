@@ -108,7 +108,7 @@ def panels() -> tuple[Panel, ...]:
         Panel("runs", lambda c: run_comparison_figure(compare_runs(c.runs).frame), ("runs",), _TABLES),
         Panel("parameters", _parameters, ("runs",), ("params.yaml",)),
         Panel("comparison", lambda chosen: difference_figure(_compared(chosen)), ("runs",), _TABLES),
-        Panel("comparison in words", lambda c: "\n".join(comparison_lines(_compared(c))), ("runs",), _TABLES),
+        Panel("comparison in words", _comparison_in_words, ("runs",), _TABLES),
         Panel("notes", _notes, ("runs",), (*_METRICS, *_MEMORY, *_TABLES)),
     )
 
@@ -161,12 +161,19 @@ def _parameters(selection: Selection) -> Shown:
     values = [pl.col("value").list.get(number).alias(name) for number, name in enumerate(columns)]
     names = {name: path_to_text(run.run_id) for name, run in zip(columns, selection.runs, strict=True)}
     table = grouped.select("parameter", *values, "changes_numbers")
-    caption = f"{count_text(table.height, 'parameter')} differ between the {len(columns)} chosen runs"
+    verb = "differs" if table.height == 1 else "differ"
+    caption = f"{count_text(table.height, 'parameter')} {verb} between the {len(columns)} chosen runs"
     return HtmlTable(table, caption=caption, names={**names, "changes_numbers": "Can change a number"})
 
 
 def _compared(selection: Selection) -> Comparison:
     return _comparison(selection.runs, tuple(stamp for run in selection.runs for stamp in _stamps(run, _TABLES)))
+
+
+def _comparison_in_words(selection: Selection) -> Shown:
+    compared = _compared(selection)
+    # Without a pair the figure itself says why there is none.
+    return "\n".join(comparison_lines(compared)) if compared.pairs else NOTHING
 
 
 @lru_cache(maxsize=4)

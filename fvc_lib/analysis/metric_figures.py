@@ -15,6 +15,7 @@ _VOTES = (
     (BY_VIDEO, "a vote for each video", theme.MODEL, False),
     (BY_GROUP, "a vote for each group", theme.REAL, True),
 )
+_NO_GAP = 0.0005  # less than the digits that are shown
 _ASIDE = 0.14  # of a row's height: so far each kind of vote is from its middle
 
 
@@ -63,6 +64,8 @@ def _finding(rows: pl.DataFrame) -> str:
     if both.is_empty():
         return "No metric is defined both by video and by group"
     most = both.row(0, named=True)
+    if most["gap"] < _NO_GAP:
+        return f"Counting groups instead of videos changes none of {count_text(both.height, 'metric')}"
     return (
         f"Counting groups instead of videos moves {metric_name(most['metric'])} most, by {most['gap']:.3f} "
         f"to {most[BY_GROUP]:.3f}"

@@ -58,7 +58,7 @@ th { text-align:left; font-weight:600; color:var(--soft); border-bottom:1.5px so
   padding:5px 16px 5px 0; vertical-align:bottom; }
 td { border-bottom:1px solid var(--line); padding:5px 16px 5px 0; vertical-align:top; overflow-wrap:break-word;
   max-width:60ch; }
-th.number, td.number { text-align:right; white-space:nowrap; } td.missing { color:var(--faint); }
+th.number, td.number { text-align:right; } td.number { white-space:nowrap; } td.missing { color:var(--faint); }
 .scores { width:100%; }
 .scores td { vertical-align:middle; overflow-wrap:normal; }
 .scores td.name { white-space:nowrap; }
@@ -114,7 +114,7 @@ details.code .highlight { border:1px solid var(--line); border-radius:4px; paddi
 .runs td:nth-child(6), .runs td:nth-child(7), .runs td:nth-child(8) { white-space:nowrap; }
 .runs svg { display:block; width:140px; height:18px; }
 .runs .run { font-weight:600; } .runs .sub { font-weight:400; color:var(--soft); font-size:12.5px; }
-.plain { max-width:1320px; margin:0 auto; padding:32px; overflow-x:auto; }
+.plain:not(.output) { max-width:1320px; margin:0 auto; padding:32px; overflow-x:auto; }
 footer { color:var(--faint); font-size:12.5px; margin-top:28px; }
 @media (max-width:1180px) { .hero { grid-template-columns:minmax(0,1fr); gap:20px; } }
 @media (max-width:640px) {
@@ -123,7 +123,7 @@ footer { color:var(--faint); font-size:12.5px; margin-top:28px; }
 }
 @media (max-width:900px) {
   .page { grid-template-columns:minmax(0,1fr); }
-  .plain { padding:20px; }
+  .plain:not(.output) { padding:20px; }
   nav.sections { position:static; max-height:none; padding:20px 20px 0; }
   main { padding:20px; }
 .hero { grid-template-columns:minmax(0,1fr); gap:20px; }
