@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fvc_lib.metrics.over_folds import LOWER_IS_BETTER, METRICS
+
 Direction = Literal["lower", "higher"]
 
-_LOWER = (
-    "loss", "log_loss", "brier_score", "brier_score_uncalibrated", "expected_calibration_error",
-    "expected_calibration_error_uncalibrated", "equal_error_rate", "mean_absolute_error", "mean_squared_error",
-    "median_rank",
-)  # fmt: skip
-_HIGHER = (
-    "roc_auc", "average_precision", "true_positive_rate_at_5_percent", "f1", "balanced_accuracy", "accuracy",
-    "matthews_correlation",
-)  # fmt: skip
+_LOWER = (*sorted(LOWER_IS_BETTER), "loss", "log_loss", "mean_absolute_error", "mean_squared_error", "median_rank")
+_HIGHER = (*sorted(METRICS.keys() - LOWER_IS_BETTER), "accuracy")
 
 
 def direction(metric: str) -> Direction:

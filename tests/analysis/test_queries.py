@@ -1,3 +1,4 @@
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fvc_lib.analysis import queries
+from fvc_lib.analysis.compaction import compact_metrics
+from fvc_lib.analysis.metric_direction import direction
+from fvc_lib.analysis.sandbox import Limits, ask_bounded
+from fvc_lib.metrics.over_folds import LOWER_IS_BETTER, METRICS
 from fvc_lib.services import tables
 from fvc_lib.services.metric_log import JsonLines, MetricLog
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.path_text import path_to_text
+from fvc_lib.services.run_paths import RunPaths, list_runs
 
 
 def test_learning_curves_hold_every_logged_value_in_step_order(run: RunPaths) -> None:
@@ -60,6 +66,49 @@ def test_the_last_attempt_wins_as_in_a_dictionary(tmp_path: Path, logged: list[t
     }
     assert got == wanted
     assert frame.height == len(wanted)
+
+
+def test_the_best_of_a_run_is_the_best_of_every_row_and_the_mean_is_that_of_each_folds_own(
+    make_run: Callable[..., RunPaths],
+) -> None:
+    runs = [make_run(name=f"run_{number}", seed=number) for number in (2, 0, 1)]
+    best = queries.best_per_run(runs, "loss").frame
+    assert best["run_id"].to_list() == ["run_2", "run_0", "run_1"]
+    for run, row in zip(runs, best.iter_rows(named=True), strict=True):
+        rows = queries.learning_curves([run], metrics=["loss"], phases=["validation"]).frame.to_dicts()
+        lowest = {fold: min(each["value"] for each in rows if each["fold"] == fold) for fold in range(5)}
+        assert row["value"] == min(lowest.values())
+        assert row["num_folds"] == 5
+        assert row["mean_of_folds"] == pytest.approx(sum(lowest.values()) / 5)
+        (where,) = [each for each in rows if each["value"] == row["value"]]
+        assert (row["fold"], row["epoch"], row["step"]) == (where["fold"], where["epoch"], where["step"])
+
+
+def test_of_equal_values_the_earliest_step_is_best_and_more_is_better_where_it_is(run: RunPaths) -> None:
+    row = queries.best_per_run([run], "roc_auc").frame.row(0, named=True)  # all are 0.8
+    assert (row["value"], row["fold"], row["step"]) == (0.8, 0, 6)
+    worst = queries.best_per_run([run], "loss", better="higher").frame["value"].item()
+    assert worst == queries.learning_curves([run], metrics=["loss"], phases=["validation"]).frame["value"].max()
+
+
+def test_values_that_are_no_numbers_are_never_best(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "e" / "run_x")
+    with MetricLog(run.metrics("s"), run_id="x") as log:
+        for step, value in enumerate([float("-inf"), 2.0, float("nan"), 1.0]):
+            log.log(step=step, epoch=0, phase="validation", metrics={"loss": value, "only_nan": float("nan")})
+    assert queries.best_per_run([run]).frame.select("value", "step", "fold").rows() == [(1.0, 3, None)]
+    assert queries.best_per_run([run], "only_nan", better="lower").frame.is_empty()
+
+
+def test_a_metric_without_a_known_direction_is_refused_by_name(run: RunPaths) -> None:
+    with pytest.raises(ValueError, match="metric: got 'learning_rate', wanted one of"):
+        queries.best_per_run([run], "learning_rate")
+    assert queries.best_per_run([run], "learning_rate", "train", better="lower").frame["value"].item() == 1e-3
+
+
+def test_directions_are_those_of_the_results() -> None:
+    for name in METRICS:
+        assert direction(name) == ("lower" if name in LOWER_IS_BETTER else "higher")
 
 
 def test_memory_peaks_are_the_largest_samples(run: RunPaths) -> None:
@@ -159,20 +208,67 @@ def test_an_empty_run_gives_empty_answers(tmp_path: Path) -> None:
     assert queries.learning_curves([]).frame.is_empty()
 
 
+def test_a_folder_that_is_copied_or_linked_in_appears_and_a_dangling_one_does_no_harm(
+    make_run: Callable[..., RunPaths],
+) -> None:
+    run = make_run()
+    experiment = run.root.parent
+    shutil.copytree(run.root, experiment / "run_copied")
+    (experiment / "run_linked").symlink_to(run.root.name)
+    (experiment / "run_dangling").symlink_to("nowhere")
+    (experiment / "run_loop").symlink_to("run_loop")
+    (experiment / "run_empty").mkdir()
+    (experiment / "run_file").write_text("no folder")
+    found = list_runs(experiment.parent)
+    assert [each.run_id for each in found] == [run.run_id, "run_copied", "run_linked"]
+    assert queries.learning_curves(found).frame.group_by("run_id").len()["len"].to_list() == [700] * 3
+    odd = [RunPaths(experiment / name) for name in ("run_dangling", "run_loop", "run_empty", "run_file")]
+    for read in queries.SQL_TABLES.values():
+        assert read(odd).frame.is_empty()
+        assert read([*odd, run]).frame.equals(read([run]).frame, null_equal=True)
+
+
 def test_free_sql_sees_every_table_and_nothing_else(run: RunPaths, tmp_path: Path) -> None:
     query = "SELECT count(*) FROM predictions p JOIN videos v USING (run_id, video_id) WHERE p.score > $s"
     counted = queries.ask_sql([run], query, {"s": 0.5}).frame.item()
     predictions = queries.predictions([run]).frame
     assert counted == int(np.sum(predictions["score"].to_numpy() > 0.5))
-    for name in ("metrics", "memory", "results", "folds", "rejected"):
-        queries.ask_sql([run], f"SELECT * FROM {name} LIMIT 1")
+    union = " UNION ALL ".join(f"SELECT '{name}' AS name, count(*) AS n FROM {name}" for name in queries.SQL_TABLES)
+    counts = dict(queries.ask_sql([run], union).frame.rows())
+    assert counts == {name: read([run]).frame.height for name, read in queries.SQL_TABLES.items()}
+    named_by_value = queries.ask_sql([run], "SELECT count(*) FROM query_table('met' || 'rics')").frame.item()
+    assert named_by_value == counts["metrics"] == 700
     with pytest.raises(duckdb.Error):
         queries.ask_sql([run], f"SELECT * FROM read_parquet('{run.index}')")
 
 
-def test_a_run_folder_with_a_hostile_name_is_read_like_any_other(make_run: Callable[..., RunPaths]) -> None:
-    run = make_run(experiment="a[b]*'\"; DROP <b>", name="run_20250304_101500_[x]'*")
-    assert queries.learning_curves([run]).frame["run_id"].unique().to_list() == [run.run_id]
+HOSTILE = (
+    "run_20250304_101500_[x]'*",
+    "run_1'; DROP TABLE metrics; --",
+    'run_"$runs" OR 1=1',
+    "run_<script>alert(1)</script>".replace("/", "_"),
+    "run_line\nfeed\ttab",
+    "run_\U0001f3ac {0} %s $1",
+    os.fsdecode(b"run_bytes\xff\xfe"),
+)
+
+
+@pytest.mark.fault(30, 38, 39)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_run_folder_with_a_hostile_name_is_read_like_any_other(make_run: Callable[..., RunPaths], name: str) -> None:
+    run, plain = make_run(experiment="a[b]*'\"; DROP <b>", name=name), make_run(name="run_0", seed=1)
+    shown = path_to_text(name)
+    assert compact_metrics(run)
+    assert queries.learning_curves([run]).frame["run_id"].unique().to_list() == [shown]
+    best = queries.best_per_run([plain, run], "loss").frame
+    assert best["run_id"].to_list() == ["run_0", shown]
+    assert queries.fold_table([run]).frame["run_id"].unique().to_list() == [shown]
+    differing = queries.parameter_differences([run, plain]).frame
+    assert set(differing["run_id"]) <= {shown, "run_0"}
+    assert queries.compare_runs([run, plain]).frame["run_id"].to_list() == [shown, "run_0"]
+    frames = {name: read([run]).frame for name, read in queries.SQL_TABLES.items()}
+    query = "SELECT count(*) FROM metrics WHERE run_id = $name"
+    assert ask_bounded(query, frames, {"name": shown}, Limits())[0].item() == 700
     assert queries.predictions([run]).frame.height == 96
     assert queries.memory_peaks([run]).frame.height == 5
     assert queries.compare_runs([run]).frame.height == 1

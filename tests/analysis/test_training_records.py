@@ -1,0 +1,133 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fvc_lib.analysis import queries
+from fvc_lib.learning.fold_outcome import TrainingSummary
+from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.run_paths import RunPaths
+
+TRAINING = {
+    "history": [{"epoch": 1}, {"epoch": 2}], "best_epoch": 2, "threshold": 0.4, "temperature": 1.5, "steps": 12,
+    "nonfinite_steps": 0, "micro_batch": 4, "seconds": 3.25,
+}  # fmt: skip
+OUTCOME = {
+    "model": "frame_cnn", "device": "cpu", "num_train_videos": 30, "num_validation_videos": 10, "num_test_videos": 10,
+    "peak_rss_bytes": 5 * 10**9, "peak_device_bytes": None, "training": TRAINING, "control": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path / "runs" / "e" / "run_x")
+
+
+def test_a_row_says_what_the_record_says_for_the_model_and_its_control(run: RunPaths) -> None:
+    write_json(run.fold_outcome(10), OUTCOME)
+    write_json(run.fold_outcome(2), {**OUTCOME, "control": {**TRAINING, "best_epoch": 1}})
+    run.fold_checkpoints(3).mkdir()  # not finished
+    answer = queries.training_summary([run])
+    assert answer.notes == ()
+    assert answer.frame.select("fold", "trained", "best_epoch").rows() == [
+        (2, "model", 2),
+        (2, "control", 1),
+        (10, "model", 2),
+    ]
+    row = answer.frame.row(2, named=True)
+    assert {name: row[name] for name in TRAINING if name != "history"} == {
+        name: value for name, value in TRAINING.items() if name != "history"
+    }
+    assert (row["epochs"], row["model"], row["peak_rss_bytes"], row["peak_device_bytes"]) == (
+        2,
+        "frame_cnn",
+        5 * 10**9,
+        None,
+    )
+
+
+def test_the_fields_are_those_that_training_writes() -> None:
+    assert set(TRAINING) <= set(TrainingSummary.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("change", "untold"),
+    [
+        ({"training": {**TRAINING, "temperature": "hot"}}, "training.temperature"),
+        ({"training": {key: value for key, value in TRAINING.items() if key != "threshold"}}, "training.threshold"),
+        ({"training": {**TRAINING, "steps": 2**70, "history": 3}}, "training.history, training.steps"),
+        ({"training": {**TRAINING, "micro_batch": True}}, "training.micro_batch"),
+        ({"training": []}, "training"),
+        ({"control": "none"}, "control"),
+        ({"model": ["<script>"]}, "model"),
+    ],
+)
+def test_what_is_missing_or_of_another_type_is_null_and_noted(
+    run: RunPaths, change: dict[str, Any], untold: str
+) -> None:
+    write_json(run.fold_outcome(0), {**OUTCOME, **change})
+    write_json(run.fold_outcome(4), {**OUTCOME, **change})
+    answer = queries.training_summary([run])
+    assert answer.notes == (f"run_x: outcome.json of fold 0, 4 does not tell {untold}.",)
+    assert answer.frame.height == (0 if untold == "training" else 2)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_torn_record_is_noted_and_the_others_are_read(run: RunPaths, content: bytes) -> None:
+    write_json(run.fold_outcome(0), OUTCOME)
+    run.fold_checkpoints(1).mkdir()
+    run.fold_outcome(1).write_bytes(content)
+    answer = queries.training_summary([run])
+    assert answer.frame["fold"].to_list() == [0]
+    assert answer.notes == ("run_x: outcome.json of fold 1 does not tell training.",)
+
+
+def with_parameters(run: RunPaths, name: str, **changes: Any) -> RunPaths:
+    other = RunPaths(run.root.with_name(name))
+    other.root.mkdir(parents=True, exist_ok=True)
+    other.params_yaml.write_text(RunConfig(**changes).to_yaml())
+    return other
+
+
+def test_only_parameters_that_differ_are_shown_in_the_order_of_the_runs(run: RunPaths) -> None:
+    first = with_parameters(run, "run_b", epochs=3, runs_dir="x")
+    second = with_parameters(run, "run_a", epochs=20, augmentations=("flip",), runs_dir="y")
+    answer = queries.parameter_differences([first, second])
+    rows = answer.frame.filter(answer.frame["parameter"] != "augmentations").rows()
+    assert rows == [
+        ("epochs", "run_b", "3", True),
+        ("epochs", "run_a", "20", True),
+        ("runs_dir", "run_b", "x", False),
+        ("runs_dir", "run_a", "y", False),
+    ]
+    assert answer.frame.row(1)[:3] == ("augmentations", "run_a", json.dumps(["flip"]))
+    assert queries.parameter_differences([first, first]).frame.is_empty()
+    assert queries.parameter_differences([first]).frame.is_empty()
+
+
+def test_a_parameter_that_one_run_does_not_know_differs(run: RunPaths) -> None:
+    first, second = with_parameters(run, "run_a"), with_parameters(run, "run_b")
+    with second.params_yaml.open("a") as stream:
+        stream.write("brand_new: null\nodd: {a: [1]}\n")
+    assert queries.parameter_differences([first, second]).frame.rows() == [
+        ("brand_new", "run_a", None, True),
+        ("brand_new", "run_b", "null", True),
+        ("odd", "run_a", None, True),
+        ("odd", "run_b", "(dict)", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "content", [b"a: [", b"\xff\xfe", b"- 1", b"x: " + b"y" * 1_000_001, b"!!python/name:os.system x"]
+)
+def test_parameters_that_cannot_be_read_are_noted_and_left_out(run: RunPaths, content: bytes) -> None:
+    first = with_parameters(run, "run_a", epochs=2)
+    second = with_parameters(run, "run_b", epochs=3)
+    broken = with_parameters(run, "run_c")
+    broken.params_yaml.write_bytes(content)
+    answer = queries.parameter_differences([first, broken, second, RunPaths(run.root.with_name("run_none"))])
+    assert answer.frame["run_id"].to_list() == ["run_a", "run_b"]
+    assert len(answer.notes) == 1
+    assert "params.yaml was left out" in answer.notes[0]
