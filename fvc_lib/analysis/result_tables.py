@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import polars as pl
 
 from fvc_lib.analysis.wording import interval_text, metric_name, source_name
+from fvc_lib.metrics import over_folds
 
 BY_VIDEO, BY_GROUP = "all", "all_by_group"
 # Of the model before its temperature: no control has one.
 UNCALIBRATED = ("brier_score_uncalibrated", "expected_calibration_error_uncalibrated")
-LOWER_IS_BETTER = frozenset({"equal_error_rate", "brier_score", "expected_calibration_error", *UNCALIBRATED})
+LOWER_IS_BETTER = over_folds.LOWER_IS_BETTER | frozenset(UNCALIBRATED)
 
 
 def metric_table(results: pl.DataFrame) -> pl.DataFrame:
