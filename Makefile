@@ -21,6 +21,8 @@ $(STAMP): requirements.lock pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	# JupyterLab would ask everybody whether it may fetch news, and look for updates; a workbench asks nobody outside.
+	$(VENV)/bin/jupyter labextension disable --level=sys_prefix @jupyterlab/apputils-extension:announcements
 	@touch $@
 
 setup-mlflow: $(MLFLOW_STAMP)  ## Add MLflow to .venv, for FVC_TRACKER=mlflow and export-mlflow
@@ -34,9 +36,7 @@ demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show
 	$(RUN) run_notebooks.py --params params/demo.yaml
 
 lab: $(STAMP)  ## Open the notebooks in JupyterLab
-	# Not asking Jupyter's site for news and newer versions: a workbench asks nobody outside.
-	$(VENV)/bin/jupyter lab notebooks --LabApp.news_url=None \
-		--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate
+	$(VENV)/bin/jupyter lab notebooks
 
 doctor: $(STAMP)  ## Check Python, torch, codecs, disk, memory, SLURM and installed versions, and say what to do
 	$(RUN) run_notebooks.py doctor
@@ -52,7 +52,7 @@ test-long: $(STAMP)  ## Run the tests that take longer and have no target of the
 		--ignore tests/test_run_kills.py --ignore tests/video/test_fuzz.py --ignore tests/corpus/test_index_scale.py
 
 test-mlflow: setup-mlflow  ## Export runs to a real MLflow server; installs MLflow into .venv
-	$(RUN) -m pytest -n auto --dist worksteal -m mlflow
+	$(RUN) -m pytest -n 2 --dist worksteal -m "mlflow and not long"
 
 test-browser: $(STAMP)  ## Drive JupyterLab and the offline pages in Chromium; pictures of failures in build/screenshots
 	FVC_SCREENSHOTS=build/screenshots $(RUN) -m pytest -n 0 tests/browser -m "long or not long"
@@ -104,6 +104,7 @@ bench-clips: $(STAMP)  ## Measure how fast stored clips are read back and how lo
 
 bench-index: $(STAMP)  ## Measure what indexing costs per file and per row, as ratios of CPU time
 	$(RUN) -m benchmarks.index
+	$(RUN) -m benchmarks.near_duplicates
 
 bench-training: $(STAMP)  ## Measure what the engine costs over a bare loop: steps, checkpoints, logging, memory
 	$(RUN) -m benchmarks.training

@@ -217,6 +217,7 @@ def hostile_members(bomb: Bomb) -> dict[str, object]:
     }
 
 
+@pytest.mark.fault(36, 37)
 @pytest.mark.parametrize("kind", hostile_members(Bomb(Path())))
 def test_hostile_members_are_refused_by_name_and_never_executed(written, tmp_path, kind):
     _, _, folder = written
