@@ -22,7 +22,9 @@ $(STAMP): requirements.lock pyproject.toml
 	$(RUN) -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	# JupyterLab would ask everybody whether it may fetch news, and look for updates; a workbench asks nobody outside.
-	$(VENV)/bin/jupyter labextension disable --level=sys_prefix @jupyterlab/apputils-extension:announcements
+	mkdir -p $(VENV)/etc/jupyter/labconfig
+	echo '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}' \
+		> $(VENV)/etc/jupyter/labconfig/page_config.json
 	@touch $@
 
 setup-mlflow: $(MLFLOW_STAMP)  ## Add MLflow to .venv, for FVC_TRACKER=mlflow and export-mlflow

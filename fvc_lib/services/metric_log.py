@@ -241,7 +241,8 @@ class MetricLog:
 
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
         """Append one line per metric, all in one write. ``phase`` is train, validation, selection, test or
-        control."""
+        control.
+        """
         # Put together by hand: a general encoder takes twice as long as the write itself.
         head = (
             f'{self._head}{round(time.time(), 3)!r},"step":{int(step)},"epoch":{int(epoch)},'
