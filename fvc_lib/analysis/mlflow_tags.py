@@ -14,7 +14,8 @@ from fvc_lib.analysis.headline import ReportHeadline, Score
 from fvc_lib.analysis.wording import clean_text, interval_text, metric_name, source_name
 from fvc_lib.services.redaction import Redactor
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$])")
+# Within a line; no text from outside stands at the beginning of one, where more has a meaning.
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
 
 
 def stored_text(value: object) -> str:

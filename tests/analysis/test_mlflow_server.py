@@ -16,8 +16,6 @@ import pytest
 from fvc_lib.analysis.mlflow_export import export_run
 from tests.analysis.mlflow_store import shorten, stored, tiny_network
 
-pytest.importorskip("mlflow.version")
-
 PATIENCE_SECONDS = 180.0
 
 
@@ -60,6 +58,7 @@ def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None
             time.sleep(0.2)
 
 
+@pytest.mark.mlflow
 @pytest.mark.slow
 def test_a_server_receives_what_a_database_does_and_nothing_twice(server, make_run, tmp_path):
     run = shorten(make_run(experiment="it's <b>100%<"), 1)

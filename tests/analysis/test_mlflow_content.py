@@ -1,0 +1,82 @@
+"""What of an export needs no MLflow."""
+
+import json
+import sys
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+from fvc_lib.analysis.mlflow_connection import default_tracking_uri, shown_uri
+from fvc_lib.analysis.mlflow_content import run_content
+from fvc_lib.analysis.mlflow_export import export_run
+from fvc_lib.command_line.command_group import Commands
+from fvc_lib.command_line.mlflow_command import export_mlflow, export_when_asked
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
+from tests.analysis.mlflow_store import shorten
+
+TRAINING = "04_fold_training"
+
+
+def test_without_mlflow_the_error_names_the_command_that_installs_it(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(UsageError, match=r"pip install 'fvc_lib\[mlflow\]'"):
+        export_run(run, tracking_uri="sqlite:///x.db")
+
+
+def test_the_default_is_the_variable_or_a_database_beside_the_runs(tmp_path):
+    assert default_tracking_uri(tmp_path, {}) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert default_tracking_uri(tmp_path, {"MLFLOW_TRACKING_URI": "http://x"}) == "http://x"
+
+
+def test_a_fold_that_has_not_begun_has_no_run(make_run):
+    run = shorten(make_run(), 1)
+    status = json.loads(run.status_json.read_text())
+    status["stages"] |= {f"{TRAINING}_fold_1": {"state": "pending"}, f"{TRAINING}_fold_2": {"state": "running"}}
+    run.status_json.write_text(json.dumps(status))
+    assert [number for number, _ in run_content(run).folds] == [0, 2]
+
+
+def test_an_unknown_run_is_a_usage_error(tmp_path):
+    done = CliRunner().invoke(
+        Commands("fvc", commands={"export-mlflow": export_mlflow}),
+        ["export-mlflow", "no_such_run", "--runs-dir", str(tmp_path)],
+    )
+    assert done.exit_code == 2
+
+
+def test_at_a_runs_end_without_mlflow_there_is_a_warning_and_where_it_was_not_asked_for_nothing(
+    run, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    export_when_asked(run, RunConfig(tracker="none"))
+    assert capsys.readouterr() == ("", "")
+    export_when_asked(run, RunConfig(tracker="mlflow"))
+    told = capsys.readouterr().err
+    assert "pip install 'fvc_lib[mlflow]'" in told
+    assert f"export-mlflow {run.root}" in told
+
+
+def test_the_same_run_has_the_same_content_and_a_changed_one_another(make_run):
+    run = make_run()
+    first = run_content(run)
+    assert [each.digest for _, each in run_content(run).folds] == [each.digest for _, each in first.folds]
+    run.metrics(TRAINING, 2).write_bytes(b"".join(run.metrics(TRAINING, 2).read_bytes().splitlines(True)[:-1]))
+    changed = run_content(run)
+    differing = [old[0] for old, new in zip(first.folds, changed.folds, strict=True) if old[1].digest != new[1].digest]
+    assert differing == [2]
+    assert changed.whole.digest == first.whole.digest
+
+
+def test_there_is_one_point_for_a_key_and_step_and_no_other_control_on_a_fold(run):
+    for _, content in run_content(run).folds:
+        assert not content.points.select("key", "step").is_duplicated().any()
+        outer = content.points.filter(pl.col("key").str.starts_with("outer_fold/"))
+        assert outer["key"].str.starts_with("outer_fold/model/").all()
+
+
+def test_passwords_of_a_uri_are_not_shown():
+    assert shown_uri("http://me:pw@host:5000/x") == "http://[secret]@host:5000/x"
+    assert shown_uri("http://shorttoken@host") == "http://[secret]@host"
+    assert shown_uri("sqlite:////a/b.db") == "sqlite:////a/b.db"
