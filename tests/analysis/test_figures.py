@@ -10,6 +10,12 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis import queries, theme
+from fvc_lib.analysis.annotation_figures import (
+    group_links_figure,
+    group_lookup_figure,
+    group_sizes_figure,
+    label_kinds_figure,
+)
 from fvc_lib.analysis.calibration_figures import calibration_figure
 from fvc_lib.analysis.corpus_figures import fold_balance_figure, index_overview_figure
 from fvc_lib.analysis.leakage_figures import audit_figure
@@ -42,7 +48,8 @@ def subtitle(figure: go.Figure) -> str:
 UNIT_FREE = frozenset(
     {
         "ROC AUC", "Metric", "Scored by", "Slice", "Stage", "Stage and phase", "Run", "Outer fold", "Codec", "Step",
-        "Epoch", "Videos",
+        "Epoch", "Videos", "Videos in the group", "Groups", "Links", "What joined them", "Rows of the label tables",
+        "Platform", "Folds dealt",
     }
 )  # fmt: skip
 
@@ -74,8 +81,28 @@ def all_figures(run: RunPaths) -> list[go.Figure]:
     ]
 
 
+def figures_of_annotations(index: pl.DataFrame) -> list[go.Figure]:
+    """Those of notebook 01 that a corpus with label tables has."""
+    rows = index.select(
+        "source_id", pl.lit("a.csv").alias("origin"), pl.int_range(1, pl.len() + 1).alias("row"), "label",
+        "stated_group", "group_id", "platform", pl.lit(value=True).alias("is_present"),
+    )  # fmt: skip
+    link = {"group_id": "g", "why": "near_duplicate", "evidence": "a, b", "first": "a", "second": "b"}
+    scores = {
+        "split": ["by row", "by group"], "value": [0.99, 0.5], "low": [0.98, 0.5], "high": [1.0, 0.5],
+        "num_rows": [96, 96], "num_groups": [24, 24],
+    }  # fmt: skip
+    return [
+        label_kinds_figure(rows),
+        group_sizes_figure(rows),
+        group_links_figure(pl.DataFrame([link])),
+        group_lookup_figure(pl.DataFrame(scores)),
+    ]
+
+
 def test_every_figure_has_a_finding_an_n_and_units_in_the_one_look(run: RunPaths) -> None:
-    for figure in all_figures(run):
+    annotated = figures_of_annotations(tables.read_table(run.index, tables.INDEX))
+    for figure in (*all_figures(run), *annotated):
         assert len(title(figure)) > 20
         assert "n = " in subtitle(figure), subtitle(figure)
         for direction in ("x", "y"):
