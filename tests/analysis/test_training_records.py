@@ -93,7 +93,7 @@ def with_parameters(run: RunPaths, name: str, **changes: Any) -> RunPaths:
 
 def test_only_parameters_that_differ_are_shown_in_the_order_of_the_runs(run: RunPaths) -> None:
     first = with_parameters(run, "run_b", epochs=3, runs_dir="x")
-    second = with_parameters(run, "run_a", epochs=20, augmentations=("flip",), runs_dir="y")
+    second = with_parameters(run, "run_a", epochs=20, augmentations=("noise", "flip"), runs_dir="y")
     answer = queries.parameter_differences([first, second])
     rows = answer.frame.filter(answer.frame["parameter"] != "augmentations").rows()
     assert rows == [
@@ -102,7 +102,7 @@ def test_only_parameters_that_differ_are_shown_in_the_order_of_the_runs(run: Run
         ("runs_dir", "run_b", "x", False),
         ("runs_dir", "run_a", "y", False),
     ]
-    assert answer.frame.row(1)[:3] == ("augmentations", "run_a", json.dumps(["flip"]))
+    assert answer.frame.row(1)[:3] == ("augmentations", "run_a", json.dumps(["noise", "flip"]))
     assert queries.parameter_differences([first, first]).frame.is_empty()
     assert queries.parameter_differences([first]).frame.is_empty()
 
