@@ -73,3 +73,14 @@ def too_wide(page: Page) -> list[str]:
     """What makes the page's body scroll sideways; empty where it does not."""
     found: list[str] = page.evaluate(_OVERFLOW)
     return found
+
+
+def flaws(page: Page) -> list[str]:
+    """What is wrong with a page in its window as it is now: too wide, or a figure empty or drawn past its place."""
+    found = too_wide(page)
+    for figure in figures(page):
+        if not (figure["marks"] or figure["says_why"]):
+            found.append(f"nothing is drawn: {figure}")
+        if figure["drawn_beyond"] > 0.5 or figure["room_beyond"] > 0.5:
+            found.append(f"drawn past its place: {figure}")
+    return found

@@ -63,14 +63,14 @@ def environment_of(folder: Path) -> dict[str, str]:
 
 
 def make_runs(folder: Path) -> Runs:
-    """Two runs written through the services; results, dashboard and memory of one of them by the real runner."""
+    """Two runs written through the services; the results of one of them, its record and pages, by the real runner."""
     beside = write_run(folder / "runs", EXPERIMENT, "run_20250301_080000_plain", seed=1, skill=0.4)
     shown = write_run(folder / "runs", EXPERIMENT, RUN)
     _give_record(shown, folder)
     _give_hostile_tables(shown)
     _give_selections(shown)
     done = subprocess.run(
-        [sys.executable, str(ROOT / "run_notebooks.py"), "--resume", str(shown.root), "--from", "05"],
+        [sys.executable, str(ROOT / "run_notebooks.py"), "--resume", str(shown.root), "--only", "05"],
         cwd=folder, env=environment_of(folder), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

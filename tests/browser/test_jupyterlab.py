@@ -67,6 +67,7 @@ def curves(notebook) -> int:
     return number
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["01_data_index", "05_kfold_results"])
 def test_a_notebook_as_it_is_committed_opens_for_reading(open_in_lab, name):
     notebook = open_in_lab(f"{name}.ipynb")
@@ -78,6 +79,7 @@ def test_a_notebook_as_it_is_committed_opens_for_reading(open_in_lab, name):
     assert notebook.watched.trouble() == []
 
 
+@pytest.mark.long
 @pytest.mark.fault(38, 39)
 def test_a_record_shows_its_figures_in_jupyterlab_without_being_run(open_in_lab, lab, runs):
     record = runs.shown.executed_notebook("05_kfold_results")
