@@ -49,7 +49,7 @@ main { padding:28px 32px 96px; min-width:0; }
 .under { color:var(--soft); margin:0 0 24px; overflow-wrap:anywhere; }
 .alarm { border-left:4px solid var(--below); background:#fdf3f2; padding:10px 14px; margin:0 0 20px;
   overflow-wrap:anywhere; }
-.hero { display:grid; grid-template-columns:minmax(0,3fr) minmax(200px,1fr); gap:40px; align-items:start;
+.hero { display:grid; grid-template-columns:minmax(0,2fr) minmax(296px,1fr); gap:32px; align-items:start;
   border-bottom:1px solid var(--line); padding-bottom:28px; margin-bottom:20px; }
 table { border-collapse:collapse; font-size:13.5px; line-height:1.45; margin:0 0 12px; }
 caption { text-align:left; color:var(--soft); padding:0 0 6px; caption-side:top; }
@@ -61,10 +61,10 @@ td { border-bottom:1px solid var(--line); padding:5px 16px 5px 0; vertical-align
 th.number, td.number { text-align:right; } td.number { white-space:nowrap; } td.missing { color:var(--faint); }
 .scores { width:100%; }
 .scores td { vertical-align:middle; overflow-wrap:normal; }
-.scores td.name { white-space:nowrap; }
+.scores td.name, .scores th { white-space:nowrap; }
 .scores tr.model td { font-weight:600; } .scores .aside td { color:var(--faint); }
-.scores td.bar { width:38%; padding-right:0; } .scores svg { display:block; width:100%; height:20px; }
-.facts { margin:0; display:grid; grid-template-columns:auto 1fr; gap:3px 16px; font-size:13.5px; }
+.scores td.bar { width:30%; padding-right:0; } .scores svg { display:block; width:100%; height:20px; }
+.facts { margin:0; display:grid; grid-template-columns:auto 1fr; gap:3px 12px; font-size:13.5px; }
 .facts dt { color:var(--soft); } .facts dd { margin:0; text-align:right; overflow-wrap:anywhere; }
 details.section { border-bottom:1px solid var(--line); }
 details.section > summary { cursor:pointer; list-style:none; padding:16px 0; display:flex; gap:12px;
