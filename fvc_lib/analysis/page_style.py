@@ -49,7 +49,7 @@ main { padding:28px 32px 96px; min-width:0; }
 .under { color:var(--soft); margin:0 0 24px; overflow-wrap:anywhere; }
 .alarm { border-left:4px solid var(--below); background:#fdf3f2; padding:10px 14px; margin:0 0 20px;
   overflow-wrap:anywhere; }
-.hero { display:grid; grid-template-columns:minmax(0,2fr) minmax(296px,1fr); gap:32px; align-items:start;
+.hero { display:grid; grid-template-columns:minmax(0,2fr) minmax(312px,1fr); gap:32px; align-items:start;
   border-bottom:1px solid var(--line); padding-bottom:28px; margin-bottom:20px; }
 table { border-collapse:collapse; font-size:13.5px; line-height:1.45; margin:0 0 12px; }
 caption { text-align:left; color:var(--soft); padding:0 0 6px; caption-side:top; }
