@@ -12,6 +12,7 @@ import polars as pl
 
 from fvc_lib.analysis.queries import memory_peaks, results
 from fvc_lib.analysis.records import Answer
+from fvc_lib.analysis.run_cautions import audit_failures, interval_cautions, parameter_cautions
 from fvc_lib.analysis.run_state import GONE, run_status
 from fvc_lib.analysis.wording import interval_text, number_text, source_name
 from fvc_lib.metrics.above_control import is_above_control
@@ -26,16 +27,6 @@ DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
 
 SHUFFLED_LABELS = "shuffled_labels"
 CHANCE_AUC = 0.5
-
-# Parameter, value, and what a reader of the number must then know.
-_CAUTIONS = (
-    (
-        "corpus",
-        "",
-        "The corpus is synthetic: the number shows that the pipeline works, not how well fakes in the world are told.",
-    ),
-    ("shuffle_labels", True, "Labels were shuffled by group on purpose: anything but chance would be a leak."),
-)
 
 Standing = Literal["above control", "not above control", "no control", "no result"]
 
@@ -97,10 +88,15 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
     return tuple(Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows())
 
 
-def judge(scores: Sequence[Score]) -> Verdict:
+def judge(scores: Sequence[Score], leaks: Sequence[str] = ()) -> Verdict:
     """Compare the model with every honest control; ``metrics.above_control`` has the rule.
 
-    A network that scores above chance on shuffled labels has seen what it is tested on: then no number counts.
+    A network that scores above chance on shuffled labels has seen what it is tested on, unless it is one of the few
+    that chance alone lifts there; and where the leakage audit found something, no number counts.
+
+    Args:
+        scores: the model's and its controls' over all folds.
+        leaks: findings of the leakage audit that did not pass.
     """
     model = next((score for score in scores if score.source == "model"), None)
     if model is None or model.value is None:
@@ -111,8 +107,16 @@ def judge(scores: Sequence[Score]) -> Verdict:
     best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0))
     named = f"{source_name(best.source).lower()}, {number_text(best.value)}"
     shuffled = next((score for score in controls if score.source == SHUFFLED_LABELS), None)
+    if leaks:
+        more = f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else ""
+        sentence = f"The leakage audit did not pass, so the model's number shows nothing: {leaks[0]}{more}"
+        return Verdict("not above control", sentence, best)
     if shuffled is not None and shuffled.low is not None and shuffled.low > CHANCE_AUC:
-        sentence = f"Something leaks: on shuffled labels the model scores {number_text(shuffled.value)}, above chance."
+        interval = interval_text(shuffled.value, shuffled.low, shuffled.high)
+        sentence = (
+            "Something leaks, or this is one of the 2 to 5 in 100 runs that chance alone lifts so far: on shuffled "
+            f"labels the model scores {interval}, above chance."
+        )
         return Verdict("not above control", sentence, shuffled)
     in_reach = [c for c in controls if not is_above_control(model.value, model.low, c.value, c.high)]
     if not in_reach:
@@ -140,11 +144,13 @@ def run_headline(run: RunPaths, *, sampled_peak: int | None = None) -> ReportHea
     scores, counts = _scores_and_counts(run)
     status = run_status(run)
     asked = run_parameters(run)
+    model = next((score for score in scores if score.source == "model" and score.value is not None), None)
+    of_interval = interval_cautions(counts[1], model.low, model.high) if model else ()
     return ReportHeadline(
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
         state=_text(status.get("state")),
-        verdict=judge(scores),
+        verdict=judge(scores, audit_failures(run)),
         scores=scores,
         num_videos=counts[0],
         num_groups=counts[1],
@@ -153,7 +159,7 @@ def run_headline(run: RunPaths, *, sampled_peak: int | None = None) -> ReportHea
         started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
         model=_text(asked.get("model")),
         failure=_failure(status),
-        cautions=tuple(sentence for name, value, sentence in _CAUTIONS if asked.get(name) == value),
+        cautions=(*parameter_cautions(asked), *of_interval),
     )
 
 

@@ -37,7 +37,7 @@ def audit_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
         f"Split by row, merely recognising groups would have claimed an AUC of {by_row['value']:.3f}; "
         f"split by group it gets {by_group['value']:.3f}",
         f"n = {count_text(by_row['num_videos'], 'video')} in {count_text(by_row['num_groups'], 'group')}; the gap "
-        f"is leakage, and none of it is in the network's number; bars: {confidence:.0%} cluster bootstrap over groups",
+        f"is what a split by row lets leak; bars: {confidence:.0%} cluster bootstrap over groups",
         height=290,
     )
     for source, tick in _SHOWN.items():

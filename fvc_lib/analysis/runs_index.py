@@ -125,7 +125,7 @@ def _kept(store: Path) -> dict[str, Any]:
 
 def _stamp(run: RunPaths) -> list[list[int]]:
     """When and how large what a finished run's row is made of was; of folders, when something was put in or taken."""
-    files = (run.run_json, run.status_json, run.params_yaml, run.results, run.report_html)
+    files = (run.run_json, run.status_json, run.params_yaml, run.results, run.leakage_audit, run.report_html)
     folders = (run.task_status("").parent, run.reports, run.memory("").parent)
     stamps = []
     for path in (*files, *folders):
