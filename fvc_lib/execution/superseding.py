@@ -25,7 +25,7 @@ def set_aside(run: RunPaths, tasks: Iterable[Task]) -> list[tuple[Path, Path]]:
     paths = [path for task in tasks for path in written_by(run, task) if path.exists()]
     if not paths:
         return []
-    folder, moved = _next_folder(run.root / "superseded"), []
+    folder, moved = _next_folder(run.superseded), []
     for path in paths:
         target = folder / path.relative_to(run.root)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ import polars as pl
 
 from fvc_lib.corpus.near_duplicates import near_duplicate_links
 from fvc_lib.learning import controls
-from fvc_lib.learning.selection import RecordedSelection
+from fvc_lib.learning.selection import EarlierOpenings, RecordedSelection
 from fvc_lib.metrics.classification import balanced_accuracy, roc_auc
 from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.metrics.thresholds import best_threshold, decide
@@ -49,6 +49,7 @@ def leakage_audit(
     *,
     augmented: pl.DataFrame | None = None,
     selections: Sequence[RecordedSelection | None] | None = None,
+    before: EarlierOpenings | None = None,
 ) -> pl.DataFrame:
     """Every check with its count or number, a sentence, and whether it passed (LEAKAGE_AUDIT).
 
@@ -63,6 +64,7 @@ def leakage_audit(
         augmented: AUGMENTED schema; without it the copies of training videos are not looked at.
         selections: the record of each fold's training (``selection.read_selection``); without it the times at which
             outer folds were opened are not looked at.
+        before: what was opened before those records were made (``selection.earlier_openings``).
     """
     index, folds, predictions = (table.sort("video_id") for table in (index, folds, predictions))
     rows = [
@@ -71,6 +73,7 @@ def leakage_audit(
         _predicted_once(folds, predictions),
         *([] if augmented is None else [_copies(folds, augmented)]),
         *([] if selections is None else [_openings(selections)]),
+        *([] if before is None else [_opened_before(before)]),
         *_claims(predictions, config),
     ]
     types = {name: column.dtype.type for name, column in LEAKAGE_AUDIT.columns.items()}
@@ -168,6 +171,21 @@ def _openings(selections: Sequence[RecordedSelection | None]) -> Row:
         f"labels were opened{died}; {anew} chosen anew after that, {lacking} without a record."
     )
     return "chosen_after_opening", anew, None, found, anew + lacking == 0
+
+
+def _opened_before(before: EarlierOpenings) -> Row:
+    """No check: a training may be repeated for any reason, and only its author knows whether the result was one."""
+    fork = f"; the run was forked from {before.forked_from!r}, whose results may have been seen" * bool(
+        before.forked_from
+    )
+    warning = ": whoever trains again because of a result has chosen on the outer folds" * bool(
+        before.replaced or before.forked_from
+    )
+    found = (
+        f"{_counted(before.replaced, 'training')} of this run had opened an outer fold with other weights and "
+        f"{'was' if before.replaced == 1 else 'were'} then replaced{fork}{warning}."
+    )
+    return "opened_before", before.replaced, None, found, None
 
 
 def _claims(predictions: pl.DataFrame, config: RunConfig) -> Iterator[Row]:

@@ -6,6 +6,7 @@ that was killed after that leaves it, and the next one takes it as it stands: no
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,7 @@ from fvc_lib.metrics.classification import balanced_accuracy, log_loss
 from fvc_lib.metrics.thresholds import best_threshold, decide
 from fvc_lib.metrics.weighting import check_labels
 from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.run_paths import RunPaths
 
 if TYPE_CHECKING:  # results are made without torch
     from fvc_lib.learning.training_state import EpochRecord
@@ -107,6 +109,19 @@ class RecordedSelection:
         )
 
 
+@dataclass(frozen=True)
+class EarlierOpenings:
+    """What a run's own records of its trainings do not know: outer folds that had been looked at before.
+
+    Attributes:
+        replaced: trainings of this run that had opened their outer fold, for other weights, and were then replaced.
+        forked_from: the run that this one was made from, whose results may have been seen; empty where there is none.
+    """
+
+    replaced: int = 0
+    forked_from: str = ""
+
+
 def select(
     history: Sequence[EpochRecord], best_epoch: int, labels: npt.ArrayLike, logits: npt.ArrayLike, num_groups: int
 ) -> Selection:
@@ -168,3 +183,19 @@ def read_selection(folder: Path) -> RecordedSelection | None:
         return TypeAdapter(RecordedSelection).validate_json((folder / SELECTION).read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def earlier_openings(paths: RunPaths, num_folds: int) -> EarlierOpenings:
+    """Which outer folds of the run in ``paths`` had been opened before the selections that it has now."""
+    replaced = 0
+    for fold in range(num_folds):
+        folder = paths.fold_checkpoints(fold)
+        now = read_selection(folder)
+        aside = sorted(paths.superseded.glob(f"*/{folder.relative_to(paths.root)}"))
+        before = [found for found in map(read_selection, aside) if found is not None]
+        replaced += sum(now is None or found.weights != now.weights for found in before)
+    try:
+        forked_from = json.loads(paths.run_json.read_bytes()).get("forked_from", "")
+    except (OSError, ValueError, AttributeError):
+        forked_from = ""
+    return EarlierOpenings(replaced, forked_from if isinstance(forked_from, str) else "")

@@ -178,6 +178,11 @@ class RunPaths:
         """The record that a stage was finished, with the fingerprint of what it depended on."""
         return self.root / "checkpoints" / f"stage_{stage_key(stage, fold)}.json"
 
+    @property
+    def superseded(self) -> Path:
+        """Where stages that ran anew had their earlier files moved: ``<number>/`` and the names they have in a run."""
+        return self.root / "superseded"
+
     def fold_checkpoints(self, fold: int) -> Path:
         """Folder of one fold's ``best_model.safetensors``, ``latest_checkpoint.pt`` and epoch checkpoints."""
         return self.root / "checkpoints" / f"fold_{fold}"

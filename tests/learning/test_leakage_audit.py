@@ -10,6 +10,7 @@ import pytest
 from fvc_lib.corpus.perceptual_hash import perceptual_hash
 from fvc_lib.learning import controls
 from fvc_lib.learning.leakage_audit import leakage_audit
+from fvc_lib.learning.selection import EarlierOpenings
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.metrics.within_folds import within_folds
@@ -131,6 +132,20 @@ def test_every_other_way_to_leak_fails_its_own_check(tables, folds, predictions)
     assert audit(selections=[*records, replace(records[0], openings=2, earlier=1)]) == {"chosen_after_opening": 1}
     assert audit(selections=[*records, None]) == {"chosen_after_opening": 0}
     assert audit(selections=[replace(records[0], openings=3)]) == {}
+
+
+def test_outer_folds_that_were_looked_at_before_are_told_and_judged_by_nobody_but_the_reader(
+    tables, folds, predictions
+) -> None:
+    def told(before: EarlierOpenings) -> dict[str, Any]:
+        return of(leakage_audit(tables.index(folds), folds, predictions, LINKS, CONFIG, before=before), "opened_before")
+
+    assert told(EarlierOpenings())["finding"].startswith("0 trainings of this run")
+    assert "whoever trains again" not in told(EarlierOpenings())["finding"]
+    again = told(EarlierOpenings(replaced=2, forked_from="run_<b>"))
+    assert (again["count"], again["passed"]) == (2, None)
+    assert "forked from 'run_<b>'" in again["finding"]
+    assert "whoever trains again because of a result has chosen on the outer folds" in again["finding"]
 
 
 def test_what_a_split_by_row_would_have_claimed_is_computed_from_these_predictions(tables, folds, predictions) -> None:

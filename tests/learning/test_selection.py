@@ -4,11 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from fvc_lib.learning.selection import SELECTION, RecordedSelection, record_selection, select
+from fvc_lib.execution.stages import Task, stage_named
+from fvc_lib.execution.superseding import set_aside
+from fvc_lib.learning.selection import (
+    SELECTION,
+    EarlierOpenings,
+    RecordedSelection,
+    earlier_openings,
+    record_selection,
+    select,
+)
 from fvc_lib.learning.training_state import EpochRecord
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
 from fvc_lib.metrics.classification import balanced_accuracy
 from fvc_lib.metrics.thresholds import best_threshold
+from fvc_lib.services.run_paths import RunPaths
 
 GENERATOR = np.random.default_rng(4)
 LABELS = np.repeat([0, 1], 30)
@@ -69,6 +79,21 @@ def test_other_weights_are_chosen_for_anew_and_it_is_said(tmp_path, caplog):
 def test_a_record_that_is_damaged_is_made_again(tmp_path):
     (tmp_path / SELECTION).write_text("{")
     assert record_selection(tmp_path, recorded()).openings == 1
+
+
+def test_a_training_that_was_replaced_stays_known_to_have_opened_its_outer_fold(tmp_path):
+    """Repeating a training, on purpose or for other code, moves its record away with its weights."""
+    run = RunPaths(tmp_path / "demo" / "run_a")
+    for weights in ("first", "second", "second"):
+        set_aside(run, [Task(stage_named("04_fold_training"), 1)])
+        run.fold_checkpoints(1).mkdir(parents=True)
+        assert record_selection(run.fold_checkpoints(1), recorded(weights)).openings == 1
+    assert earlier_openings(run, 2) == EarlierOpenings(replaced=1)
+    run.run_json.write_text(json.dumps({"forked_from": "run_<b>"}))
+    assert earlier_openings(run, 1) == EarlierOpenings(forked_from="run_<b>")
+    for foreign in ("[]", "{", '{"forked_from": 3}'):
+        run.run_json.write_text(foreign)
+        assert earlier_openings(run, 1) == EarlierOpenings()
 
 
 def test_the_table_and_the_sentence_name_what_was_chosen_on_what():
