@@ -21,6 +21,7 @@ from fvc_lib.analysis.comparison_figures import difference_figure
 from fvc_lib.analysis.dashboard_selection import MOST_METRICS, Selection
 from fvc_lib.analysis.figure_display import figure_bundle
 from fvc_lib.analysis.figure_parts import with_fold_highlighted
+from fvc_lib.analysis.headline import run_parameters
 from fvc_lib.analysis.html_table import HtmlTable
 from fvc_lib.analysis.pipeline_figures import pipeline_figure, pipeline_spans
 from fvc_lib.analysis.queries import (
@@ -36,9 +37,11 @@ from fvc_lib.analysis.ranking_figures import pr_figure, roc_figure
 from fvc_lib.analysis.records import read_tables
 from fvc_lib.analysis.result_figures import controls_figure, run_comparison_figure
 from fvc_lib.analysis.result_tables import UNCALIBRATED
+from fvc_lib.analysis.run_cautions import audit_failures
 from fvc_lib.analysis.slice_figures import slices_figure
 from fvc_lib.analysis.training_figures import learning_curves_figure, memory_timeline_figure
 from fvc_lib.analysis.wording import count_text
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import SLICES
@@ -96,13 +99,13 @@ def panels() -> tuple[Panel, ...]:
     ]
     scored = ("folds", "highlight")
     return (
-        Panel("controls", lambda chosen: controls_figure(results([chosen.detailed]).frame), (), _TABLES),
+        Panel("controls", _controls, (), (*_TABLES, "params.yaml")),
         *curves,
         Panel("folds", _folds, ("folds",), _TABLES),
         Panel("roc", lambda chosen: roc_figure(_scored(chosen), replicates=_REPLICATES), scored, _TABLES),
         Panel("pr", lambda chosen: pr_figure(_scored(chosen), replicates=_REPLICATES), scored, _TABLES),
         Panel("calibration", lambda c: calibration_figure(_scored(c), replicates=_REPLICATES), ("folds",), _TABLES),
-        Panel("slices", lambda chosen: slices_figure(_slices(chosen.detailed)), (), _TABLES),
+        Panel("slices", _slices, (), (*_TABLES, "params.yaml")),
         Panel("memory", _memory, ("folds", "highlight"), _MEMORY),
         Panel("pipeline", lambda c: pipeline_figure(pipeline_spans(c.detailed)), ("highlight",), _STATUS),
         Panel("runs", lambda c: run_comparison_figure(compare_runs(c.runs).frame), ("runs",), _TABLES),
@@ -140,8 +143,21 @@ def _scored(selection: Selection) -> pl.DataFrame:
     return scored.filter(pl.col("fold").is_in(selection.folds)) if selection.folds else scored
 
 
-def _slices(run: RunPaths) -> pl.DataFrame:
-    return read_tables([(path_to_text(run.run_id), run.slices)], SLICES).frame
+def _controls(selection: Selection) -> Shown:
+    run = selection.detailed
+    return controls_figure(results([run]).frame, confidence=_confidence(run), leaks=audit_failures(run))
+
+
+def _slices(selection: Selection) -> Shown:
+    run = selection.detailed
+    table = read_tables([(path_to_text(run.run_id), run.slices)], SLICES).frame
+    return slices_figure(table, confidence=_confidence(run))
+
+
+def _confidence(run: RunPaths) -> float:
+    """What the intervals in the run's tables were made with."""
+    asked = run_parameters(run).get("confidence")
+    return asked if isinstance(asked, float) else RunConfig().confidence
 
 
 def _memory(selection: Selection) -> Shown:

@@ -10,6 +10,7 @@ import polars as pl
 from fvc_lib.analysis import theme
 from fvc_lib.analysis.figure_parts import interval_point, value_label, videos_and_groups
 from fvc_lib.analysis.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, Score, judge, overall_scores
+from fvc_lib.analysis.result_tables import LOWER_IS_BETTER
 from fvc_lib.analysis.wording import (
     count_text,
     figure_text,
@@ -27,18 +28,21 @@ STANDING_COLORS = {
 }
 
 
-def controls_figure(results: pl.DataFrame, metric: str = HEADLINE_METRIC, *, confidence: float = 0.95) -> go.Figure:
+def controls_figure(
+    results: pl.DataFrame, metric: str = HEADLINE_METRIC, *, confidence: float = 0.95, leaks: Sequence[str] = ()
+) -> go.Figure:
     """The model's number and its controls' as points with interval bars: the first figure of a report.
 
     Args:
         results: one run's rows of ``tables.RESULTS``.
         metric: the metric compared; its chance line at 0.5 is drawn for the AUC and balanced accuracy.
         confidence: the coverage the intervals were made with, for the subtitle.
+        leaks: findings of the run's leakage audit that did not pass, where it is known already.
     """
     scores = [score for score in overall_scores(results, metric) if score.value is not None]
     if not scores:
         return theme.nothing_to_show("Model and controls", f"No {metric_name(metric)} over all folds is recorded.")
-    verdict = judge(scores) if metric == HEADLINE_METRIC else None
+    verdict = judge(scores, leaks) if metric == HEADLINE_METRIC else None
     figure = theme.figure(
         verdict.sentence if verdict else f"{metric_name(metric)} of the model beside its controls",
         f"{_counts(results)}; bars: {confidence:.0%} cluster-bootstrap intervals over groups",
@@ -102,16 +106,18 @@ def run_comparison_figure(comparison: pl.DataFrame, metric: str = HEADLINE_METRI
     rows = comparison.filter((pl.col("metric") == metric) & pl.col("value").is_not_null())
     if rows.is_empty():
         return theme.nothing_to_show("Runs compared", f"No chosen run has recorded its {metric_name(metric)}.")
-    best = rows.sort("value", descending=True).row(0, named=True)
+    is_lower_better = metric in LOWER_IS_BETTER
+    best = rows.sort("value", descending=not is_lower_better).row(0, named=True)
     finding = (
-        f"{best['run_id']} has the highest {metric_name(metric)}, {number_text(best['value'])}"
+        f"{best['run_id']} has the {'lowest' if is_lower_better else 'highest'} {metric_name(metric)}, "
+        f"{number_text(best['value'])}"
         if rows.height > 1
         else f"{metric_name(metric)} of one run: {interval_text(best['value'], best['low'], best['high'])}"
     )
     figure = theme.figure(
         finding,
-        f"n = {count_text(rows.height, 'run')}; overlapping bars show no difference; "
-        "runs on other folds or data do not compare",
+        f"n = {count_text(rows.height, 'run')}; how bars overlap does not tell whether a difference is one, the "
+        "pairwise comparison does; the best of many runs is partly luck; runs on other folds or data do not compare",
         height=150 + 40 * rows.height,
     )
     for row in rows.iter_rows(named=True):

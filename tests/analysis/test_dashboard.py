@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import plotly.graph_objects as go
+import polars as pl
 import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
@@ -22,6 +23,7 @@ from fvc_lib.analysis.notebook_html import PLOTLY, WIDGET
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import LEAKAGE_AUDIT, read_table, write_table
 
 HOSTILE = '<img src=x onerror=alert(1)>\'; DROP TABLE "runs" [*]\n--'
 
@@ -66,6 +68,19 @@ def test_the_figures_follow_the_selection(runs: list[RunPaths]) -> None:
     assert other.folds == ()
     assert other.detailed == runs[0]
     assert board.choose(runs=(runs[2],)).detailed == runs[2]
+
+
+def test_recorded_intervals_are_shown_as_what_they_are_and_a_leak_spoils_the_standing(runs: list[RunPaths]) -> None:
+    run = runs[0]
+    selection = Selection((run,))
+    assert "bars: 95%" in shown("controls", selection).layout.title.subtitle.text
+    run.params_yaml.write_text(run.params_yaml.read_text() + "\nconfidence: 0.8\n")
+    for name in ("controls", "slices"):
+        assert "bars: 80%" in shown(name, selection).layout.title.subtitle.text.replace("<br>", " ")
+    assert "is above its best control" in shown("controls", selection).layout.title.text.replace("<br>", " ")
+    audit = read_table(run.leakage_audit, LEAKAGE_AUDIT)
+    write_table(audit.with_columns(passed=pl.lit(value=False)), LEAKAGE_AUDIT, run.leakage_audit)
+    assert "leakage audit did not pass" in shown("controls", selection).layout.title.text.replace("<br>", " ")
 
 
 def test_a_panel_is_drawn_again_only_when_something_it_shows_has_changed(runs: list[RunPaths]) -> None:

@@ -179,6 +179,12 @@ def test_the_best_run_is_named_among_several(make_run: Callable[..., RunPaths]) 
     figure = run_comparison_figure(queries.compare_runs([weak, good]).frame)
     assert title(figure).startswith(f"{good.run_id} has the highest ROC AUC")
     assert len(figure.data) == 2
+    assert "overlap does not tell" in figure.layout.title.subtitle.text.replace("<br>", " ")
+    errors = queries.compare_runs([weak, good]).frame.with_columns(
+        metric=pl.lit("equal_error_rate"), value=1 - pl.col("value")
+    )
+    lowest = run_comparison_figure(errors.unique("run_id"), "equal_error_rate")
+    assert title(lowest).startswith(f"{good.run_id} has the lowest Equal error rate")
 
 
 def test_memory_of_a_device_and_of_its_process_are_two_lines(tmp_path: Path) -> None:
