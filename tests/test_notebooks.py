@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import statistics
+import symtable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def test_a_notebook_is_short_and_defines_nothing(cells):
     for source in code:
         kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
         assert not any(isinstance(node, kinds) for node in ast.walk(ast.parse(source))), source
+
+
+def test_no_cell_takes_the_name_of_a_parameter_so_that_all_cells_run_twice_in_one_kernel(path, cells):
+    """``open_stage`` reads parameters from ``globals()``, where the first time through leaves its variables."""
+    for cell in cells:
+        if cell.cell_type == "code" and "parameters" not in cell.metadata.get("tags", []):
+            names = symtable.symtable(cell.source, path.name, "exec").get_symbols()
+            bound = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
+            assert bound & {*RunConfig.model_fields, *STAGE_PARAMETERS} == set(), cell.source
 
 
 def test_a_notebook_is_committed_without_outputs(cells):
