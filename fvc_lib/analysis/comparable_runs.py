@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
+from fvc_lib.analysis import records
 from fvc_lib.analysis.headline import run_parameters
 from fvc_lib.analysis.run_state import run_status
 from fvc_lib.analysis.wording import clean_text, count_text
@@ -43,12 +43,8 @@ class Refusal:
 
 
 def run_names(runs: Sequence[RunPaths]) -> list[str]:
-    """How each run is called in a comparison: its id, with the experiment before it where two ids are alike."""
-    often = Counter(run.run_id for run in runs)
-    names = [run.run_id if often[run.run_id] == 1 else f"{run.experiment}/{run.run_id}" for run in runs]
-    still = Counter(names)
-    names = [name if still[name] == 1 else str(run.root) for name, run in zip(names, runs, strict=True)]
-    return [clean_text(path_to_text(name)) for name in names]
+    """How each run is called in a comparison, on one line; of like ids with what tells them apart."""
+    return [clean_text(path_to_text(name)) for name in records.run_names(runs)]
 
 
 def read_judged_run(run: RunPaths, name: str) -> JudgedRun | Refusal:

@@ -10,7 +10,7 @@ import polars as pl
 from fvc_lib.analysis.compaction import read_compacted
 from fvc_lib.analysis.log_lines import METRIC_LINES, LineCount, read_log_lines, skipped_notes
 from fvc_lib.analysis.metric_curves import curves
-from fvc_lib.analysis.records import Answer, LogFile, log_files
+from fvc_lib.analysis.records import Answer, LogFile, log_files, run_names
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
@@ -33,7 +33,8 @@ class CurveFilter:
 def read_curves(runs: Sequence[RunPaths], wanted: CurveFilter) -> Answer:
     """The wanted curves of ``runs``; ``queries.learning_curves`` tells columns and order."""
     runs = sorted(runs, key=lambda run: (path_to_text(run.run_id), run.root))
-    logs = [log_files(run, "metrics") for run in runs]
+    names = run_names(runs)
+    logs = [log_files(run, "metrics", name) for run, name in zip(runs, names, strict=True)]
     counts: dict[LogFile, LineCount] = {}
     problems: list[str] = []
     parts, rest = [], []
@@ -55,7 +56,7 @@ def read_curves(runs: Sequence[RunPaths], wanted: CurveFilter) -> Answer:
     frame = pl.concat(parts)
     if rest and len(parts) > 1:
         frame = frame.sort("run", maintain_order=True)
-    run_ids = pl.Series("run_id", [path_to_text(run.run_id) for run in runs], dtype=pl.String)
+    run_ids = pl.Series("run_id", list(map(path_to_text, names)), dtype=pl.String)
     files = [file for files in logs for file in files]
     notes = (*problems, *skipped_notes(files, [counts[file] for file in files]))
     return Answer(frame.select(run_ids.gather(frame["run"]), pl.exclude("run")), notes)

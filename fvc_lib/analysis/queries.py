@@ -1,14 +1,15 @@
 """Typed questions to any number of runs, answered by DuckDB as polars frames.
 
 Every query takes the runs it is about, reads what they have (also while they run) and says in the answer's notes what
-could not be read. A run folder that was copied in simply counts.
+could not be read. A run folder that was copied in simply counts; ``run_id`` is what ``records.run_names`` calls a run
+among those asked for.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandera.polars as pa
@@ -18,7 +19,7 @@ from fvc_lib.analysis.curve_reading import CurveFilter, read_curves
 from fvc_lib.analysis.isolated_sql import ask_isolated
 from fvc_lib.analysis.memory_logs import read_events, read_samples
 from fvc_lib.analysis.metric_direction import Direction, direction
-from fvc_lib.analysis.records import Answer, entries, log_files, read_tables
+from fvc_lib.analysis.records import Answer, entries, log_files, read_tables, run_names
 from fvc_lib.analysis.run_parameters import differing, read_parameters
 from fvc_lib.analysis.sandbox import Limits, ask
 from fvc_lib.analysis.training_records import read_training
@@ -81,7 +82,7 @@ def best_per_run(
         QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY $sign * value, stage, fold, step) = 1
         ORDER BY list_position($runs, run_id)
     """
-    asked = {"sign": sign, "runs": [path_to_text(run.run_id) for run in runs]}
+    asked = {"sign": sign, "runs": _names(runs)}
     # Before SQL sees them: to number the rows of a million-line log costs more than to read them.
     ranked = sign * pl.col("value")
     curves = found.frame.filter(ranked == ranked.min().over("run_id", "stage", "fold"))
@@ -112,12 +113,14 @@ def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
 
 def memory_samples(runs: Sequence[RunPaths]) -> Answer:
     """Every memory sample of ``runs``; ``memory_logs.read_samples`` tells the columns."""
-    return read_samples([file for run in runs for file in log_files(run, "memory")])
+    named = zip(runs, run_names(runs), strict=True)
+    return read_samples([file for run, name in named for file in log_files(run, "memory", name)])
 
 
 def memory_events(runs: Sequence[RunPaths]) -> Answer:
     """What happened to the memory of ``runs``; ``memory_logs.read_events`` tells the columns."""
-    files = [file for run in runs for file in log_files(run, "memory/events")]
+    named = zip(runs, run_names(runs), strict=True)
+    files = [file for run, name in named for file in log_files(run, "memory/events", name)]
     return read_events(files, memory_samples(runs).frame)
 
 
@@ -144,7 +147,7 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
 
 def results(runs: Sequence[RunPaths]) -> Answer:
     """The results tables of ``runs`` (``tables.RESULTS`` with ``run_id`` in front); runs without one add no rows."""
-    return read_tables([(path_to_text(run.run_id), run.results) for run in runs], tables.RESULTS)
+    return read_tables(_named(runs, lambda run: run.results), tables.RESULTS)
 
 
 def fold_table(runs: Sequence[RunPaths], source: str = "model") -> Answer:
@@ -166,11 +169,11 @@ def fold_table(runs: Sequence[RunPaths], source: str = "model") -> Answer:
 def predictions(runs: Sequence[RunPaths]) -> Answer:
     """Outer-fold predictions of ``runs`` (``tables.PREDICTIONS`` with ``run_id`` in front), folds in order."""
     files = []
-    for run in runs:
+    for name, run in zip(_names(runs), runs, strict=True):
         # Listed and matched in Python: a glob would read a folder's own brackets as a pattern.
-        named = ((_PREDICTIONS.match(path.name), path) for path in entries(run, "tables"))
-        matched = sorted((int(match["fold"]), path) for match, path in named if match)
-        files += [(path_to_text(run.run_id), path) for _, path in matched]
+        found = ((_PREDICTIONS.match(path.name), path) for path in entries(run, "tables"))
+        matched = sorted((int(match["fold"]), path) for match, path in found if match)
+        files += [(name, path) for _, path in matched]
     return read_tables(files, tables.PREDICTIONS)
 
 
@@ -184,7 +187,7 @@ def compare_runs(runs: Sequence[RunPaths], metrics: Sequence[str] = ("roc_auc",)
         WHERE source = 'model' AND scope = 'all' AND list_contains($metrics, metric)
         ORDER BY list_position($runs, run_id), list_position($metrics, metric)
     """
-    asked: dict[str, object] = {"metrics": list(metrics), "runs": [path_to_text(run.run_id) for run in runs]}
+    asked: dict[str, object] = {"metrics": list(metrics), "runs": _names(runs)}
     return Answer(ask(query, {"results": found.frame}, asked), found.notes)
 
 
@@ -280,7 +283,15 @@ def ask_sql(
 
 def _each(table: Callable[[RunPaths], Path], schema: pa.DataFrameSchema) -> Callable[[Sequence[RunPaths]], Answer]:
     """The reader of one table of every run, stacked."""
-    return lambda runs: read_tables([(path_to_text(run.run_id), table(run)) for run in runs], schema)
+    return lambda runs: read_tables(_named(runs, table), schema)
+
+
+def _named(runs: Sequence[RunPaths], table: Callable[[RunPaths], Path]) -> Iterable[tuple[str, Path]]:
+    return zip(_names(runs), map(table, runs), strict=True)
+
+
+def _names(runs: Sequence[RunPaths]) -> list[str]:
+    return list(map(path_to_text, run_names(runs)))
 
 
 SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class LogFile:
-    """One JSONL file and whose it is: the run's folder name, not what its lines say, since folders get copied."""
+    """One JSONL file and whose it is: what its run is called here, not what its lines say, since folders get copied."""
 
     path: Path
     run_id: str
@@ -44,9 +45,28 @@ class LogFile:
         return cls(path, run_id, match["stage"], int(match["fold"])) if match else cls(path, run_id, path.stem)
 
 
-def log_files(run: RunPaths, folder: str) -> list[LogFile]:
-    """The JSONL files right in ``folder`` of ``run``; what lies in folders below it is not of the same kind."""
-    return [LogFile.named(path, run.run_id) for path in entries(run, folder) if path.suffix == ".jsonl"]
+def run_names(runs: Sequence[RunPaths]) -> list[str]:
+    """What each of ``runs`` is called beside the others: its id, of like ids with the experiment, else the whole path.
+
+    A run that was copied into another experiment keeps its id; called alike, two runs would be counted as one.
+    """
+    roots = {run.root for run in runs}
+    ids = Counter(root.name for root in roots)
+    names = {root: root.name if ids[root.name] == 1 else f"{root.parent.name}/{root.name}" for root in roots}
+    often = Counter(names.values())
+    return [names[run.root] if often[names[run.root]] == 1 else str(run.root) for run in runs]
+
+
+def log_files(run: RunPaths, folder: str, name: str | None = None) -> list[LogFile]:
+    """The JSONL files right in ``folder`` of ``run``; what lies in folders below it is not of the same kind.
+
+    Args:
+        run: whose they are.
+        folder: within the run's.
+        name: what the run is called (``run_names``); None: its id.
+    """
+    paths = entries(run, folder)
+    return [LogFile.named(path, name or run.run_id) for path in paths if path.suffix == ".jsonl"]
 
 
 def entries(run: RunPaths, folder: str) -> list[Path]:

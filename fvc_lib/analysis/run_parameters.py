@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from fvc_lib.analysis.records import Answer
+from fvc_lib.analysis.records import Answer, run_names
 from fvc_lib.services.config import NOT_HASHED, read_params_file
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.path_text import path_to_text
@@ -26,11 +26,12 @@ def read_parameters(runs: Sequence[RunPaths]) -> Answer:
     rows: list[tuple[str, str, str | None, bool]] = []
     notes: list[str] = []
     found = [_parameters(run, notes) for run in runs]
+    run_ids = list(map(path_to_text, run_names(runs)))
     names = dict.fromkeys(name for each in found if each is not None for name in each)
     for name in names:
-        for run, each in zip(runs, found, strict=True):
+        for run_id, each in zip(run_ids, found, strict=True):
             if each is not None:
-                rows.append((name, path_to_text(run.run_id), each.get(name), name not in NOT_HASHED))
+                rows.append((name, run_id, each.get(name), name not in NOT_HASHED))
     return Answer(pl.DataFrame(rows, schema=SCHEMA, orient="row"), tuple(notes))
 
 

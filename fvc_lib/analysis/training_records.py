@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from fvc_lib.analysis.records import Answer, entries, read_json_object
+from fvc_lib.analysis.records import Answer, entries, read_json_object, run_names
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
@@ -49,15 +49,15 @@ def read_training(runs: Sequence[RunPaths]) -> Answer:
     """The finished folds of ``runs``; ``queries.training_summary`` tells the columns."""
     rows: list[dict[str, Any]] = []
     untold: dict[tuple[str, ...], list[int]] = {}
-    for run in runs:
+    for run, run_id in zip(runs, map(path_to_text, run_names(runs)), strict=True):
         for fold in _folds(run):
             path = run.fold_outcome(fold)
             if not path.is_file():
                 continue
             found, wrong = _rows(read_json_object(path))
-            rows += [{"run_id": path_to_text(run.run_id), "fold": fold, **row} for row in found]
+            rows += [{"run_id": run_id, "fold": fold, **row} for row in found]
             if wrong:
-                untold.setdefault((path_to_text(run.run_id), *wrong), []).append(fold)
+                untold.setdefault((run_id, *wrong), []).append(fold)
     notes = [
         f"{run_id}: outcome.json of fold {', '.join(map(str, folds))} does not tell {', '.join(wrong)}."
         for (run_id, *wrong), folds in untold.items()

@@ -227,6 +227,27 @@ def test_a_folder_that_is_copied_or_linked_in_appears_and_a_dangling_one_does_no
         assert read([*odd, run]).frame.equals(read([run]).frame, null_equal=True)
 
 
+def test_two_runs_of_one_id_are_never_counted_as_one(make_run: Callable[..., RunPaths]) -> None:
+    first, second = make_run(experiment="one"), make_run(experiment="two", seed=1)
+    assert compact_metrics(second)  # each its own way of reading
+    names = [f"one/{first.run_id}", f"two/{second.run_id}"]
+    alone = [queries.best_per_run([run]).frame for run in (first, second)]
+    both = queries.best_per_run([first, second]).frame
+    assert both["run_id"].to_list() == names
+    assert both.drop("run_id").equals(pl.concat(alone).drop("run_id"))
+    assert queries.compare_runs([second, first]).frame["run_id"].to_list() == names[::-1]
+    assert queries.fold_table([first, second]).frame["run_id"].to_list() == [name for name in names for _ in range(5)]
+    for read in (*queries.SQL_TABLES.values(), queries.memory_peaks):
+        rows = read([first, second]).frame
+        for run, name in zip((first, second), names, strict=True):
+            own = rows.filter(pl.col("run_id") == name)
+            assert own.drop("run_id").equals(read([run]).frame.drop("run_id"), null_equal=True)
+    joined = "SELECT count(*) FROM predictions JOIN videos USING (run_id, video_id)"
+    assert queries.ask_sql([first, second], joined).frame.item() == sum(
+        queries.predictions([run]).frame.height for run in (first, second)
+    )
+
+
 def test_free_sql_sees_every_table_and_nothing_else(run: RunPaths, tmp_path: Path) -> None:
     query = "SELECT count(*) FROM predictions p JOIN videos v USING (run_id, video_id) WHERE p.score > $s"
     counted = queries.ask_sql([run], query, {"s": 0.5}).frame.item()

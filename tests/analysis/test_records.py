@@ -3,8 +3,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.records import read_json_object, read_tables
+from fvc_lib.analysis.records import read_json_object, read_tables, run_names
 from fvc_lib.services import tables
+from fvc_lib.services.run_paths import RunPaths
 
 
 def test_a_foreign_table_is_left_out_and_named(tmp_path: Path) -> None:
@@ -25,3 +26,12 @@ def test_a_missing_or_torn_record_is_an_empty_one(tmp_path: Path, content: bytes
     if content is not None:
         (tmp_path / "status.json").write_bytes(content)
     assert read_json_object(tmp_path / "status.json") == {}
+
+
+def test_a_run_is_called_by_as_little_as_tells_it_from_the_others(tmp_path: Path) -> None:
+    one, two, other = (RunPaths(tmp_path / folder / "run_a") for folder in ("x/e", "x/f", "y/e"))
+    lone = RunPaths(tmp_path / "x" / "e" / "run_b")
+    assert run_names([one, lone]) == ["run_a", "run_b"]
+    assert run_names([two, one, lone]) == ["f/run_a", "e/run_a", "run_b"]
+    assert run_names([one, two, other]) == [str(one.root), "f/run_a", str(other.root)]
+    assert run_names([one, one]) == ["run_a", "run_a"]
