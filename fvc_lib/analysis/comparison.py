@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.analysis.comparable_runs import JudgedRun, Refusal, alike, read_judged_run, run_names
+from fvc_lib.analysis.run_cautions import interval_cautions
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals, replicate_values
 from fvc_lib.metrics.over_folds import LOWER_IS_BETTER, METRICS, fold_values, measure_over_folds
@@ -265,6 +266,7 @@ def _remarks(comparison: Comparison) -> list[str]:
         "t: corrected for overlapping training parts (Nadeau and Bengio).",
         "This speaks of other videos, not of other trainings: each run was trained once.",
     ]
+    remarks += interval_cautions(min(pair.difference.num_groups for pair in comparison.pairs), None, None)
     num_tests = sum(math.isfinite(pair.difference.p_value) for pair in comparison.pairs)
     least = num_tests * 2 / (comparison.replicates + 1)
     if least > 1 - comparison.confidence:

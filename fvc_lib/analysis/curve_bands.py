@@ -13,6 +13,7 @@ from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, check_labels
 from fvc_lib.metrics.within_folds import within_folds
 
 GRID_POINTS = 201
+_FEWEST_GROUPS = 2  # of a class: of one there is no telling how groups vary, and metrics have no interval either
 
 # (labels (N,), scores (N,), weights (R, N), grid (G,)) -> heights (R, G), NaN in rows where a class has no weight.
 Heights = Callable[[IntArray, FloatArray, FloatArray, FloatArray], FloatArray]
@@ -86,6 +87,8 @@ def curve_band(
     blocks = draw_group_counts(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
     drawn = [_mean_curves(checked, values, c[:, group_of_row], rows, grid, heights) for c in blocks]
     low, high = pointwise_interval(np.concatenate(drawn), confidence)
+    if min(np.unique(group_of_row[checked == label]).size for label in (0, 1)) < _FEWEST_GROUPS:
+        low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
     own = [heights(checked[r], values[r], whole[:, r], grid)[0] for r in rows] if usable else []
     return CurveBand(
         grid,

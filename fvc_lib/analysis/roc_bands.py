@@ -41,10 +41,6 @@ class RocBand:
         """Whether the band could be computed at all."""
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
-    def true_positive_rate_at(self, false_positive_rate: float) -> float:
-        """The mean curve's height at one false positive rate."""
-        return float(np.interp(false_positive_rate, self.false_positive_rates, self.mean))
-
 
 def roc_band(
     labels: npt.ArrayLike,

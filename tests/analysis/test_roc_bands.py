@@ -1,10 +1,16 @@
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from fvc_lib.analysis.pr_bands import pr_band
+from fvc_lib.analysis.ranking_figures import roc_figure
 from fvc_lib.analysis.roc_bands import roc_band
+from fvc_lib.metrics.classification import roc_auc, true_positive_rate_at
+from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.within_folds import within_folds
 
 
 def sample(seed: int, num_rows: int = 60, num_folds: int = 3, num_scores: int = 8) -> tuple[np.ndarray, ...]:
@@ -51,6 +57,27 @@ def test_the_band_holds_the_curve_and_repeats() -> None:
     assert (band.low <= band.high).all()
     middle = (band.false_positive_rates > 0.1) & (band.false_positive_rates < 0.9)
     assert ((band.low <= band.mean) & (band.mean <= band.high))[middle].mean() > 0.95
+
+
+def test_a_class_of_one_group_has_no_band_as_it_has_no_interval() -> None:
+    labels, scores, groups, folds = sample(3)
+    groups = np.where(labels == 0, "all reals", groups)
+    alone = roc_band(labels, scores, groups, folds, replicates=50)
+    assert cluster_bootstrap(labels, scores, groups, within_folds(roc_auc, folds), replicates=50).replicates == 0
+    assert not alone.has_interval
+    assert np.isfinite(alone.mean).all()
+    assert not pr_band(labels, scores, groups, folds, replicates=50).has_interval
+
+
+def test_the_title_tells_the_share_that_the_results_tell_also_where_scores_tie() -> None:
+    labels, scores, groups, folds = sample(2)
+    tied = np.floor(4 * np.clip(scores, 0, 1)) / 4
+    rows = {"label": np.where(labels == 1, "fake", "real"), "score": tied, "group_id": groups, "fold": folds}
+    told = within_folds(true_positive_rate_at, folds)(labels, tied)
+    curve = roc_band(labels, tied, groups, folds, replicates=2)
+    assert f"{told:.0%}" != f"{np.interp(0.05, curve.false_positive_rates, curve.mean):.0%}"
+    figure = roc_figure(pl.DataFrame(rows), replicates=2)
+    assert f"finds {told:.0%} of the fakes" in figure.layout.title.text
 
 
 def test_folds_of_one_class_are_left_out_and_no_fold_with_both_pools() -> None:
