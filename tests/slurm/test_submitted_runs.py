@@ -110,11 +110,14 @@ def test_before_the_time_limit_a_fold_saves_and_requeues_itself_alone_and_ends_a
     starts = len(noted(run, "train_fold_1", "starts"))
     assert starts >= 2
     assert len(noted(run, "train_fold_0", "starts")) == 1
-    assert cluster.jobs()[f"{train.job_id}_1"]["Restarts"] == str(starts - 1)
+    # On a busy machine the signal may come before the kernel is up: then the job leaves without having begun.
+    restarts = int(cluster.jobs()[f"{train.job_id}_1"]["Restarts"])
+    assert restarts >= starts - 1
     assert cluster.jobs()[f"{train.job_id}_0"]["Restarts"] == "0"
     assert noted(run, "train_fold_1", "steps") == [str(step) for step in range(1, 351)]  # none twice, none left out
-    assert log_of(run, f"{train.job_id}_1").count(f"requeues itself as {train.job_id}_1") == starts - 1
-    assert (told(run, "train_fold_1").state, told(run, "train_fold_1").attempts) == ("done", starts)
+    assert log_of(run, f"{train.job_id}_1").count(f"requeues itself as {train.job_id}_1") == restarts
+    assert told(run, "train_fold_1").state == "done"
+    assert starts <= told(run, "train_fold_1").attempts <= restarts + 1
 
     assert results(run)["train_fold_1.txt"].split()[0] == undisturbed_chain("train_fold_1", 350)
 
