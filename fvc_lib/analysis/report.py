@@ -156,7 +156,7 @@ def _caution(text: str) -> str:
 
 
 def _alarm(headline: ReportHeadline, state: str) -> str:
-    told = f" {clean_text(headline.failure)}." if headline.failure else ""
+    told = f" {clean_text(headline.failure).removesuffix('.')}." if headline.failure else ""
     return f'<p class="alarm"><b>The run is not complete (state: {escape(clean_text(state))}).</b>{escape(told)}</p>'
 
 

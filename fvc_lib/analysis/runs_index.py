@@ -71,7 +71,7 @@ def write_runs_index(runs_dir: Path) -> Path:
     body = (
         f'<div class="plain"><p class="lead">{escape(count_text(len(runs), "run"))}</p>'
         '<p class="under">Newest first. A run is above control when its AUC lies above its best control\'s interval '
-        f"and its own interval above that control's value.</p>{table}</div>"
+        f"and its own interval above that control's value, unless its leakage audit did not pass.</p>{table}</div>"
     )
     write_text(output, page("FVC runs", body))
     return output

@@ -164,11 +164,11 @@ def _openings(selections: Sequence[RecordedSelection | None]) -> Row:
     """An attempt that died after it had opened a fold leaves a fold that is opened twice, for one selection."""
     records = [record for record in selections if record is not None]
     anew, lacking = sum(bool(record.earlier) for record in records), len(selections) - len(records)
-    again = sum(record.openings > 1 for record in records)
-    died = f"; {_counted(again, 'fold')} more than once, as an attempt had died in between" if again else ""
+    again = sum(record.openings > 1 and not record.earlier for record in records)
+    died = f" ({_counted(again, 'fold')} more than once, as an attempt had died in between)" if again else ""
     found = (
-        f"Epoch, threshold and temperature of {_counted(len(records), 'fold')} were on the disk before the outer "
-        f"labels were opened{died}; {anew} chosen anew after that, {lacking} without a record."
+        f"Epoch, threshold and temperature of {len(records) - anew} of {_counted(len(selections), 'fold')} were on the "
+        f"disk before the outer labels were opened{died}; {anew} chosen anew after that, {lacking} without a record."
     )
     return "chosen_after_opening", anew, None, found, anew + lacking == 0
 

@@ -130,6 +130,12 @@ def test_every_other_way_to_leak_fails_its_own_check(tables, folds, predictions)
     strayed = copies(folds).with_columns(group_id=pl.when(first).then(pl.lit("other")).otherwise("group_id"))
     assert audit(augmented=strayed) == {"augmented_copies_out_of_place": 1}
     assert audit(selections=[*records, replace(records[0], openings=2, earlier=1)]) == {"chosen_after_opening": 1}
+    late = leakage_audit(
+        index, folds, predictions, LINKS, CONFIG, selections=[*records, replace(records[0], openings=2, earlier=1)]
+    )
+    said = of(late, "chosen_after_opening")["finding"]
+    assert said.startswith("Epoch, threshold and temperature of 4 of 5 folds were on the disk before")
+    assert "died" not in said
     assert audit(selections=[*records, None]) == {"chosen_after_opening": 0}
     assert audit(selections=[replace(records[0], openings=3)]) == {}
 
