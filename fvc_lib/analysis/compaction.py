@@ -132,6 +132,8 @@ def _believed(content: bytes, files: Sequence[LogFile]) -> Compacted:
     if [source.name for source in sources] != names or not all(map(_Source.is_still, sources, files)):
         return _NOTHING
     frame = pl.read_parquet(io.BytesIO(content))
+    if frame.schema != SCHEMA:
+        raise ValueError("its columns are not those of curves")
     counts = [LineCount(source.num_lines, source.num_bad, source.first_bad) for source in sources]
     return Compacted(frame, dict(zip(files, counts, strict=True)))
 

@@ -213,6 +213,19 @@ def test_no_flipped_bit_changes_an_answer(run: RunPaths) -> None:
         assert "damaged or foreign" in answer.notes[0], position
 
 
+def test_one_of_other_columns_is_not_mixed_with_logs_however_well_it_is_sealed(
+    run: RunPaths, make_run: Callable[..., RunPaths]
+) -> None:
+    assert compact_metrics(run)
+    found = read_compacted(run, log_files(run, "metrics")).frame
+    assert found is not None
+    told = json.loads(parquet.read_metadata(run.compacted_metrics).metadata[compaction._KEY.encode()])
+    compaction._write(run, found.drop("ts"), told["sources"])
+    answer = queries.learning_curves([run, make_run(name="run_of_logs")])
+    assert answer.frame.height == 1400
+    assert "damaged or foreign (its columns are not those of curves)" in answer.notes[0]
+
+
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1PAR1", b"\0" * 5000, None])
 def test_a_damaged_or_foreign_one_is_noted_and_the_logs_are_read(run: RunPaths, content: bytes | None) -> None:
     truth = queries.learning_curves([run]).frame
