@@ -26,7 +26,8 @@ def difference_figure(comparison: Comparison) -> go.Figure:
     """
     name = metric_name(comparison.metric)
     if not comparison.pairs:
-        reasons = " ".join(refusal.reason for refusal in comparison.refusals)
+        # A reason may end with a command, after which the next must not seem to go on.
+        reasons = " | ".join(refusal.reason for refusal in comparison.refusals)
         return theme.nothing_to_show(f"Differences in {name}", reasons or "Choose two or more runs.")
     pairs = comparison.pairs[:_MOST_PAIRS]
     figure = theme.figure(_finding(comparison), _subtitle(comparison, len(pairs)), height=170 + 46 * len(pairs))
@@ -39,7 +40,7 @@ def difference_figure(comparison: Comparison) -> go.Figure:
     )
     figure.update_xaxes(title_text=figure_text(f"{name}, second run minus first ({better})"), range=_range(pairs))
     ticks = [_tick(pair) for pair in reversed(pairs)]
-    figure.update_yaxes(categoryorder="array", categoryarray=ticks, showgrid=False)
+    figure.update_yaxes(title_text="Pair of runs", categoryorder="array", categoryarray=ticks, showgrid=False)
     figure.update_layout(showlegend=False, margin={"r": 270})
     return figure
 

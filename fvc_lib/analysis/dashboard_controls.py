@@ -14,6 +14,7 @@ from fvc_lib.analysis.wording import clean_text
 _LABEL = {"description_width": "90px"}
 _MOST_ROWS = 6
 _LIVE_SECONDS = 5.0
+_NO_HIGHLIGHT = [("none", NO_FOLD)]  # not None, which ipywidgets takes for nothing chosen and marks no button for
 _HELP = "Hold Ctrl to choose several. A click on a fold's curve or bar highlights it everywhere."
 
 
@@ -60,8 +61,9 @@ class Controls:
             _set_options(self.widgets["metrics"], [(clean_text(name), name) for name in metrics], selection.metrics)
             _set_options(self.widgets["folds"], [(f"fold {fold}", fold) for fold in folds], selection.folds)
             _set_options(
-                self.widgets["highlight"], [("none", None), *((str(k), k) for k in folds)], selection.highlight
+                self.widgets["highlight"], [*_NO_HIGHLIGHT, *((str(k), k) for k in folds)], _shown(selection.highlight)
             )
+            self.widgets["clicks"].fold = _shown(selection.highlight)  # a click on the fold that stands out ends it
             for name, count in (("runs", len(self.widgets["runs"].options)), ("metrics", len(metrics))):
                 self.widgets[name].rows = min(_MOST_ROWS, max(2, count))
 
@@ -78,14 +80,16 @@ class Controls:
         chosen = tuple(value) if several else value
         if name == "metrics":
             chosen = chosen[:MOST_METRICS]
+        if name == "highlight":
+            self.widgets["clicks"].fold = value
+            chosen = None if value == NO_FOLD else value
         selection = self._choose(**{name: chosen})
         if name in {"runs", "detail"}:
             self.offer(selection)  # the folds and metrics of another run
 
     def _clicked(self, change: dict[str, Any]) -> None:
-        fold = None if change["new"] == NO_FOLD else change["new"]
-        if fold in {value for _, value in self.widgets["highlight"].options}:
-            self.widgets["highlight"].value = fold
+        if change["new"] in {value for _, value in self.widgets["highlight"].options}:
+            self.widgets["highlight"].value = change["new"]
 
     def _live_moved(self, change: dict[str, Any]) -> None:
         del change
@@ -102,6 +106,11 @@ class Controls:
             yield
         finally:
             self._quiet = before
+
+
+def _shown(highlight: int | None) -> int:
+    """``Selection.highlight`` as the widgets hold it."""
+    return NO_FOLD if highlight is None else highlight
 
 
 def _set_options(widget: Any, options: list[tuple[str, Any]], chosen: Any) -> None:
@@ -129,7 +138,7 @@ def _make_widgets() -> dict[str, Any]:
             min=0.0, max=0.95, step=0.05, value=0.0, description="Smoothing", continuous_update=False, **look
         ),
         "highlight": ipywidgets.ToggleButtons(
-            description="Highlight", options=[("none", None)], style={**_LABEL, "button_width": "56px"}
+            description="Highlight", options=_NO_HIGHLIGHT, style={**_LABEL, "button_width": "56px"}
         ),
         "refresh": ipywidgets.Button(
             description="Refresh", tooltip="Look for new runs and read the chosen ones again", icon="refresh"

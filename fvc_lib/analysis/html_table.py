@@ -32,6 +32,8 @@ _HEADINGS = {
     "auc_low": "from", "auc_high": "to",
 }  # fmt: skip
 _TEXT_ROW_LIMIT = 30
+# JupyterLab aligns every cell at its right edge; that rule gives way to nothing but a cell's own style.
+TEXT_STYLE = ' style="text-align:left"'
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class HtmlTable:
 
     def _repr_html_(self) -> str:
         shown = self.frame.head(self.max_rows)
-        headings = "".join(f"<th{self._align(name)}>{escape(self._heading(name))}</th>" for name in shown.columns)
+        headings = "".join(f"<th{self._look(name)}>{escape(self._heading(name))}</th>" for name in shown.columns)
         rows = "".join(
             f"<tr>{''.join(self._cell(name, row[name]) for name in row)}</tr>" for row in shown.iter_rows(named=True)
         )
@@ -95,14 +97,16 @@ class HtmlTable:
                 return _words(name.removesuffix(suffix)) + unit
         return _words(name)
 
-    def _align(self, name: str) -> str:
-        return ' class="number"' if self.frame.schema[name].is_numeric() else ""
+    def _look(self, name: str, *kinds: str) -> str:
+        """Attributes of a heading or cell of column ``name`` that is also of these ``kinds``."""
+        is_number = self.frame.schema[name].is_numeric()
+        classes = " ".join([*(["number"] * is_number), *kinds])
+        return (f' class="{classes}"' if classes else "") + ("" if is_number else TEXT_STYLE)
 
     def _cell(self, name: str, value: object) -> str:
         text = escape(self._shown(name, value))
-        missing = value is None
-        kind = "missing" if missing else "number" if self.frame.schema[name].is_numeric() else ""
-        return f'<td class="{kind}">{text}</td>' if kind else f"<td>{text}</td>"
+        kinds = ["missing"] if value is None else []
+        return f"<td{self._look(name, *kinds)}>{text}</td>"
 
     def _shown(self, name: str, value: object) -> str:
         if value is None:

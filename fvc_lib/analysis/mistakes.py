@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from fvc_lib.analysis.html_table import TEXT_STYLE
 from fvc_lib.analysis.wording import clean_text, number_text
 from fvc_lib.services.errors import DataError
 
@@ -77,8 +78,8 @@ class MistakesGallery:
             return '<p class="fvc-remark">No video is decided wrongly.</p>'
         rows = "".join(self._row(row) for row in self.mistakes.iter_rows(named=True))
         return (
-            f'<table class="fvc-table"><caption>{escape(self.caption)}</caption><thead><tr><th>Frames</th>'
-            f"<th>Video</th></tr></thead><tbody>{rows}</tbody></table>"
+            f'<table class="fvc-table"><caption{TEXT_STYLE}>{escape(self.caption)}</caption><thead><tr>'
+            f"<th{TEXT_STYLE}>Frames</th><th{TEXT_STYLE}>Video</th></tr></thead><tbody>{rows}</tbody></table>"
         )
 
     def __repr__(self) -> str:
@@ -98,7 +99,8 @@ class MistakesGallery:
         if strip is not None:
             encoded = base64.b64encode(strip).decode()
             frames = f'<img alt="frames of {name}" src="data:image/jpeg;base64,{encoded}">'
-        return f"<tr><td>{frames}</td><td><b>{name}</b><br>{escape(_told(row))}</td></tr>"
+        told = f"<b>{name}</b><br>{escape(_told(row))}"
+        return f"<tr><td{TEXT_STYLE}>{frames}</td><td{TEXT_STYLE}>{told}</td></tr>"
 
 
 def mistakes_gallery(

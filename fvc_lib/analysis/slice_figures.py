@@ -74,12 +74,12 @@ def _finding(rows: pl.DataFrame, metric: str) -> str:
     if told.is_empty():
         return "Every slice is too small, or of one class: none says how well the network does there"
     low, high = told.row(0, named=True), told.row(-1, named=True)
-    return (
-        f"{metric_name(metric)} is lowest for {_named(low)}, {number_text(low['number'], 2)}, and highest for "
-        f"{_named(high)}, {number_text(high['number'], 2)}"
-        if told.height > 1
-        else f"{metric_name(metric)} is {number_text(low['number'], 2)} for {_named(low)}, the one slice large enough"
-    )
+    name, least, most = metric_name(metric), *(number_text(row["number"], 2) for row in (low, high))
+    if told.height == 1:
+        return f"{name} is {least} for {_named(low)}, the one slice large enough"
+    if least == most:
+        return f"{name} is {least} in each of the {told.height} slices that are large enough"
+    return f"{name} is lowest for {_named(low)}, {least}, and highest for {_named(high)}, {most}"
 
 
 def _subtitle(rows: pl.DataFrame, confidence: float) -> str:

@@ -38,6 +38,7 @@ def test_zero_is_drawn_and_in_the_middle_and_the_axis_says_which_side_is_better(
     low, high = figure.layout.xaxis.range
     assert low == -high
     assert [(line.x0, line.x1) for line in figure.layout.shapes] == [(0, 0)]
+    assert figure.layout.yaxis.title.text == "Pair of runs"
     assert figure.layout.xaxis.title.text == "Brier score, second run minus first (below 0: the second is better)"
 
 
@@ -66,6 +67,10 @@ def test_without_a_pair_the_figure_says_why(make_run: MakeRun) -> None:
     figure = difference_figure(compare(runs))
     assert figure.layout.title.text == "Differences in ROC AUC: nothing to show"
     assert "no predictions of fold 0 of 5" in figure.layout.title.subtitle.text.replace("<br>", " ")
+    runs.append(make_run(name="run_c"))
+    runs[2].predictions(1).unlink()
+    reasons = difference_figure(compare(runs)).layout.title.subtitle.text.replace("<br>", " ")
+    assert " | run_c: there are no predictions of fold 1 of 5" in reasons
     assert "Choose two" in difference_figure(compare(runs[:0])).layout.title.subtitle.text
 
 

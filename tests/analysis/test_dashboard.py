@@ -18,6 +18,7 @@ from fvc_lib.analysis.dashboard_panels import Panel, dashboard_notes, is_nothing
 from fvc_lib.analysis.dashboard_selection import Selection, default_selection
 from fvc_lib.analysis.figure_display import figure_bundle
 from fvc_lib.analysis.figure_parts import with_fold_highlighted
+from fvc_lib.analysis.fold_clicks import NO_FOLD
 from fvc_lib.analysis.live_refresh import LiveRefresh, any_at_work
 from fvc_lib.analysis.notebook_html import PLOTLY, WIDGET
 from fvc_lib.services.atomic_files import write_json
@@ -205,6 +206,23 @@ def assert_is_text(panel: Panel, selection: Selection) -> None:
 
 def controls_of(board: Dashboard) -> Controls:
     return Controls(board.runs_dir, board.selection, board.choose, board.refresh, board.follow)
+
+
+def test_the_highlighted_fold_is_marked_whether_chosen_clicked_or_gone(runs: list[RunPaths]) -> None:
+    board = dashboard(runs_dir(runs))
+    board.controls = controls_of(board)
+    buttons, clicks = (board.controls.widgets[name] for name in ("highlight", "clicks"))
+    assert buttons.label == "none"
+    clicks.fold = 2
+    assert (board.selection.highlight, buttons.label) == (2, "2")
+    buttons.label = "none"
+    assert (board.selection.highlight, clicks.fold) == (None, NO_FOLD)  # else the next click on 2 would end nothing
+    buttons.label = "3"
+    assert (board.selection.highlight, clicks.fold) == (3, 3)
+    board.refresh()
+    assert (board.selection.highlight, buttons.label, clicks.fold) == (3, "3", 3)
+    board.controls.widgets["detail"].value = runs[0]
+    assert (board.selection.highlight, buttons.label, clicks.fold) == (None, "none", NO_FOLD)
 
 
 @pytest.mark.slow

@@ -65,6 +65,14 @@ def test_numbers_carry_units_and_missing_ones_say_so() -> None:
     ]
 
 
+def test_text_says_itself_that_it_begins_at_the_left_and_numbers_do_not() -> None:
+    page = HtmlTable(pl.DataFrame({"source": ["model", None], "num_videos": [1, None]}))._repr_html_()
+    left = ' style="text-align:left"'
+    assert f'<th{left}>Source</th><th class="number">Videos</th>' in page
+    assert f'<td{left}>model</td><td class="number">1</td>' in page
+    assert f'<td class="missing"{left}>not recorded</td><td class="number missing">not recorded</td>' in page
+
+
 def test_plain_text_is_the_same_table_aligned() -> None:
     table = HtmlTable(pl.DataFrame({"source": ["model", "constant"], "num_videos": [12_000, 5]}), caption="Both")
     assert repr(table).splitlines() == ["Both", "Source    Videos", "model     12,000", "constant       5"]

@@ -123,6 +123,13 @@ def test_slices_of_one_class_or_none_at_all_are_said_in_words(run: RunPaths) -> 
     assert "nothing to show" in title(slices_figure(slices.clear()))
 
 
+def test_slices_that_are_alike_are_not_called_lowest_and_highest(run: RunPaths) -> None:
+    slices = tables.read_table(run.slices, tables.SLICES).with_columns(is_small=pl.lit(value=False))
+    alike = slices_figure(slices.with_columns(number=pl.lit(0.999)))
+    assert title(alike) == f"ROC AUC is 1.00 in each of the {len(alike.data)} slices that are large enough"
+    assert "is lowest for" in title(slices_figure(slices))
+
+
 def test_every_metric_is_told_by_video_and_by_group(run: RunPaths) -> None:
     results = tables.read_table(run.results, tables.RESULTS)
     table = metric_table(results)
