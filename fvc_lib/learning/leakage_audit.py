@@ -72,7 +72,7 @@ def leakage_audit(
         *_overlaps(index, folds, config.near_duplicate_bits),
         _predicted_once(folds, predictions),
         *([] if augmented is None else [_copies(folds, augmented)]),
-        *([] if selections is None else [_openings(selections)]),
+        *([] if selections is None else [_openings(selections), _as_recorded(predictions, selections)]),
         *([] if before is None else [_opened_before(before)]),
         *_claims(predictions, config),
     ]
@@ -171,6 +171,18 @@ def _openings(selections: Sequence[RecordedSelection | None]) -> Row:
         f"disk before the outer labels were opened{died}; {anew} chosen anew after that, {lacking} without a record."
     )
     return "chosen_after_opening", anew, None, found, anew + lacking == 0
+
+
+def _as_recorded(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> Row:
+    """A record that was in time proves nothing of predictions that were made with something else."""
+    wrong, compared = 0, 0
+    for fold, record in enumerate(selections):
+        made = predictions.filter(pl.col("fold") == fold).select("threshold", "temperature").unique()
+        if record is not None and made.height:
+            compared += 1
+            wrong += made.rows() != [(record.selection.threshold, record.selection.temperature)]
+    found = f"{wrong} of {_counted(compared, 'fold')} predicted with another threshold or temperature than on record."
+    return "predictions_unlike_their_record", wrong, None, found, wrong == 0
 
 
 def _opened_before(before: EarlierOpenings) -> Row:

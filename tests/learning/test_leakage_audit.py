@@ -74,7 +74,7 @@ def test_clean_tables_pass_every_check(tables, folds, predictions, hashes) -> No
     records = [recorded_selection(Clips)] * 4
     audit = leakage_audit(index, folds, predictions, LINKS, CONFIG, augmented=copies(folds), selections=records)
     assert failed(audit) == {}
-    assert audit["passed"].sum() == 10
+    assert audit["passed"].sum() == 11
     assert audit["check"].is_unique().all()
     assert of(audit, "joined_by_near_duplicate")["count"] == 2
     assert "'<b>one</b>' and 'two' (a.mp4 ~ b.mp4)" in of(audit, "joined_by_near_duplicate")["finding"]
@@ -138,6 +138,8 @@ def test_every_other_way_to_leak_fails_its_own_check(tables, folds, predictions)
     assert "died" not in said
     assert audit(selections=[*records, None]) == {"chosen_after_opening": 0}
     assert audit(selections=[replace(records[0], openings=3)]) == {}
+    other = replace(records[1], selection=replace(records[1].selection, threshold=0.4))
+    assert audit(selections=[records[0], other, *records[2:]]) == {"predictions_unlike_their_record": 1}
 
 
 def test_outer_folds_that_were_looked_at_before_are_told_and_judged_by_nobody_but_the_reader(
