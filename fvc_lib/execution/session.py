@@ -20,7 +20,7 @@ import polars as pl
 from fvc_lib.execution.progress import Report, bar_reporter, file_reporter, progress_path
 from fvc_lib.execution.run_lock import is_worked_on
 from fvc_lib.execution.run_record import begin_run
-from fvc_lib.execution.stages import stage_named
+from fvc_lib.execution.stages import STAGES
 from fvc_lib.services.atomic_files import sweep_temporaries
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
@@ -129,13 +129,13 @@ def open_stage(stage: str, namespace: Mapping[str, Any]) -> StageSession:
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
     given = {name: namespace[name] for name in parameters}
     attempt = os.environ.get(ATTEMPT_VARIABLE)
-    paths, config = _find_or_begin(str(namespace["run_dir"]), given, attempt is not None)
+    only_looks = any(each.name == stage and not each.outputs(RunPaths(Path()), 0) for each in STAGES)
+    paths, config = _find_or_begin(str(namespace["run_dir"]), given, attempt is not None, only_looks)
     fold = int(namespace["fold"]) if "fold" in namespace else None
     if fold is not None and not 0 <= fold < config.num_folds:
         raise UsageError(
             f"fold: got {fold}, wanted 0 to {config.num_folds - 1}: this run has {config.num_folds} folds."
         )
-    only_looks = not stage_named(stage).outputs(paths, fold)
     if attempt is None and not only_looks and is_worked_on(paths):
         raise UsageError(
             f"{paths.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
@@ -160,13 +160,19 @@ def _open_sampler(
     return MemorySampler(paths.logs / f"{name}.jsonl", events=paths.logs / f"{name}_events.jsonl", mem_gb=mem_gb)
 
 
-def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool) -> tuple[RunPaths, RunConfig]:
+def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool, only_looks: bool) -> tuple[RunPaths, RunConfig]:
     if headless:  # the runner has checked everything, and its values count before this kernel's environment
         paths = find_run(Path(run_dir).parents[1], run_dir)
         return paths, run_config(paths)
     fresh = resolve_config(given)
     runs_dir = Path(fresh.runs_dir)
-    if run_dir == "new" or (not run_dir and not list_runs(runs_dir)):
+    to_begin = run_dir == "new" or (not run_dir and not list_runs(runs_dir))
+    if only_looks and to_begin:
+        raise UsageError(
+            f"this notebook only looks at runs and begins none; there is none to look at under {str(runs_dir)!r}, or "
+            "run_dir is 'new'. Begin one: make demo, or run_notebooks.py -p corpus PATH."
+        )
+    if to_begin:
         return begin_run(fresh, command="by hand, from a notebook", state="by hand"), fresh
     paths = find_run(runs_dir, run_dir or "latest")
     config = run_config(paths)

@@ -163,6 +163,13 @@ def test_a_stage_that_only_looks_opens_while_its_run_is_worked_on(runs_dir):
     assert session.paths == run
 
 
+@pytest.mark.parametrize("run_dir", ["", "new"])
+def test_a_stage_that_only_looks_begins_no_run(runs_dir, run_dir):
+    with pytest.raises(UsageError, match="only looks at runs"):
+        open_stage("06_analysis_dashboard", {"run_dir": run_dir})
+    assert list_runs(runs_dir) == []
+
+
 def test_a_run_that_is_being_worked_on_is_not_opened_by_hand(runs_dir, opened):
     run = begin(runs_dir)
     with run_lock(run), pytest.raises(UsageError, match="being worked on"):
