@@ -51,10 +51,13 @@ def export_when_asked(run: RunPaths, config: RunConfig) -> None:
     """Export ``run`` where ``tracker`` says so; what goes wrong is a warning with the command that repeats it."""
     if config.tracker != "mlflow":
         return
+    command = f"python run_notebooks.py export-mlflow {shlex.quote(str(run.root))}"
     try:
         _export(run, None, with_model=True)
+    except KeyboardInterrupt:
+        click.echo(f"warning: the run has ended, but its export was interrupted\n  to go on: {command}", err=True)
+        raise
     except Exception as error:  # noqa: BLE001 - whatever MLflow does, the run has ended as it has ended
-        command = f"python run_notebooks.py export-mlflow {shlex.quote(str(run.root))}"
         click.echo(f"warning: not exported to MLflow: {error}\n  to repeat it: {command}", err=True)
 
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from fvc_lib.analysis.mlflow_connection import default_tracking_uri, shown_uri
 from fvc_lib.analysis.mlflow_content import run_content
 from fvc_lib.analysis.mlflow_export import export_run
+from fvc_lib.command_line import mlflow_command
 from fvc_lib.command_line.command_group import Commands
 from fvc_lib.command_line.mlflow_command import export_mlflow, export_when_asked
 from fvc_lib.services.config import RunConfig
@@ -55,6 +56,18 @@ def test_at_a_runs_end_without_mlflow_there_is_a_warning_and_where_it_was_not_as
     export_when_asked(run, RunConfig(tracker="mlflow"))
     told = capsys.readouterr().err
     assert "pip install 'fvc_lib[mlflow]'" in told
+    assert f"export-mlflow {run.root}" in told
+
+
+def test_an_export_that_is_interrupted_says_that_the_run_has_ended_and_how_to_go_on(run, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mlflow_command, "_export", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export_when_asked(run, RunConfig(tracker="mlflow"))
+    told = capsys.readouterr().err
+    assert "the run has ended" in told
     assert f"export-mlflow {run.root}" in told
 
 
