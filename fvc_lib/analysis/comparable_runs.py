@@ -1,4 +1,4 @@
-"""Which runs may be compared: trained to the end, on true labels, and judged on the very same videos and folds."""
+"""Which runs may be compared: trained to the end, on true labels, without a leak, judged on the very same videos."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import polars as pl
 
 from fvc_lib.analysis import records
 from fvc_lib.analysis.headline import run_parameters
+from fvc_lib.analysis.run_cautions import audit_failures
 from fvc_lib.analysis.run_state import run_status
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.errors import DataError
@@ -55,6 +56,9 @@ def read_judged_run(run: RunPaths, name: str) -> JudgedRun | Refusal:
     if run_parameters(run).get("shuffle_labels") is True:
         reason = "its labels were shuffled on purpose (shuffle_labels), so its numbers are of no task"
         return Refusal((name,), f"{name}: {reason}. Compare runs on true labels.")
+    if leaks := audit_failures(run):
+        reason = f"its leakage audit did not pass, so its numbers show nothing: {clean_text(leaks[0])}"
+        return Refusal((name,), f"{name}: {reason} Mend what it names, and run it again.")
     try:
         folds = read_table(run.folds, FOLDS)
         numbers = sorted(folds["fold"].unique().to_list())

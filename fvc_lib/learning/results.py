@@ -143,7 +143,7 @@ def interval_rows(
 ) -> list[IntervalRow]:
     """(value, low, high, videos, groups) of each of ``measures``; all of them on the same draws of groups.
 
-    Equal seeds draw equal groups, so the sources of one run are paired as well.
+    Equal seeds and labels draw equal groups, so the sources of one run are paired as well, but for shuffled labels.
 
     Args:
         scored: columns ``group_id label``.

@@ -234,6 +234,19 @@ def test_a_run_with_shuffled_labels_is_refused(two_runs: list[RunPaths]) -> None
     assert "run_b: its labels were shuffled on purpose" in refusal.reason
 
 
+def test_a_run_whose_leakage_audit_did_not_pass_is_refused_with_what_was_found(two_runs: list[RunPaths]) -> None:
+    found = pl.DataFrame(
+        [("groups_in_two_folds", 1, None, "1 of 24 groups in more than one fold.", False)],
+        schema={name: column.dtype.type for name, column in tables.LEAKAGE_AUDIT.columns.items()},
+        orient="row",
+    )
+    write_table(found, tables.LEAKAGE_AUDIT, two_runs[1].leakage_audit)
+    compared = compare(two_runs)
+    assert compared.pairs == ()
+    assert "run_b: its leakage audit did not pass" in compared.refusals[0].reason
+    assert "1 of 24 groups in more than one fold." in compared.refusals[0].reason
+
+
 def test_predictions_that_do_not_fit_their_own_folds_are_refused(two_runs: list[RunPaths]) -> None:
     folds = read_table(two_runs[1].folds, tables.FOLDS)
     turned = pl.when(pl.col("label") == "fake").then(pl.lit("real")).otherwise(pl.lit("fake"))
