@@ -124,6 +124,7 @@ def write_manifest(path: Path, *rows: tuple[str, ...]) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_one_class_only(tmp_path, make_video):
     for seed in range(3):
         make_video(tmp_path / f"corpus/real/clip{seed}.mp4", seed)
@@ -178,7 +179,9 @@ def test_every_path_leaves_the_corpus(tmp_path, make_video):
     [
         ("absent", ("no such file or folder",)),
         pytest.param("notes.txt", ("neither .csv nor .parquet",), marks=pytest.mark.long),
-        ("videos", ("a folder without 'real' and 'fake'", "Did you mean", "list.csv")),
+        pytest.param(
+            "videos", ("a folder without 'real' and 'fake'", "Did you mean", "list.csv"), marks=pytest.mark.long
+        ),
     ],
 )
 def test_what_is_no_corpus(tmp_path, make_video, name, words):

@@ -197,17 +197,12 @@ def figures(document: nbformat.NotebookNode) -> list[str]:
             if figure:
                 shown.append(figure["layout"]["title"]["text"])
     # What memory and time a figure tells grows with every look at the run.
-    return [title for title in shown if "Memory" not in title and " takes " not in title]
+    return [title for title in shown if not any(words in title for words in ("Memory", " takes ", "The run took"))]
 
 
-# Training is the stage that goes on from within; the others are `make faults`, and `make kills` kills anywhere.
-KILL_POINTS = [
-    "04_fold_training_fold_0",
-    *(pytest.param(stage, marks=pytest.mark.long) for stage in ("01_data_index", "05_kfold_results")),
-]
-
-
-@pytest.mark.parametrize("stage", KILL_POINTS)
+# What of this is quick is in tests/execution and tests/faults; `make kills` kills anywhere.
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["01_data_index", "04_fold_training_fold_0", "05_kfold_results"])
 @pytest.mark.fault(1)
 def test_a_run_killed_in_any_stage_ends_as_if_it_had_not_been(finished, corpus, tmp_path, stage):
     place = Place(tmp_path / "killed", corpus)

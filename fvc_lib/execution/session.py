@@ -20,7 +20,6 @@ import polars as pl
 from fvc_lib.execution.progress import Report, bar_reporter, file_reporter, progress_path
 from fvc_lib.execution.run_lock import is_worked_on
 from fvc_lib.execution.run_record import begin_run
-from fvc_lib.execution.stages import STAGES
 from fvc_lib.services.atomic_files import sweep_temporaries
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
@@ -114,22 +113,22 @@ class StageSession:
             raise StoppedError(f"stopped by {signal.Signals(number).name}; finished work is kept")
 
 
-def open_stage(stage: str, namespace: Mapping[str, Any]) -> StageSession:
+def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = False) -> StageSession:
     """Open ``stage`` with the values of its parameters cell.
 
     Args:
         stage: the notebook's name without suffix.
         namespace: ``globals()`` of the notebook right after its parameters cell: ``run_dir``, for a fold stage
             ``fold``, and fields of RunConfig.
+        only_looks: it writes no tables; opened by hand it begins no run and may look at one that is worked on.
 
     Raises:
-        UsageError: no such run; the run is being worked on, and the stage writes into it; or a value in the cell was
+        UsageError: no such run; the run is being worked on, and the notebook writes into it; or a value in the cell was
             edited that differs from the run's own.
     """
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
     given = {name: namespace[name] for name in parameters}
     attempt = os.environ.get(ATTEMPT_VARIABLE)
-    only_looks = any(each.name == stage and not each.outputs(RunPaths(Path()), 0) for each in STAGES)
     paths, config = _find_or_begin(str(namespace["run_dir"]), given, attempt is not None, only_looks)
     fold = int(namespace["fold"]) if "fold" in namespace else None
     if fold is not None and not 0 <= fold < config.num_folds:

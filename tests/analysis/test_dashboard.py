@@ -225,7 +225,7 @@ def test_the_highlighted_fold_is_marked_whether_chosen_clicked_or_gone(runs: lis
     assert (board.selection.highlight, buttons.label, clicks.fold) == (None, "none", NO_FOLD)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_headless_and_live_show_the_same_figures_and_controls_redraw_them(runs: list[RunPaths]) -> None:
     folder = str(runs_dir(runs))
     copied = runs_dir(runs) / "copied" / "run_20250306_000000_abcdef04"

@@ -133,6 +133,7 @@ def kill_and_continue(corpus: Path, folder: Path, num_kills: int, seed: int) -> 
     assert killed.tables == undisturbed.tables
 
 
+@pytest.mark.long
 def test_an_index_killed_again_and_again_ends_as_if_it_was_not(tmp_path: Path, make_video: MakeVideo) -> None:
     corpus = write_corpus(tmp_path / "corpus", make_video, num_files=60, num_videos=6)
     kill_and_continue(corpus, tmp_path, num_kills=3, seed=1)

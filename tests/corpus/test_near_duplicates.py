@@ -273,7 +273,7 @@ def test_frames_of_another_kind_are_refused(frames):
         perceptual_hash(frames)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not MEDIA.is_dir(), reason="the shared media folder is not beside this checkout")
 def test_real_videos_of_different_groups_are_not_joined():
     with (MEDIA / "manifest.csv").open(encoding="utf-8", newline="") as text:

@@ -158,7 +158,7 @@ def test_closing_says_the_peak_and_the_budget(runs_dir, opened, capsys):
 def test_a_stage_that_only_looks_opens_while_its_run_is_worked_on(runs_dir):
     run = begin(runs_dir)
     with run_lock(run):
-        session = open_stage("06_analysis_dashboard", {"run_dir": ""})
+        session = open_stage("06_analysis_dashboard", {"run_dir": ""}, only_looks=True)
         session.memory.close()
     assert session.paths == run
 
@@ -166,7 +166,7 @@ def test_a_stage_that_only_looks_opens_while_its_run_is_worked_on(runs_dir):
 @pytest.mark.parametrize("run_dir", ["", "new"])
 def test_a_stage_that_only_looks_begins_no_run(runs_dir, run_dir):
     with pytest.raises(UsageError, match="only looks at runs"):
-        open_stage("06_analysis_dashboard", {"run_dir": run_dir})
+        open_stage("06_analysis_dashboard", {"run_dir": run_dir}, only_looks=True)
     assert list_runs(runs_dir) == []
 
 
