@@ -150,7 +150,12 @@ SCRIPT = """
     const spec = JSON.parse(document.getElementById(div.id + "-data").textContent);
     const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]];
     const options = { displaylogo: false, responsive: false, modeBarButtons: buttons };
+    const rearranged = forPhone(spec);
+    const given = (key) => key.split(".").reduce((at, name) => (at || {})[name], spec.layout);
+    const asItCame = rearranged && Object.fromEntries(Object.keys(rearranged).map((key) => [key, copied(given(key))]));
     Plotly.newPlot(div, spec.data, spec.layout, options).then(() => {
+      if (rearranged) arrangements.set(div, { phone: rearranged, wide: asItCame });
+      arrange(div, div.clientWidth);
       sizes.observe(div);
       div.on("plotly_click", (event) => choose(foldOf(event.points[0].data)));
       emphasise(div);
@@ -172,10 +177,45 @@ SCRIPT = """
     chosen = fold === chosen ? null : fold;
     figures.forEach(emphasise);
   };
+  // Named rows with their numbers in a column leave a phone no room for the plot: there the names stand in the plot,
+  // above their points, and the numbers below them.
+  const phonePixels = 520;
+  const arrangements = new WeakMap();
+  const copied = (value) => (value === undefined ? null : JSON.parse(JSON.stringify(value)));
+  const forPhone = ({ data, layout }) => {
+    const beside = (note) => note.x === 1 && note.xref === "paper" && note.xanchor === "left";
+    const isName = (y) => typeof (Array.isArray(y[0]) ? y[1][0] : y[0]) === "string";
+    const rows = data.map((trace) => trace.y || []).filter(isName);
+    if (rows.length === 0 || rows.length < data.length || !(layout.annotations || []).some(beside)) return null;
+    const name = (y, row) => {
+      const [place, text] = Array.isArray(y[0]) ? [row, y[1][0]] : [y[0], y[0]];
+      const above = { y: place, yanchor: "bottom", yshift: 6, text: text.replace("<br>", " "), font: { size: 11 } };
+      return { x: 0, xref: "paper", xanchor: "left", showarrow: false, bgcolor: "rgba(255,255,255,0.75)", ...above };
+    };
+    // Rows of two levels (slices) are low: a number below one would seem to be the next one's.
+    const beyond = Array.isArray(rows[0][0]) ? { yanchor: "bottom", yshift: 6 } : { yanchor: "top", yshift: -5 };
+    const numbers = layout.annotations.map((note) => (!beside(note) ? note : note.yref === "paper"
+      ? { ...note, xanchor: "right", xshift: 0 }
+      : { ...note, xanchor: "right", xshift: 0, ...beyond, font: { ...note.font, size: 11 } }));
+    return copied({
+      annotations: [...numbers, ...rows.map(name)], "margin.r": 12, "margin.l": 12,
+      "yaxis.title": { text: "" }, "yaxis.showticklabels": false, "yaxis.ticks": "",
+    });
+  };
+  const arrange = (div, width) => {
+    const known = arrangements.get(div);
+    const kind = width < phonePixels ? "phone" : "wide";
+    if (!known || width <= 0 || (div.dataset.arranged || "wide") === kind) return;
+    div.dataset.arranged = kind;
+    Plotly.relayout(div, copied(known[kind]));
+  };
   const widths = new WeakMap();
   const sizes = new ResizeObserver((entries) => entries.forEach(({ target, contentRect }) => {
     const width = Math.round(contentRect.width);
-    if (width > 0 && widths.get(target) !== width) { widths.set(target, width); Plotly.Plots.resize(target); }
+    if (width <= 0 || widths.get(target) === width) return;
+    widths.set(target, width);
+    Plotly.Plots.resize(target);
+    arrange(target, width);
   }));
   const figures = [...document.querySelectorAll("div.figure")];
   // A figure is drawn when it comes near the window, which a figure in a closed section never does.
