@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.browser.chromium import CHROMIUM, open_chromium, open_page
-from tests.browser.offline import draw_all
+from tests.browser.offline import draw_all, draw_open
 
 
 def main() -> int:
@@ -25,8 +25,8 @@ def main() -> int:
     with open_chromium() as browser:
         watched = open_page(browser, home=address.split("?")[0], window=(given.width, given.height))
         watched.page.goto(address, wait_until="networkidle")
-        if given.open:
-            draw_all(watched.page)
+        # A figure is drawn when it is come near to, which a picture of the whole page and one on paper never do.
+        (draw_all if given.open or given.picture.suffix == ".pdf" else draw_open)(watched.page)
         if given.picture.suffix == ".pdf":
             watched.page.pdf(path=given.picture, prefer_css_page_size=True)
         else:

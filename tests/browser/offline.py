@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 # A figure is drawn when it comes near the window, and only in an open section.
 _OPEN_SECTIONS = 'document.querySelectorAll("details.section").forEach(section => { section.open = true; })'
 _DRAW_NEXT = """() => {
-  const waiting = [...document.querySelectorAll("div.figure")].filter(div => !div.querySelector("svg.main-svg"));
+  const waiting = [...document.querySelectorAll("div.figure")]
+    .filter(div => div.getBoundingClientRect().width > 0 && !div.querySelector("svg.main-svg"));
   if (waiting.length) waiting[0].scrollIntoView();
   return waiting.length === 0;
 }"""
@@ -54,8 +55,14 @@ _OVERFLOW = """() => {
 def draw_all(page: Page) -> None:
     """Open every section and look at every figure, as one who scrolls through the page does."""
     page.evaluate(_OPEN_SECTIONS)
+    draw_open(page)
+
+
+def draw_open(page: Page) -> None:
+    """Look at every figure that is in no closed section."""
     page.wait_for_function(_DRAW_NEXT)
     settle(page)
+    page.evaluate("scrollTo(0, 0)")
 
 
 def settle(page: Page) -> None:
