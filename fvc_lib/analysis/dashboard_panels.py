@@ -34,7 +34,7 @@ from fvc_lib.analysis.queries import (
     results,
 )
 from fvc_lib.analysis.ranking_figures import pr_figure, roc_figure
-from fvc_lib.analysis.records import read_tables
+from fvc_lib.analysis.records import read_tables, run_names
 from fvc_lib.analysis.result_figures import controls_figure, run_comparison_figure
 from fvc_lib.analysis.result_tables import UNCALIBRATED
 from fvc_lib.analysis.run_cautions import audit_failures
@@ -175,7 +175,7 @@ def _parameters(selection: Selection) -> Shown:
     columns = [f"run {number}" for number in range(len(selection.runs))]  # not their ids: a copy has the same
     grouped = differing.group_by("parameter", maintain_order=True).agg("value", pl.col("changes_numbers").first())
     values = [pl.col("value").list.get(number).alias(name) for number, name in enumerate(columns)]
-    names = {name: path_to_text(run.run_id) for name, run in zip(columns, selection.runs, strict=True)}
+    names = dict(zip(columns, map(path_to_text, run_names(selection.runs)), strict=True))
     table = grouped.select("parameter", *values, "changes_numbers")
     verb = "differs" if table.height == 1 else "differ"
     caption = f"{count_text(table.height, 'parameter')} {verb} between the {len(columns)} chosen runs"

@@ -102,6 +102,15 @@ def test_a_panel_is_drawn_again_only_when_something_it_shows_has_changed(runs: l
     assert "roc" not in changed(keys)
 
 
+def test_two_runs_of_one_id_have_columns_of_their_own_names(make_run: Callable[..., RunPaths]) -> None:
+    first, second = make_run(experiment="one"), make_run(experiment="two")
+    second.params_yaml.write_text("epochs: 77\n")
+    (panel,) = [each for each in panels() if each.name == "parameters"]
+    shown = str(panel.bundle(Selection((first, second)))["text/html"])
+    assert f"one/{first.run_id}" in shown
+    assert f"two/{second.run_id}" in shown
+
+
 def test_a_highlighted_fold_stands_out_wherever_folds_are_shown(runs: list[RunPaths]) -> None:
     selection = default_selection(runs_dir(runs))
     for name in ("roc", "pr", "learning curves 1", "memory", "pipeline"):
