@@ -136,6 +136,8 @@ footer { color:var(--faint); font-size:12.5px; margin-top:28px; }
   main { padding:0; }
   body { font-size:11pt; }
 .output.text pre { max-height:none; }
+.output table { font-size:8pt; } caption { white-space:normal; }
+.output th, .output td { padding:3px 8px 3px 0; overflow-wrap:anywhere; white-space:normal; }
 .figure, tr, .output.error { break-inside:avoid; }
 details.section { break-before:auto; }
   details.section > summary::before { content:""; } .cells { padding-left:0; } @page { margin:16mm 14mm; } }

@@ -37,6 +37,8 @@ _FIGURES = """() => [...document.querySelectorAll("div.figure")].map(div => {
       || r.top < box.top - 1).map(([text]) => text),
   };
 })"""
+_CUT_TABLES = """() => [...document.querySelectorAll("table")].filter(table =>
+  table.parentElement.scrollWidth > table.parentElement.clientWidth + 1).map(table => table.innerText.slice(0, 60))"""
 _OVERFLOW = """() => {
   const room = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth <= room) return [];
@@ -79,6 +81,12 @@ def figures(page: Page) -> list[dict[str, Any]]:
 def too_wide(page: Page) -> list[str]:
     """What makes the page's body scroll sideways; empty where it does not."""
     found: list[str] = page.evaluate(_OVERFLOW)
+    return found
+
+
+def cut_tables(page: Page) -> list[str]:
+    """How each table begins that is wider than its place: on paper nobody scrolls."""
+    found: list[str] = page.evaluate(_CUT_TABLES)
     return found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.conftest import OpenFile
-from tests.browser.offline import draw_all, figures, flaws, settle
+from tests.browser.offline import cut_tables, draw_all, figures, flaws, settle
 from tests.browser.runs import FOREIGN, HOSTILE, Runs
 
 pytestmark = pytest.mark.slow
@@ -61,6 +61,7 @@ def test_a_printed_report_shows_every_section_and_every_figure_unclipped(
     settle(watched.page)
     assert flaws(watched.page) == []
     assert [figure["cut_texts"] for figure in figures(watched.page) if figure["cut_texts"]] == []
+    assert cut_tables(watched.page) == []
     assert not watched.page.locator("nav.sections").is_visible()
     assert watched.trouble() == []
 
