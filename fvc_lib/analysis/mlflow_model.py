@@ -36,7 +36,8 @@ class FoldNetwork:
     """A fold's best network, as whoever knows networks loads it.
 
     Attributes:
-        module: a ``torch.nn.Module`` on the CPU in evaluation mode: uint8 clips (B, T, 3, H, W) to logits (B,).
+        module: a ``torch.nn.Module`` on the CPU in evaluation mode: uint8 clips (B, T, 3, H, W) to logits (B,), as
+            ``tables.PREDICTIONS`` has them.
         clip_shape: (1, T, 3, H, W).
         weights_digest: hex SHA-256 of its weights.
     """

@@ -71,13 +71,20 @@ def load_fold_network(run: RunPaths, fold: int) -> FoldNetwork | None:
 
     from fvc_lib.analysis.mlflow_model import FoldNetwork
     from fvc_lib.execution.session import run_config
-    from fvc_lib.learning.models import build_model
+    from fvc_lib.learning.models import ShiftedLogits, build_model
+    from fvc_lib.learning.selection import read_selection
     from fvc_lib.services.atomic_files import sha256_of_file
     from fvc_lib.services.checkpoints import BEST, load_best_model
 
     folder = run.fold_checkpoints(fold)
     if not (folder / BEST).is_file():
         return None
+    recorded = read_selection(folder)
+    if recorded is None:
+        raise DataError(
+            f"{folder}: the record of what was chosen for this network is missing or unreadable, and its score depends "
+            "on it. Export with --no-model."
+        )
     config, weights = run_config(run), load_best_model(folder)
     with torch.random.fork_rng(devices=[]):
         module = build_model(config.model)
@@ -89,7 +96,8 @@ def load_fold_network(run: RunPaths, fold: int) -> FoldNetwork | None:
             "Export with the version that trained it, or with --no-model."
         ) from error
     shape = (1, config.num_frames, 3, config.fixed_size, config.fixed_size)
-    return FoldNetwork(module.eval(), shape, sha256_of_file(folder / BEST))
+    scoring = ShiftedLogits(module, recorded.selection.prior_logit).eval()
+    return FoldNetwork(scoring, shape, sha256_of_file(folder / BEST))
 
 
 def _export(run: RunPaths, tracking_uri: str | None, *, with_model: bool) -> None:

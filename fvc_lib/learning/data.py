@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -129,6 +130,23 @@ def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
         )
     real, fake = (counts.sum() / (2 * counts)).tolist()
     return real, fake
+
+
+def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
+    """What brings a logit to the share of fakes in ``rows``, on which a network with ``class_balance`` was trained.
+
+    A loss or a sampler that gives both classes equal influence teaches the odds as if there were as many fakes as
+    reals: with four fakes to a real even a perfect network would be off by 0.18 (expected calibration error), and no
+    temperature undoes a shift. Adding log(fakes / reals) does (C. Elkan, "The foundations of cost-sensitive learning",
+    IJCAI 2001, theorem 2). The order of the videos stays as it is. 0 where the classes were left as they are.
+
+    Raises:
+        DataError: as ``class_weights``.
+    """
+    if class_balance == "none":
+        return 0.0
+    real, fake = class_weights(rows)
+    return math.log(real / fake)
 
 
 def rows_fingerprint(source: ClipSource, parts: Sequence[tuple[str, Sequence[ClipRow]]]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.torch
 
 from fvc_lib.learning.accumulators import BinaryScores
-from fvc_lib.learning.data import ClipDataset, ClipRow, ClipSource, class_weights
+from fvc_lib.learning.data import ClipDataset, ClipRow, ClipSource, class_weights, prior_logit
 from fvc_lib.learning.device import ComputeDevice
 from fvc_lib.learning.engine import Engine
 from fvc_lib.learning.engine_settings import EngineSettings
@@ -57,7 +57,10 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A finished training whose outer fold was not looked at yet; ``folder`` is that of its checkpoints."""
+    """A finished training whose outer fold was not looked at yet; ``folder`` is that of its checkpoints.
+
+    ``prior_logit`` brings its logits to the share of fakes it was trained on.
+    """
 
     engine: Engine
     state: TrainingState
@@ -67,6 +70,7 @@ class Fitted:
     ranks: Ranks
     folder: Path
     seconds: float
+    prior_logit: float
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,8 @@ def fit(
     replayed, num_ranks = around.replayed, around.ranks.size
     if replayed is not None and replayed.num_ranks != num_ranks:
         state.inexact_because.append(f"the replayed training had {replayed.num_ranks} ranks, this one {num_ranks}")
-    return Fitted(engine, state, around.source, clips, metrics, around.ranks, folder, time.monotonic() - started)
+    seconds, prior = time.monotonic() - started, prior_logit(clips.train, around.config.class_balance)
+    return Fitted(engine, state, around.source, clips, metrics, around.ranks, folder, seconds, prior)
 
 
 def choose(fitted: Fitted) -> RecordedSelection:
@@ -139,9 +144,11 @@ def choose(fitted: Fitted) -> RecordedSelection:
     validation = _scores(fitted, clips.validation)
 
     def recorded() -> dict[str, Any]:
+        logits = validation.logits + fitted.prior_logit
         chosen = select(
-            state.history, state.best_epoch, validation.labels, validation.logits, clips.num_validation_groups
-        )
+            state.history, state.best_epoch, validation.labels, logits, clips.num_validation_groups,
+            prior_logit=fitted.prior_logit,
+        )  # fmt: skip
         weights = hashlib.sha256(safetensors.torch.save(state.best_model)).hexdigest()
         return asdict(record_selection(fitted.folder, RecordedSelection(chosen, clips.fingerprint, weights)))
 
@@ -159,7 +166,8 @@ def score(fitted: Fitted, recorded: RecordedSelection) -> Scored:
     outer = fitted.clips.test.open(recorded)
     test = _scores(fitted, outer.rows)
     _refuse_nonfinite(outer, test.logits)
-    scores = probabilities(test.logits, chosen.temperature)
+    logits = test.logits + chosen.prior_logit
+    scores = probabilities(logits, chosen.temperature)
     decisions = decide(scores, chosen.threshold)
     metrics = {
         "roc_auc": roc_auc(test.labels, scores),
@@ -179,7 +187,7 @@ def score(fitted: Fitted, recorded: RecordedSelection) -> Scored:
         inexact_because=tuple(state.inexact_because),
         seconds=fitted.seconds,
     )
-    return Scored(summary, outer, test.logits, scores)
+    return Scored(summary, outer, logits, scores)
 
 
 def _refuse_nonfinite(outer: OuterFold, logits: FloatArray) -> None:

@@ -168,3 +168,17 @@ def _architecture(name: str) -> _Architecture:
         known = ", ".join(_ARCHITECTURES)
         raise UsageError(f"model {name!r}: unknown.{did_you_mean(name, _ARCHITECTURES)} Known: {known}.")
     return _ARCHITECTURES[name]
+
+
+class ShiftedLogits(nn.Module):
+    """``network`` with ``shift`` added to its logits (B,): a trained one with its ``data.prior_logit``."""
+
+    def __init__(self, network: nn.Module, shift: float) -> None:
+        super().__init__()
+        self.network = network
+        self.shift = shift
+
+    def forward(self, clips: Tensor) -> Tensor:
+        """As the network's own, shifted."""
+        logits: Tensor = self.network(clips)
+        return logits + self.shift

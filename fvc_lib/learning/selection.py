@@ -39,6 +39,7 @@ class Selection:
         num_epochs: that were trained, and could be chosen.
         best_epoch: 1-based, the one of the lowest inner validation loss.
         validation_loss: of that epoch, weighted as in training.
+        prior_logit: added to the network's logits first (``data.prior_logit``); no choice, but part of the score.
         temperature: that logits are divided by (``metrics.calibration.fit_temperature``; few videos move it little).
         log_loss: in nats per video, of the calibrated probabilities.
         log_loss_uncalibrated: the same at a temperature of 1.
@@ -50,6 +51,7 @@ class Selection:
     num_epochs: int
     best_epoch: int
     validation_loss: float
+    prior_logit: float
     temperature: float
     log_loss: float
     log_loss_uncalibrated: float
@@ -123,7 +125,13 @@ class EarlierOpenings:
 
 
 def select(
-    history: Sequence[EpochRecord], best_epoch: int, labels: npt.ArrayLike, logits: npt.ArrayLike, num_groups: int
+    history: Sequence[EpochRecord],
+    best_epoch: int,
+    labels: npt.ArrayLike,
+    logits: npt.ArrayLike,
+    num_groups: int,
+    *,
+    prior_logit: float = 0.0,
 ) -> Selection:
     """Choose temperature and threshold for the weights of ``best_epoch`` (1-based).
 
@@ -131,8 +139,9 @@ def select(
         history: every epoch's record; the engine chose among them by the inner validation loss.
         best_epoch: its choice.
         labels: int (N,) of the inner validation videos, 1 is fake.
-        logits: float (N,), what those weights say of them.
+        logits: float (N,), what those weights say of them, ``prior_logit`` added.
         num_groups: that the videos belong to.
+        prior_logit: what was added; for the record.
 
     Raises:
         ValueError: no video, or a logit that is not finite.
@@ -146,6 +155,7 @@ def select(
         num_epochs=len(history),
         best_epoch=best_epoch,
         validation_loss=history[best_epoch - 1].validation["loss"],
+        prior_logit=prior_logit,
         temperature=temperature,
         log_loss=log_loss(checked, scores),
         log_loss_uncalibrated=log_loss(checked, probabilities(logits, 1.0)),

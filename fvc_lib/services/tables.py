@@ -113,7 +113,7 @@ PREDICTIONS = pa.DataFrameSchema(
         "fold": pa.Column(pl.Int64, pa.Check.ge(0)),
         "score": pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # probability of fake
         "threshold": pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # chosen on inner validation, constant in a fold
-        # The network's own output; score = sigmoid(logit / temperature).
+        # The network's output, brought to the share of fakes it was trained on; score = sigmoid(logit / temperature).
         "logit": pa.Column(pl.Float64, pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()))),
         "temperature": pa.Column(pl.Float64, pa.Check.gt(0)),  # chosen on inner validation, constant in a fold
         # The same training on labels shuffled by group: its score, and the shuffled label it is judged by.

@@ -118,8 +118,8 @@ def _give_selections(run: RunPaths) -> None:
         judged = read_table(run.predictions(fold), tables.PREDICTIONS)
         fake = int((judged["label"] == "fake").sum())
         chosen = Selection(
-            num_epochs=10, best_epoch=10, validation_loss=0.42, temperature=judged["temperature"][0], log_loss=0.4,
-            log_loss_uncalibrated=0.41, threshold=judged["threshold"][0], balanced_accuracy=0.8,
+            num_epochs=10, best_epoch=10, validation_loss=0.42, prior_logit=0.0, temperature=judged["temperature"][0],
+            log_loss=0.4, log_loss_uncalibrated=0.41, threshold=judged["threshold"][0], balanced_accuracy=0.8,
             num_videos=judged.height, num_groups=judged["group_id"].n_unique(), num_real=judged.height - fake,
             num_fake=fake,
         )  # fmt: skip

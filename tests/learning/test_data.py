@@ -1,3 +1,6 @@
+import math
+
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -7,10 +10,12 @@ from fvc_lib.learning.data import (
     ClipRow,
     class_weights,
     clip_rows,
+    prior_logit,
     require_clips,
     rows_fingerprint,
     without_missing_originals,
 )
+from fvc_lib.metrics.calibration import expected_calibration_error, probabilities
 from fvc_lib.services.errors import DataError
 
 ROWS = (ClipRow("a", 0, 0), ClipRow("a", 1, 0), ClipRow("b", 0, 1))
@@ -37,6 +42,21 @@ def test_class_weights_even_out_the_classes_and_average_to_one():
     real, fake = class_weights(ROWS)
     assert 2 * real == 1 * fake
     assert 2 * real + fake == pytest.approx(3)
+
+
+def test_the_prior_makes_the_score_of_a_network_trained_for_equal_classes_a_probability():
+    """A perfect network says log-likelihood ratios, as equal classes teach them; four videos in five are fake."""
+    generator = np.random.default_rng(0)
+    labels = (np.arange(20_000) % 5 > 0).astype(np.int64)
+    values = generator.normal(2.0 * labels, 1.0)  # log N(2, 1) / N(0, 1) = 2 x - 2
+    logits = 2 * values - 2
+    rows = [ClipRow(str(number), 0, int(label)) for number, label in enumerate(labels)]
+    shift = prior_logit(rows, "loss")
+    assert shift == pytest.approx(math.log(4))
+    assert prior_logit(rows, "sampler") == shift
+    assert prior_logit(rows, "none") == 0
+    assert expected_calibration_error(labels, probabilities(logits, 1.0)) > 0.1
+    assert expected_calibration_error(labels, probabilities(logits + shift, 1.0)) < 0.01
 
 
 def test_one_class_is_refused():

@@ -5,18 +5,21 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from fvc_lib.corpus.folds import split_for_fold
 from fvc_lib.learning import fold_fitting
-from fvc_lib.learning.fold_data import fold_clips
+from fvc_lib.learning.data import prior_logit
+from fvc_lib.learning.fold_data import fold_clips, read_fold
 from fvc_lib.learning.fold_outcome import read_outcome
 from fvc_lib.learning.fold_training import train_fold
+from fvc_lib.learning.models import ShiftedLogits, build_model
 from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError, load_best_model
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
+from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.video.shards import write_shards
 from tests.learning.selection_kit import recorded_selection
 
@@ -52,6 +55,28 @@ def test_a_fold_is_learned_and_its_control_is_not(tiny_training, list_log):
         == load_best_model(tiny.paths.control_checkpoints(0)).keys()
     )
     assert read_outcome(tiny.paths.fold_outcome(0)) == outcome
+
+
+def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_training, list_log):
+    tiny = tiny_training.with_config(epochs=1, shuffled_label_control=False)
+    folds = read_table(tiny.paths.folds, FOLDS)
+    # All of fold 0, and outside it every fake but only some groups of reals.
+    kept = folds["group_id"].unique().sort().gather_every(2)
+    uneven = folds.filter(
+        (pl.col("fold") == 0) | (pl.col("label") == "fake") | pl.col("group_id").is_in(kept.to_list())
+    )
+    write_table(uneven, FOLDS, tiny.paths.folds)
+    outcome = run(tiny, list_log())
+    table = read_table(tiny.paths.predictions(0), PREDICTIONS)
+    shift = outcome.training.selection.prior_logit
+    _, clips = read_fold(tiny.paths, tiny.config, 0)
+    assert shift == prior_logit(clips.train, "loss") > 0
+    network = ShiftedLogits(build_model(tiny.config.model), shift)
+    network.network.load_state_dict(load_best_model(tiny.paths.fold_checkpoints(0)))
+    with torch.inference_mode():
+        for video_id, logit in table.select("video_id", "logit").iter_rows():
+            clip = torch.from_numpy(tiny.store.read(video_id, 0).copy())[None]
+            assert network.eval()(clip).item() == pytest.approx(logit, abs=1e-4)
 
 
 def test_a_finished_fold_is_not_trained_again(tiny_training, list_log, monkeypatch):
@@ -95,6 +120,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from fvc_lib.learning.fold_training import train_fold
+from fvc_lib.learning.models import ShiftedLogits, build_model
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths

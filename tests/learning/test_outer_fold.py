@@ -151,7 +151,7 @@ def test_an_attempt_that_died_after_opening_binds_the_next_one(tiny_training, li
             train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
     assert not tiny.paths.fold_outcome(0).exists()
     select = fold_fitting.select
-    monkeypatch.setattr(fold_fitting, "select", lambda *given: replace(select(*given), threshold=0.987))
+    monkeypatch.setattr(fold_fitting, "select", lambda *given, **also: replace(select(*given, **also), threshold=0.987))
     outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
     assert outcome.training.selection.threshold != 0.987
     assert outcome.training.recorded.openings == 2
