@@ -49,7 +49,7 @@ test: $(STAMP)  ## Run all tests
 test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
 	$(RUN) -m pytest -n auto --dist worksteal -m "not slow and not long"
 
-test-long: $(STAMP)  ## Run the tests that take longer and have no target of their own
+test-long: setup-mlflow  ## Run the tests that take longer and have no target of their own
 	$(RUN) -m pytest -n auto --dist worksteal -m "long and not fault and not slurm" --ignore tests/test_honesty.py \
 		--ignore tests/test_run_kills.py --ignore tests/video/test_fuzz.py --ignore tests/corpus/test_index_scale.py
 
