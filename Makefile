@@ -6,6 +6,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+WORKERS ?= auto
 MLFLOW_STAMP := $(VENV)/.installed-mlflow
 
 .PHONY: help setup setup-mlflow demo lab doctor test test-quick test-long test-browser test-mlflow test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline bench-bootstrap bench-queries index-kills lock clean
@@ -43,8 +44,8 @@ lab: $(STAMP)  ## Open the notebooks in JupyterLab
 doctor: $(STAMP)  ## Check Python, torch, codecs, disk, memory, SLURM and installed versions, and say what to do
 	$(RUN) run_notebooks.py doctor
 
-test: $(STAMP)  ## Run all tests
-	$(RUN) -m pytest -n auto --dist worksteal
+test: $(STAMP)  ## Run all tests; WORKERS=n at once, else one per core
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
 	$(RUN) -m pytest -n auto --dist worksteal -m "not slow and not long"
