@@ -67,6 +67,7 @@ def test_without_a_named_run_the_offer_names_it(run, command):
 
 
 @pytest.mark.fault(28)
+@pytest.mark.long
 def test_a_value_on_the_command_line_counts_also_where_the_environment_has_one(run, command):
     refused = command("--resume", "latest", "-p", "fixed_size", "32", FVC_FIXED_SIZE="64")
     assert refused.exit_code == 2
@@ -113,6 +114,7 @@ def test_a_fork_is_a_run_of_its_own_beside_the_first_and_records_what_it_comes_f
 
 
 @pytest.mark.fault(29)
+@pytest.mark.long
 def test_resuming_with_another_number_of_threads_warns_and_goes_on(run, command):
     record = json.loads(run.run_json.read_text())
     record["attempts"][0]["versions"]["torch"] = "1.0"

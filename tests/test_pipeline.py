@@ -172,6 +172,7 @@ def test_the_straight_pass_elsewhere_gives_the_same_bits_and_tracks_nothing(fini
     assert "  skip  " not in again
 
 
+@pytest.mark.long
 def test_every_notebook_runs_by_hand_on_the_newest_run_and_changes_nothing(finished, place, monkeypatch):
     run, _ = finished
     before = {path: path.read_bytes() for path in sorted(run.tables.iterdir())}

@@ -66,6 +66,7 @@ def test_a_printed_report_shows_every_section_and_every_figure_unclipped(
     assert watched.trouble() == []
 
 
+@pytest.mark.long
 def test_links_between_the_pages_lead_where_they_say(open_file: OpenFile, runs: Runs) -> None:
     """Also into folders whose names are markup, or no UTF-8."""
     watched = open_file(runs.folder / "index.html")

@@ -279,6 +279,7 @@ def collide(make_project: Callable[..., Project], start: Start, num_runs: int, n
             assert set(states(run).values()) == {"done"}
 
 
+@pytest.mark.long
 def test_runs_with_several_kernels_each_do_not_collide(make_project, start):
     collide(make_project, start, num_runs=2, num_folds=4, rounds=1)
 

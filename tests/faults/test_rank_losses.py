@@ -95,6 +95,7 @@ def test_kill_9_of_one_rank_ends_the_others_and_the_training_goes_on_resume_equa
     assert killed == 0 or 1 not in steps  # of a rank 0 that lives on at least the first step is saved
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_given_up(tasks, tmp_path):
     training = Training(Ending(tasks, 1, 2, be_stopped), tmp_path, SETTINGS)
     first, second = start_ranks(2, train, training, patience_seconds=3.0)

@@ -170,6 +170,7 @@ def test_a_replay_repeats_what_ranks_did_to_the_bit(tasks, trained):
 
 
 @pytest.mark.fault(18)
+@pytest.mark.long
 def test_memory_that_ends_in_one_rank_s_validation_changes_no_metric(tasks, trained):
     settings = {"effective_batch_size": 2, "micro_batch": 2}
     whole = trained(2, "whole", tasks, **settings)
@@ -292,6 +293,7 @@ def _drawing(rank, tasks, folder):
     return Drawing(tasks(rank), keep)
 
 
+@pytest.mark.long
 def test_random_draws_differ_from_rank_to_rank_and_are_resumed_to_the_bit(tasks, tmp_path, trained):
     drawing = partial(_drawing, tasks=tasks, folder=tmp_path)
     whole = trained(2, "whole", drawing)

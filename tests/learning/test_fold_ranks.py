@@ -157,6 +157,7 @@ train_fold(paths, config, 0, metric_log=NoMetrics(), progress=lambda *_: print("
 """
 
 
+@pytest.mark.long
 def test_ranks_do_not_outlive_whoever_launched_them(two_ranks):
     config = two_ranks.with_config(epochs=1000, early_stopping_epochs=0).config.model_dump_json()
     command = [sys.executable, "-c", LAUNCHER, str(two_ranks.paths.root), config]
@@ -178,6 +179,7 @@ def test_srun_starts_the_ranks_only_where_the_job_has_tasks_for_them(monkeypatch
     assert not fold_launch.in_slurm_job_with_tasks(2, {"SLURM_NTASKS": "2"})
 
 
+@pytest.mark.long
 def test_one_rank_alone_trains_from_the_command_line(two_ranks):
     """Whatever num_ranks says: who starts ranks oneself says how many there are."""
     two_ranks.paths.params_yaml.write_text(

@@ -204,7 +204,7 @@ def test_a_model_that_cannot_be_built_without_memory_is_built_and_draws_nothing(
     assert torch.get_rng_state().equal(before)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_predicted_peak_is_within_a_quarter_of_what_a_training_takes():
     case = {"model": "frame_cnn", "num_frames": 8, "fixed_size": 128, "micro_batch": 8, "num_videos": 16}
     command = [sys.executable, str(ROOT / "benchmarks" / "preflight.py"), "--case", json.dumps(case)]

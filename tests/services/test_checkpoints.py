@@ -276,6 +276,7 @@ def test_where_nothing_can_be_used_it_is_kept_and_the_new_training_has_its_own_f
 
 
 @pytest.mark.fault(24)
+@pytest.mark.long
 def test_a_checkpoint_for_which_memory_does_not_suffice_is_not_called_damaged(open_folder, tmp_path):
     code = """
 import resource, sys
