@@ -212,6 +212,7 @@ def bad_rows(tmp_path_factory: pytest.TempPathFactory, make_video: MakeVideo) ->
     return use_corpus(write_manifest(folder / "corpus/list.csv", *good, *bad), folder)
 
 
+@pytest.mark.long
 @pytest.mark.fault(35)
 def test_bad_rows_are_counted_and_the_run_goes_on_without_them(bad_rows):
     assert bad_rows.status.stages["01_data_index"].state == "done"
@@ -224,6 +225,7 @@ def test_bad_rows_are_counted_and_the_run_goes_on_without_them(bad_rows):
     assert [reason for reason in reasons if reason not in record] == []
 
 
+@pytest.mark.long
 def test_fewer_groups_than_folds(bad_rows):
     words = ("num_folds: got 2", "1 with real videos and 1 with fake videos", "videos of other events")
     assert_one_clear_error(bad_rows, 3, "DataError", *words)

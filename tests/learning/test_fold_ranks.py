@@ -49,7 +49,7 @@ def metrics_of(path):
     return {(row["step"], row["epoch"], row["phase"], row["metric"]): row["value"] for row in rows}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path):
     """Started from here, as the notebook does it; then by torchrun in a copy: the same bits."""
     paths, seen, observer = two_ranks.paths, [], Observer()
