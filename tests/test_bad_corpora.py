@@ -136,7 +136,6 @@ def test_one_class_only(tmp_path, make_video):
 
 
 @pytest.mark.fault(7, 9)
-@pytest.mark.long
 def test_no_readable_video(tmp_path):
     for label in ("real", "fake"):
         (tmp_path / "corpus" / label).mkdir(parents=True)

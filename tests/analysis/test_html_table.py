@@ -2,7 +2,7 @@ import os
 from html.parser import HTMLParser
 
 import polars as pl
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fvc_lib.analysis.html_table import HtmlTable
@@ -39,7 +39,6 @@ def read(table: HtmlTable) -> Reader:
     return reader
 
 
-@settings(max_examples=20)
 @given(st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=12)), min_size=1, max_size=6))
 def test_any_text_is_shown_as_text(values: list[str]) -> None:
     values = [value for value in values if value.isprintable() and value == " ".join(value.split())] or ["x"]
