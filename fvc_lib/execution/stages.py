@@ -25,6 +25,17 @@ from fvc_lib.services.tables import (
     SLICES,
     read_table,
 )
+from fvc_lib.services.task_tables import (
+    CAPTIONS,
+    IMAGE_PREDICTIONS,
+    IMAGE_TARGETS,
+    IMAGES,
+    MEASURED_FITS,
+    RETRIEVAL_RANKS,
+    TARGET_PREDICTIONS,
+    TASK_RESULTS,
+    VIDEO_TEXTS,
+)
 
 Files = Callable[[RunPaths, int | None], Sequence[Path]]
 
@@ -35,7 +46,8 @@ class Stage:
 
     ``inputs`` and ``outputs`` give the files by which stages talk; a stage is finished when its outputs exist and fit
     their ``schemas`` (one per output, in order; a stage without any writes files of other kinds) and its inputs,
-    parameters and code are still what they were.
+    parameters and code are still what they were. Only runs of ``tasks`` have it; of ``needs`` count those that such a
+    run has.
     """
 
     name: str
@@ -43,6 +55,7 @@ class Stage:
     inputs: Files
     outputs: Files
     per_fold: bool = False
+    tasks: tuple[str, ...] = ("video",)
     schemas: tuple[DataFrameSchema, ...] = ()
 
     def check_outputs(self, run: RunPaths, fold: int | None) -> None:
@@ -107,19 +120,47 @@ STAGES = (
     ),
     Stage("06_analysis_dashboard", ("05_kfold_results",), lambda run, _: (run.results,), lambda run, _: ()),
     # It reads every memory log, but those grow with each look at the run: it repeats when what was measured was new.
-    Stage("07_memory_report", ("06_analysis_dashboard",), lambda run, _: (run.results,), lambda run, _: ()),
-)
+    Stage(
+        "07_memory_report",
+        ("06_analysis_dashboard", "10_image_recognition", "20_video_text"),
+        lambda run, _: (run.results, run.task_results),
+        lambda run, _: (),
+        tasks=("video", "image", "video_text"),
+    ),
+    Stage(
+        "10_image_recognition",
+        (),
+        lambda run, _: (),
+        lambda run, _: (
+            run.images, run.rejected, run.image_targets, run.image_predictions, run.target_predictions,
+            run.measured_fits, run.task_results,
+        ),
+        tasks=("image",),
+        schemas=(
+            IMAGES, REJECTED, IMAGE_TARGETS, IMAGE_PREDICTIONS, TARGET_PREDICTIONS, MEASURED_FITS, TASK_RESULTS,
+        ),
+    ),
+    Stage(
+        "20_video_text",
+        (),
+        lambda run, _: (),
+        lambda run, _: (run.video_texts, run.rejected, run.retrieval_ranks, run.captions, run.task_results),
+        tasks=("video_text",),
+        schemas=(VIDEO_TEXTS, REJECTED, RETRIEVAL_RANKS, CAPTIONS, TASK_RESULTS),
+    ),
+)  # fmt: skip
 
 
 def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Task]:
-    """Every task of a run, each after what it needs, stages of equal rank by name.
+    """Every task of a run of ``config.task``, each after what it needs, stages of equal rank by name.
 
     Of a run with ``annotations_only`` these are the stages that need no other: there are no videos to go on with.
     """
+    stages = [stage for stage in stages if config.task in stage.tasks]
     if config.annotations_only:
         stages = [stage for stage in stages if not stage.needs]
     by_name = {stage.name: stage for stage in stages}
-    sorter = graphlib.TopologicalSorter({stage.name: set(stage.needs) for stage in stages})
+    sorter = graphlib.TopologicalSorter({stage.name: by_name.keys() & stage.needs for stage in stages})
     sorter.prepare()
     names: list[str] = []
     while sorter.is_active():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -131,4 +131,52 @@ class Task(Protocol):
 
     def new_accumulator(self) -> Accumulator:
         """Empty; filled over one pass of the validation data."""
+        ...
+
+
+@runtime_checkable
+class JointLoss(Protocol):
+    """A task that also compares the samples of an effective batch with one another, as contrastive losses do.
+
+    Such a loss is no sum over samples, so no micro-batch has it. The engine collects the named outputs of the whole
+    effective batch, over all micro-batches and ranks, asks for their loss once, and carries its gradient back into
+    every micro-batch (L. Gao et al., "Scaling deep contrastive learning batch size under memory limited setup", 2021):
+    the gradients are those of the whole batch at once, however it is split. ``forward`` must draw the same random
+    numbers when it is called again from the same random state.
+
+    Attributes:
+        joint_outputs: names of outputs of ``forward`` that are compared; float, the batch as first dimension.
+        joint_tensors: names of the batch's tensors that say which samples belong together.
+    """
+
+    @property
+    def joint_outputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def joint_tensors(self) -> tuple[str, ...]: ...
+
+    def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], /) -> Tensor:
+        """The sum over the samples, scalar; their weights are those of ``loss``. May read the model's parameters."""
+        ...
+
+
+@runtime_checkable
+class FollowsEpochs(Protocol):
+    """A task whose trainable parameters change from epoch to epoch."""
+
+    def begin_epoch(self, model: nn.Module, epoch: int, /) -> None:
+        """Set ``requires_grad`` of the parameters for ``epoch`` (0-based), whatever it was before.
+
+        Called at the beginning of each epoch and when a training goes on within one. A parameter that is to be trained
+        at any time must ask for a gradient in the model as it was built.
+        """
+        ...
+
+
+@runtime_checkable
+class EpochSampleSet(Protocol):
+    """A data set whose samples differ from epoch to epoch, as with augmentation."""
+
+    def at_epoch(self, epoch: int, /) -> SampleSet:
+        """The samples of ``epoch`` (0-based): as many, in the same order; the same ones for any process or attempt."""
         ...

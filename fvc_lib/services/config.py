@@ -15,7 +15,10 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.config_values import split_names
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.image_config import ImageFields
+from fvc_lib.services.video_text_config import VideoTextFields
 
 AugmentationName = Literal[
     "flip", "affine", "color", "noise", "blur", "cutout", "frame_drop", "frame_duplicate", "frame_reverse"
@@ -55,13 +58,6 @@ NOT_HASHED = frozenset(
 MAY_CHANGE_ON_RESUME = (NOT_HASHED - {"corpus", "experiment", "runs_dir", "clip_source"}) | {"batch_size", "device"}
 
 
-def _split_names(value: Any) -> Any:
-    """``-p augmentations flip,noise`` and a YAML list mean the same."""
-    if isinstance(value, str):
-        return tuple(name.strip() for name in value.split(",") if name.strip())
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _beside_the_code(name: str) -> str:
     """A default folder in the checkout, from whatever folder a command or notebook is started."""
     checkout = Path(__file__).resolve().parents[2]
@@ -69,10 +65,27 @@ def _beside_the_code(name: str) -> str:
     return str(base / name)
 
 
-class RunConfig(BaseModel):
+# What suits the other two tasks better than a field's own default; below a params file and everything else.
+TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "video": {},
+    "image": {"effective_batch_size": 24, "learning_rate": 2e-3, "early_stopping_epochs": 0},
+    "video_text": {"effective_batch_size": 32, "learning_rate": 1e-3, "epochs": 30, "early_stopping_epochs": 0},
+}
+
+
+# The notebooks of the other tasks; every other notebook works on the task video, or on a run of any task.
+TASK_OF_STAGE = {"10_image_recognition": "image", "20_video_text": "video_text"}
+
+
+class RunConfig(VideoTextFields, ImageFields, BaseModel):
     """Everything that is asked of a run. Unknown names are refused; defaults are the memory-conservative ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    task: Literal["video", "image", "video_text"] = Field(
+        "video",
+        description="real or fake videos; image classes with regression; videos and the texts that describe them",
+    )
 
     experiment: str = Field("default", description="folder under the runs folder that groups runs")
     corpus: str = Field("", description="folder, CSV/Parquet manifest or FVC-2018 folder; empty: the sample corpus")
@@ -97,13 +110,21 @@ class RunConfig(BaseModel):
         0.25, gt=0, lt=1, description="share of a fold's training groups that chooses epoch and threshold"
     )
 
+    # The other tasks have one split instead of folds: the corpus's own, or one made of whole groups
+    split_validation_share: float = Field(
+        0.15, gt=0, lt=1, description="tasks image and video_text: share of the training groups that chooses the epoch"
+    )
+    split_test_share: float = Field(
+        0.2, gt=0, lt=1, description="the same: share of the groups tested on, where the corpus has no split of its own"
+    )
+
     # Decode
     num_frames: int = Field(6, ge=1, description="frames taken uniformly from each video")
     fixed_size: int = Field(112, ge=16, le=2048, description="side in pixels of the square each frame is fitted to")
 
     # Augmentation
     augmentations_per_video: int = Field(2, ge=0, description="augmented clips made of each training video")
-    augmentations: Annotated[tuple[AugmentationName, ...], BeforeValidator(_split_names)] = Field(
+    augmentations: Annotated[tuple[AugmentationName, ...], BeforeValidator(split_names)] = Field(
         DEFAULT_AUGMENTATIONS, description=f"operations a clip may receive, of {', '.join(AUGMENTATIONS)}"
     )
     augmentation_strength: float = Field(1.0, ge=0, le=3, description="scales every operation; 1 is moderate")
@@ -204,16 +225,27 @@ class RunConfig(BaseModel):
     @property
     def config_hash(self) -> str:
         """Hex SHA-256 over the fields that can change a number: equal on any machine for the same experiment."""
-        return sha256_of_json({k: v for k, v in self.model_dump(mode="json").items() if k not in NOT_HASHED})
+        return sha256_of_json({k: v for k, v in self.relevant().items() if k not in NOT_HASHED})
+
+    def relevant(self) -> dict[str, Any]:
+        """The fields as JSON values, without those that only another task reads; shared ones first."""
+        values = self.model_dump(mode="json")
+        foreign = {name for task, names in _FIELDS_OF_TASK.items() if task != self.task for name in names}
+        own = _FIELDS_OF_TASK.get(self.task, frozenset())
+        names = [name for name in values if name not in foreign]
+        return {name: values[name] for name in sorted(names, key=lambda name: name in own)}
 
     def to_yaml(self) -> str:
         """The resolved parameters as YAML in field order, each with its description as a comment."""
         lines = []
-        for name, value in self.model_dump(mode="json").items():
+        for name, value in self.relevant().items():
             description = type(self).model_fields[name].description
             text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()
             lines.append(f"{name}: {text}  # {description}")
         return "\n".join(lines) + "\n"
+
+
+_FIELDS_OF_TASK = {"image": frozenset(ImageFields.model_fields), "video_text": frozenset(VideoTextFields.model_fields)}
 
 
 def read_params_file(path: Path) -> dict[str, Any]:
@@ -270,7 +302,24 @@ def resolve_config(
     _validated(merged, "params file")  # so that a bad file is named even where the environment would hide it
     merged.update({k: parse_text_value(k, v) for k, v in environment_values(environ).items()})
     merged.update(command_line or {})
-    return _validated(merged, "parameters")
+    config = _validated({**task_defaults(merged.get("task")), **merged}, "parameters")
+    _refuse_fields_of_another_task(config, merged)
+    return config
+
+
+def _refuse_fields_of_another_task(config: RunConfig, given: Mapping[str, Any]) -> None:
+    for task, names in _FIELDS_OF_TASK.items():
+        foreign = sorted(names.intersection(given)) if task != config.task else []
+        if foreign:
+            raise UsageError(
+                f"{', '.join(foreign)}: read by task {task} alone, and this run's task is {config.task}. Leave it out, "
+                f"or add -p task {task}."
+            )
+
+
+def task_defaults(task: Any) -> Mapping[str, Any]:
+    """What differs from the fields' own defaults for ``task``; nothing for one that is not known."""
+    return TASK_DEFAULTS.get(task, {}) if isinstance(task, str) else {}
 
 
 def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:

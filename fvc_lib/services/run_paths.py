@@ -110,6 +110,56 @@ class RunPaths:
         return self.tables / "leakage_audit.parquet"
 
     @property
+    def images(self) -> Path:
+        """The usable images of task image, with their part of the split."""
+        return self.tables / "images.parquet"
+
+    @property
+    def image_targets(self) -> Path:
+        """The numbers that are known of the images, one per row."""
+        return self.tables / "image_targets.parquet"
+
+    @property
+    def image_predictions(self) -> Path:
+        """The classes predicted for the test images."""
+        return self.tables / "image_predictions.parquet"
+
+    @property
+    def target_predictions(self) -> Path:
+        """The numbers predicted for the test images."""
+        return self.tables / "target_predictions.parquet"
+
+    @property
+    def measured_fits(self) -> Path:
+        """Which batch sizes and resolutions were tried out on the machine, and what they took."""
+        return self.tables / "measured_fits.parquet"
+
+    @property
+    def video_texts(self) -> Path:
+        """The usable pairs of task video_text, with their part of the split."""
+        return self.tables / "video_texts.parquet"
+
+    @property
+    def retrieval_ranks(self) -> Path:
+        """At which place each test query found what it should."""
+        return self.tables / "retrieval_ranks.parquet"
+
+    @property
+    def captions(self) -> Path:
+        """The captions written for the test videos."""
+        return self.tables / "captions.parquet"
+
+    @property
+    def embeddings(self) -> Path:
+        """Embeddings of the test videos and texts, safetensors."""
+        return self.tables / "test_embeddings.safetensors"
+
+    @property
+    def task_results(self) -> Path:
+        """Metrics, intervals and controls of the tasks image and video_text."""
+        return self.root / "task_results.feather"
+
+    @property
     def logs(self) -> Path:
         """Folder of plain-text logs."""
         return self.root / "logs"
@@ -190,6 +240,14 @@ class RunPaths:
     def control_checkpoints(self, fold: int) -> Path:
         """Folder of the same fold's shuffled-label control, laid out alike."""
         return self.fold_checkpoints(fold) / "control"
+
+    def stage_training(self, stage: str) -> Path:
+        """Folder of the checkpoints of a stage that trains without folds, and of what belongs to its model."""
+        return self.root / "checkpoints" / stage
+
+    def stage_outcome(self, stage: str) -> Path:
+        """What its finished training found; written last, so its presence means finished."""
+        return self.stage_training(stage) / "outcome.json"
 
     def fold_outcome(self, fold: int) -> Path:
         """What one finished fold's training found; written last, so its presence means finished."""

@@ -16,21 +16,10 @@ from pandera.errors import SchemaError, SchemaErrors
 
 from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.errors import DataError
-
-LABELS = ("real", "fake")
-
-
-def _text(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:
-    return pa.Column(pl.String, checks, unique=unique, nullable=nullable)
-
-
-def _label() -> pa.Column:
-    return _text(checks=pa.Check.isin(LABELS))
-
-
-def _group() -> pa.Column:
-    return _text(checks=pa.Check.str_length(min_value=1))
-
+from fvc_lib.services.table_columns import LABELS as LABELS
+from fvc_lib.services.table_columns import group_column as _group
+from fvc_lib.services.table_columns import label_column as _label
+from fvc_lib.services.table_columns import text_column as _text
 
 INDEX = pa.DataFrameSchema(
     {
