@@ -144,16 +144,17 @@ class JointLoss(Protocol):
     the gradients are those of the whole batch at once, however it is split. ``forward`` must draw the same random
     numbers when it is called again from the same random state.
 
-    Attributes:
-        joint_outputs: names of outputs of ``forward`` that are compared; float, the batch as first dimension.
-        joint_tensors: names of the batch's tensors that say which samples belong together.
     """
 
     @property
-    def joint_outputs(self) -> tuple[str, ...]: ...
+    def joint_outputs(self) -> tuple[str, ...]:
+        """Names of outputs of ``forward`` that are compared; float, the batch as first dimension. Empty: none now."""
+        ...
 
     @property
-    def joint_tensors(self) -> tuple[str, ...]: ...
+    def joint_tensors(self) -> tuple[str, ...]:
+        """Names of the batch's tensors that say which samples belong together."""
+        ...
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], /) -> Tensor:
         """The sum over the samples, scalar; their weights are those of ``loss``. May read the model's parameters."""
