@@ -1,0 +1,266 @@
+"""Metrics of a decision between many classes, numbered 0 .. C - 1.
+
+Everything is written over rows that carry weights, as in ``weighting``: a plain value has weights one, a replicate of a
+bootstrap the number of times each row was drawn. For intervals over groups bind a metric to its rows
+(``top_k_measure``, ``macro_measures``) and give it to ``row_measures.intervals_over_groups``. A value is NaN where all
+weights are zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.metrics.row_measures import measure_of_rows, weighted_value
+from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, check_weights, divide
+
+# Scores compared with the label's own at once: the comparison must not take several times the scores' memory.
+_SCORES_PER_BLOCK = 1 << 20
+
+
+def ranks_of_class(scores: npt.ArrayLike, labels: npt.ArrayLike) -> IntArray:
+    """At which place the true class stands among all classes, 1 being the first; ties count against the model.
+
+    The rank is the number of classes whose score is at least the true class's own, so a model that gives every class
+    one score ranks all of them last, and cannot be right by the order of the classes.
+
+    Args:
+        scores: float (N, C), higher is more likely; infinite values are compared like others.
+        labels: int (N,) of 0 .. C - 1.
+
+    Returns:
+        int64 (N,) of 1 .. C.
+
+    Raises:
+        ValueError: not (N, C) scores, a NaN among them, or labels that do not fit them.
+    """
+    table = np.asarray(scores)
+    if table.ndim != 2 or table.shape[1] == 0:
+        raise ValueError(f"scores: got shape {table.shape}, wanted (N, C), a score per row and class.")
+    num_rows, num_classes = table.shape
+    true_classes = check_classes(labels, num_classes, "labels")
+    if true_classes.size != num_rows:
+        raise ValueError(f"labels: got {true_classes.size} rows, wanted {num_rows}, one per row of the scores.")
+    ranks = np.empty(num_rows, dtype=np.int64)
+    step = max(1, _SCORES_PER_BLOCK // num_classes)
+    for start in range(0, num_rows, step):
+        block = table[start : start + step]
+        if np.isnan(block).any():
+            rows = start + np.flatnonzero(np.isnan(block).any(axis=1))
+            raise ValueError(f"scores: NaN in row {rows[0]}; wanted numbers. Did the training diverge?")
+        own = np.take_along_axis(block, true_classes[start : start + step, None], axis=1)
+        ranks[start : start + step] = (block >= own).sum(axis=1)
+    return ranks
+
+
+def check_classes(classes: npt.ArrayLike, num_classes: int | None, name: str) -> IntArray:
+    """``classes`` as int64 (N,), N >= 1.
+
+    Raises:
+        ValueError: another shape, no rows, no whole numbers, or values outside [0, ``num_classes``).
+    """
+    array = np.asarray(classes)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name}: got shape {array.shape}, wanted (N,) with at least one row.")
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{name}: got {array.dtype}, wanted whole numbers, the numbers of classes.")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or (num_classes is not None and high >= num_classes):
+        top = "C - 1" if num_classes is None else num_classes - 1
+        raise ValueError(f"{name}: got values from {low} to {high}, wanted classes 0 .. {top}.")
+    return array.astype(np.int64)
+
+
+def top_k_accuracy(ranks: npt.ArrayLike, k: int, weights: npt.ArrayLike | None = None) -> float | FloatArray:
+    """Share of the rows whose true class is among the first ``k``.
+
+    Args:
+        ranks: int (N,), of ``ranks_of_class`` (the column ``rank_of_class``).
+        k: at least 1; from the number of classes on the answer is 1.
+        weights: float (..., N); without them all one.
+
+    Returns:
+        A float, or with ``weights`` an array (...).
+
+    Raises:
+        ValueError: ranks or ``k`` below 1, or weights of another length.
+    """
+    return weighted_value(_hits(ranks, k), _mean, weights)
+
+
+def top_k_measure(ranks: npt.ArrayLike, k: int) -> Metric:
+    """``top_k_accuracy`` of these rows, for ``intervals_over_groups``."""
+    return measure_of_rows(f"top{k}_accuracy", _hits(ranks, k), _mean)
+
+
+def _hits(ranks: npt.ArrayLike, k: int) -> FloatArray:
+    """(N, 2), whether the class is among the first ``k``, and a one to divide by."""
+    if k < 1:
+        raise ValueError(f"k: got {k}, wanted at least 1.")
+    places = check_classes(ranks, None, "ranks")
+    if places.min() < 1:
+        raise ValueError("ranks: got 0, wanted 1 for the first place.")
+    return np.stack([places <= k, np.ones(places.size)], axis=1).astype(np.float64)
+
+
+def _mean(sums: FloatArray) -> FloatArray:
+    return divide(sums[:, 0], sums[:, 1])
+
+
+def confusion_matrix(
+    labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: int, weights: npt.ArrayLike | None = None
+) -> FloatArray:
+    """How often each class was taken for each: float64 (C, C), true classes down, predicted ones across.
+
+    Args:
+        labels: int (N,) of 0 .. C - 1.
+        predicted: int (N,) likewise.
+        num_classes: C.
+        weights: float (N,); without them the entries are counts.
+
+    Raises:
+        ValueError: classes out of range or of unequal length.
+    """
+    true_classes, taken = _checked_pair(labels, predicted, num_classes)
+    counted = None if weights is None else check_weights(weights, true_classes.size)
+    cells = np.bincount(true_classes * num_classes + taken, counted, minlength=num_classes**2)
+    return cells.reshape(num_classes, num_classes).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """What is true of each class, float64 (C,) each.
+
+    Attributes:
+        precision: share of what was called the class that is of it; 0 where nothing was called so although rows of it
+            exist, NaN where neither exists.
+        recall: share of the class's rows that were called so; NaN without any.
+        f1: harmonic mean of both, 2 TP / (2 TP + FP + FN); NaN where the class occurs neither way.
+        support: rows of the class.
+    """
+
+    precision: FloatArray
+    recall: FloatArray
+    f1: FloatArray
+    support: FloatArray
+
+
+def class_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: int) -> ClassScores:
+    """Precision, recall, F1 and support of every class.
+
+    Raises:
+        ValueError: as ``confusion_matrix``.
+    """
+    matrix = confusion_matrix(labels, predicted, num_classes)
+    return _scores_of(np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0))
+
+
+def _scores_of(hits: FloatArray, support: FloatArray, called: FloatArray) -> ClassScores:
+    """From true positives, rows and predictions of each class, all (..., C)."""
+    precision = divide(hits, called)
+    precision = np.where((called == 0) & (support > 0), 0.0, precision)
+    return ClassScores(precision, divide(hits, support), divide(2 * hits, support + called), support)
+
+
+@dataclass(frozen=True)
+class MacroScores:
+    """Means over the classes that occur among the labels, each class counting alike.
+
+    A class that is never predicted has precision and F1 of 0 and so lowers the mean; a class that is only predicted is
+    not averaged, but its rows are missed by their own classes. Macro F1 is the mean of the classes' F1, not the F1 of
+    the mean precision and recall (J. Opitz and S. Burst, "Macro F1 and Macro F1", 2019). The same as scikit-learn's
+    ``precision_recall_fscore_support`` with ``average="macro"``, ``zero_division=0`` and ``labels=np.unique(labels)``.
+    """
+
+    precision: float
+    recall: float
+    f1: float
+
+
+def macro_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> MacroScores:
+    """Macro precision, recall and F1 of int (N,) ``labels`` and ``predicted``.
+
+    Raises:
+        ValueError: negative classes, no rows, or unequal lengths.
+    """
+    columns = _class_columns(labels, predicted)
+    return MacroScores(*(float(weighted_value(columns, of_sums, None)) for of_sums in _MACRO.values()))
+
+
+def macro_f1(
+    labels: npt.ArrayLike, predicted: npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> float | FloatArray:
+    """Macro F1 (see ``MacroScores``): a float, or with ``weights`` (..., N) an array (...).
+
+    A class whose rows all have weight zero does not occur.
+
+    Raises:
+        ValueError: as ``macro_scores``, or weights of another length.
+    """
+    return weighted_value(_class_columns(labels, predicted), _macro_f1, weights)
+
+
+def macro_measures(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
+    """``macro_precision``, ``macro_recall`` and ``macro_f1`` of these rows, for ``intervals_over_groups``."""
+    columns = _class_columns(labels, predicted)
+    return {name: measure_of_rows(name, columns, of_sums) for name, of_sums in _MACRO.items()}
+
+
+def _class_columns(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
+    """(N, 3 K) of hits, labels and predictions of the K classes that occur among the labels, each one-hot.
+
+    Other classes need no columns: nothing of theirs is averaged.
+    """
+    true_classes, taken = _checked_pair(labels, predicted, None)
+    occurring, codes = np.unique(true_classes, return_inverse=True)
+    columns = np.zeros((true_classes.size, 3, occurring.size))
+    rows = np.arange(true_classes.size)
+    columns[rows, 1, codes] = 1
+    place = np.minimum(np.searchsorted(occurring, taken), occurring.size - 1)
+    known = occurring[place] == taken
+    columns[rows[known], 2, place[known]] = 1
+    columns[:, 0] = columns[:, 1] * columns[:, 2]
+    return columns.reshape(true_classes.size, -1)
+
+
+def _occurring(sums: FloatArray) -> ClassScores:
+    """Scores (R, K); NaN where a class does not occur."""
+    hits, support, called = np.moveaxis(sums.reshape(len(sums), 3, -1), 1, 0)
+    scores = _scores_of(hits, support, called)
+    precision, recall, f1 = (
+        np.where(support > 0, values, np.nan) for values in (scores.precision, scores.recall, scores.f1)
+    )
+    return ClassScores(precision, recall, f1, support)
+
+
+def _mean_over_classes(values: FloatArray) -> FloatArray:
+    """(R,) from (R, K), NaN passed over; NaN where there is nothing else."""
+    present = ~np.isnan(values)
+    return divide(np.where(present, values, 0.0).sum(axis=1), present.sum(axis=1).astype(np.float64))
+
+
+def _macro_precision(sums: FloatArray) -> FloatArray:
+    return _mean_over_classes(_occurring(sums).precision)
+
+
+def _macro_recall(sums: FloatArray) -> FloatArray:
+    return _mean_over_classes(_occurring(sums).recall)
+
+
+def _macro_f1(sums: FloatArray) -> FloatArray:
+    return _mean_over_classes(_occurring(sums).f1)
+
+
+_MACRO = {"macro_precision": _macro_precision, "macro_recall": _macro_recall, "macro_f1": _macro_f1}
+
+
+def _checked_pair(
+    labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: int | None
+) -> tuple[IntArray, IntArray]:
+    true_classes = check_classes(labels, num_classes, "labels")
+    taken = check_classes(predicted, num_classes, "predicted")
+    if true_classes.size != taken.size:
+        raise ValueError(f"predicted: got {taken.size} rows, wanted {true_classes.size}, one per label.")
+    return true_classes, taken

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.metrics import multiclass
+from fvc_lib.metrics.intervals import draw_group_counts
+from fvc_lib.metrics.multiclass import (
+    class_scores,
+    confusion_matrix,
+    macro_f1,
+    macro_measures,
+    macro_scores,
+    ranks_of_class,
+    top_k_accuracy,
+    top_k_measure,
+)
+from fvc_lib.metrics.row_measures import intervals_over_groups
+
+CLASSES = 5
+
+
+@st.composite
+def decisions(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """Few rows of many classes: classes without rows, without predictions and without either are the rule."""
+    rows = draw(st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(0, CLASSES - 1)), min_size=1, max_size=12))
+    labels, predicted = np.array(rows).T
+    return labels, predicted
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.integers(1, 6))
+def test_a_rank_is_the_worst_place_among_equal_scores(seed: int, num_rows: int, num_classes: int) -> None:
+    generator = np.random.default_rng(seed)
+    scores = generator.choice([-np.inf, 0.0, 0.5, 1.0, np.inf], (num_rows, num_classes))
+    labels = generator.integers(0, num_classes, num_rows)
+    naive = []
+    for row, label in zip(scores, labels, strict=True):
+        others = [score for place, score in enumerate(row) if place != label]
+        naive.append(1 + sum(other >= row[label] for other in others))
+    assert ranks_of_class(scores, labels).tolist() == naive
+
+
+def test_ranks_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    scores, labels = generator.normal(size=(50, 4)).astype(np.float32), generator.integers(0, 4, 50)
+    whole = ranks_of_class(scores, labels)
+    monkeypatch.setattr(multiclass, "_SCORES_PER_BLOCK", 9)
+    assert ranks_of_class(scores, labels).tolist() == whole.tolist()
+    assert whole.dtype == np.int64
+
+
+def test_a_collapsed_model_is_not_right_by_the_order_of_the_classes() -> None:
+    ranks = ranks_of_class(np.zeros((6, 3)), np.array([0, 0, 0, 1, 2, 2]))
+    assert ranks.tolist() == [3] * 6
+    assert top_k_accuracy(ranks, 1) == 0.0
+    assert top_k_accuracy(ranks, 3) == 1.0
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000), st.integers(1, 6))
+def test_top_k_equals_scikit_learn_without_ties(seed: int, k: int) -> None:
+    generator = np.random.default_rng(seed)
+    scores = generator.permuted(np.tile(np.arange(7.0), (9, 1)), axis=1)
+    labels = generator.integers(0, 7, 9)
+    expected = sklearn.metrics.top_k_accuracy_score(labels, scores, k=k, labels=np.arange(7))
+    assert top_k_accuracy(ranks_of_class(scores, labels), k) == pytest.approx(expected, abs=1e-12)
+
+
+@settings(max_examples=20)
+@given(decisions())
+def test_class_scores_and_macro_equal_scikit_learn_with_zero_division_zero(
+    sample: tuple[np.ndarray, np.ndarray],
+) -> None:
+    labels, predicted = sample
+    present = np.unique(labels)
+    scores = class_scores(labels, predicted, CLASSES)
+    expected = sklearn.metrics.precision_recall_fscore_support(labels, predicted, labels=present, zero_division=0)
+    for found, wanted in zip((scores.precision, scores.recall, scores.f1, scores.support), expected, strict=True):
+        np.testing.assert_allclose(found[present], wanted, atol=1e-12)
+    averaged = sklearn.metrics.precision_recall_fscore_support(
+        labels, predicted, labels=present, average="macro", zero_division=0
+    )[:3]
+    macro = macro_scores(labels, predicted)
+    np.testing.assert_allclose((macro.precision, macro.recall, macro.f1), averaged, atol=1e-12)
+    assert macro_f1(labels, predicted) == macro.f1
+
+
+@settings(max_examples=20)
+@given(decisions())
+def test_the_confusion_matrix_equals_scikit_learn(sample: tuple[np.ndarray, np.ndarray]) -> None:
+    expected = sklearn.metrics.confusion_matrix(*sample, labels=np.arange(CLASSES))
+    assert confusion_matrix(*sample, CLASSES).tolist() == expected.tolist()
+    weights = (1 + np.arange(sample[0].size)) / 3
+    weighted = sklearn.metrics.confusion_matrix(*sample, labels=np.arange(CLASSES), sample_weight=weights)
+    np.testing.assert_allclose(confusion_matrix(*sample, CLASSES, weights), weighted, atol=1e-12)
+
+
+def test_what_a_class_is_given_that_is_never_predicted_or_never_there() -> None:
+    scores = class_scores(np.array([0, 0, 1]), np.array([0, 2, 0]), 4)
+    np.testing.assert_array_equal(scores.precision, [0.5, 0.0, 0.0, np.nan])  # 1 never predicted, 2 never true
+    np.testing.assert_array_equal(scores.recall, [0.5, 0.0, np.nan, np.nan])
+    np.testing.assert_array_equal(scores.f1, [0.5, 0.0, 0.0, np.nan])
+    assert macro_scores(np.array([0, 0, 1]), np.array([0, 2, 0])).f1 == 0.25  # of the classes 0 and 1
+
+
+@settings(max_examples=20)
+@given(decisions(), st.integers(0, 2**32 - 1))
+def test_whole_weights_mean_repeated_rows(sample: tuple[np.ndarray, np.ndarray], seed: int) -> None:
+    labels, predicted = sample
+    counts = np.random.default_rng(seed).integers(0, 3, (2, labels.size))
+    values = macro_f1(labels, predicted, counts)
+    hits = top_k_accuracy(predicted + 1, 2, counts)
+    for row, value, hit in zip(counts, values, hits, strict=True):
+        if not row.sum():
+            assert np.isnan(value)
+            assert np.isnan(hit)
+            continue
+        repeated = np.repeat(np.arange(labels.size), row)
+        assert value == pytest.approx(macro_f1(labels[repeated], predicted[repeated]), abs=1e-12)
+        assert hit == pytest.approx(top_k_accuracy(predicted[repeated] + 1, 2), abs=1e-12)
+
+
+def test_intervals_are_those_of_naive_resampling_of_whole_groups() -> None:
+    generator = np.random.default_rng(4)
+    groups = np.repeat(np.arange(12), 3)
+    labels = np.repeat(generator.integers(0, 4, 12), 3)
+    predicted = np.where(generator.random(36) < 0.6, labels, generator.integers(0, 4, 36))
+    measures = [top_k_measure(1 + (labels != predicted), 1), *macro_measures(labels, predicted).values()]
+    intervals = intervals_over_groups(measures, groups, replicates=80, seed=5)
+    zeros = np.zeros(36, dtype=np.int64)
+    counts = np.concatenate(list(draw_group_counts(zeros, groups, 12, replicates=80, seed=5))).astype(int)
+    drawn = [np.repeat(np.arange(36), row[groups]) for row in counts]
+    accuracies = [float((labels[rows] == predicted[rows]).mean()) for rows in drawn]
+    macros = [macro_scores(labels[rows], predicted[rows]) for rows in drawn]
+    columns = [accuracies, [m.precision for m in macros], [m.recall for m in macros], [m.f1 for m in macros]]
+    for interval, values in zip(intervals, columns, strict=True):
+        assert (interval.low, interval.high) == pytest.approx(np.quantile(values, [0.025, 0.975]), abs=1e-12)
+        assert interval.low < interval.value < interval.high
+        assert (interval.num_groups, interval.num_rows, interval.replicates) == (12, 36, 80)
+
+
+def test_one_group_gives_a_value_without_an_interval() -> None:
+    (interval,) = intervals_over_groups([top_k_measure([1, 2, 1, 1], 1)], ["a"] * 4)
+    assert interval.value == 0.75
+    assert np.isnan(interval.low)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ranks_of_class([[0.1, np.nan]], [0]), "NaN in row 0"),
+        (lambda: ranks_of_class([[0.1, 0.2]], [2]), "wanted classes 0 .. 1"),
+        (lambda: ranks_of_class([[0.1, 0.2]], [0, 1]), "got 2 rows, wanted 1"),
+        (lambda: ranks_of_class([0.1, 0.2], [0, 1]), r"wanted \(N, C\)"),
+        (lambda: top_k_accuracy([0, 1], 1), "wanted 1 for the first place"),
+        (lambda: top_k_accuracy([1], 0), "k: got 0"),
+        (lambda: macro_f1([0, 1], [0]), "got 1 rows, wanted 2"),
+        (lambda: macro_f1([0, -1], [0, 0]), "wanted classes 0 .. C - 1"),
+        (lambda: macro_f1([], []), "at least one row"),
+        (lambda: macro_f1([0.5], [0.5]), "whole numbers"),
+        (lambda: confusion_matrix([0], [3], 3), "predicted: got values from 3 to 3"),
+        (lambda: intervals_over_groups([top_k_measure([1, 1], 1)], ["a", "b", "c"]), "got 3 rows, wanted the 2"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.metrics.intervals import draw_group_counts
+from fvc_lib.metrics.regression import (
+    mean_absolute_error,
+    r_squared,
+    regression_measures,
+    regression_scores,
+    root_mean_squared_error,
+)
+from fvc_lib.metrics.row_measures import intervals_over_groups
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 30), st.sampled_from([0.0, 1e6]))
+def test_all_equal_scikit_learn(seed: int, num_rows: int, offset: float) -> None:
+    generator = np.random.default_rng(seed)
+    values = offset + generator.normal(0, 30, num_rows)
+    predicted = values + generator.normal(0, 10, num_rows)
+    weights = generator.integers(1, 4, num_rows)
+    scores = regression_scores(values, predicted)
+    assert scores.mean_absolute_error == pytest.approx(sklearn.metrics.mean_absolute_error(values, predicted))
+    expected = sklearn.metrics.root_mean_squared_error(values, predicted)
+    assert scores.root_mean_squared_error == pytest.approx(expected)
+    assert scores.r_squared == pytest.approx(sklearn.metrics.r2_score(values, predicted), abs=1e-9)
+    weighted = sklearn.metrics.r2_score(values, predicted, sample_weight=weights)
+    assert r_squared(values, predicted, weights) == pytest.approx(weighted, abs=1e-9)
+    weighted = sklearn.metrics.mean_absolute_error(values, predicted, sample_weight=weights)
+    assert mean_absolute_error(values, predicted, weights) == pytest.approx(weighted)
+    weighted = sklearn.metrics.root_mean_squared_error(values, predicted, sample_weight=weights)
+    assert root_mean_squared_error(values, predicted, weights) == pytest.approx(weighted)
+
+
+def test_the_mean_predictor_is_given_the_training_mean_and_scores_no_better_than_zero() -> None:
+    values = np.array([1.0, 2.0, 6.0])
+    own = regression_scores(values, values.mean())
+    assert own.r_squared == pytest.approx(0.0, abs=1e-12)
+    other = regression_scores(values, 5.0)
+    assert other.r_squared == pytest.approx(1 - (16 + 9 + 1) / 14)
+    assert other.mean_absolute_error == pytest.approx((4 + 3 + 1) / 3)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1 / 3, 1e300])
+def test_r_squared_of_equal_values_is_undefined(constant: float) -> None:
+    values = np.full(7, constant)
+    assert np.isnan(r_squared(values, values))
+    assert np.isnan(r_squared(values, values + 1))
+    assert mean_absolute_error(values, values) == 0
+
+
+def test_r_squared_of_a_replicate_with_equal_values_is_undefined() -> None:
+    values, predicted = np.array([0.1, 0.1, 0.7, 0.7, 0.3]), np.array([0.2, 0.1, 0.7, 0.6, 0.3])
+    weights = np.array([[3, 1, 0, 0, 0], [0, 0, 1, 2, 0], [0, 0, 0, 0, 0], [1, 1, 1, 0, 0]])
+    found = r_squared(values, predicted, weights)
+    assert np.isnan(found[:3]).all()
+    assert found[3] == pytest.approx(r_squared(values[:3], predicted[:3]))
+
+
+def test_intervals_are_those_of_naive_resampling_of_whole_groups() -> None:
+    generator = np.random.default_rng(1)
+    groups = np.repeat(np.arange(10), 4)
+    values = np.repeat(generator.normal(300, 80, 10), 4)
+    predicted = values + generator.normal(0, 40, 40)
+    measures = regression_measures(values, predicted)
+    intervals = intervals_over_groups(list(measures.values()), groups, replicates=60, seed=2)
+    zeros = np.zeros(40, dtype=np.int64)
+    counts = np.concatenate(list(draw_group_counts(zeros, groups, 10, replicates=60, seed=2))).astype(int)
+    drawn = [np.repeat(np.arange(40), row[groups]) for row in counts]
+    scores = [regression_scores(values[rows], predicted[rows]) for rows in drawn]
+    for name, interval in zip(measures, intervals, strict=True):
+        ends = np.quantile([getattr(score, name) for score in scores], [0.025, 0.975])
+        assert (interval.low, interval.high) == pytest.approx(ends)
+        assert interval.value == pytest.approx(getattr(regression_scores(values, predicted), name))
+
+
+@pytest.mark.parametrize(
+    ("values", "predicted", "message"),
+    [
+        ([1.0, np.nan], [1.0, 1.0], "values: 1 of 2 are NaN"),
+        ([1.0, 2.0], [1.0, np.inf], "predicted: 1 of 2 are NaN"),
+        ([1.0, 2.0], [1.0], "got 1 rows, wanted 2"),
+        ([], [], "at least one row"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(values: list[float], predicted: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        regression_scores(values, predicted)
