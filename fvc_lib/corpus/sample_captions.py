@@ -1,0 +1,143 @@
+"""The generated corpus of task video_text: clips of drawn things that move, with captions that say what is seen.
+
+Training, validation and test show different combinations of colour, shape, motion and ground: a test caption was never
+read in training, though every two of its words were. Whoever finds the right one has understood the parts.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from fvc_lib.corpus.sample_captions_drawing import COLOURS, GROUNDS, MOTIONS, SHAPES, Drawing, make_clip
+from fvc_lib.corpus.sample_scenes import generator_for
+from fvc_lib.services.atomic_files import sha256_of_file, write_bytes, write_text
+from fvc_lib.services.errors import StoppedError
+
+# Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
+CORPUS_VERSION = "1"
+MANIFEST = "manifest.csv"
+RECORD = "sample_captions.json"
+NOTICE = "NOTICE.txt"
+MAX_THREADS = 4
+_PARTS = (("test", 64, 8), ("validation", 40, 0), ("train", 280, 40))  # captions, and how many have a second clip
+_NOTICE_TEXT = """This corpus is synthetic.
+
+Every clip was drawn by FVC's generator (version {version}): no place or thing in it exists. manifest.csv says what is
+seen in each. Use it to see that the pipeline runs and reports honestly. Results on it say nothing about real videos.
+"""
+
+
+@dataclass(frozen=True)
+class CaptionedClip:
+    """One file of the corpus."""
+
+    path: str  # relative to the corpus folder, with '/'
+    part: str
+    drawing: Drawing
+
+
+def plan_clips() -> tuple[CaptionedClip, ...]:
+    """All clips in the order of their names; the same on every call."""
+    combinations = list(product(COLOURS, SHAPES, MOTIONS, GROUNDS))
+    dealt = [combinations[i] for i in generator_for("captions", CORPUS_VERSION).permutation(len(combinations))]
+    shown: list[tuple[str, tuple[str, str, str, str]]] = []
+    for part, num_captions, num_repeated in _PARTS:
+        chosen, dealt = dealt[:num_captions], dealt[num_captions:]
+        shown.extend((part, combination) for combination in [*chosen, *chosen[:num_repeated]])
+    order = generator_for("caption order", CORPUS_VERSION).permutation(len(shown))
+    return tuple(_clip(number, *shown[place]) for number, place in enumerate(order))
+
+
+def _clip(number: int, part: str, combination: tuple[str, str, str, str]) -> CaptionedClip:
+    drawing = Drawing(f"drawing_{number:03d}", *combination)
+    return CaptionedClip(f"videos/{drawing.name}.{drawing.encoding.suffix}", part, drawing)
+
+
+def generate_sample_captions(
+    folder: Path, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
+) -> Path:
+    """Write the corpus to ``folder``, or what is missing of it.
+
+    Clips that an earlier call finished are recognised by their checksums and kept; damaged, missing or foreign ones are
+    written again. Equal versions of this code, numpy and PyAV write equal bytes.
+
+    Args:
+        folder: created when missing; files in it that the corpus does not name are left alone.
+        progress: called with (clips done, clips in all) after each clip.
+        stop: asked after each clip.
+
+    Returns:
+        The path of ``manifest.csv``: columns path, text, split (train, validation, test), group.
+
+    Raises:
+        StoppedError: ``stop`` said so; a later call goes on.
+        OSError: as the file system gave it; a later call finishes what was begun.
+    """
+    clips = plan_clips()
+    checksums = _read_checksums(folder)
+    with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, MAX_THREADS)) as makers:
+        try:
+            making = makers.map(lambda clip: _make(folder, clip, checksums.get(clip.path)), clips)
+            for done, (clip, checksum) in enumerate(zip(clips, making, strict=True), start=1):
+                checksums[clip.path] = checksum
+                if progress is not None:
+                    progress(done, len(clips))
+                if stop is not None and stop():
+                    raise StoppedError(f"stopped after {done} of {len(clips)} clips of the sample corpus; run it again")
+        except BaseException:
+            makers.shutdown(cancel_futures=True)
+            raise
+        finally:
+            _write_if_other(folder / RECORD, _record_text(checksums))
+    _write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
+    _write_if_other(folder / MANIFEST, manifest_text(clips))
+    return folder / MANIFEST
+
+
+def manifest_text(clips: Sequence[CaptionedClip]) -> str:
+    """The manifest's CSV text, one row per clip."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["path", "text", "split", "group"])
+    writer.writerows([clip.path, clip.drawing.caption, clip.part, clip.drawing.name] for clip in clips)
+    return text.getvalue()
+
+
+def _make(folder: Path, clip: CaptionedClip, checksum: str | None) -> str:
+    """The checksum of the clip's file, which is written unless it is there already."""
+    path = folder / clip.path
+    if checksum is not None and path.is_file() and sha256_of_file(path) == checksum:
+        return checksum
+    content = make_clip(clip.drawing)
+    write_bytes(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _record_text(checksums: dict[str, str]) -> str:
+    return json.dumps({"version": CORPUS_VERSION, "sha256": checksums}, indent=1, sort_keys=True) + "\n"
+
+
+def _read_checksums(folder: Path) -> dict[str, str]:
+    """What an earlier call of this version recorded; anything else counts as nothing."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(record, dict) or record.get("version") != CORPUS_VERSION:
+        return {}
+    checksums = record.get("sha256")
+    return dict(checksums) if isinstance(checksums, dict) else {}
+
+
+def _write_if_other(path: Path, text: str) -> None:
+    if not path.is_file() or path.read_bytes() != text.encode():
+        write_text(path, text)

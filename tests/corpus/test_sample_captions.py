@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from fvc_lib.corpus import sample_captions
+from fvc_lib.corpus.sample_captions import generate_sample_captions, manifest_text, plan_clips
+from fvc_lib.corpus.sample_captions_drawing import (
+    COLOURS,
+    GROUNDS,
+    MOTIONS,
+    SHAPES,
+    SIDE_PIXELS,
+    Drawing,
+    _levels,
+    draw,
+    make_clip,
+)
+from fvc_lib.corpus.sample_encoding import decode_frames, split_planes
+from fvc_lib.services.errors import StoppedError
+
+
+def parts_of(drawing: Drawing) -> tuple[str, str, str, str]:
+    return drawing.colour, drawing.shape, drawing.motion, drawing.ground
+
+
+def test_no_test_caption_is_read_in_training_but_every_two_of_its_words_are():
+    captions = {
+        part: {clip.drawing.caption: parts_of(clip.drawing) for clip in plan_clips() if clip.part == part}
+        for part in ("train", "validation", "test")
+    }
+    assert [len(captions[part]) for part in captions] == [280, 40, 64]
+    assert not any(captions[a].keys() & captions[b].keys() for a, b in combinations(captions, 2))
+    pairs = {pair for parts in captions["train"].values() for pair in combinations(parts, 2)}
+    assert {pair for part in captions for parts in captions[part].values() for pair in combinations(parts, 2)} <= pairs
+
+
+def test_some_captions_stand_beside_two_clips_and_every_clip_is_a_drawing_of_its_own():
+    clips = plan_clips()
+    for part, repeated in (("train", 40), ("validation", 0), ("test", 8)):
+        counts = Counter(clip.drawing.caption for clip in clips if clip.part == part)
+        assert Counter(counts.values())[2] == repeated
+        assert max(counts.values()) <= 2
+    assert len({clip.drawing.name for clip in clips}) == len({clip.path for clip in clips}) == len(clips) == 432
+    rows = list(csv.DictReader(io.StringIO(manifest_text(clips))))
+    assert rows[0] == {
+        "path": clips[0].path, "text": clips[0].drawing.caption, "split": clips[0].part, "group": "drawing_000",
+    }  # fmt: skip
+
+
+def test_neither_the_container_nor_the_part_says_what_is_seen():
+    clips = plan_clips()
+    for position, values in enumerate((COLOURS, SHAPES, MOTIONS, GROUNDS)):
+        for value in values:
+            shown = [clip for clip in clips if parts_of(clip.drawing)[position] == value]
+            assert {clip.part for clip in shown} == {"train", "validation", "test"}
+            assert len({clip.drawing.encoding for clip in shown}) == 4
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_colours_survive_encoding(colour, ground):
+    """Every pixel of thing and ground, as decoded, is nearest in chroma to the colour that the caption names."""
+    drawing = Drawing("colours", colour, "square", "moves left", ground)
+    inside = split_planes(draw(replace(drawing, colour="yellow"))[6])[1] < 60  # bluish is nothing else of a yellow one
+    luma, blue, red = split_planes(decode_frames(make_clip(drawing))[6])
+    seen = np.stack([blue, red], axis=-1).astype(np.float64)
+    for where, said, names in ((inside, colour, COLOURS), (~inside, ground, GROUNDS)):
+        middle = np.median(seen[where], axis=0)
+        assert min(names, key=lambda name: np.abs(_levels(names[name])[1:] - middle).sum()) == said
+    assert luma.shape == (SIDE_PIXELS, SIDE_PIXELS)
+
+
+@pytest.mark.parametrize(("motion", "direction"), MOTIONS.items())
+def test_things_move_as_the_caption_says_and_stay_in_the_picture(motion, direction):
+    for number in range(8):
+        drawing = Drawing(f"moving {number}", "red", SHAPES[number % 5], motion, "grey road")
+        thing = np.rint(_levels(COLOURS["red"])[1]).astype(np.uint8)
+        places = [np.argwhere(split_planes(frame)[1] == thing) for frame in draw(drawing)]
+        centres = np.array([place.mean(axis=0) for place in places])
+        along = np.argmax(np.abs(direction))
+        steps = np.diff(centres, axis=0) * (1, 1)
+        assert (np.sign(centres[-1] - centres[0])[along]) == direction[along]
+        assert abs(centres[-1] - centres[0])[along] > SIDE_PIXELS / 2 * 0.25  # of chroma pixels
+        assert np.abs(steps[:, 1 - along]).max() < 0.3
+        assert all(place.min() > 0 or place.max() < SIDE_PIXELS // 2 - 1 for place in places)
+        assert len({len(place) > 0.6 * len(places[0]) for place in places}) == 1
+
+
+def test_shapes_are_told_apart_by_their_pixels():
+    drawing = Drawing("shapes", "white", "circle", "moves up", "night sky")
+    luma = {shape: split_planes(draw(replace(drawing, shape=shape))[0])[0].astype(int) for shape in SHAPES}
+    for first, second in combinations(SHAPES, 2):
+        assert (np.abs(luma[first] - luma[second]) > 80).sum() > 25, (first, second)
+
+
+@pytest.fixture
+def few_clips(monkeypatch):
+    clips = plan_clips()[:6]
+    monkeypatch.setattr(sample_captions, "plan_clips", lambda: clips)
+    return clips
+
+
+@pytest.fixture
+def made(monkeypatch):
+    names = []
+
+    def counting(drawing, make=make_clip):
+        names.append(drawing.name)
+        return make(drawing)
+
+    monkeypatch.setattr(sample_captions, "make_clip", counting)
+    return names
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_second_call_makes_only_what_is_missing_or_damaged(few_clips, made, tmp_path):
+    seen = []
+    manifest = generate_sample_captions(tmp_path, progress=lambda *done: seen.append(done))
+    assert manifest == tmp_path / "manifest.csv"
+    assert seen == [(number, 6) for number in range(1, 7)]
+    whole = contents(tmp_path)
+    (tmp_path / few_clips[1].path).unlink()
+    (tmp_path / few_clips[4].path).write_bytes(whole[few_clips[4].path][:-1])
+    (tmp_path / "mine.txt").write_text("kept")
+    made.clear()
+    generate_sample_captions(tmp_path)
+    assert sorted(made) == [few_clips[1].drawing.name, few_clips[4].drawing.name]
+    assert contents(tmp_path) == {**whole, "mine.txt": b"kept"}
+    (tmp_path / "sample_captions.json").write_text('{"version": "0", "sha256": {}}')
+    made.clear()
+    generate_sample_captions(tmp_path)
+    assert len(made) == 6
+    assert contents(tmp_path) == {**whole, "mine.txt": b"kept"}
+
+
+def test_a_stopped_call_leaves_no_manifest_and_is_gone_on_with(few_clips, made, tmp_path):
+    done = []
+    with pytest.raises(StoppedError, match="2 of 6"):
+        generate_sample_captions(tmp_path, progress=lambda *so_far: done.append(so_far), stop=lambda: len(done) == 2)
+    assert not (tmp_path / "manifest.csv").exists()
+    made.clear()
+    generate_sample_captions(tmp_path)
+    assert not {clip.drawing.name for clip in few_clips[:2]} & set(made)
+    assert (tmp_path / "manifest.csv").read_text() == manifest_text(few_clips)
+
+
+def test_bytes_depend_neither_on_place_nor_on_hash_seed(few_clips, tmp_path):
+    here = [hashlib.sha256(make_clip(clip.drawing)).hexdigest() for clip in few_clips[:3]]
+    program = (
+        "import hashlib\n"
+        "from fvc_lib.corpus.sample_captions import plan_clips\n"
+        "from fvc_lib.corpus.sample_captions_drawing import make_clip\n"
+        "print([hashlib.sha256(make_clip(clip.drawing)).hexdigest() for clip in plan_clips()[:3]])\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2"}
+    there = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert there.stdout.strip() == str(here)
+
+
+def test_every_codec_of_the_plan_is_read(few_clips):
+    for clip in {clip.drawing.encoding: clip for clip in plan_clips()}.values():
+        with av.open(io.BytesIO(make_clip(clip.drawing))) as source:
+            assert sum(1 for _ in source.decode(video=0)) == 12
