@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.corpus.part_split import PartSplit, split_parts
+from fvc_lib.services.errors import DataError, LeakageError
+
+SHARES = {"validation_share": 0.15, "test_share": 0.2}
+
+
+def split(rows: list[tuple[str, str | None, str | None]], seed: int = 0, **shares: float) -> PartSplit:
+    groups, strata, official = zip(*rows, strict=True) if rows else ((), (), ())
+    return split_parts(groups, strata, official, seed=seed, **{**SHARES, **shares})
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> list[tuple[str, str | None, str | None]]:
+    """Groups of 1 to 4 rows, some of more than one class, each with one official part or none."""
+    rows = []
+    for number in range(draw(st.integers(1, 25))):
+        part = draw(st.sampled_from([None, None, "train", "validation", "test"]))
+        for _ in range(draw(st.integers(1, 4))):
+            said = part if draw(st.booleans()) else None
+            rows.append((f"g{number}", draw(st.sampled_from(["a", "b", "c", None])), said))
+    return rows
+
+
+@settings(max_examples=30)
+@given(corpora(), st.randoms(use_true_random=False), st.integers(0, 3))
+def test_groups_stay_whole_official_parts_are_kept_and_the_order_of_the_rows_does_not_matter(
+    rows: list[tuple[str, str | None, str | None]], random, seed: int
+) -> None:
+    result = split(rows, seed)
+    parts_of = defaultdict(set)
+    for (group, _, said), part, source in zip(rows, result.parts, result.sources, strict=True):
+        parts_of[group].add(part)
+        assert source == ("official" if said == part else "made")
+    assert all(len(parts) == 1 for parts in parts_of.values())
+    stated = {group: said for group, _, said in rows if said is not None}
+    cut = {part for part in ("validation", "test") if part not in stated.values()}
+    for group, said in stated.items():
+        assert parts_of[group] == {said} or (said == "train" and parts_of[group] <= cut)
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    shuffled = split([rows[place] for place in order], seed)
+    assert [shuffled.parts[order.index(place)] for place in range(len(rows))] == list(result.parts)
+    assert shuffled.notes == result.notes
+
+
+@settings(max_examples=30)
+@given(corpora(), st.integers(0, 3))
+def test_every_part_gets_a_group_where_there_are_enough(
+    rows: list[tuple[str, str | None, str | None]], seed: int
+) -> None:
+    result = split(rows, seed)
+    stated = {group: said for group, _, said in rows if said is not None}
+    free = {group for group, _, _ in rows if stated.get(group, "train") == "train"}
+    missing = [part for part in ("validation", "test") if part not in stated.values()]
+    if len(free) > len(missing):
+        assert result.empty_parts == ()
+    if free:
+        assert "train" in result.parts
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(3, 60), min_size=1, max_size=6), st.integers(0, 5))
+def test_every_class_gives_every_part_its_share(sizes: list[int], seed: int) -> None:
+    rows = [(f"{name}{number}", str(name), None) for name, size in enumerate(sizes) for number in range(size)]
+    counts = Counter(zip((row[1] for row in rows), split(rows, seed).parts, strict=True))
+    for name, size in enumerate(sizes):
+        for part, share in (("test", 0.2), ("validation", 0.8 * 0.15), ("train", 0.8 * 0.85)):
+            assert counts[str(name), part] >= 1
+            assert abs(counts[str(name), part] - share * size) <= 1.5
+
+
+def test_the_seed_chooses_and_names_alone_decide() -> None:
+    rows = [(f"g{number}", "a", None) for number in range(40)]
+    assert split(rows, 0).parts != split(rows, 1).parts
+    assert split(rows, 0) == split(rows, 0)
+    # A second class leaves the first one's split as it is.
+    more = [*rows, *((f"h{number}", "b", None) for number in range(40))]
+    assert split(more, 0).parts[:40] == split(rows, 0).parts
+
+
+def test_test_groups_are_spread_over_the_sizes_and_an_oversized_group_is_trained_on() -> None:
+    rows = [(f"small{number}", "a", None) for number in range(40)]
+    rows += [(f"large{number}", "a", None) for number in range(10) for _ in range(4)]
+    rows += [("huge", "a", None)] * 60
+    for seed in range(8):
+        result = split(rows, seed)
+        groups = {group: part for (group, _, _), part in zip(rows, result.parts, strict=True)}
+        assert groups["huge"] == "train"
+        assert sum(part == "test" for group, part in groups.items() if group.startswith("large")) in (2, 3)
+
+
+def test_a_class_with_too_few_groups_is_trained_on_and_said() -> None:
+    rows = [(f"a{number}", "a", None) for number in range(10)] + [("b0", "b", None), ("b1", "b", None)]
+    result = split(rows)
+    assert result.parts[-2:] == ("train", "train")
+    assert result.notes[-1] == "1 classes have too few groups to be in every part and are trained on: 'b'."
+
+
+def test_validation_is_cut_from_the_training_groups_of_an_official_split_alone() -> None:
+    rows = [(f"t{n}", "a", "train") for n in range(20)] + [(f"e{n}", "a", "test") for n in range(5)]
+    result = split(rows)
+    assert result.parts[20:] == ("test",) * 5
+    assert result.sources[20:] == ("official",) * 5
+    counts = Counter(zip(result.parts[:20], result.sources[:20], strict=True))
+    assert counts == {("train", "official"): 17, ("validation", "made"): 3}
+    assert result.notes == (
+        "The corpus's own split is kept: train with 20 groups, test with 5 groups.",
+        "Made by seed: validation (3 groups), cut from the 20 official training groups.",
+    )
+
+
+def test_a_group_on_both_sides_of_an_official_split_stops_the_run() -> None:
+    rows = [("x", "a", "train"), ("x", "a", "test"), ("y", "a", "train"), ("z", None, None)]
+    with pytest.raises(LeakageError, match=r"divides 1 groups: 'x' in test and train") as error:
+        split(rows)
+    assert error.value.exit_code == 3
+
+
+def test_too_few_groups_leave_parts_empty_and_say_which() -> None:
+    assert split([("x", "a", None)]).empty_parts == ("validation", "test")
+    assert split([("x", "a", "test")]).empty_parts == ("train", "validation")
+    assert split([("x", "a", "train"), ("y", "b", None)]).empty_parts == ("validation",)
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(DataError, match="a split of no rows"):
+        split([])
+    with pytest.raises(DataError, match="got the part 'dev'"):
+        split([("x", "a", "dev")])
+    with pytest.raises(ValueError, match="zip"):
+        split_parts(["a"], [], [], seed=0, **SHARES)
