@@ -24,7 +24,7 @@ from fvc_lib.learning.sampling import epoch_order, num_windows, share, window_si
 from fvc_lib.learning.shared_gradients import is_usable
 from fvc_lib.learning.shortages import Shortage, ShortageFolder
 from fvc_lib.learning.stepping import StepLostError, Stepper, take_together
-from fvc_lib.learning.task import Accumulator, Batch, SampleSet, Task
+from fvc_lib.learning.task import Accumulator, Batch, EpochSampleSet, FollowsEpochs, SampleSet, Task
 from fvc_lib.learning.training_checkpoints import TrainingCheckpoints
 from fvc_lib.learning.training_state import EpochRecord, TrainingState, copy_weights
 from fvc_lib.learning.transaction import MemoryExhaustedError, WindowGradients, WindowTransaction
@@ -245,6 +245,8 @@ class Engine:
         self._watch.step_restored(shortage.state, at_step)
 
     def _train_epoch(self) -> None:
+        if isinstance(self.task, FollowsEpochs):
+            self.task.begin_epoch(self._model, self.state.epochs_done)
         self._model.train()
         for window in self._training_windows():
             self._stop_if_asked()
@@ -262,6 +264,8 @@ class Engine:
         classes = data.classes if settings.balance_classes else None
         order = epoch_order(len(data), state.epochs_done, settings.seed, classes)
         due = windows(order, settings.effective_batch_size, state.windows_done)
+        if isinstance(data, EpochSampleSet):
+            data = data.at_epoch(state.epochs_done)
         return self._load(data, [share(window, self._ranks.rank, self._ranks.size) for window in due])
 
     def _train_window(self, window: Batch) -> bool:

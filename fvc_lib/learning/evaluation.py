@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fvc_lib.learning.accumulators import LossMean
+from fvc_lib.learning.evaluated_batch import evaluate_batch
 from fvc_lib.learning.micro_batch import MicroBatchChange, MicroBatchPlan
 from fvc_lib.learning.optimisation import Precision
 from fvc_lib.learning.ranks import Ranks
 from fvc_lib.learning.sampling import share, windows
 from fvc_lib.learning.task import Accumulator, Batch, SampleSet, Task
-from fvc_lib.learning.transaction import evaluate_batch
 from fvc_lib.learning.watching import TrainingWatch
 
 

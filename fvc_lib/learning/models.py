@@ -1,7 +1,10 @@
-"""The video task's own networks: small, with group norm, from uint8 clips to one logit per clip.
+"""The project's own video networks: small, with group norm, from uint8 clips to features of frames or one logit.
 
 Group norm, because it does not look across samples: a batch may be split into micro-batches, down to one clip, without
 changing the result.
+
+A trunk gives features of every frame; the video task's networks are trunks that see forensic maps, with a head on top.
+The task video_text takes the same trunks with the picture itself in place of those maps (``build_content_trunk``).
 """
 
 from __future__ import annotations
@@ -13,80 +16,140 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.learning.forensic_stem import NUM_CHANNELS, forensic_maps
+from fvc_lib.learning import forensic_stem, pixel_stem
 from fvc_lib.services.errors import UsageError, did_you_mean
 
 _GROUPS = 8
 
 
-class FrameCnn(nn.Module):
-    """A CNN on each frame's forensic maps, pooled over space and then over time.
+@dataclass(frozen=True)
+class Stem:
+    """What a trunk is shown of a clip.
 
-    Convolutions see single frames; the norm sees the whole clip, so that a frozen or foreign frame stays different from
-    its neighbours. Pooling keeps mean, maximum and deviation over space (a manipulated region is local) and mean,
-    maximum and minimum over time (a splice is one jump, a freeze one lack of motion).
+    Attributes:
+        maps: from frames uint8 (B, T, 3, H, W) and the side of a cell in pixels to float32 (B, C, T, h, w); of each
+            clip by itself, without parameters.
+        num_channels: C.
+        cell: side in pixels.
     """
 
-    def __init__(self, widths: tuple[int, int] = (32, 32), cell: int = 4) -> None:
+    maps: Callable[[Tensor, int], Tensor]
+    num_channels: int
+    cell: int
+
+    def clip_by_clip(self, frames: Tensor) -> Tensor:
+        """``maps`` of a batch, bit-equal, with the working memory of one clip.
+
+        The forensic stem's intermediate maps are as large as the pictures in float32: of eight clips of 16 x 224 x 224
+        they took 237 MB, more than the network itself, against 26-48 MB like this, in a third of the time.
+        """
+        return torch.cat([self.maps(clip, self.cell) for clip in torch.split(frames, 1)])
+
+
+FORENSIC = Stem(forensic_stem.forensic_maps, forensic_stem.NUM_CHANNELS, cell=4)
+# Finer cells than forensic maps have: those are averages of what was measured per pixel, these are all that is seen.
+PIXELS = Stem(pixel_stem.pixel_maps, pixel_stem.NUM_CHANNELS, cell=2)
+
+
+class FrameTrunk(nn.Module):
+    """A CNN on single frames; its norm sees the whole clip, so that a frozen or foreign frame stays different.
+
+    Args:
+        widths: channels of the first two convolutions, and of further ones, each of which halves the picture.
+        stem: what is seen.
+    """
+
+    def __init__(self, widths: tuple[int, ...] = (32, 32), stem: Stem = FORENSIC) -> None:
         super().__init__()
-        self._cell = cell
-        self.first = _ConvNorm(NUM_CHANNELS, widths[0], (1, 3, 3), (1, 2, 2))
+        self._stem = stem
+        self.first = _ConvNorm(stem.num_channels, widths[0], (1, 3, 3), (1, 2, 2))
         self.second = _ConvNorm(widths[0], widths[1], (1, 3, 3))
-        self.head = nn.Linear(9 * widths[1], 1)
+        pairs = zip(widths[1:-1], widths[2:], strict=True)
+        self.further = nn.Sequential(*(_ConvNorm(a, b, (1, 3, 3), (1, 2, 2)) for a, b in pairs))
+        self.frame_feature_size = 3 * widths[-1]
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
         """Parts whose activations gradient checkpointing computes again instead of keeping them."""
-        return self.first, self.second
+        return self.first, self.second, *self.further
+
+    def frame_features(self, frames: Tensor) -> Tensor:
+        """float (B, T, 3 * widths[-1]), from frames uint8 (B, T, 3, H, W)."""
+        return self._pooled_frames(frames).transpose(1, 2)
+
+    def _pooled_frames(self, frames: Tensor) -> Tensor:
+        """(B, F, T): mean, maximum and deviation over space (a manipulated region is local)."""
+        features = self.further(self.second(self.first(self._stem.clip_by_clip(frames))))
+        deviation = (features.var((3, 4), correction=0) + 1e-4).sqrt()
+        return torch.cat([features.mean((3, 4)), features.amax((3, 4)), deviation], dim=1)
+
+
+class FrameCnn(FrameTrunk):
+    """A CNN on each frame's forensic maps, pooled over space and then over time.
+
+    Over time mean, maximum and minimum are kept: a splice is one jump, a freeze one lack of motion.
+    """
+
+    def __init__(self, widths: tuple[int, ...] = (32, 32), stem: Stem = FORENSIC) -> None:
+        super().__init__(widths, stem)
+        self.head = nn.Linear(3 * self.frame_feature_size, 1)
 
     def forward(self, frames: Tensor) -> Tensor:
         """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
-        features = self.second(self.first(_maps_clip_by_clip(frames, self._cell)))
-        deviation = (features.var((3, 4), correction=0) + 1e-4).sqrt()
-        frame_features = torch.cat([features.mean((3, 4)), features.amax((3, 4)), deviation], dim=1)
-        clip_features = [frame_features.mean(2), frame_features.amax(2), frame_features.amin(2)]
-        logits: Tensor = self.head(torch.cat(clip_features, dim=1))
+        features = self._pooled_frames(frames)
+        logits: Tensor = self.head(torch.cat([features.mean(2), features.amax(2), features.amin(2)], dim=1))
         return logits.squeeze(1)
 
 
-class R2Plus1d(nn.Module):
+class R2Plus1dTrunk(nn.Module):
     """A small R(2+1)D: each 3-D convolution is a spatial one followed by a temporal one.
 
     After Tran et al., "A closer look at spatiotemporal convolutions for action recognition" (CVPR 2018), with group
-    norm, far fewer channels, and the forensic maps in place of pixels: from pixels alone, fifty clips taught it their
-    scenes and nothing that held for others (sample corpus: AUC below 0.4 instead of 0.95).
+    norm and far fewer channels. A frame's features have seen its neighbours.
     """
 
-    def __init__(self, widths: tuple[int, ...] = (16, 32, 64), cell: int = 4) -> None:
+    def __init__(self, widths: tuple[int, ...] = (16, 32, 64), stem: Stem = FORENSIC) -> None:
         super().__init__()
-        self._cell = cell
-        self.spatial_stem = _ConvNorm(NUM_CHANNELS, widths[0], (1, 3, 3))
+        self._stem = stem
+        self.spatial_stem = _ConvNorm(stem.num_channels, widths[0], (1, 3, 3))
         self.temporal_stem = _ConvNorm(widths[0], widths[0], (3, 1, 1))
         inputs = (widths[0], *widths[:-1])
         strides = (1, *[2] * (len(widths) - 1))
         blocks = [_Residual2Plus1d(a, b, stride) for a, b, stride in zip(inputs, widths, strides, strict=True)]
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(2 * widths[-1], 1)
+        self.frame_feature_size = 2 * widths[-1]
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
         """Parts whose activations gradient checkpointing computes again instead of keeping them."""
         return self.spatial_stem, self.temporal_stem, *(block for block in self.blocks)
 
+    def frame_features(self, frames: Tensor) -> Tensor:
+        """float (B, T, 2 * widths[-1]), mean and maximum over space, from frames uint8 (B, T, 3, H, W)."""
+        features = self._features(frames)
+        return torch.cat([features.mean((3, 4)), features.amax((3, 4))], dim=1).transpose(1, 2)
+
+    def _features(self, frames: Tensor) -> Tensor:
+        """(B, C, T, h, w)."""
+        features: Tensor = self.blocks(self.temporal_stem(self.spatial_stem(self._stem.clip_by_clip(frames))))
+        return features
+
+
+class R2Plus1d(R2Plus1dTrunk):
+    """R(2+1)D on forensic maps in place of pixels, pooled over space and time at once.
+
+    From pixels alone, fifty clips taught it their scenes and nothing that held for others (sample corpus: AUC below 0.4
+    instead of 0.95).
+    """
+
+    def __init__(self, widths: tuple[int, ...] = (16, 32, 64), stem: Stem = FORENSIC) -> None:
+        super().__init__(widths, stem)
+        self.head = nn.Linear(2 * widths[-1], 1)
+
     def forward(self, frames: Tensor) -> Tensor:
         """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
-        maps = _maps_clip_by_clip(frames, self._cell)
-        features = self.blocks(self.temporal_stem(self.spatial_stem(maps)))
+        features = self._features(frames)
         pooled = torch.cat([features.mean((2, 3, 4)), features.amax((2, 3, 4))], dim=1)
         logits: Tensor = self.head(pooled)
         return logits.squeeze(1)
-
-
-def _maps_clip_by_clip(frames: Tensor, cell: int) -> Tensor:
-    """``forensic_maps`` of a batch, bit-equal, with the working memory of one clip.
-
-    Its intermediate maps are as large as the pictures in float32: of eight clips of 16 x 224 x 224 they took 237 MB,
-    more than the network itself, against 26-48 MB like this, in a third of the time.
-    """
-    return torch.cat([forensic_maps(clip, cell) for clip in torch.split(frames, 1)])
 
 
 class _ConvNorm(nn.Module):
@@ -125,12 +188,14 @@ class _Residual2Plus1d(nn.Module):
 @dataclass(frozen=True)
 class _Architecture:
     build: Callable[[], nn.Module]
+    build_content_trunk: Callable[[], FrameTrunk | R2Plus1dTrunk]
     micro_batch: int
 
 
+# For content the frame network is deeper: what a thing is shows over a quarter of the picture, a trace over a few cells.
 _ARCHITECTURES = {
-    "frame_cnn": _Architecture(FrameCnn, micro_batch=8),
-    "r2plus1d": _Architecture(R2Plus1d, micro_batch=4),
+    "frame_cnn": _Architecture(FrameCnn, lambda: FrameTrunk((32, 48, 64, 96), PIXELS), micro_batch=8),
+    "r2plus1d": _Architecture(R2Plus1d, lambda: R2Plus1dTrunk((16, 32, 64), PIXELS), micro_batch=4),
 }
 
 
@@ -141,6 +206,15 @@ def build_model(name: str) -> nn.Module:
         UsageError: unknown name.
     """
     return _architecture(name).build()
+
+
+def build_content_trunk(name: str) -> FrameTrunk | R2Plus1dTrunk:
+    """The named network's kind of trunk for what a clip shows: on the picture itself, freshly initialised.
+
+    Raises:
+        UsageError: unknown name.
+    """
+    return _architecture(name).build_content_trunk()
 
 
 def default_micro_batch(name: str) -> int:

@@ -6,18 +6,16 @@ report says so and the training goes on: it halves its micro-batch on its own wh
 
 from __future__ import annotations
 
-import json
-import pickle
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 import torch
 
+from fvc_lib.learning.preflight_child import ended_by_memory, measured_in_child, room_to_measure
 from fvc_lib.learning.preflight_meter import give_back_unused
 from fvc_lib.learning.preflight_plan import (
     Footprint,
@@ -31,20 +29,13 @@ from fvc_lib.learning.preflight_probe import StepRequest
 from fvc_lib.learning.preflight_store import Decision, PreflightStore, circumstances
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory_budget import MemoryBudget
 
 TIME_LIMIT_SECONDS = 120.0
-# Of the measuring process alone, once it is ready for its first step: 251 MB with a task of videos (torch 2.13; 160 MB
-# of it to load torch).
-_MEASURING_BYTES = 260_000_000
 # Tables and figures after training: 29 to 47 MB above where the training ended, in four folds.
 _AFTER_TRAINING_BYTES = 50_000_000
 _REMEDY = "lower fixed_size or num_frames, turn gradient_checkpointing on, or give it more memory"
 _MEASURE = "fvc_lib.learning.preflight_probe:measure"
-# How a child ends when memory does: killed by the system, aborted by a library that cannot go on without, or reading
-# what was never allocated (oneDNN, in 5 of 60 shortages).
-_MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS", "SIGSEGV")
 # torch loads this with its first optimizer, and it is by far the largest part of what a first training loads.
 _LOADED_BY_TRAINING = "torch._dynamo"
 
@@ -152,7 +143,7 @@ def preflight(
         UsageError: the requested device is not there.
     """
     started = time.monotonic()
-    planned, footprint = request.largest_micro_batch, _footprint(request, baseline_bytes)
+    planned, footprint = request.largest_micro_batch, footprint_of(request, baseline_bytes)
     try:
         found, decision, reused = _looked_up_or_measured(
             request, footprint, budget.total_bytes, PreflightStore(store), time_limit_seconds
@@ -212,31 +203,14 @@ def _measured(
     request: StepRequest, known: StepMeasurement, footprint: Footprint, budget_bytes: int, time_limit_seconds: float
 ) -> tuple[StepMeasurement, str]:
     """``known`` and what the child process found, and why it found no more (empty when it was done, or had no room)."""
-    on_gpu = request.compute.device.type == "cuda"
-    if not on_gpu and footprint.resident_bytes + _MEASURING_BYTES > budget_bytes:
-        return known, ""  # the limit may be one that kills: then no process may begin that will not fit
+    if not room_to_measure(request, footprint, budget_bytes):
+        return known, ""
     try:
-        with tempfile.TemporaryDirectory(prefix="fvc-preflight-") as folder:
-            task_file, findings = Path(folder) / "request.pickle", Path(folder) / "findings.json"
-            task_file.write_bytes(pickle.dumps(request))
-            item = {
-                "request": str(task_file),
-                "findings": str(findings),
-                "footprint": asdict(footprint),
-                "budget_bytes": budget_bytes,
-                "threads": torch.get_num_threads(),
-                "sys_path": sys.path,
-                "known": known.to_document(),
-                "device_free_bytes": _device_free_bytes(request),
-            }
-            (answer,) = run_isolated(_MEASURE, [item], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None)
-            document = json.loads(findings.read_text()) if findings.exists() else None
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return known, f"the task cannot be sent to another process: {error}"
-    except (FvcError, OSError) as error:
+        answer, document = measured_in_child(_MEASURE, request, footprint, budget_bytes, time_limit_seconds, known)
+    except FvcError as error:
         return known, str(error)
     found = known if document is None else StepMeasurement.from_document(document)
-    died = answer.failure == "crashed" and answer.detail.startswith(_MEMORY_DEATHS)
+    died = ended_by_memory(answer)
     problem = answer.detail
     if died and found.attempting:
         problem = f"the measuring process died with micro-batch {found.attempting}: {answer.detail}"
@@ -246,7 +220,8 @@ def _measured(
     return replace(found, attempting=None), problem
 
 
-def _footprint(request: StepRequest, baseline_bytes: int) -> Footprint:
+def footprint_of(request: StepRequest, baseline_bytes: int) -> Footprint:
+    """This process before it trains, as far as the training that ``request`` describes adds to it."""
     device = request.compute.device
     if device.type == "cuda":
         return Footprint(torch.cuda.memory_allocated(device), trained_before=False, num_workers=0)
@@ -258,12 +233,6 @@ def _footprint(request: StepRequest, baseline_bytes: int) -> Footprint:
         num_workers=min(request.num_workers, windows),
         after_training_bytes=_AFTER_TRAINING_BYTES,
     )
-
-
-def _device_free_bytes(request: StepRequest) -> int | None:
-    """Free memory of the GPU, this process's own context already there; None on other devices."""
-    device = request.compute.device
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def _size(num_bytes: int) -> str:

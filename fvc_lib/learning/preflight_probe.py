@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from fvc_lib.learning.activation_checkpointing import recompute_activations
 from fvc_lib.learning.device import ComputeDevice, deterministic_algorithms, resolve_device
+from fvc_lib.learning.joint_loss import Compared, carry_back, first_pass, joint_gradients, joint_part
 from fvc_lib.learning.loading import load_batches
 from fvc_lib.learning.optimisation import Precision, build_optimizer, finish_gradients
 from fvc_lib.learning.out_of_memory import is_out_of_memory
 from fvc_lib.learning.preflight_meter import meter_of
 from fvc_lib.learning.preflight_plan import Footprint, StepMeasurement, next_to_measure, predicted_peak
-from fvc_lib.learning.task import Batch, Task
+from fvc_lib.learning.task import Batch, Outputs, Task
 from fvc_lib.learning.training_state import copy_weights
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.process_memory import ProcessTree, own_bytes
@@ -81,7 +82,7 @@ def measure(item: Mapping[str, Any]) -> None:
             of the training process; ``budget_bytes``; ``threads``; ``sys_path``, the training process's;
             ``device_free_bytes``, on CUDA, before this process started; ``known``, what was measured before.
     """
-    _volunteer_to_be_killed()
+    volunteer_to_be_killed()
     sys.path.extend(folder for folder in item["sys_path"] if folder not in sys.path)
     torch.set_num_threads(item["threads"])
     request: StepRequest = pickle.loads(Path(item["request"]).read_bytes())  # the training process wrote it just now
@@ -91,7 +92,7 @@ def measure(item: Mapping[str, Any]) -> None:
     found = probe.begin(StepMeasurement.from_document(item["known"]), item["device_free_bytes"])
     write_json(findings, found.to_document())
     if request.compute.device.type != "cuda":
-        _limit_growth(max(_LEAST_ROOM_BYTES, budget_bytes - footprint.resident_bytes - own_bytes()))
+        limit_to_budget(footprint, budget_bytes)
     while (micro_batch := next_to_measure(found, footprint, planned, budget_bytes)) is not None:
         if not probe.has_room(found, footprint, micro_batch, budget_bytes):
             break  # it would fit alone, but not beside this process: what was measured so far has to do
@@ -167,14 +168,20 @@ class StepProbe:
                 kept[1:] = [_on_cpu([model.state_dict(), optimizer.state_dict()])]
 
 
-def _volunteer_to_be_killed() -> None:
+def volunteer_to_be_killed() -> None:
     """When memory ends, the system takes this process before any other."""
     with contextlib.suppress(OSError):  # Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
+def limit_to_budget(footprint: Footprint, budget_bytes: int) -> None:
+    """Allocations beyond what the budget leaves beside the training process fail in this one, or beyond a GiB: a
+    control group that runs over kills all that is in it.
+    """
+    _limit_growth(max(_LEAST_ROOM_BYTES, budget_bytes - footprint.resident_bytes - own_bytes()))
+
+
 def _limit_growth(room_bytes: int) -> None:
-    """Allocations beyond ``room_bytes`` more fail here: a control group that runs over kills all that is in it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -197,17 +204,43 @@ def _step(
     precision: Precision,
     device: torch.device,
 ) -> None:
-    """As the engine's, but over two micro-batches at most: the second one meets the first one's gradients."""
-    for start in range(0, min(len(window), 2 * micro_batch), micro_batch):
+    """As the engine's, but over two micro-batches at most: the second one meets the first one's gradients.
+
+    Samples that are compared are compared with as many as in a whole effective batch.
+    """
+    starts = range(0, min(len(window), 2 * micro_batch), micro_batch)
+    gradients = _joint_gradients(task, model, window, micro_batch, precision, device)
+    for start in starts:
         part = window.part(start, start + micro_batch).to(device)
         with precision.autocast():
-            loss = task.loss(task.forward(model, part), part)
-        precision.scaler.scale(loss.total / len(window)).backward()  # type: ignore[no-untyped-call]
+            outputs = task.forward(model, part)
+            loss = task.loss(outputs, part)
+        own = {name: rows[start : start + micro_batch] for name, rows in gradients.items()}
+        carry_back(outputs, own, precision.scaler.scale(loss.total / len(window)))
+        del outputs, loss
     precision.scaler.unscale_(optimizer)
     finish_gradients(model.parameters(), 1.0, 1.0)
     precision.scaler.step(optimizer)
     precision.scaler.update()
     model.zero_grad(set_to_none=True)
+
+
+def _joint_gradients(
+    task: Task, model: nn.Module, window: Batch, micro_batch: int, precision: Precision, device: torch.device
+) -> Outputs:
+    """Of the outputs that the task compares; of the first samples' outputs, again and again, for a whole window."""
+    joint = joint_part(task)
+    if joint is None:
+        return {}
+    seen = window.part(0, 2 * micro_batch)
+    found = first_pass(task, joint, model, seen, micro_batch, precision=precision, device=device).compared.to_document()
+    times = -(-len(window) // len(seen))
+    compared = Compared.joined([found] * times, device)
+
+    def scaled(total: Tensor) -> Tensor:
+        return precision.scaler.scale(total / len(window))
+
+    return joint_gradients(joint, model, compared, scaled, leads=True)[1]
 
 
 def _train_once(compute: ComputeDevice) -> None:

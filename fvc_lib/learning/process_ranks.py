@@ -115,7 +115,7 @@ class ProcessRanks:
 
     def shared_gradients(self, model: nn.Module) -> SharedGradients:
         """Their sum over all ranks, in buckets."""
-        return GradientSum(model, self.meet, self._sum)
+        return GradientSum(model, self.meet, self._sum, rank=self.rank, everyone=self.everyone)
 
     @contextmanager
     def telling(self) -> Iterator[None]:

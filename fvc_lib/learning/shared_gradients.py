@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +29,32 @@ class Agreement:
 
 
 class SharedGradients(Protocol):
-    """One model's gradients, of this process or of several."""
+    """One model's gradients, of this process or of several.
 
+    Attributes:
+        rank: this process, from 0.
+    """
+
+    rank: int
     num_ranks: int
 
     def complete(self) -> None:
         """Make room for every gradient; may run out of memory."""
         ...
 
-    def agree(self, micro_batch: int, loss: LossMean) -> Agreement:
-        """Say what this rank's share was computed with, and its loss; hear what all have."""
+    def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
+        """Say what this rank's share was computed with, and its loss; hear what all have.
+
+        ``again``: this rank has no gradients yet, and all of them are to begin anew.
+        """
+        ...
+
+    def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+        """What every rank gives, in the order of the ranks; tensors on the CPU.
+
+        Raises:
+            MemoryError: on all ranks, where memory ended on one.
+        """
         ...
 
     def sum(self) -> None:
@@ -49,14 +65,19 @@ class SharedGradients(Protocol):
 class OwnGradients:
     """Of a single process: nothing to exchange."""
 
+    rank = 0
     num_ranks = 1
 
     def complete(self) -> None:
         """Nothing."""
 
-    def agree(self, micro_batch: int, loss: LossMean) -> Agreement:
+    def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
         """With oneself."""
-        return Agreement(micro_batch, True, loss)
+        return Agreement(micro_batch, not again, loss)
+
+    def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+        """One's own."""
+        return [value]
 
     def sum(self) -> None:
         """Nothing."""
@@ -73,6 +94,8 @@ class GradientSum:
         meet: as ``Ranks.meet``.
         add_up: replaces a tensor by its sum over the ranks, the same bits on each.
         bucket_bytes: one exchange is about so large.
+        rank: this process.
+        everyone: as ``Ranks.everyone``; needed by tasks that compare samples.
     """
 
     def __init__(
@@ -82,7 +105,11 @@ class GradientSum:
         add_up: Callable[[str, Tensor], None],
         *,
         bucket_bytes: int = BUCKET_BYTES,
+        rank: int = 0,
+        everyone: Callable[[str, dict[str, Any]], list[dict[str, Any]]] | None = None,
     ) -> None:
+        self.rank = rank
+        self._everyone = everyone
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
@@ -106,15 +133,21 @@ class GradientSum:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def agree(self, micro_batch: int, loss: LossMean) -> Agreement:
+    def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
         """One meeting; losses are added in the order of the ranks, so every rank has the same bits."""
-        rows = self._meet("gradients", micro_batch, loss.total, loss.weight, not all(self._reached))
+        rows = self._meet("gradients", micro_batch, loss.total, loss.weight, not all(self._reached), again)
         total = LossMean()
-        for _, its_total, its_weight, _ in rows:
+        for _, its_total, its_weight, _, _ in rows:
             total.add(LossMean(its_total, its_weight))
         self._any_missing = any(row[3] for row in rows)
         sizes = [int(row[0]) for row in rows]
-        return Agreement(min(sizes), min(sizes) == max(sizes), total)
+        return Agreement(min(sizes), min(sizes) == max(sizes) and not any(row[4] for row in rows), total)
+
+    def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+        """One exchange."""
+        if self._everyone is None:
+            raise RuntimeError("this exchange of gradients was made without a way to exchange anything else")
+        return self._everyone("compared", value)
 
     def sum(self) -> None:
         """Bucket by bucket."""
@@ -136,7 +169,8 @@ class GradientSum:
         for name, parameter, count in zip(self._names, self._parameters, reached.tolist(), strict=True):
             if not count:
                 parameter.grad = None
-                unreached.append(name)
+                if parameter.requires_grad:  # one that is frozen for now is not missed
+                    unreached.append(name)
         if unreached != self._unreached and unreached:
             _logger.warning("no rank's loss reaches %d parameters: %s", len(unreached), ", ".join(unreached[:5]))
         self._unreached = unreached

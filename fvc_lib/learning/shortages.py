@@ -10,7 +10,7 @@ from fvc_lib.learning.out_of_memory import MemoryState
 from fvc_lib.learning.task import Batch
 from fvc_lib.services.atomic_files import write_json
 
-Place = Literal["forward", "backward", "validation", "optimizer_step"]
+Place = Literal["forward", "joint_loss", "backward", "validation", "optimizer_step"]
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,34 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fvc_lib.learning.accumulators import LossMean
 from fvc_lib.learning.device import release_cached_memory
+from fvc_lib.learning.joint_loss import (
+    Compared,
+    FirstPass,
+    carry_back,
+    first_pass,
+    joint_gradients,
+    joint_part,
+)
 from fvc_lib.learning.optimisation import Precision
 from fvc_lib.learning.out_of_memory import MemoryState, is_out_of_memory, memory_state
 from fvc_lib.learning.random_state import RawRandomState, put_back_random_state, take_random_state
 from fvc_lib.learning.shared_gradients import Agreement, OwnGradients, SharedGradients, is_usable
 from fvc_lib.learning.shortages import Place, Shortage, sample_shapes
-from fvc_lib.learning.task import Batch, LossSum, Outputs, Task
+from fvc_lib.learning.task import Batch, JointLoss, LossSum, Outputs, Task
 from fvc_lib.services.errors import FvcError
 
 _logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class MemoryExhaustedError(FvcError):
@@ -106,10 +117,12 @@ class WindowTransaction:
             FvcError: another rank cannot go on.
         """
         num_samples = len(window) if num_samples is None else num_samples
-        snapshot = self._snapshot()
+        snapshot, joint = self._snapshot(), joint_part(self._task)
         while True:
-            loss, micro_batch = self._own_gradients(window, micro_batch, num_samples, snapshot)
-            agreed = self._agree(micro_batch, len(window), loss)
+            if joint is None:
+                agreed = self._summed(window, micro_batch, num_samples, snapshot)
+            else:
+                agreed = self._compared(joint, window, micro_batch, num_samples, snapshot)
             if agreed.settled:
                 break
             self._roll_back(snapshot)
@@ -118,21 +131,56 @@ class WindowTransaction:
             self._shared.sum()
         return WindowGradients(agreed.loss, num_samples, agreed.micro_batch)
 
-    def _own_gradients(
-        self, window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot
-    ) -> tuple[LossMean, int]:
-        """This rank's loss, and the micro-batch that fitted."""
+    def _summed(self, window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot) -> Agreement:
+        """Of a loss that is a sum over samples."""
+
+        def accumulate(fitting: int) -> LossMean:
+            return self._accumulate(window, fitting, num_samples)
+
+        loss, micro_batch = self._until_it_fits(accumulate, window, micro_batch, num_samples, snapshot)
+        return self._agree(micro_batch, len(window), loss)
+
+    def _compared(
+        self, joint: JointLoss, window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot
+    ) -> Agreement:
+        """Of a loss that also compares samples. When memory ends after the ranks have met, all begin again."""
+
+        def collect(fitting: int) -> FirstPass:
+            return first_pass(
+                self._task, joint, self._model, window, fitting, precision=self._precision, device=self._device
+            )
+
+        found, micro_batch = self._until_it_fits(collect, window, micro_batch, num_samples, snapshot)
+        loss, failure = self._attempt(
+            partial(self._carry_joint_loss_back, joint, found, window, micro_batch, num_samples, snapshot)
+        )
+        del found  # the graph of a share that was one micro-batch is memory to be had
+        if loss is not None:
+            return self._shared.agree(micro_batch, loss)
+        return self._shared.agree(self._smaller(failure, window, micro_batch, snapshot), LossMean(), again=True)
+
+    def _until_it_fits(
+        self, compute: Callable[[int], T], window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot
+    ) -> tuple[T, int]:
+        """What ``compute`` gives on this rank, and the micro-batch that fitted."""
         while True:
             if min(micro_batch, len(window)) < num_samples:
                 self._refuse_batch_norm(min(micro_batch, len(window)), num_samples)
             self._model.zero_grad(set_to_none=True)
-            loss, failure = self._attempt(window, micro_batch, num_samples)
-            if failure is None:
-                return loss, micro_batch
-            used = min(micro_batch, len(window))
-            self._roll_back(snapshot)
-            self._report(Shortage(self._where, failure, used, used // 2 or None, sample_shapes(window), len(window)))
-            micro_batch = smaller_micro_batch(failure, used, window)
+            self._where = "forward"
+            result, failure = self._attempt(partial(compute, micro_batch))
+            if result is not None:
+                return result, micro_batch
+            micro_batch = self._smaller(failure, window, micro_batch, snapshot)
+
+    def _smaller(self, failure: MemoryState | None, window: Batch, micro_batch: int, snapshot: _Snapshot) -> int:
+        """As it was before the window, with half the micro-batch."""
+        if failure is None:
+            raise RuntimeError("an attempt gave neither a result nor a shortage")
+        used = min(micro_batch, len(window))
+        self._roll_back(snapshot)
+        self._report(Shortage(self._where, failure, used, used // 2 or None, sample_shapes(window), len(window)))
+        return smaller_micro_batch(failure, used, window)
 
     def _agree(self, micro_batch: int, num_own: int, loss: LossMean) -> Agreement:
         """Meet until all have the same micro-batch, or this rank must compute again for it.
@@ -145,32 +193,66 @@ class WindowTransaction:
                 return agreed
             micro_batch = agreed.micro_batch
 
-    def _attempt(self, window: Batch, micro_batch: int, num_samples: int) -> tuple[LossMean, MemoryState | None]:
-        """The loss, or what ended. Returns from outside ``except``: inside, the traceback holds the tensors."""
+    def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:
+        """The result, or what ended. Returns from outside ``except``: inside, the traceback holds the tensors."""
         try:
-            return self._accumulate(window, micro_batch, num_samples), None
+            return compute(), None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             failure = memory_state(error, self._device, self._model.parameters())
-        return LossMean(), failure
+        return None, failure
 
     def _accumulate(self, window: Batch, micro_batch: int, num_samples: int) -> LossMean:
         losses = []
         for start in range(0, len(window), micro_batch):
             self._where = "forward"
-            part = window.part(start, start + micro_batch).to(self._device)
-            with self._precision.autocast():
-                loss = self._task.loss(self._task.forward(self._model, part), part)
+            loss = self._forward(window.part(start, start + micro_batch).to(self._device))[1]
             self._where = "backward"
             # Divided by the sample count, known beforehand, to keep half-precision gradients in range.
             self._precision.scaler.scale(loss.total / num_samples).backward()  # type: ignore[no-untyped-call]
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
         self._shared.complete()
-        mean = LossMean()
-        for loss in losses:  # read only now: each read waits for the device
-            mean.update(loss)
-        return mean
+        return _mean_of(losses)
+
+    def _carry_joint_loss_back(
+        self,
+        joint: JointLoss,
+        found: FirstPass,
+        window: Batch,
+        micro_batch: int,
+        num_samples: int,
+        snapshot: _Snapshot,
+    ) -> LossMean:
+        self._where, leads = "joint_loss", self._shared.rank == 0
+        documents = self._shared.everyones(found.compared.to_document())
+
+        def scaled(total: Tensor) -> Tensor:
+            return self._precision.scaler.scale(total / num_samples)
+
+        everyone = Compared.joined(documents, self._device)
+        total, gradients = joint_gradients(joint, self._model, everyone, scaled, leads=leads)
+        counts = [len(next(iter(each["outputs"].values()), ())) for each in documents]
+        first = sum(counts[: self._shared.rank])
+        own = {name: rows[first : first + len(window)] for name, rows in gradients.items()}
+        losses = [LossSum(total if leads else torch.zeros_like(total), torch.zeros_like(total))]
+        self._where = "backward"
+        if found.kept is None and len(window):
+            put_back_random_state(snapshot.random_state, self._device)
+            self._put_back_buffers(snapshot)
+        for start in range(0, len(window), micro_batch):
+            part = window.part(start, start + micro_batch)
+            outputs, loss = found.kept or self._forward(part.to(self._device))
+            its_gradients = {name: rows[start : start + micro_batch] for name, rows in own.items()}
+            carry_back(outputs, its_gradients, scaled(loss.total))
+            losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
+        self._shared.complete()
+        return _mean_of(losses)
+
+    def _forward(self, part: Batch) -> tuple[Outputs, LossSum]:
+        with self._precision.autocast():
+            outputs = self._task.forward(self._model, part)
+            return outputs, self._task.loss(outputs, part)
 
     def _snapshot(self) -> _Snapshot:
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
@@ -182,6 +264,9 @@ class WindowTransaction:
         gc.collect()
         release_cached_memory(self._device)
         put_back_random_state(snapshot.random_state, self._device)
+        self._put_back_buffers(snapshot)
+
+    def _put_back_buffers(self, snapshot: _Snapshot) -> None:
         for name, buffer in self._model.named_buffers():
             buffer.copy_(snapshot.buffers[name])
 
@@ -193,6 +278,13 @@ class WindowTransaction:
                     f"split into parts of {micro_batch}: its statistics, and so the result, would change. Use group "
                     "norm, freeze the layer (eval mode), or train on one rank with batch_size the effective batch size."
                 )
+
+
+def _mean_of(losses: Sequence[LossSum]) -> LossMean:
+    mean = LossMean()
+    for loss in losses:  # read only now: each read waits for the device
+        mean.update(loss)
+    return mean
 
 
 def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch) -> int:
@@ -210,59 +302,3 @@ def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch) ->
         )
     _logger.warning("out of memory (%s): micro-batch %d -> %d", failure.message, micro_batch, micro_batch // 2)
     return micro_batch // 2
-
-
-def evaluate_batch(
-    task: Task,
-    model: nn.Module,
-    batch: Batch,
-    precision: Precision,
-    device: torch.device,
-    micro_batch: int,
-    report: Callable[[Shortage], None] = lambda shortage: None,
-) -> tuple[Outputs, LossSum, int]:
-    """Outputs and loss of one batch on the CPU, without gradient; when memory ends, again with caches emptied, then
-    in halves.
-
-    Nothing is handed on before the whole batch is done, so nothing is counted twice. The first repetition keeps the
-    micro-batch, because splitting otherwise rounds otherwise.
-
-    Returns:
-        Outputs by name (B, ...), the loss sum, and the micro-batch that fitted.
-
-    Raises:
-        MemoryExhaustedError: one sample alone does not fit.
-    """
-    again = True
-    while True:
-        try:
-            return *_outputs_in_parts(task, model, batch, precision, device, micro_batch), micro_batch
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = memory_state(error, device, model.parameters())
-        gc.collect()
-        release_cached_memory(device)
-        used = min(micro_batch, len(batch))
-        following = used if again else used // 2 or None
-        report(Shortage("validation", failure, used, following, sample_shapes(batch), len(batch)))
-        if not again:
-            micro_batch = smaller_micro_batch(failure, used, batch)
-        again = False
-
-
-def _outputs_in_parts(
-    task: Task, model: nn.Module, batch: Batch, precision: Precision, device: torch.device, micro_batch: int
-) -> tuple[Outputs, LossSum]:
-    outputs: list[Outputs] = []
-    losses: list[LossSum] = []
-    for start in range(0, len(batch), micro_batch):
-        part = batch.part(start, start + micro_batch).to(device)
-        with torch.inference_mode(), precision.autocast():
-            result = task.forward(model, part)
-            loss = task.loss(result, part)
-        outputs.append({name: values.float().cpu() for name, values in result.items()})
-        losses.append(LossSum(loss.total.cpu(), loss.weight.cpu()))
-    joined = {name: torch.cat([part[name] for part in outputs]) for name in outputs[0]}
-    total = LossSum(torch.stack([x.total for x in losses]).sum(), torch.stack([x.weight for x in losses]).sum())
-    return joined, total

@@ -3,13 +3,13 @@ import torch
 from torch import nn
 
 from fvc_lib.learning.device import resolve_device
+from fvc_lib.learning.evaluated_batch import evaluate_batch
 from fvc_lib.learning.optimisation import Precision, finish_gradients
 from fvc_lib.learning.task import Batch, LossSum
 from fvc_lib.learning.transaction import (
     BatchNormSplitError,
     MemoryExhaustedError,
     WindowTransaction,
-    evaluate_batch,
 )
 
 CPU = resolve_device("cpu")
