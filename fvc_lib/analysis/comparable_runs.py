@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from fvc_lib.analysis import records
-from fvc_lib.analysis.headline import run_parameters
+from fvc_lib.analysis.headline import run_parameters, run_task
 from fvc_lib.analysis.run_cautions import audit_failures
 from fvc_lib.analysis.run_state import run_status
 from fvc_lib.analysis.wording import clean_text, count_text
@@ -50,10 +50,13 @@ def run_names(runs: Sequence[RunPaths]) -> list[str]:
 
 def read_judged_run(run: RunPaths, name: str) -> JudgedRun | Refusal:
     """What ``run`` predicted in all folds, or why that may not be compared. Reads only, and never raises."""
+    asked = run_parameters(run)
+    if run_task(asked) != "video":
+        return Refusal((name,), f"{name}: {_of_another_task(run_task(asked))}")
     unfinished = _unfinished_training(run)
     if unfinished:
         return Refusal((name,), f"{name}: {unfinished}")
-    if run_parameters(run).get("shuffle_labels") is True:
+    if asked.get("shuffle_labels") is True:
         reason = "its labels were shuffled on purpose (shuffle_labels), so its numbers are of no task"
         return Refusal((name,), f"{name}: {reason}. Compare runs on true labels.")
     if leaks := audit_failures(run):
@@ -121,6 +124,13 @@ def _refusal_between(ones: Sequence[JudgedRun], others: Sequence[JudgedRun]) -> 
         f"what is asked: run_notebooks.py --resume {first.name} --fork -p NAME VALUE"
     )
     return Refusal(tuple(run.name for run in (*ones, *others)), reason)
+
+
+def _of_another_task(task: str) -> str:
+    return (
+        f"its task is {task}, and runs are compared pair by pair on the outer folds of task video alone. Its own "
+        "number and its controls stand in its report and in the list of all runs."
+    )
 
 
 def _unfinished_training(run: RunPaths) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import polars as pl
 
+from fvc_lib.analysis.headline_measure import FORGERIES, TASKS, Measure, MeasuredScores, task_scores
+from fvc_lib.analysis.headline_measure import Score as Score
 from fvc_lib.analysis.queries import memory_peaks, results
-from fvc_lib.analysis.records import Answer
+from fvc_lib.analysis.records import Answer, read_tables
 from fvc_lib.analysis.run_cautions import audit_failures, interval_cautions, parameter_cautions
 from fvc_lib.analysis.run_state import GONE, run_status
 from fvc_lib.analysis.wording import interval_text, number_text, source_name
@@ -20,6 +22,7 @@ from fvc_lib.services.config import read_params_file
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.task_tables import TASK_RESULTS
 
 HEADLINE_METRIC = "roc_auc"
 # Shown to make the leak visible: a row-wise split is what the run refuses to do, so it is nothing to be compared with.
@@ -29,16 +32,6 @@ SHUFFLED_LABELS = "shuffled_labels"
 CHANCE_AUC = 0.5
 
 Standing = Literal["above control", "not above control", "no control", "no result"]
-
-
-@dataclass(frozen=True)
-class Score:
-    """One source's value over all folds, with its interval where one was computed."""
-
-    source: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,15 +47,17 @@ class Verdict:
 class ReportHeadline:
     """The head of a report. ``None`` is shown as "not recorded".
 
-    ``more_facts`` are name and text of what else is worth knowing at a glance.
+    ``scores`` are of ``measure``, over ``num_samples`` of what it judges; ``more_facts`` are name and text of what else
+    is worth knowing at a glance.
     """
 
     run_id: str
     experiment: str
     state: str | None
     verdict: Verdict
+    measure: Measure = FORGERIES
     scores: tuple[Score, ...] = ()
-    num_videos: int | None = None
+    num_samples: int | None = None
     num_groups: int | None = None
     peak_rss_bytes: int | None = None
     duration_seconds: float | None = None
@@ -100,7 +95,7 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = ()) -> Verdict:
     """
     model = next((score for score in scores if score.source == "model"), None)
     if model is None or model.value is None:
-        return Verdict("no result", "No result over all folds is recorded.")
+        return Verdict("no result", "No result is recorded.")
     controls = [s for s in scores if s.source != "model" and s.source not in DISHONEST_CONTROLS and s.value is not None]
     if not controls:
         return Verdict("no control", "There is no control to compare the model with, so its number proves nothing yet.")
@@ -141,23 +136,24 @@ def run_headline(run: RunPaths, *, sampled_peak: int | None = None) -> ReportHea
         run: the run.
         sampled_peak: what ``sampled_peaks`` has of it, if that was asked.
     """
-    scores, counts = _scores_and_counts(run)
-    status = run_status(run)
     asked = run_parameters(run)
-    model = next((score for score in scores if score.source == "model" and score.value is not None), None)
-    of_interval = interval_cautions(counts[1], model.low, model.high) if model else ()
+    measured = _measured(run, run_task(asked))
+    status = run_status(run)
+    model = next((score for score in measured.scores if score.source == "model" and score.value is not None), None)
+    of_interval = interval_cautions(measured.num_groups, model.low, model.high) if model else ()
     return ReportHeadline(
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
         state=_text(status.get("state")),
-        verdict=judge(scores, audit_failures(run)),
-        scores=scores,
-        num_videos=counts[0],
-        num_groups=counts[1],
+        verdict=judge(measured.scores, audit_failures(run)),
+        measure=measured.measure,
+        scores=measured.scores,
+        num_samples=measured.num_samples,
+        num_groups=measured.num_groups,
         peak_rss_bytes=sampled_peak or _peak_rss_bytes(run, status),
         duration_seconds=_number(status.get("duration_seconds")),
         started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
-        model=_text(asked.get("model")),
+        model=_model_name(asked),
         failure=_failure(status),
         cautions=(*parameter_cautions(asked), *of_interval),
     )
@@ -173,12 +169,19 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
         return {}
 
 
+def run_task(parameters: Mapping[str, object]) -> str:
+    """The task that a run's parameters name: video, image or video_text; video where none is recorded."""
+    task = parameters.get("task")
+    return task if isinstance(task, str) and task in TASKS else "video"
+
+
 def runs_table(runs_dir: Path) -> Answer:
     """All runs under ``runs_dir``, newest first: one row each.
 
     Returns:
-        ``run_id experiment state started_utc model standing auc auc_low auc_high best_control best_control_auc
-        num_videos num_groups duration_seconds peak_rss_bytes``; null is not recorded.
+        ``run_id experiment state started_utc model standing measure score score_low score_high best_control
+        best_control_score num_samples num_groups duration_seconds peak_rss_bytes``; null is not recorded. A run's task
+        decides what is measured, and on what samples.
     """
     rows: list[dict[str, object]] = []
     notes: list[str] = []
@@ -221,9 +224,9 @@ _STAGE_SCHEMA = {
 
 _RUNS_SCHEMA = {
     "run_id": pl.String, "experiment": pl.String, "state": pl.String, "started_utc": pl.String, "model": pl.String,
-    "standing": pl.String, "auc": pl.Float64, "auc_low": pl.Float64, "auc_high": pl.Float64,
-    "best_control": pl.String, "best_control_auc": pl.Float64, "num_videos": pl.Int64, "num_groups": pl.Int64,
-    "duration_seconds": pl.Float64, "peak_rss_bytes": pl.Int64,
+    "standing": pl.String, "measure": pl.String, "score": pl.Float64, "score_low": pl.Float64,
+    "score_high": pl.Float64, "best_control": pl.String, "best_control_score": pl.Float64, "num_samples": pl.Int64,
+    "num_groups": pl.Int64, "duration_seconds": pl.Float64, "peak_rss_bytes": pl.Int64,
 }  # fmt: skip
 
 
@@ -236,23 +239,35 @@ def _table_row(headline: ReportHeadline) -> dict[str, object]:
         "started_utc": headline.started_utc,
         "model": headline.model,
         "standing": headline.verdict.standing,
-        "auc": score.value if score else None,
-        "auc_low": score.low if score else None,
-        "auc_high": score.high if score else None,
+        "measure": headline.measure.name,
+        "score": score.value if score else None,
+        "score_low": score.low if score else None,
+        "score_high": score.high if score else None,
         "best_control": best.source if best else None,
-        "best_control_auc": best.value if best else None,
-        "num_videos": headline.num_videos,
+        "best_control_score": best.value if best else None,
+        "num_samples": headline.num_samples,
         "num_groups": headline.num_groups,
         "duration_seconds": headline.duration_seconds,
         "peak_rss_bytes": headline.peak_rss_bytes,
     }
 
 
-def _scores_and_counts(run: RunPaths) -> tuple[tuple[Score, ...], tuple[int | None, int | None]]:
+def _measured(run: RunPaths, task: str) -> MeasuredScores:
+    if task in TASKS:
+        return task_scores(read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame, task)
     frame = results([run]).frame
     model = frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
     counts = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
-    return overall_scores(frame), counts
+    return MeasuredScores(FORGERIES, overall_scores(frame), *counts)
+
+
+def _model_name(asked: Mapping[str, object]) -> str | None:
+    """The network of the run's task; of a text encoder that is not the own one only that it is not."""
+    if run_task(asked) == "image":
+        return _text(asked.get("backbone"))
+    model = _text(asked.get("model"))
+    foreign = run_task(asked) == "video_text" and asked.get("text_encoder") not in (None, "own")
+    return f"{model} with a text encoder from outside" if model and foreign else model
 
 
 def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:

@@ -29,7 +29,7 @@ _BY_SUFFIX: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 _HEADINGS = {
     "run_id": "Run", "video_id": "Video", "group_id": "Group", "peak_rss_bytes": "Peak memory", "auc": "ROC AUC",
-    "auc_low": "from", "auc_high": "to",
+    "score_low": "from", "score_high": "to",
 }  # fmt: skip
 _TEXT_ROW_LIMIT = 30
 # JupyterLab aligns every cell at its right edge; that rule gives way to nothing but a cell's own style.

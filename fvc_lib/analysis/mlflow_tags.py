@@ -44,7 +44,7 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any], table: pl.Data
         "fvc.verdict": headline.verdict.sentence,
         "fvc.caution": " ".join(headline.cautions),
         "fvc.failure": headline.failure,
-        "fvc.num_videos": headline.num_videos,
+        f"fvc.num_{headline.measure.one}s": headline.num_samples,
         "fvc.num_groups": headline.num_groups,
         "fvc.attempts": len(attempts) if isinstance(attempts, list) else None,
         "fvc.code_changed_since_commit": code.get("changed_since_commit"),
@@ -56,9 +56,13 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any], table: pl.Data
 
 
 def scores_text(headline: ReportHeadline) -> str:
-    """The model's cross-validated number with its interval, in words."""
+    """The model's number with its interval, in words."""
     score = headline.model_score
-    return "not recorded" if score is None else f"ROC AUC {interval_text(score.value, score.low, score.high)}"
+    return (
+        "not recorded"
+        if score is None
+        else f"{headline.measure.name} {interval_text(score.value, score.low, score.high)}"
+    )
 
 
 def as_markdown(text: str) -> str:
@@ -83,7 +87,7 @@ def _note(headline: ReportHeadline, table: pl.DataFrame) -> str:
         lines.append(as_markdown(headline.failure))
     if headline.scores:
         rows = "".join(map(_score_row, headline.scores))
-        lines.append(f"| Scored by | ROC AUC with interval |\n| --- | --- |\n{rows}")
+        lines.append(f"| Scored by | {as_markdown(headline.measure.name)} with interval |\n| --- | --- |\n{rows}")
     others = table.filter((pl.col("scope") == "all") & (pl.col("source") == "model") & (pl.col("metric") != "roc_auc"))
     if not others.is_empty():
         rows = "".join(
@@ -91,7 +95,8 @@ def _note(headline: ReportHeadline, table: pl.DataFrame) -> str:
             for row in others.iter_rows(named=True)
         )
         lines.append(f"| Model, over all folds | with interval |\n| --- | --- |\n{rows}")
-    lines.append("The score is visual-forensic: staged or out-of-context footage cannot be told by pixels.")
+    if headline.measure.remark:
+        lines.append(headline.measure.remark)
     return "\n\n".join(lines)
 
 

@@ -102,6 +102,12 @@ details.code .highlight { border:1px solid var(--line); border-radius:4px; paddi
 .back { font-size:13.5px; white-space:nowrap; }
 .record { max-width:1080px; margin:0 auto; padding:20px 32px 96px; }
 .record .facts { grid-template-columns:max-content 1fr; margin-bottom:20px; } .record .facts dd { text-align:left; }
+.fvc-cards { margin:4px 0 14px; }
+.fvc-card { display:inline-block; vertical-align:top; max-width:100%; margin:0 14px 14px 0; font-size:12.5px;
+  line-height:1.4; color:var(--soft); overflow-wrap:anywhere; }
+.fvc-card img { display:block; max-width:100%; margin-bottom:4px; border-radius:3px; }
+.fvc-card b { color:var(--ink); }
+.fvc-card.gone { border:1px dashed var(--line); padding:8px; }
 .copyable { position:relative; max-width:60em; }
 .copyable pre { background:var(--wash); border-radius:4px; padding:12px 76px 12px 14px; line-height:1.6; }
 .copyable button { position:absolute; top:8px; right:8px; font:inherit; font-size:12.5px; color:var(--accent);

@@ -92,18 +92,26 @@ def badge(verdict: Verdict) -> str:
 
 
 def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a41") -> str:
-    """A small drawing of a value with its interval on [0, 1]: a tick at 0.5, a grey mark where the control stands."""
+    """A small drawing of a value with its interval on [0, 1]: a tick at 0.5, a grey mark where the control stands.
+
+    What lies outside (an R² may) is drawn at the edge.
+    """
     if score.value is None or not math.isfinite(score.value):
         return ""
-    low, high = (score.value if v is None else v for v in (score.low, score.high))
+    low, high = (_on_scale(score.value if end is None else end) for end in (score.low, score.high))
     marks = '<line x1="50%" x2="50%" y1="2" y2="18" stroke="#c9cdd2" stroke-dasharray="2 2"/>'
     marks += '<line x1="0" x2="100%" y1="10" y2="10" stroke="#e3e6ea"/>'
     if control is not None:
-        marks += f'<line x1="{control:.2%}" x2="{control:.2%}" y1="4" y2="16" stroke="#8a8f98" stroke-width="3"/>'
+        place = f"{_on_scale(control):.2%}"
+        marks += f'<line x1="{place}" x2="{place}" y1="4" y2="16" stroke="#8a8f98" stroke-width="3"/>'
     marks += f'<line x1="{low:.2%}" x2="{high:.2%}" y1="10" y2="10" stroke="{color}" stroke-width="2.5"/>'
-    marks += f'<circle cx="{score.value:.2%}" cy="10" r="4.5" fill="{color}"/>'
+    marks += f'<circle cx="{_on_scale(score.value):.2%}" cy="10" r="4.5" fill="{color}"/>'
     told = f"{interval_text(score.value, score.low, score.high)} on a scale from 0 to 1"
     return f'<svg role="img" aria-label="{told}" overflow="visible">{marks}</svg>'
+
+
+def _on_scale(value: float) -> float:
+    return min(max(value, 0.0), 1.0)
 
 
 def _top(title: str, headline: ReportHeadline | None) -> str:
@@ -111,7 +119,8 @@ def _top(title: str, headline: ReportHeadline | None) -> str:
     if headline is None:
         return f'<header class="top">{named}</header>'
     score = headline.model_score
-    number = f"AUC <b>{interval_text(score.value, score.low, score.high)}</b>" if score else ""
+    name = escape(clean_text(headline.measure.name)).replace("ROC AUC", "AUC")
+    number = f"{name} <b>{interval_text(score.value, score.low, score.high)}</b>" if score else ""
     return f'<header class="top">{named}{badge(headline.verdict)}<span class="number">{number}</span></header>'
 
 
@@ -146,7 +155,7 @@ def _hero(headline: ReportHeadline) -> str:
     alarm = "" if state == "done" else _alarm(headline, state)
     return (
         f'{alarm}<p class="lead {STANDING_CLASSES.get(verdict.standing, "")}">{escape(verdict.sentence)}</p>'
-        f'<p class="under">{escape(_circumstances(headline))}{"".join(map(_caution, headline.cautions))}</p>'
+        f'<p class="under">{_circumstances(headline)}{"".join(map(_caution, headline.cautions))}</p>'
         f'<div class="hero">{_scores(headline)}{_facts(headline)}</div>'
     )
 
@@ -161,22 +170,18 @@ def _alarm(headline: ReportHeadline, state: str) -> str:
 
 
 def _circumstances(headline: ReportHeadline) -> str:
-    if headline.num_videos is None or headline.num_groups is None:
-        return "How many videos were judged is not recorded."
-    videos, groups = count_text(headline.num_videos, "video"), count_text(headline.num_groups, "group")
-    return (
-        f"Each of {videos} was judged once, by a model that had seen no video of its group ({groups}). "
-        "The score is visual-forensic: staged or out-of-context footage cannot be told by pixels."
-    )
+    return escape(clean_text(headline.measure.circumstances(headline.num_samples, headline.num_groups)))
 
 
 def _scores(headline: ReportHeadline) -> str:
     if not headline.scores:
-        return "<p>No score over all folds is recorded.</p>"
+        return "<p>No score is recorded.</p>"
     rows = "".join(_score_row(score) for score in headline.scores)
+    measure = headline.measure
+    scale = "0 · 0.5 · 1" if measure.chance is None else f"0 · chance {measure.chance} · 1"
     return (
-        '<table class="scores"><thead><tr><th>Scored by</th><th class="number">ROC AUC [interval]</th>'
-        f"<th>0 · chance 0.5 · 1</th></tr></thead><tbody>{rows}</tbody></table>"
+        f'<table class="scores"><thead><tr><th>Scored by</th><th class="number">{escape(clean_text(measure.name))} '
+        f"[interval]</th><th>{scale}</th></tr></thead><tbody>{rows}</tbody></table>"
     )
 
 

@@ -14,19 +14,26 @@ from fvc_lib.services.tables import LEAKAGE_AUDIT
 
 # Parameter, value, and what a reader of the number must then know.
 _OF_PARAMETERS = (
-    (
-        "corpus",
-        "",
-        "The corpus is synthetic: the number shows that the pipeline works, not how well fakes in the world are told.",
-    ),
     ("shuffle_labels", True, "Labels were shuffled by group on purpose: anything but chance would be a leak."),
 )
+_SYNTHETIC = {
+    "video": "fakes in the world are told",
+    "image": "dishes in the world are recognised",
+    "video_text": "videos of the world are described",
+}
 _FEW_GROUPS = 100  # from here on intervals hold what they promise to within two or three in a hundred
 
 
 def parameter_cautions(parameters: Mapping[str, object]) -> tuple[str, ...]:
     """What must be known because of how the run was asked for."""
-    return tuple(sentence for name, value, sentence in _OF_PARAMETERS if parameters.get(name) == value)
+    told = [sentence for name, value, sentence in _OF_PARAMETERS if parameters.get(name) == value]
+    if parameters.get("corpus") == "":
+        what = _SYNTHETIC.get(str(parameters.get("task")), _SYNTHETIC["video"])
+        told.insert(0, f"The corpus is synthetic: the number shows that the pipeline works, not how well {what}.")
+    kept = parameters.get("dev_samples_per_class")
+    if isinstance(kept, int) and kept > 0:
+        told.append(f"Trained in dev mode, on at most {count_text(kept, 'image')} of each class.")
+    return tuple(told)
 
 
 def interval_cautions(num_groups: int | None, low: float | None, high: float | None) -> tuple[str, ...]:

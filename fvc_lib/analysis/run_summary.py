@@ -14,13 +14,13 @@ from fvc_lib.analysis.provenance import provenance_html
 from fvc_lib.analysis.record_pages import records_of, write_record_pages
 from fvc_lib.analysis.report import write_report
 from fvc_lib.analysis.runs_index import write_runs_index
-from fvc_lib.analysis.wording import bytes_text, duration_text, interval_text, source_name
+from fvc_lib.analysis.wording import bytes_text, clean_text, duration_text, interval_text, source_name
 from fvc_lib.services.run_paths import RunPaths
 
 # The answer first, then how it came about.
 SECTION_ORDER = (
-    "05_kfold_results", "06_analysis_dashboard", "07_memory_report", "04_fold_training", "01_data_index", "02_folds",
-    "03_augmentation",
+    "10_image_recognition", "20_video_text", "05_kfold_results", "06_analysis_dashboard", "07_memory_report",
+    "04_fold_training", "01_data_index", "02_folds", "03_augmentation",
 )  # fmt: skip
 
 
@@ -50,11 +50,12 @@ def write_run_report(run: RunPaths) -> None:
 
 
 def summary_lines(run: RunPaths) -> list[str]:
-    """The run in a few lines of text: the model's AUC beside its controls, peak memory, duration, report."""
+    """The run in a few lines of text: the model's number beside its controls, peak memory, duration, report."""
     headline = run_headline(run)
     lines = ["", f"{headline.run_id}: {headline.state or 'not recorded'}"]
     if headline.scores:
-        lines += ["", "  ROC-AUC with interval", *(f"    {_score_line(score)}" for score in headline.scores)]
+        name = clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
+        lines += ["", f"  {name} with interval", *(f"    {_score_line(score)}" for score in headline.scores)]
         lines += ["", f"  {headline.verdict.sentence}", *(f"  {caution}" for caution in headline.cautions)]
     lines += ["", *_facts(headline)]
     if run.report_html.is_file():
@@ -73,9 +74,10 @@ def _score_line(score: Score) -> str:
 
 
 def _facts(headline: ReportHeadline) -> list[str]:
-    counted = headline.num_videos is not None
+    counted = headline.num_samples is not None
+    what = f"{headline.measure.one}s"
     return [
-        *([f"  videos        {headline.num_videos} in {headline.num_groups} groups"] if counted else []),
+        *([f"  {what:<13} {headline.num_samples} in {headline.num_groups} groups"] if counted else []),
         f"  peak memory   {bytes_text(headline.peak_rss_bytes)}",
         f"  duration      {duration_text(headline.duration_seconds)}",
     ]

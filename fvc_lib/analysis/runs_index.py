@@ -17,7 +17,8 @@ from urllib.parse import quote
 import duckdb
 import polars as pl
 
-from fvc_lib.analysis.headline import ReportHeadline, run_headline, sampled_peaks
+from fvc_lib.analysis import headline_measure
+from fvc_lib.analysis.headline import ReportHeadline, Score, run_headline, sampled_peaks
 from fvc_lib.analysis.record_pages import records_of
 from fvc_lib.analysis.records import read_json_object
 from fvc_lib.analysis.report import badge, interval_bar, page
@@ -38,7 +39,7 @@ from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 _HEADS = (
-    "Run", "Standing", "ROC AUC [interval]", "0 · chance · 1", "Best control", "Data", "Duration", "Peak memory",
+    "Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control", "Data", "Duration", "Peak memory",
     "Records",
 )  # fmt: skip
 # What reading a damaged or foreign folder can raise; one such run is a row that says so.
@@ -70,7 +71,7 @@ def write_runs_index(runs_dir: Path) -> Path:
     )
     body = (
         f'<div class="plain"><p class="lead">{escape(count_text(len(runs), "run"))}</p>'
-        '<p class="under">Newest first. A run is above control when its AUC lies above its best control\'s interval '
+        '<p class="under">Newest first. A run is above control when its score lies above its best control\'s interval '
         f"and its own interval above that control's value, unless its leakage audit did not pass.</p>{table}</div>"
     )
     write_text(output, page("FVC runs", body))
@@ -80,7 +81,7 @@ def write_runs_index(runs_dir: Path) -> Path:
 def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
     """A row of each run, from the rows kept where the run is as it was."""
     store = runs_dir / ".index_rows.json"
-    look = sha256_of_file(Path(__file__))
+    look = [sha256_of_file(Path(__file__)), sha256_of_file(Path(headline_measure.__file__))]
     names = [path_to_text(run.root.relative_to(runs_dir.absolute())) for run in runs]
     stamps = [sha256_of_json([look, _stamp(run)]) for run in runs]
     kept = _kept(store)
@@ -125,7 +126,8 @@ def _kept(store: Path) -> dict[str, Any]:
 
 def _stamp(run: RunPaths) -> list[list[int]]:
     """When and how large what a finished run's row is made of was; of folders, when something was put in or taken."""
-    files = (run.run_json, run.status_json, run.params_yaml, run.results, run.leakage_audit, run.report_html)
+    tables = (run.results, run.task_results, run.leakage_audit)
+    files = (run.run_json, run.status_json, run.params_yaml, *tables, run.report_html)
     folders = (run.task_status("").parent, run.reports, run.memory("").parent)
     stamps = []
     for path in (*files, *folders):
@@ -152,7 +154,8 @@ def _row_or_trouble(run: RunPaths, runs_dir: Path, sampled_peak: int | None) -> 
 
 def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path) -> str:
     score, best = headline.model_score, headline.verdict.best_control
-    data = [count_text(headline.num_videos, "video")] if headline.num_videos is not None else [NOT_RECORDED]
+    counted = headline.num_samples is not None
+    data = [count_text(headline.num_samples or 0, headline.measure.one)] if counted else [NOT_RECORDED]
     data += [count_text(headline.num_groups, "group")] if headline.num_groups is not None else []
     bar = interval_bar(score, best.value if best else None) if score else ""
     control = (
@@ -162,7 +165,7 @@ def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path) -> str:
     cells = (
         name + _damage(run),
         f"{badge(headline.verdict)}{_state(headline)}",
-        interval_text(score.value, score.low, score.high) if score else NOT_RECORDED,
+        _number(score, headline.measure.name),
         bar,
         control,
         "<br>".join(data),
@@ -172,6 +175,11 @@ def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path) -> str:
     )
     kinds = ("", "", ' class="number"', ' class="bar"', "", "", "", "", ' class="records"')
     return "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True)) + "</tr>"
+
+
+def _number(score: Score | None, name: str) -> str:
+    number = interval_text(score.value, score.low, score.high) if score else NOT_RECORDED
+    return f"{number}<div class='sub'>{escape(clean_text(name))}</div>"
 
 
 def _link(run: RunPaths, headline: ReportHeadline, runs_dir: Path) -> str:

@@ -16,6 +16,10 @@ SOURCE_NAMES = {
     "group_lookup_by_group": "Group lookup, split by group",
     "group_lookup_by_row": "Group lookup, split by row",
     "shuffled_labels": "Model on shuffled labels",
+    "majority_class": "Most frequent class",
+    "mean_predictor": "Mean predictor",
+    "chance": "Chance",
+    "most_frequent_caption": "Most frequent caption",
 }
 
 METRIC_NAMES = {
@@ -35,6 +39,21 @@ METRIC_NAMES = {
     "log_loss": "Log loss (nats)",
     "loss": "Loss (nats)",
     "learning_rate": "Learning rate",
+    "top1": "Top-1 accuracy",
+    "top5": "Top-5 accuracy",
+    "macro_precision": "Macro precision",
+    "macro_recall": "Macro recall",
+    "macro_f1": "Macro F1",
+    "precision": "Precision",
+    "recall": "Recall",
+    "mae": "Mean absolute error",
+    "rmse": "Root mean squared error",
+    "r2": "R²",
+    "mrr": "Mean reciprocal rank",
+    "ndcg": "NDCG",
+    "median_rank": "Median rank",
+    "mean_rank": "Mean rank",
+    "mean_positive_similarity": "Mean similarity of what belongs together",
 }
 
 
@@ -44,8 +63,16 @@ def source_name(source: str) -> str:
 
 
 def metric_name(metric: str) -> str:
-    """``roc_auc`` as ``ROC AUC``; an unknown metric in its own words."""
+    """``roc_auc`` as ``ROC AUC``, ``recall@5`` as ``Recall@5``; an unknown metric in its own words."""
+    if metric.startswith("recall@"):
+        return metric.capitalize()
     return METRIC_NAMES.get(metric, metric.replace("_", " "))
+
+
+def subject_name(subject: str) -> str:
+    """``text_to_video`` as ``text to video``, ``target:calories`` as ``calories``, ``class:NAME`` as ``NAME``."""
+    kind, found, name = subject.partition(":")
+    return name if found and kind in {"target", "class"} else subject.replace("_", " ")
 
 
 def number_text(value: float | None, digits: int = 3) -> str:

@@ -51,7 +51,7 @@ def test_the_headline_repeats_what_the_run_recorded(run: RunPaths) -> None:
         r for r in table.iter_rows(named=True) if (r["source"], r["scope"], r["metric"]) == ("model", "all", "roc_auc")
     )
     assert headline.model_score == Score("model", row["value"], row["low"], row["high"])
-    assert (headline.num_videos, headline.num_groups) == (96, 24)
+    assert (headline.num_samples, headline.num_groups) == (96, 24)
     assert (headline.state, headline.peak_rss_bytes, headline.duration_seconds) == ("done", 794_824_876, 185.0)
     assert (headline.model, headline.failure, headline.experiment) == ("frame_cnn", None, "demo")
 
@@ -97,7 +97,7 @@ def test_runs_are_listed_newest_first_with_nulls_for_what_is_missing(make_run: C
     answer = runs_table(newer.root.parent.parent)
     assert answer.frame["run_id"].to_list() == ["run_20250401_000000_abcdef01", "run_20250304_101500_abcdef01"]
     assert answer.frame["standing"].to_list() == ["no result", "above control"]
-    assert answer.frame["auc"].null_count() == 1
+    assert answer.frame["score"].null_count() == 1
     assert answer.frame["best_control"].to_list()[1] in ("metadata_only", "shuffled_labels")
 
 
