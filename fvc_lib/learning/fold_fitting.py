@@ -18,12 +18,12 @@ from fvc_lib.learning.device import ComputeDevice
 from fvc_lib.learning.engine import Engine
 from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.fold_data import FoldClips
-from fvc_lib.learning.fold_memory import FoldMemory
 from fvc_lib.learning.fold_outcome import FoldOutcome, TrainingSummary
 from fvc_lib.learning.fold_settings import training_parameters
 from fvc_lib.learning.outer_fold import OuterFold
 from fvc_lib.learning.ranks import Ranks
 from fvc_lib.learning.selection import RecordedSelection, Selection, record_selection, select
+from fvc_lib.learning.training_memory import TrainingMemory
 from fvc_lib.learning.training_state import TrainingState
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.learning.watching import MetricSink
@@ -48,7 +48,7 @@ class Surroundings:
     fold: int
     source: ClipSource
     compute: ComputeDevice
-    memory: FoldMemory
+    memory: TrainingMemory
     stop: Callable[[], bool] | None
     replayed: FoldOutcome | None
     paths: RunPaths

@@ -1,4 +1,4 @@
-"""One fold trained by several ranks, started from here, as one call that behaves like training in this process."""
+"""One training by several ranks, started from here, as one call that behaves like training in this process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from fvc_lib.learning.fold_outcome import FoldOutcome, read_outcome
 from fvc_lib.learning.rank_launcher import launch_from_here
 from fvc_lib.learning.rank_place import loopback
 from fvc_lib.learning.rank_processes import RankProcesses
@@ -28,7 +28,7 @@ from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryShare, memory_b
 from fvc_lib.services.memory_observer import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths, stage_key
 
-_STAGE = "04_fold_training"
+T = TypeVar("T")
 _MODULE = "fvc_lib.learning.fold_ranks"
 # A signal that asks for a stop ends a rank that has nothing to save yet, and has no handler for it; srun adds 128.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -38,25 +38,38 @@ _STOPPED = frozenset(
 _logger = logging.getLogger(__name__)
 
 
-def train_fold_on_ranks(
+def on_ranks(
     paths: RunPaths,
     config: RunConfig,
-    fold: int,
+    stage: str,
+    fold: int | None,
+    outcome: Callable[[], T | None],
     *,
     metric_log: MetricSink,
     memory: MemoryObserver | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
-) -> FoldOutcome:
-    """Train fold ``fold`` on ``config.num_ranks`` processes and wait for them; arguments as ``train_fold``'s.
+) -> T:
+    """Do the training of ``stage`` on ``config.num_ranks`` processes and wait for them.
 
     Inside a SLURM job that has as many tasks ``srun`` starts them, on all of its nodes; elsewhere they are children of
     this process. Each is told its part of the memory budget, and how many threads: as many as leave each core one,
-    unless OMP_NUM_THREADS says otherwise. What they print goes to ``logs/<stage>_fold_K_ranks.log``.
+    unless OMP_NUM_THREADS says otherwise. What they print goes to ``logs/<stage>[_fold_K]_ranks.log``.
 
     When this process goes away, however that happens, so do the ranks, within seconds where one of them is on this
     host (``rank_launcher.end_with``). No checkpoint and no outcome of theirs counts a step whose metrics were not
     handed to ``metric_log`` before.
+
+    Args:
+        paths: the run.
+        config: its resolved parameters.
+        stage: one of ``stage_trainings``.
+        fold: of the stage, where it has folds.
+        outcome: what rank 0 wrote at the end of it; None where there is nothing.
+        metric_log: gets every metric that a rank tells.
+        memory: told where rank 0 is.
+        stop: asked again and again; True asks the ranks to save and end.
+        progress: called with (steps done, steps planned).
 
     Raises:
         StoppedError: ``stop`` said so, or a rank was asked; everything is saved.
@@ -64,7 +77,7 @@ def train_fold_on_ranks(
         FvcError: what a rank gives as its reason, of the same class.
     """
     asked = begun = False
-    with _started(paths, config, fold) as ranks:
+    with _started(paths, config, stage, fold) as ranks:
         reader = ReportReader(metric_log, memory or NoObserver(), progress, answer=ranks.answer)
         while ranks.any_lives() or not ranks.lines.empty():
             if not asked and stop is not None and stop():
@@ -78,10 +91,10 @@ def train_fold_on_ranks(
                 reader.take(line)
     if asked and not begun:
         raise StoppedError("stopped as asked before the ranks had met: resume with run_notebooks.py --resume latest.")
-    outcome = read_outcome(paths.fold_outcome(fold)) if not any(ranks.codes()) else None
-    if outcome is None:
-        raise _reason(reader, ranks, fold)
-    return outcome
+    found = outcome() if not any(ranks.codes()) else None
+    if found is None:
+        raise _reason(reader, ranks, stage_key(stage, fold))
+    return found
 
 
 def local_environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -100,10 +113,11 @@ def local_environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 @contextmanager
-def _started(paths: RunPaths, config: RunConfig, fold: int) -> Iterator[RankProcesses]:
+def _started(paths: RunPaths, config: RunConfig, stage: str, fold: int | None) -> Iterator[RankProcesses]:
     size, store = config.num_ranks, None
-    command = [sys.executable, "-m", _MODULE, str(paths.root), "--fold", str(fold), "--launched"]
-    log = paths.logs / f"{stage_key(_STAGE, fold)}_ranks.log"
+    command = [sys.executable, "-m", _MODULE, str(paths.root), "--stage", stage, "--launched"]
+    command += [] if fold is None else ["--fold", str(fold)]
+    log = paths.logs / f"{stage_key(stage, fold)}_ranks.log"
     under_srun = in_slurm_job_with_tasks(size, os.environ)
     if under_srun:
         ranks = RankProcesses([(_srun(size) + command, _common_environment())], log, srun=True)
@@ -150,9 +164,9 @@ def _shares(config: RunConfig) -> dict[str, str]:
     return {SHARE_VARIABLE: MemoryShare(left // size, size, budget).as_text(), "OMP_NUM_THREADS": threads}
 
 
-def _reason(reader: ReportReader, ranks: RankProcesses, fold: int) -> FvcError:
+def _reason(reader: ReportReader, ranks: RankProcesses, task_key: str) -> FvcError:
     """The first reason that is one: a rank that only lost the others knows less than they."""
-    log = f"logs/{stage_key(_STAGE, fold)}_ranks.log"
+    log = f"logs/{task_key}_ranks.log"
     told = sorted(reader.reasons.items(), key=lambda item: (_is_second_hand(item[1][0]), item[0]))
     codes, killed = ranks.codes(), ranks.ended_by_signal()
     only_lost = all(_is_second_hand(name) for name, _ in reader.reasons.values())

@@ -1,4 +1,4 @@
-"""One rank of one fold's training: ``python -m fvc_lib.learning.fold_ranks RUN_DIR --fold K``."""
+"""One rank of one training: ``python -m fvc_lib.learning.fold_ranks RUN_DIR --fold K`` or ``--stage NAME``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import click
 import torch
 
 from fvc_lib.learning.device import resolve_device
-from fvc_lib.learning.fold_memory import STAGE
-from fvc_lib.learning.fold_training import train_fold
 from fvc_lib.learning.process_ranks import ProcessRanks
 from fvc_lib.learning.rank_launcher import end_with, read_launch
 from fvc_lib.learning.rank_place import RankPlace, loopback, rank_place
@@ -28,6 +26,7 @@ from fvc_lib.learning.rank_reports import (
     take_over_stdout,
 )
 from fvc_lib.learning.ranks import OneRank, Ranks
+from fvc_lib.learning.stage_trainings import FOLD_STAGE, STAGES, training_of
 from fvc_lib.learning.watching import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import FvcError, UsageError
@@ -35,7 +34,7 @@ from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryShare, memory_b
 from fvc_lib.services.memory_observer import MemoryObserver, NoObserver
 from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import RunPaths, stage_key
 
 _ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"
 _PROGRESS_SECONDS = 10.0
@@ -53,12 +52,14 @@ class _Told:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--fold", type=click.IntRange(0), required=True, help="The outer fold to train, from 0.")
+@click.option("--fold", type=click.IntRange(0), help="The outer fold to train, from 0; of 04_fold_training alone.")
+@click.option("--stage", type=click.Choice(STAGES), default=FOLD_STAGE, show_default=True, help="What to train.")
 @click.option("--launched", is_flag=True, hidden=True)
-def main(run_dir: Path, fold: int, launched: bool) -> None:
-    r"""Train one fold of the run in RUN_DIR on several processes, ranks, that share every effective batch.
+def main(run_dir: Path, fold: int | None, stage: str, launched: bool) -> None:
+    r"""Do one training of the run in RUN_DIR on several processes, ranks, that share every effective batch.
 
-    The run must have its folds and clips (stages 01 to 03). What is written is what notebook 04 writes: checkpoints,
+    The run must have what the training reads: for a fold the folds and clips (stages 01 to 03), for the other tasks the
+    index that their notebook begins with. What is written is what the notebook's training writes: checkpoints,
     predictions, the metric log and the memory log, all by rank 0. Weights are equal to a single process's up to
     rounding (1e-6), scores of given weights to the bit. Stop it with SIGTERM or SIGUSR1 to any rank: all save and end
     with 75; the same command goes on from there, also with another number of ranks.
@@ -82,14 +83,16 @@ def main(run_dir: Path, fold: int, launched: bool) -> None:
 
     Exit codes: 0 done, 1 an error, 2 usage, 3 data, 75 stopped and saved.
     """
-    code = _run(run_dir.absolute(), fold, launched)
+    if (fold is None) == (stage == FOLD_STAGE):
+        raise click.UsageError(f"--fold: {FOLD_STAGE} needs one, and no other stage has any.")
+    code = _run(run_dir.absolute(), stage, fold, launched)
     logging.shutdown()
     sys.stderr.flush()
     # Past what torch does at a regular end: a group that has lost a rank may wait for it there.
     os._exit(code) if code else sys.exit()
 
 
-def _run(run_dir: Path, fold: int, launched: bool) -> int:
+def _run(run_dir: Path, stage: str, fold: int | None, launched: bool) -> int:
     """The exit code."""
     asked: list[int] = []
     reports: RankReports | None = None
@@ -106,13 +109,13 @@ def _run(run_dir: Path, fold: int, launched: bool) -> int:
         else:
             config = resolve_config(read_params_file(paths.params_yaml), environ={})
         _take_share(place, config, shared_already=launched and "RANK" in os.environ)
-        with _joined(place, config, reports) as ranks, _told(place, paths, fold, config, reports) as told:
+        with _joined(place, config, reports) as ranks, _told(place, paths, (stage, fold), config, reports) as told:
             # Until here a signal ends the process: there was nothing to save, and a rank might wait for another.
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, lambda number, frame: asked.append(number))
             if reports is not None:
                 reports.ready()
-            train_fold(
+            training_of(stage)(
                 paths, config, fold, metric_log=told.metrics, memory=told.memory, progress=told.progress,
                 stop=lambda: bool(asked), ranks=ranks,
             )  # fmt: skip
@@ -183,7 +186,11 @@ def _refuse_shared_gpu(ranks: Ranks) -> None:
 
 @contextmanager
 def _told(
-    place: RankPlace, paths: RunPaths, fold: int, config: RunConfig, reports: RankReports | None
+    place: RankPlace,
+    paths: RunPaths,
+    trained: tuple[str, int | None],
+    config: RunConfig,
+    reports: RankReports | None,
 ) -> Iterator[_Told]:
     """To the launcher; without one rank 0 writes the run's logs itself."""
     if reports is not None:
@@ -195,23 +202,23 @@ def _told(
         return
     with ExitStack() as stack:
         memory = stack.enter_context(
-            MemorySampler(paths.memory(STAGE, fold), events=paths.memory_events(STAGE, fold), mem_gb=config.mem_gb)
+            MemorySampler(paths.memory(*trained), events=paths.memory_events(*trained), mem_gb=config.mem_gb)
         )
         attempt = int(os.environ.get(_ATTEMPT_VARIABLE, "1"))
         log = MetricLog(
-            paths.metrics(STAGE, fold), run_id=paths.run_id, fold=fold, attempt=attempt, on_trouble=memory.disk_full
+            paths.metrics(*trained), run_id=paths.run_id, fold=trained[1], attempt=attempt, on_trouble=memory.disk_full
         )
-        yield _Told(stack.enter_context(log), memory, _lines_of_progress(fold))
+        yield _Told(stack.enter_context(log), memory, _lines_of_progress(stage_key(*trained)))
 
 
-def _lines_of_progress(fold: int) -> Progress:
+def _lines_of_progress(task_key: str) -> Progress:
     last = time.monotonic()
 
     def tell(done: int, planned: int) -> None:
         nonlocal last
         if done == planned or time.monotonic() - last >= _PROGRESS_SECONDS:
             last = time.monotonic()
-            _logger.info("fold %d: %d of %d steps", fold, done, planned)
+            _logger.info("%s: %d of %d steps", task_key, done, planned)
 
     return tell
 

@@ -27,17 +27,27 @@ def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:
 
 def engine_settings(config: RunConfig, fold: int) -> EngineSettings:
     """The engine's share of ``config`` for one fold."""
+    return settings_of(
+        config,
+        seed=stable_seed("fold", config.seed, fold),
+        micro_batch=default_micro_batch(config.model),
+        balance_classes=config.class_balance == "sampler",
+    )
+
+
+def settings_of(config: RunConfig, *, seed: int, micro_batch: int, balance_classes: bool) -> EngineSettings:
+    """The engine's share of ``config`` for one training; ``micro_batch`` where ``batch_size`` says nothing."""
     return EngineSettings(
         epochs=config.epochs,
         effective_batch_size=config.effective_batch_size,
-        micro_batch=config.batch_size or default_micro_batch(config.model),
+        micro_batch=config.batch_size or micro_batch,
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         warmup_share=config.warmup_share,
         max_gradient_norm=config.max_gradient_norm,
         early_stopping_epochs=config.early_stopping_epochs,
-        seed=stable_seed("fold", config.seed, fold),
-        balance_classes=config.class_balance == "sampler",
+        seed=seed,
+        balance_classes=balance_classes,
         num_workers=config.num_workers,
         max_nonfinite_steps=config.max_nonfinite_steps,
         checkpoint_seconds=60 * config.checkpoint_minutes,

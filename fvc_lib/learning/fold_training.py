@@ -13,12 +13,12 @@ from fvc_lib.learning.device import peak_device_bytes, resolve_device
 from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.fold_data import FoldClips, read_control_fold, read_fold
 from fvc_lib.learning.fold_fitting import ControlLog, Progress, Scored, Surroundings, choose, fit, fold_task, score
-from fvc_lib.learning.fold_launch import train_fold_on_ranks
-from fvc_lib.learning.fold_memory import fold_memory, planned_micro_batch
+from fvc_lib.learning.fold_launch import on_ranks
 from fvc_lib.learning.fold_outcome import FoldOutcome, outcome_from_json, outcome_to_json, read_outcome, write_outcome
 from fvc_lib.learning.fold_settings import engine_settings, training_parameters
 from fvc_lib.learning.models import num_parameters
 from fvc_lib.learning.ranks import OneRank, Ranks
+from fvc_lib.learning.training_memory import planned_micro_batch, training_memory
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.learning.watching import MetricSink
 from fvc_lib.services.atomic_files import sha256_of_json
@@ -29,6 +29,7 @@ from fvc_lib.services.process_memory import peak_rss_bytes
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tables import LABELS, PREDICTIONS, write_table
 
+STAGE = "04_fold_training"
 _logger = logging.getLogger(__name__)
 
 
@@ -73,9 +74,10 @@ def train_fold(
         RankLostError: one of several ranks was killed.
     """
     if ranks is None and config.num_ranks > 1:
-        return train_fold_on_ranks(
-            paths, config, fold, metric_log=metric_log, memory=memory, stop=stop, progress=progress
-        )
+        return on_ranks(
+            paths, config, STAGE, fold, lambda: read_outcome(paths.fold_outcome(fold)),
+            metric_log=metric_log, memory=memory, stop=stop, progress=progress,
+        )  # fmt: skip
     ranks = ranks or OneRank()
     source, clips = read_fold(paths, config, fold)
     fingerprint = sha256_of_json([training_parameters(config, fold), clips.fingerprint])
@@ -89,7 +91,7 @@ def train_fold(
     compute, replayed = resolve_device(config.device, config.amp), _replayed(config, fold, fingerprint)
     _logger.info("fold %d, attempt %d, on %s", fold, attempt, compute.describe())
     shuffled = read_control_fold(paths, config, fold, source) if config.shuffled_label_control else None
-    with fold_memory(paths, config, fold, compute, memory, ranks.rank) as kept:
+    with training_memory(paths, config, STAGE, fold, compute, memory, ranks.rank) as kept:
         around = Surroundings(config, fold, source, compute, kept, stop, replayed, paths, ranks)
         scored, control, predicted = _train_and_score(around, clips, shuffled, metric_log, progress)
     most = int(max(peak for (peak,) in ranks.meet("peaks", peak_rss_bytes())))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fvc_lib.learning.fold_memory import ControlMemory
 from fvc_lib.learning.micro_batch import MicroBatchPlan
 from fvc_lib.learning.out_of_memory import MemoryState
 from fvc_lib.learning.shortages import Shortage, ShortageFolder
+from fvc_lib.learning.training_memory import ControlMemory
 from fvc_lib.learning.training_state import TrainingState
 from fvc_lib.learning.watching import TrainingWatch
 from fvc_lib.services.memory_observer import NoObserver

@@ -1,4 +1,4 @@
-"""A fold's memory: planned before it trains, kept while it does, told apart for the model and its control."""
+"""A training's memory: planned before it begins, kept while it lasts, told apart for the model and its control."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ from fvc_lib.services.memory_observer import PREFLIGHT, DeviceMemory, EventDetai
 from fvc_lib.services.memory_policy import MemoryPolicy
 from fvc_lib.services.run_paths import RunPaths
 
-STAGE = "04_fold_training"
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FoldMemory:
-    """What both trainings of a fold are told about memory.
+class TrainingMemory:
+    """What a training, and the control beside it, are told about memory.
 
     Attributes:
         policy: of the device.
@@ -52,14 +51,15 @@ class FoldMemory:
 
 
 @contextmanager
-def fold_memory(
+def training_memory(
     paths: RunPaths,
     config: RunConfig,
-    fold: int,
+    stage: str,
+    fold: int | None,
     compute: ComputeDevice,
     observer: MemoryObserver | None,
     rank: int = 0,
-) -> Iterator[FoldMemory]:
+) -> Iterator[TrainingMemory]:
     """The device's policy in force, the accelerator watched, the garbage of set-up frozen, and, where it was asked
     for, every allocation recorded (of rank 0); all of it undone at the end.
 
@@ -73,17 +73,17 @@ def fold_memory(
     if probe is not None:
         observer.watch_device(str(compute.device), probe)
     recording = (
-        recorded_allocations(paths.memory_profiles(STAGE, fold), compute.device)
+        recorded_allocations(paths.memory_profiles(stage, fold), compute.device)
         if config.profile_memory and rank == 0
         else nullcontext()
     )
     made = None
     try:
         with apply_policy(policy), recording as made, frozen_garbage():
-            folder = paths.oom_contexts(STAGE, fold)
+            folder = paths.oom_contexts(stage, fold)
             shortages = ShortageFolder(folder / f"rank_{rank}" if rank else folder)  # one writer each
             try:
-                yield FoldMemory(policy, observer, ControlMemory(observer), shortages)
+                yield TrainingMemory(policy, observer, ControlMemory(observer), shortages)
             finally:
                 release_cached_memory(compute.device)
                 # What a recording's own reports and a notebook's tables and figures take is not the training's.

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from fvc_lib.learning import fold_memory as module
+from fvc_lib.learning import training_memory as module
 from fvc_lib.learning.device import ComputeDevice, resolve_device
-from fvc_lib.learning.fold_memory import fold_memory, planned_micro_batch
 from fvc_lib.learning.fold_settings import engine_settings
 from fvc_lib.learning.memory_profile import AllocationRecording
+from fvc_lib.learning.training_memory import planned_micro_batch, training_memory
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_observer import DeviceMemory, NoObserver
 from fvc_lib.services.run_paths import RunPaths
@@ -74,7 +74,7 @@ def test_what_a_recordings_own_reports_take_is_not_counted_as_the_trainings(tmp_
     config = RunConfig(profile_memory=True)
     with (
         contextlib.suppress(ZeroDivisionError),
-        fold_memory(RunPaths(tmp_path), config, 0, resolve_device("cpu"), seen) as kept,
+        training_memory(RunPaths(tmp_path), config, "04_fold_training", 0, resolve_device("cpu"), seen) as kept,
     ):
         kept.control_observer.at("test")
         if error:
