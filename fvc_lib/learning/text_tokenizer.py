@@ -1,0 +1,169 @@
+"""Texts as numbers: byte-pair tokens over UTF-8 bytes, learned from the training texts.
+
+R. Sennrich et al., "Neural machine translation of rare words with subword units" (ACL 2016), on bytes as in GPT-2, so
+that any text has tokens and comes back unchanged. The marks (padding, beginning, end, mask) are no text: whoever writes
+``<end>`` into a caption has written five letters and two brackets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fvc_lib.services.atomic_files import sha256_of_json, write_json
+from fvc_lib.services.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD, BEGIN, END, MASK = range(4)
+NUM_MARKS = 4
+_NUM_BYTES = 256
+SMALLEST_VOCABULARY = NUM_MARKS + _NUM_BYTES
+_FORMAT = "fvc text tokenizer 1"
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
+
+
+class TextTokenizer:
+    """A learned vocabulary. Ids are ``[0, vocabulary_size)``: four marks, then bytes and what was merged of them."""
+
+    def __init__(self, byte_pairs: Tokenizer) -> None:
+        self._byte_pairs = byte_pairs
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocabulary_size: int) -> TextTokenizer:
+        """Learn at most ``vocabulary_size`` tokens, marks included, from ``texts`` in whatever order they come.
+
+        What occurs once is not merged: it would only learn texts by heart.
+
+        Raises:
+            ValueError: ``vocabulary_size`` has no room for the marks and all bytes.
+        """
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        if vocabulary_size < SMALLEST_VOCABULARY:
+            raise ValueError(f"vocabulary_size: got {vocabulary_size}, wanted {SMALLEST_VOCABULARY} or more")
+        byte_pairs = Tokenizer(models.BPE())
+        byte_pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        byte_pairs.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary_size - NUM_MARKS,
+            min_frequency=2,
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        )
+        with _one_thread():
+            byte_pairs.train_from_iterator(sorted(texts), trainer)
+        return cls(byte_pairs)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many ids there are."""
+        return NUM_MARKS + int(self._byte_pairs.get_vocab_size())
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 over everything that decides which text gets which ids."""
+        return sha256_of_json(self._document())
+
+    def encode(self, texts: Sequence[str], max_tokens: int) -> Tensor:
+        """Ids int64 (B, max_tokens): ``BEGIN``, the text's tokens, ``END``, then ``PAD``; a text cut off keeps its end.
+
+        Raises:
+            ValueError: ``max_tokens`` has no room for beginning and end.
+            UnicodeEncodeError: a text holds lone surrogates, which are no characters.
+        """
+        if max_tokens < 2:
+            raise ValueError(f"max_tokens: got {max_tokens}, wanted 2 or more")
+        ids = torch.full((len(texts), max_tokens), PAD, dtype=torch.int64)
+        with _one_thread():
+            for row, text in zip(ids, texts, strict=True):
+                tokens = self._tokens(text)[: max_tokens - 2]
+                row[: len(tokens) + 2] = torch.tensor([BEGIN, *tokens, END])
+        return ids
+
+    def num_tokens(self, texts: Sequence[str]) -> list[int]:
+        """How many ids each text takes when it is not cut, beginning and end included."""
+        with _one_thread():
+            return [len(self._tokens(text)) + 2 for text in texts]
+
+    def decode(self, ids: Tensor | Sequence[int]) -> str:
+        """The text of ids (L,) up to the first ``END``; other marks are passed over, broken UTF-8 becomes U+FFFD.
+
+        Raises:
+            ValueError: an id is not of this vocabulary.
+        """
+        numbers = [int(number) for number in ids]
+        wrong = [number for number in numbers if not 0 <= number < self.vocabulary_size]
+        if wrong:
+            raise ValueError(f"token id {wrong[0]}: wanted [0, {self.vocabulary_size})")
+        if END in numbers:
+            numbers = numbers[: numbers.index(END)]
+        tokens = [number - NUM_MARKS for number in numbers if number >= NUM_MARKS]
+        return str(self._byte_pairs.decode(tokens, skip_special_tokens=False))
+
+    def save(self, path: Path) -> None:
+        """Write the vocabulary as JSON, atomically."""
+        document = self._document()
+        write_json(path, {"format": _FORMAT, "sha256": sha256_of_json(document), "tokenizer": document})
+
+    @classmethod
+    def load(cls, path: Path) -> TextTokenizer:
+        """Read what ``save`` wrote.
+
+        Raises:
+            DataError: the file is missing, damaged or something else; the message says what to do.
+        """
+        try:
+            return cls(_byte_pairs_of(json.loads(path.read_text(encoding="utf-8"))))
+        except OSError as error:
+            problem = str(error.strerror).lower()
+        except (ValueError, KeyError, TypeError) as error:
+            problem = f"it is damaged or no tokenizer ({error})"
+        raise DataError(
+            f"tokenizer {str(path)!r}: {problem}. Restore the file; without it a model's captions cannot be read, "
+            "so train again otherwise (20_video_text)."
+        )
+
+    def _tokens(self, text: str) -> list[int]:
+        text.encode()  # lone surrogates are refused here and not by a panic in native code
+        return [number + NUM_MARKS for number in self._byte_pairs.encode(text, add_special_tokens=False).ids]
+
+    def _document(self) -> Any:
+        return json.loads(self._byte_pairs.to_str())
+
+
+def _byte_pairs_of(content: Any) -> Tokenizer:
+    """The learned part of what ``save`` wrote.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is something else.
+    """
+    from tokenizers import Tokenizer
+
+    if content["format"] != _FORMAT:
+        raise ValueError(f"its format is {content['format']!r}, wanted {_FORMAT!r}")
+    if content["sha256"] != sha256_of_json(content["tokenizer"]):
+        raise ValueError("its checksum does not fit its content")
+    return Tokenizer.from_str(json.dumps(content["tokenizer"]))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep the library to one thread: had it used several, every later fork of this process would print a warning."""
+    before = os.environ.get(_PARALLELISM)
+    os.environ[_PARALLELISM] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PARALLELISM]
+        else:
+            os.environ[_PARALLELISM] = before
