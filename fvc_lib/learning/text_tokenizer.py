@@ -157,7 +157,7 @@ def _byte_pairs_of(content: Any) -> Tokenizer:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keep the library to one thread: had it used several, every later fork of this process would print a warning."""
+    """Keep the library to one thread: loader processes are forks, where its threads are lost (and older ones warn)."""
     before = os.environ.get(_PARALLELISM)
     os.environ[_PARALLELISM] = "false"
     try:

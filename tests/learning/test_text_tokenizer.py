@@ -4,6 +4,7 @@ import json
 import os
 import random
 
+import psutil
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -143,8 +144,11 @@ def test_lone_surrogates_are_refused(tokenizer):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python's own about forks beside threads
-def test_a_fork_after_use_prints_no_warning(tokenizer, capfd):
-    TextTokenizer.train(CAPTIONS, 300).encode(CAPTIONS, 8)
+def test_no_thread_is_begun_that_a_fork_would_lose(tokenizer, capfd):
+    num_threads = psutil.Process().num_threads()
+    TextTokenizer.train([f"{caption} {number}" for number in range(20) for caption in CAPTIONS], 300)
+    tokenizer.encode(CAPTIONS, 8)
+    assert psutil.Process().num_threads() == num_threads
     assert "TOKENIZERS_PARALLELISM" not in os.environ
     child = os.fork()
     if not child:
