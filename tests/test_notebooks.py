@@ -14,7 +14,7 @@ import pytest
 
 from fvc_lib.execution.notebook_files import STAGE_PARAMETERS, read_notebook
 from fvc_lib.execution.stages import STAGES, stage_named
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import TASK_OF_STAGE, RunConfig, resolve_config
 from fvc_lib.services.run_paths import RunPaths
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
@@ -36,7 +36,7 @@ def test_every_stage_has_its_notebook_and_every_notebook_its_stage():
 
 
 def test_parameters_are_the_configurations_own_with_its_defaults(path):
-    defaults = RunConfig().model_dump(mode="json")
+    defaults = resolve_config({"task": TASK_OF_STAGE.get(path.stem, "video")}, environ={}).model_dump(mode="json")
     for name, value in read_notebook(path).parameters.items():
         if name not in STAGE_PARAMETERS:
             assert value == defaults[name], f"{path.name}: {name}"

@@ -25,10 +25,10 @@ from fvc_lib.execution.predicted_memory import PredictedPeak, predicted_peaks
 from fvc_lib.execution.run_record import begin_run, record_resumption
 from fvc_lib.execution.runner import Runner
 from fvc_lib.execution.session import run_config
-from fvc_lib.execution.stages import stage_named, task_keys
+from fvc_lib.execution.stages import refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.status_book import status_now
 from fvc_lib.services.allocator_settings import check_allocator_environment
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run
 
@@ -62,6 +62,8 @@ class RunCommand:
         self._at_once: dict[str, PredictedPeak] | None = None
         if not wanted.of_a_run or wanted.fork:
             _refuse_missing_corpus(asked.config)
+        if not wanted.of_a_run:
+            refuse_fields_of_another_task(asked.config, asked.written)
         if wanted.executor == "slurm" and not asked.config.use_mlops_pipeline:
             raise UsageError(
                 "USE_MLOPS_PIPELINE=false runs every notebook straight through and leaves nothing by which jobs know "
@@ -75,6 +77,7 @@ class RunCommand:
                 config_of_fork(self.run, asked) if wanted.fork else config_to_resume(self.run, asked, sys.argv[1:])
             )
 
+        refuse_stage_of_another_task(self.config, self._only, self._start, *self._force)
         self._how = HowToSubmit(wanted.one_job, wanted.jobs)
         self._tasks = task_keys(wanted.tasks, self.config) if wanted.tasks else None
 

@@ -22,7 +22,10 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
     """Each stage's notebook, its parameters with their defaults, and what they mean."""
     for stage in STAGES:
         notebook = notebooks[stage.name]
-        click.echo(f"{stage.name}: {notebook.title}{' (one run per fold)' if stage.per_fold else ''}")
+        notes = ["one run per fold"] if stage.per_fold else []
+        notes += [f"-p task {stage.tasks[0]}"] if "video" not in stage.tasks else []
+        in_brackets = f" ({', '.join(notes)})" if notes else ""
+        click.echo(f"{stage.name}: {notebook.title}{in_brackets}")
         for name, value in notebook.parameters.items():
             field = RunConfig.model_fields.get(name)
             meaning = field.description if field else "set by the runner; empty: the newest run"
@@ -33,6 +36,7 @@ def print_plan(
     plan: Sequence[PlannedTask], config: RunConfig, run: RunPaths | None, predicted: Mapping[str, PredictedPeak]
 ) -> None:
     """What would run and why, and the memory each task is expected to take."""
+    click.echo(f"task: {config.task}")
     click.echo(f"corpus: {config.corpus or 'the generated sample corpus'}")
     click.echo(f"run: {run.root if run else 'a new folder under ' + str(Path(config.runs_dir) / config.experiment)}")
     for planned in plan:

@@ -19,6 +19,7 @@ from fvc_lib.services.config import (
     environment_values,
     parse_text_value,
     read_params_file,
+    refuse_fields_of_another_task,
     resolve_config,
 )
 from fvc_lib.services.errors import UsageError
@@ -82,6 +83,7 @@ def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> R
     """
     own = run_config(run)
     wanted = _with_written(own, asked)
+    refuse_fields_of_another_task(wanted, asked.written)
     if changed := {name: change for name, change in changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
         given = [] if any(text.startswith("--resume") for text in arguments) else ["--resume", str(run.root)]
         command = shlex.join(["python", "run_notebooks.py", *arguments, *given, "--fork"])
@@ -104,6 +106,7 @@ def config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
     wanted = _with_written(own, asked).model_copy(
         update={"runs_dir": str(run.root.parents[1]), "experiment": run.experiment}
     )
+    refuse_fields_of_another_task(wanted, asked.written)
     if not changes(own, wanted):
         raise UsageError(
             f"{run.run_id} has these very values. Leave --fork out to resume it, or say what shall differ: "

@@ -121,7 +121,7 @@ def _obstacle(folder: Path, task: Task, stale: set[str], changed: Mapping[str, C
         return "its weights come from other data"
     if hindering := sorted(STARTS_ANEW.intersection(changed)):
         return f"weights do not outlast another {' or '.join(hindering)}"
-    if not trained_by_this_code(folder):
+    if not trained_by_this_code(folder, task):
         return "its checkpoint was made by other code"
     return ""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.execution.stages import STAGES, Stage
+from fvc_lib.execution.stages import STAGES, Stage, stages_of
 from fvc_lib.execution.status import RunStatus, read_status
 from fvc_lib.services.config import RunConfig, read_params_file
 from fvc_lib.services.errors import FvcError
@@ -21,16 +21,22 @@ from fvc_lib.services.run_paths import RunPaths, list_runs
 TRAINING = "04_fold_training"
 _CORPUS = ("corpus",)
 _CLIPS = (*_CORPUS, "num_frames", "fixed_size", "augmentations_per_video", "clip_source")
+_STEP = (
+    "batch_size", "effective_batch_size", "num_workers", "num_ranks", "amp", "gradient_checkpointing", "device",
+    "memory_preflight", "profile_memory", "mem_gb",
+)  # fmt: skip
 # What decides how much a stage takes; a stage that is not named takes the same whatever is asked for.
 RELEVANT_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "01_data_index": (*_CORPUS, "probe_workers", "near_duplicate_bits"),
     "02_folds": (*_CORPUS, "num_folds"),
     "03_augmentation": (*_CLIPS, "augmentations"),
-    TRAINING: (
-        "num_frames", "fixed_size", "model", "batch_size", "effective_batch_size", "num_workers", "num_ranks", "amp",
-        "gradient_checkpointing", "device", "memory_preflight", "profile_memory", "mem_gb",
-    ),
+    TRAINING: ("num_frames", "fixed_size", "model", *_STEP),
     "05_kfold_results": (*_CORPUS, "num_folds", "bootstrap_replicates"),
+    "10_image_recognition": (*_CORPUS, *_STEP, "image_size", "backbone", "measure_fits", "bootstrap_replicates"),
+    "20_video_text": (
+        *_CORPUS, *_STEP, "num_frames", "fixed_size", "model", "text_encoder", "text_width", "text_layers",
+        "embedding_size", "retrieval_memory_mb", "bootstrap_replicates",
+    ),
 }  # fmt: skip
 # Resident memory of a kernel and its children through a whole stage, as status.json has it: the largest of twenty runs
 # on the sample corpus of 80 videos (Linux, x86-64, Python 3.11, torch 2.13 for CPU), rounded up. The imports are most
@@ -76,11 +82,12 @@ def predicted_peaks(
         run: the run that goes on; None for a new one.
         measure: tries one training step out and returns the training's peak in bytes, or None where it cannot. Asked
             only when no run tells.
-        stages: of the run.
+        stages: of which the run has those of its task.
     """
+    stages = stages_of(config, stages)
     missing = {stage.name for stage in stages}
     # Ranks that srun started are no children of the kernel that was measured: no run tells what they took.
-    untold = {TRAINING} if config.num_ranks > 1 else set()
+    untold = {stage.name for stage in stages if stage.trains} if config.num_ranks > 1 else set()
     found = {} if run is None else _of_run(run, config, missing - untold, "measured in this run")
     missing -= found.keys()
     for other in _others(Path(config.runs_dir), run):

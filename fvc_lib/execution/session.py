@@ -21,7 +21,7 @@ from fvc_lib.execution.progress import Report, bar_reporter, file_reporter, prog
 from fvc_lib.execution.run_lock import is_worked_on
 from fvc_lib.execution.run_record import begin_run
 from fvc_lib.services.atomic_files import sweep_temporaries
-from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
+from fvc_lib.services.config import TASK_OF_STAGE, RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
@@ -127,7 +127,8 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
             edited that differs from the run's own.
     """
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
-    given = {name: namespace[name] for name in parameters}
+    task = TASK_OF_STAGE.get(stage)
+    given = {name: namespace[name] for name in parameters} | ({"task": task} if task else {})
     attempt = os.environ.get(ATTEMPT_VARIABLE)
     paths, config = _find_or_begin(str(namespace["run_dir"]), given, attempt is not None, only_looks)
     fold = int(namespace["fold"]) if "fold" in namespace else None
@@ -165,7 +166,8 @@ def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool, only_loo
         return paths, run_config(paths)
     fresh = resolve_config(given)
     runs_dir = Path(fresh.runs_dir)
-    to_begin = run_dir == "new" or (not run_dir and not list_runs(runs_dir))
+    own = [run for run in list_runs(runs_dir) if not only_looks and not run_dir and _task_of(run) == fresh.task]
+    to_begin = run_dir == "new" or (not run_dir and not (own or (only_looks and list_runs(runs_dir))))
     if only_looks and to_begin:
         raise UsageError(
             f"this notebook only looks at runs and begins none; there is none to look at under {str(runs_dir)!r}, or "
@@ -173,9 +175,14 @@ def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool, only_loo
         )
     if to_begin:
         return begin_run(fresh, command="by hand, from a notebook", state="by hand"), fresh
-    paths = find_run(runs_dir, run_dir or "latest")
+    paths = own[-1] if own else find_run(runs_dir, run_dir or "latest")
     config = run_config(paths)
-    asked, defaults = resolve_config(given, environ={}), RunConfig()
+    if not only_looks and config.task != fresh.task:
+        raise UsageError(
+            f"{paths.run_id} is a run of task {config.task}, and this notebook is of task {fresh.task}. Name another "
+            'one in run_dir, or "new".'
+        )
+    asked, defaults = resolve_config(given, environ={}), resolve_config({"task": config.task}, environ={})
     edited = {
         name: getattr(asked, name)
         for name in given
@@ -189,6 +196,14 @@ def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool, only_loo
             f"Start a new one with: python run_notebooks.py {options}. Or put the values back."
         )
     return paths, config
+
+
+def _task_of(paths: RunPaths) -> str | None:
+    """What a run is about; None where its parameters cannot be read."""
+    try:
+        return run_config(paths).task
+    except UsageError:
+        return None
 
 
 def run_config(paths: RunPaths) -> RunConfig:

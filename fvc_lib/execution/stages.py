@@ -47,7 +47,7 @@ class Stage:
     ``inputs`` and ``outputs`` give the files by which stages talk; a stage is finished when its outputs exist and fit
     their ``schemas`` (one per output, in order; a stage without any writes files of other kinds) and its inputs,
     parameters and code are still what they were. Only runs of ``tasks`` have it; of ``needs`` count those that such a
-    run has.
+    run has. ``training_module`` is where a stage that trains has its function for it.
     """
 
     name: str
@@ -55,8 +55,14 @@ class Stage:
     inputs: Files
     outputs: Files
     per_fold: bool = False
+    training_module: str = ""
     tasks: tuple[str, ...] = ("video",)
     schemas: tuple[DataFrameSchema, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether it shares its work between ranks, uses GPUs and keeps checkpoints."""
+        return bool(self.training_module)
 
     def check_outputs(self, run: RunPaths, fold: int | None) -> None:
         """Read every output that has a schema.
@@ -109,6 +115,7 @@ STAGES = (
         lambda run, _: (run.index, run.folds, run.augmented_metadata),
         lambda run, fold: (run.predictions(0 if fold is None else fold),),
         per_fold=True,
+        training_module="fvc_lib.learning.fold_training",
         schemas=(PREDICTIONS,),
     ),
     Stage(
@@ -135,6 +142,7 @@ STAGES = (
             run.images, run.rejected, run.image_targets, run.image_predictions, run.target_predictions,
             run.measured_fits, run.task_results,
         ),
+        training_module="fvc_lib.learning.image_training",
         tasks=("image",),
         schemas=(
             IMAGES, REJECTED, IMAGE_TARGETS, IMAGE_PREDICTIONS, TARGET_PREDICTIONS, MEASURED_FITS, TASK_RESULTS,
@@ -145,10 +153,30 @@ STAGES = (
         (),
         lambda run, _: (),
         lambda run, _: (run.video_texts, run.rejected, run.retrieval_ranks, run.captions, run.task_results),
+        training_module="fvc_lib.learning.video_text_training",
         tasks=("video_text",),
         schemas=(VIDEO_TEXTS, REJECTED, RETRIEVAL_RANKS, CAPTIONS, TASK_RESULTS),
     ),
 )  # fmt: skip
+
+
+def stages_of(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Stage]:
+    """Those that a run of ``config.task`` has."""
+    return [stage for stage in stages if config.task in stage.tasks]
+
+
+def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> None:
+    """Check that a run of ``config.task`` has the stages that were named.
+
+    Raises:
+        UsageError: it has not.
+    """
+    for stage in named:
+        if stage is not None and config.task not in stage.tasks:
+            raise UsageError(
+                f"{stage.name} is a stage of task {' and '.join(stage.tasks)}, and this run's task is {config.task}. "
+                f"Begin one of that task with -p task {stage.tasks[0]}, or name such a run with --resume."
+            )
 
 
 def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Task]:
@@ -156,7 +184,7 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
 
     Of a run with ``annotations_only`` these are the stages that need no other: there are no videos to go on with.
     """
-    stages = [stage for stage in stages if config.task in stage.tasks]
+    stages = stages_of(config, stages)
     if config.annotations_only:
         stages = [stage for stage in stages if not stage.needs]
     by_name = {stage.name: stage for stage in stages}

@@ -11,8 +11,6 @@ from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 
-# The code a half-trained fold depends on: going on with other code would make a network of two halves.
-_TRAINING = ("import fvc_lib.learning.fold_training",)
 _CODE_NOTE = "code.json"
 
 
@@ -40,23 +38,28 @@ def put_back(moved: Iterable[tuple[Path, Path]]) -> None:
         target.rename(path)
 
 
-def begin_fold_state(run: RunPaths, task: Task) -> None:
-    """Before a fold trains: what is left of a training under other code is set aside, and this code is noted."""
-    if task.fold is None:
+def begin_training_state(run: RunPaths, task: Task) -> None:
+    """Before a stage trains: what is left of a training under other code is set aside, and this code is noted."""
+    if not task.stage.trains:
         return
-    folder = run.fold_checkpoints(task.fold)
-    if folder.exists() and not trained_by_this_code(folder):
+    folder, code = run.training_checkpoints(task.stage.name, task.fold), _training_code(task)
+    if folder.exists() and not trained_by_this_code(folder, task):
         set_aside(run, [task])
-    write_json(folder / _CODE_NOTE, {"sha256": helpers_hash(_TRAINING), "of": _TRAINING})
+    write_json(folder / _CODE_NOTE, {"sha256": helpers_hash(code), "of": code})
 
 
-def trained_by_this_code(folder: Path) -> bool:
-    """Whether the fold's state in ``folder`` was left by the code as it is now."""
+def _training_code(task: Task) -> tuple[str]:
+    """What a half-done training depends on: going on with other code would make a network of two halves."""
+    return (f"import {task.stage.training_module}",)
+
+
+def trained_by_this_code(folder: Path, task: Task) -> bool:
+    """Whether the state in ``folder`` of a training of ``task`` was left by the code as it is now."""
     try:
         noted = json.loads((folder / _CODE_NOTE).read_text())["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return bool(noted == helpers_hash(_TRAINING))
+    return bool(noted == helpers_hash(_training_code(task)))
 
 
 def written_by(run: RunPaths, task: Task) -> list[Path]:
@@ -73,7 +76,7 @@ def written_by(run: RunPaths, task: Task) -> list[Path]:
         run.memory_profiles(name, fold),
         run.executed_notebook(name, fold),
         run.partial_notebook(name, fold),
-        *([] if fold is None else [run.fold_checkpoints(fold)]),
+        *([run.training_checkpoints(name, fold)] if task.stage.trains else []),
     ]
 
 

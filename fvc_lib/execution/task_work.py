@@ -8,7 +8,7 @@ from fvc_lib.execution.end_lines import what_happened, what_next, where_it_was
 from fvc_lib.execution.fingerprint import fingerprint_of, record_finished
 from fvc_lib.execution.stages import Task
 from fvc_lib.execution.status import StageError, StageStatus, utc_now
-from fvc_lib.execution.superseding import begin_fold_state
+from fvc_lib.execution.superseding import begin_training_state
 from fvc_lib.execution.task_run import TaskRun
 from fvc_lib.execution.told_record import tell_end
 from fvc_lib.services.errors import DataError
@@ -30,7 +30,7 @@ def run_task(
         OSError: the run folder cannot be read or written.
     """
     task, run, config = at_work.task, at_work.run, at_work.config
-    begin_fold_state(run, task)
+    begin_training_state(run, task)
     # A straight pass tracks nothing: neither what a stage depended on nor that it was finished.
     before = fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
     at_work.execute(stage)

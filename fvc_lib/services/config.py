@@ -7,7 +7,7 @@ notebooks, so a value means the same in ``params/*.yaml``, behind ``-p`` and in 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -302,12 +302,15 @@ def resolve_config(
     _validated(merged, "params file")  # so that a bad file is named even where the environment would hide it
     merged.update({k: parse_text_value(k, v) for k, v in environment_values(environ).items()})
     merged.update(command_line or {})
-    config = _validated({**task_defaults(merged.get("task")), **merged}, "parameters")
-    _refuse_fields_of_another_task(config, merged)
-    return config
+    return _validated({**task_defaults(merged.get("task")), **merged}, "parameters")
 
 
-def _refuse_fields_of_another_task(config: RunConfig, given: Mapping[str, Any]) -> None:
+def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> None:
+    """Check that the fields named in ``given`` are read by ``config.task``.
+
+    Raises:
+        UsageError: one would be set and change nothing.
+    """
     for task, names in _FIELDS_OF_TASK.items():
         foreign = sorted(names.intersection(given)) if task != config.task else []
         if foreign:

@@ -245,6 +245,10 @@ class RunPaths:
         """Folder of the checkpoints of a stage that trains without folds, and of what belongs to its model."""
         return self.root / "checkpoints" / stage
 
+    def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
+        """Folder of the checkpoints of a stage that trains, with or without folds."""
+        return self.stage_training(stage) if fold is None else self.fold_checkpoints(fold)
+
     def stage_outcome(self, stage: str) -> Path:
         """What its finished training found; written last, so its presence means finished."""
         return self.stage_training(stage) / "outcome.json"

@@ -53,7 +53,7 @@ def table_stage(name: str, needs: tuple[str, ...] = (), per_fold: bool = False) 
     def inputs(run: RunPaths, fold: int | None) -> Sequence[Path]:
         return tuple(run.tables / f"{need}.txt" for need in needs)
 
-    return Stage(name, needs, inputs, outputs, per_fold)
+    return Stage(name, needs, inputs, outputs, per_fold, "fvc_lib.learning.fold_training" if per_fold else "")
 
 
 @dataclass

@@ -19,7 +19,7 @@ import pytest
 from fvc_lib.execution import fingerprint, superseding
 from fvc_lib.execution.plan import make_plan, read_notebooks
 from fvc_lib.execution.status import read_status
-from fvc_lib.execution.superseding import begin_fold_state
+from fvc_lib.execution.superseding import begin_training_state
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
@@ -289,12 +289,12 @@ def test_a_fold_half_trained_by_other_code_begins_anew(make_project, monkeypatch
     project = make_project(per_fold=("folds",), folds=["output(f'folds_{fold}', str(fold))"])
     run = project.begin()
     state = run.fold_checkpoints(1) / "latest_checkpoint.pt"
-    begin_fold_state(run, project.plan(run)[1].task)
+    begin_training_state(run, project.plan(run)[1].task)
     state.write_text("half trained")
-    begin_fold_state(run, project.plan(run)[1].task)
+    begin_training_state(run, project.plan(run)[1].task)
     assert state.exists()  # the same code goes on
     monkeypatch.setattr(superseding, "helpers_hash", lambda sources: "other")
-    begin_fold_state(run, project.plan(run)[1].task)
+    begin_training_state(run, project.plan(run)[1].task)
     assert not state.exists()
     assert (run.root / "superseded/1/checkpoints/fold_1/latest_checkpoint.pt").read_text() == "half trained"
 

@@ -12,7 +12,7 @@ from fvc_lib.analysis.queries import learning_curves
 from fvc_lib.execution.forking import Inheritance, take_over
 from fvc_lib.execution.stages import Task, stage_named
 from fvc_lib.execution.status import RunStatus
-from fvc_lib.execution.superseding import begin_fold_state
+from fvc_lib.execution.superseding import begin_training_state
 from fvc_lib.learning.fold_outcome import FoldOutcome
 from fvc_lib.learning.fold_training import train_fold, training_parameters
 from fvc_lib.services.metric_log import MetricLog
@@ -27,7 +27,7 @@ TASK = Task(stage_named(STAGE), 0)
 @pytest.fixture
 def ancestor(tiny: TinyTraining) -> TinyTraining:
     """Fold 0, finished after two epochs."""
-    begin_fold_state(tiny.paths, TASK)
+    begin_training_state(tiny.paths, TASK)
     RunStatus(run_id=tiny.paths.run_id, started_utc="2026-01-01T00:00:00Z").write(tiny.paths)
     train(tiny.paths, tiny, 1)
     return tiny
@@ -44,7 +44,7 @@ def fork(ancestor: TinyTraining, root: str) -> RunPaths:
     RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
     taken = Inheritance(kept=(), carried=(TASK,), anew=())
     take_over(ancestor.paths, paths, taken, lambda fold: training_parameters(ancestor.config, fold))
-    begin_fold_state(paths, TASK)
+    begin_training_state(paths, TASK)
     return paths
 
 

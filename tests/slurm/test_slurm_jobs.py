@@ -22,7 +22,8 @@ def peak(mib: float) -> PredictedPeak:
 
 
 def stage(name: str, *needs: str, per_fold: bool = False) -> Stage:
-    return Stage(name, needs, lambda run, _: (), lambda run, _: (), per_fold)
+    module = "fvc_lib.learning.fold_training" if per_fold else ""
+    return Stage(name, needs, lambda run, _: (), lambda run, _: (), per_fold, module)
 
 
 def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():

@@ -108,7 +108,7 @@ def _job(
     at_once: int = 1,
 ) -> SlurmJob:
     """Only training is shared between ranks, gets GPUs and is done for several folds at once."""
-    trains = any(stage.per_fold for stage in group)
+    trains = any(stage.trains for stage in group)
     ranks = config.num_ranks if trains else 1
     on_node = min(ranks, site.ranks_per_node or ranks)
     memory, why = _memory(group, site, predicted, at_once)
