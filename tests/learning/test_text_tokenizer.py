@@ -4,7 +4,6 @@ import json
 import os
 import random
 
-import psutil
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -145,10 +144,10 @@ def test_lone_surrogates_are_refused(tokenizer):
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python's own about forks beside threads
 def test_no_thread_is_begun_that_a_fork_would_lose(tokenizer, capfd):
-    num_threads = psutil.Process().num_threads()
-    TextTokenizer.train([f"{caption} {number}" for number in range(20) for caption in CAPTIONS], 300)
+    seen = []
+    TextTokenizer.train((seen.append(os.environ.get("TOKENIZERS_PARALLELISM")) or text for text in CAPTIONS), 300)
+    assert set(seen) == {"false"}
     tokenizer.encode(CAPTIONS, 8)
-    assert psutil.Process().num_threads() == num_threads
     assert "TOKENIZERS_PARALLELISM" not in os.environ
     child = os.fork()
     if not child:
