@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fvc_lib.video.still_image import (
+    CorruptImage,
+    RefusedImage,
+    StillImageError,
+    TruncatedImage,
+    UnreadableImage,
+    decode_image,
+    examine_image,
+)
+
+# Four quarters of different colours, wider than high: every turn and flip of it is another picture.
+QUARTERS = np.zeros((16, 24, 3), dtype=np.uint8)
+QUARTERS[:8, :12], QUARTERS[:8, 12:], QUARTERS[8:, :12], QUARTERS[8:, 12:] = (
+    (250, 10, 10), (10, 250, 10), (10, 10, 250), (240, 240, 20),
+)  # fmt: skip
+
+
+def textured(height: int = 96, width: int = 128) -> Image.Image:
+    generator = np.random.default_rng(0)
+    coarse = Image.fromarray(generator.integers(0, 256, (12, 16, 3)).astype(np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    return Image.fromarray(np.clip(smooth + generator.integers(-9, 9, smooth.shape), 0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, kind: str, **options) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def written(folder: Path, content: bytes, name: str = "picture") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_picture_is_upright_whatever_the_camera_noted(tmp_path: Path, kind: str, orientation: int) -> None:
+    # What a camera stores that was held so that the scene needs this turn to be upright.
+    undo = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[orientation]
+    image = Image.fromarray(QUARTERS)
+    stored = image if undo is None else image.transpose(Image.Transpose(undo))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"lossless": True} if kind == "WEBP" else {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
+    path = written(tmp_path, encoded(stored, kind, exif=exif, **options))
+    decoded = decode_image(path)
+    assert decoded.shape == QUARTERS.shape
+    assert np.abs(decoded.astype(int) - QUARTERS).max() <= (40 if kind == "JPEG" else 0)
+    facts = examine_image(path)
+    assert (facts.width, facts.height) == (24, 16)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("L", "PNG"), ("L", "JPEG"), ("1", "PNG"), ("P", "PNG"), ("P", "GIF"), ("LA", "PNG"), ("RGBA", "PNG"),
+     ("CMYK", "JPEG"), ("CMYK", "TIFF"), ("RGB", "BMP"), ("RGB", "PPM"), ("RGBA", "WEBP"), ("I;16", "PNG")],
+)  # fmt: skip
+def test_every_kind_of_pixels_becomes_rgb(tmp_path: Path, mode: str, kind: str) -> None:
+    grey = np.repeat(np.arange(0, 256, 8, dtype=np.uint8)[None], 20, axis=0)
+    image = Image.fromarray(grey)
+    image = (
+        Image.fromarray(grey.astype(np.uint16) * 257)
+        if mode == "I;16"
+        else image.convert("RGB" if mode != "P" else "L").convert(mode)
+    )
+    decoded = decode_image(written(tmp_path, encoded(image, kind)))
+    assert decoded.shape == (20, 32, 3)
+    assert decoded.dtype == np.uint8
+    assert decoded.flags.c_contiguous
+    assert decoded.flags.writeable
+    if mode != "1":
+        assert np.abs(decoded.mean(axis=2) - grey).max() <= 8
+
+
+def test_transparent_parts_are_white_in_every_form_of_transparency(tmp_path: Path) -> None:
+    rgba = np.zeros((8, 8, 4), dtype=np.uint8)
+    rgba[:, 4:] = (200, 30, 30, 255)
+    half = rgba.copy()
+    half[:, 4:, 3] = 128
+    decoded = decode_image(written(tmp_path, encoded(Image.fromarray(rgba), "PNG")))
+    assert decoded[0, 0].tolist() == [255, 255, 255]
+    assert decoded[0, 7].tolist() == [200, 30, 30]
+    assert abs(int(decode_image(written(tmp_path, encoded(Image.fromarray(half), "PNG")))[0, 7, 1]) - 142) <= 1
+    palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8)).convert("P")
+    palette.putpalette([9, 9, 9, 7, 80, 7])
+    decoded = decode_image(written(tmp_path, encoded(palette, "PNG", transparency=0)))
+    assert decoded[0].tolist() == [[255, 255, 255], [7, 80, 7]]
+    keyed = Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], dtype=np.uint8))
+    decoded = decode_image(written(tmp_path, encoded(keyed, "PNG", transparency=(1, 2, 3))))
+    assert decoded[0].tolist() == [[255, 255, 255], [4, 5, 6]]
+
+
+def test_enough_pixels_are_enough(tmp_path: Path) -> None:
+    path = written(tmp_path, encoded(textured(), "JPEG", quality=90))
+    assert decode_image(path).shape == (96, 128, 3)
+    assert decode_image(path, shortest_side=49).shape == (96, 128, 3)
+    assert decode_image(path, shortest_side=48).shape == (48, 64, 3)
+    assert decode_image(path, shortest_side=24).shape == (24, 32, 3)
+    assert decode_image(path, shortest_side=500).shape == (96, 128, 3)
+    assert (examine_image(path).width, examine_image(path).height) == (128, 96)
+    png = written(tmp_path, encoded(textured(), "PNG"), "png")
+    assert decode_image(png, shortest_side=24).shape == (96, 128, 3)
+
+
+def test_the_facts_are_those_of_the_file(tmp_path: Path) -> None:
+    content = encoded(textured(), "PNG")
+    facts = examine_image(written(tmp_path, content))
+    assert (facts.size_bytes, facts.content_sha256) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.parametrize(("kind", "options"), [
+    ("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("WEBP", {}), ("GIF", {}), ("TIFF", {}), ("BMP", {}),
+])  # fmt: skip
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9, 0.999])
+def test_a_file_that_was_cut_is_refused(tmp_path: Path, kind: str, options: dict, share: float) -> None:
+    content = encoded(textured(), kind, **options)
+    cut = written(tmp_path, content[: min(int(len(content) * share), len(content) - 2)])
+    for read in (decode_image, examine_image):
+        with pytest.raises(StillImageError, match=r"picture'?: (truncated|corrupt|unreadable): "):
+            read(cut)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_whose_tail_is_zeros_is_refused_although_it_decodes(tmp_path: Path, progressive: bool) -> None:
+    content = encoded(textured(), "JPEG", progressive=progressive)
+    half = len(content) // 2
+    with pytest.raises(TruncatedImage):
+        decode_image(written(tmp_path, content[:half] + bytes(len(content) - half)))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_missing_data_that_pillow_fills_with_grey_are_found_by_the_index(tmp_path: Path, progressive: bool) -> None:
+    content = encoded(textured(288, 384), "JPEG", progressive=progressive)
+    middle = len(content) // 2
+    without_middle = content[:middle] + content[middle + 2000 :]
+    assert decode_image(written(tmp_path, without_middle)).shape == (288, 384, 3)
+    with pytest.raises(CorruptImage, match="damaged or incomplete"):
+        examine_image(written(tmp_path, without_middle))
+    with pytest.raises(CorruptImage, match="damaged or incomplete"):
+        examine_image(written(tmp_path, content[:middle] + b"\xff\xd9"))
+    examine_image(written(tmp_path, content))
+
+
+def test_what_follows_a_picture_does_not_matter_and_an_embedded_thumbnail_is_not_its_end(tmp_path: Path) -> None:
+    content = encoded(textured(), "JPEG")
+    thumbnail = encoded(textured(24, 32), "JPEG")
+    segment = b"\xff\xe2" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
+    nested = content[:2] + segment + content[2:]
+    examine_image(written(tmp_path, nested + b"motion \xff\xda photo"))
+    with pytest.raises(TruncatedImage):
+        decode_image(written(tmp_path, nested[: len(nested) - 900] + bytes(900)))
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"", UnreadableImage),
+        (b"<html>404</html>", UnreadableImage),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", UnreadableImage),
+        (encoded(textured(), "JPEG")[:30], StillImageError),
+    ],
+)
+def test_what_is_no_picture_is_said_so(tmp_path: Path, content: bytes, kind: type[StillImageError]) -> None:
+    with pytest.raises(kind) as error:
+        decode_image(written(tmp_path, content))
+    assert str(tmp_path / "picture") in str(error.value)
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    head = encoded(Image.new("1", (9, 9)), "PNG")
+
+    def claiming(side: int) -> bytes:
+        import zlib
+
+        body = b"IHDR" + side.to_bytes(4, "big") * 2 + head[24:29]
+        return head[:12] + body + zlib.crc32(body).to_bytes(4, "big") + head[33:]
+
+    for side in (9_000, 12_000, 60_000):
+        with pytest.raises(RefusedImage):
+            decode_image(written(tmp_path, claiming(side)))
+
+
+def test_pixels_of_32_bits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedImage, match="32 bits"):
+        decode_image(written(tmp_path, encoded(Image.fromarray(np.ones((4, 4), dtype=np.float32)), "TIFF")))
+
+
+def test_names_that_are_not_utf8_work_and_missing_files_are_named(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path)
+    name = folder + b"/caf\xe9 \xf0.jpg"
+    Path(os.fsdecode(name)).write_bytes(encoded(textured(), "JPEG"))
+    assert decode_image(Path(os.fsdecode(name))).shape == (96, 128, 3)
+    with pytest.raises(UnreadableImage, match="no such file"):
+        decode_image(tmp_path / "gone.jpg")
+    with pytest.raises(UnreadableImage, match="regular file"):
+        decode_image(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_a_broken_exif_block_does_not_cost_the_picture(tmp_path: Path) -> None:
+    exif = b"Exif\0\0II*\0\xff\xff\xff\x7f" + bytes(40)
+    segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
+    content = encoded(Image.fromarray(QUARTERS), "JPEG")
+    assert decode_image(written(tmp_path, content[:2] + segment + content[2:])).shape == QUARTERS.shape
