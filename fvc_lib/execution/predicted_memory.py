@@ -49,6 +49,8 @@ KERNEL_BYTES: Mapping[str, int] = {
     "05_kfold_results": 400_000_000,
     "06_analysis_dashboard": 310_000_000,
     "07_memory_report": 280_000_000,
+    "10_image_recognition": 900_000_000,
+    "20_video_text": 900_000_000,
 }
 # The training kernel before its first step (448.8 to 449.6 MB in five folds), and beside it, while it measures, the
 # preflight's process before its first step.

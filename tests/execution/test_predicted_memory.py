@@ -15,7 +15,7 @@ from fvc_lib.execution.predicted_memory import (
     predicted_peaks,
 )
 from fvc_lib.execution.run_record import begin_run, record_resumption
-from fvc_lib.execution.stages import STAGES, tasks_in_order
+from fvc_lib.execution.stages import STAGES, stages_of, tasks_in_order
 from fvc_lib.execution.status import RunStatus, StageStatus, read_status
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
@@ -56,7 +56,7 @@ def in_megabytes(found) -> dict[str, int]:
 
 def test_without_any_run_it_is_a_kernel_and_says_so(config):
     found = predicted_peaks(config, None)
-    assert list(found) == [stage.name for stage in STAGES]
+    assert list(found) == [stage.name for stage in stages_of(config)]
     assert {name: peak.peak_bytes for name, peak in found.items()} == KERNEL_BYTES
     assert {peak.origin for peak in found.values()} == {KERNEL_ORIGIN}
     assert not Path(config.runs_dir).exists()

@@ -5,7 +5,7 @@ import pytest
 from fvc_lib.execution.predicted_memory import PredictedPeak
 from fvc_lib.execution.slurm.jobs import RUNNER_MIB, plan_jobs, plan_one_job
 from fvc_lib.execution.slurm.site import Site
-from fvc_lib.execution.stages import STAGES, Stage, tasks_in_order
+from fvc_lib.execution.stages import STAGES, Stage, stages_of, tasks_in_order
 from fvc_lib.services.config import RunConfig
 
 MIB = 1 << 20
@@ -120,7 +120,7 @@ def test_one_job_for_all_asks_for_as_many_folds_as_train_at_once(asked, at_once)
     (job,) = plan_one_job(all_tasks(), CONFIG, site, {each.name: peak(1000) for each in STAGES}, at_once=asked)
     assert (job.at_once, job.cpus, job.gpus) == (at_once, 2 * at_once, at_once)
     assert job.memory_mib == 1000 * at_once + RUNNER_MIB
-    assert job.stages == tuple(each.name for each in STAGES)
+    assert job.stages == tuple(each.name for each in stages_of(CONFIG))
 
 
 def test_one_job_for_nothing_is_none():
