@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvc_lib.learning import preflight as preflight_module
+from fvc_lib.learning import preflight_child
 from fvc_lib.learning.data import ClipDataset, ClipRow
 from fvc_lib.learning.preflight import PreflightReport, preflight
 from fvc_lib.learning.preflight_probe import StepRequest
@@ -81,7 +81,7 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
 
 
 def test_where_the_measuring_would_not_fit_no_process_is_started_and_the_least_is_begun_with(monkeypatch):
-    monkeypatch.setattr(preflight_module, "run_isolated", lambda *_, **__: pytest.fail("it measures"))
+    monkeypatch.setattr(preflight_child, "run_isolated", lambda *_, **__: pytest.fail("it measures"))
     resident = psutil.Process().memory_info().rss
     report = check(troubled("raise", 99), MemoryBudget(resident + 200_000_000, "tight"))
     assert (report.micro_batch, report.predicted_peak_bytes, report.fits) == (1, None, False)
@@ -90,7 +90,7 @@ def test_where_the_measuring_would_not_fit_no_process_is_started_and_the_least_i
 
 
 def test_a_child_that_finds_no_room_beside_the_training_process_measures_no_step(monkeypatch):
-    monkeypatch.setattr(preflight_module, "_MEASURING_BYTES", 0)
+    monkeypatch.setattr(preflight_child, "_MEASURING_BYTES", 0)
     resident = psutil.Process().memory_info().rss
     report = check(troubled("raise", 1), MemoryBudget(resident + 50_000_000, "tight"))
     assert (report.micro_batch, report.step_bytes_by_micro_batch) == (1, {})

@@ -1,0 +1,267 @@
+"""Which batch sizes and resolutions fit the machine at hand and what an epoch takes: two tables, measured.
+
+Every row is a process of its own that trains a few steps and may die of it: memory that ends is a result.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psutil
+
+from fvc_lib.learning.measured_fits_tables import FitRow, fits_table
+from fvc_lib.learning.preflight import footprint_of
+from fvc_lib.learning.preflight_child import ended_by_memory, measured_in_child, room_to_measure
+from fvc_lib.learning.preflight_plan import Footprint, StepMeasurement, predicted_peak, reserved_bytes
+from fvc_lib.learning.preflight_probe import StepRequest
+from fvc_lib.learning.preflight_store import circumstances
+from fvc_lib.learning.sampling import num_windows
+from fvc_lib.services.atomic_files import sha256_of_json, write_json
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError
+from fvc_lib.services.memory_budget import MemoryBudget
+
+BATCH_SIZES = (4, 8, 16, 24, 32)
+IMAGE_SIZES = (112, 160, 224, 384, 512, 1024)
+ROW_SECONDS = 25.0
+_MEASURE = "fvc_lib.learning.measured_fits_row:measure"
+_DEADLINE_ROWS = 4  # a row may take so many times what it was expected to, on a machine that does other things as well
+_FORMAT = 1
+
+MakeRequest = Callable[[int, int], StepRequest]
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What one row's process found; ``step_seconds`` of a full effective batch."""
+
+    found: StepMeasurement
+    step_seconds: float | None
+    problem: str = ""
+
+
+def measure_fits(
+    make_request: MakeRequest,
+    *,
+    batch_size: int,
+    image_size: int,
+    num_samples: int,
+    budget: MemoryBudget,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    image_sizes: Sequence[int] = IMAGE_SIZES,
+    loading_seconds: float = 0.0,
+    store: Path | None = None,
+    row_seconds: float = ROW_SECONDS,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> pl.DataFrame:
+    """Train a few steps with each batch size at ``image_size`` pixels, and at each resolution with ``batch_size``.
+
+    Takes from five seconds per row; a row that is expected to take more than ``row_seconds``, or is larger than one
+    that did not fit, is not tried and says so. An epoch's time is that of its steps, each as long as a full effective
+    batch takes after two steps to warm up, and of loading; validation is not in it.
+
+    Args:
+        make_request: ``make_request(batch_size, image_size)``, a step with so many images at once, of which there must
+            be enough; ``made_up_images.requests_on_made_up_images`` makes one.
+        batch_size: of the rows that vary the resolution.
+        image_size: in pixels, of the rows that vary the batch size.
+        num_samples: of the training part.
+        budget: on CUDA the device's memory, elsewhere main memory.
+        batch_sizes: to try, and
+        image_sizes: to try, in pixels; in any order.
+        loading_seconds: for one sample of the real data in one process (``seconds_per_sample``).
+        store: JSON file that keeps what was measured; None: keep nothing.
+        row_seconds: most that a row may be expected to take.
+        progress: called with (rows done, rows).
+        stop: asked before each row.
+
+    Returns:
+        ``task_tables.MEASURED_FITS``, first the batch sizes, then the resolutions, each ascending. ``fits`` is whether
+        the predicted peak of a training in this process, with its loader processes and what it needs after training, is
+        within the budget; false also where memory ended. ``peak_bytes`` is that peak.
+
+    Raises:
+        StoppedError: ``stop`` said so; what was measured stands in ``store``.
+        UsageError: the device is not there, or a request takes fewer images at once than its row says.
+    """
+    tables = (
+        [("batch_size", size, image_size) for size in sorted(set(batch_sizes))],
+        [("image_size", batch_size, size) for size in sorted(set(image_sizes))],
+    )
+    measuring = _Measuring(make_request, budget, num_samples, loading_seconds, _FitStore(store), row_seconds)
+    rows: list[FitRow] = []
+    count = sum(map(len, tables))
+    for table in tables:
+        for row in measuring.rows(table, stop or (lambda: False)):
+            rows.append(row)
+            if progress is not None:
+                progress(len(rows), count)
+    return fits_table(rows)
+
+
+def seconds_per_sample(data: Any, num_samples: int = 16) -> float:
+    """How long one sample of ``data`` (a ``SampleSet``) takes to load here, over so many spread evenly."""
+    count = min(num_samples, len(data))
+    if not count:
+        return 0.0
+    begun = time.perf_counter()
+    for number in range(count):
+        data[number * len(data) // count]
+    return (time.perf_counter() - begun) / count
+
+
+class _Measuring:
+    """Goes through the rows of one table after the other; what two tables have in common is measured once."""
+
+    def __init__(
+        self,
+        make_request: MakeRequest,
+        budget: MemoryBudget,
+        num_samples: int,
+        loading_seconds: float,
+        store: _FitStore,
+        row_seconds: float,
+    ) -> None:
+        self._make_request = make_request
+        self._budget = budget
+        self._num_samples = num_samples
+        self._loading_seconds = loading_seconds
+        self._store = store
+        self._row_seconds = row_seconds
+        self._done: dict[tuple[int, int], tuple[FitRow, float]] = {}
+        self._baseline_bytes = int(psutil.Process().memory_info().rss)
+
+    def rows(self, table: Sequence[tuple[str, int, int]], stop: Callable[[], bool]) -> Iterator[FitRow]:
+        """One table, ascending. A row that does not fit or takes too long ends the trying."""
+        reason = ""
+        expected: tuple[int, float] | None = None  # pixels and seconds of the row before
+        for varied, batch_size, image_size in table:
+            if stop():
+                raise StoppedError("stopped as asked between two rows of the table of fits; run it again to go on.")
+            request = self._request(batch_size, image_size)
+            pixels, sizes = batch_size * image_size**2, (batch_size, image_size)
+            if expected is not None and sizes not in self._done and not reason:
+                seconds = expected[1] * pixels / expected[0]
+                if seconds > self._row_seconds:
+                    reason = f"it would take about {seconds:.0f} s to find out, more than {self._row_seconds:.0f} s"
+            if reason:
+                device = request.compute.describe()
+                yield FitRow(varied, *sizes, None, None, None, device, f"not tried: {reason}")
+                continue
+            if sizes not in self._done:
+                self._done[sizes] = self._tried(request, varied, *sizes)
+            row, computing_seconds = self._done[sizes]
+            expected = (pixels, computing_seconds) if computing_seconds else expected
+            if row.fits is False:
+                what = f"{batch_size} images at once" if varied == "batch_size" else f"{image_size} pixels"
+                reason = f"{what} did not fit already"
+            yield replace(row, varied=varied)
+
+    def _request(self, batch_size: int, image_size: int) -> StepRequest:
+        request = self._make_request(batch_size, image_size)
+        if request.largest_micro_batch != batch_size:
+            raise UsageError(
+                f"measuring what fits: got a step with {request.largest_micro_batch} images at once, wanted "
+                f"{batch_size}. Its effective batch and its training data must have at least as many."
+            )
+        return request
+
+    def _tried(self, request: StepRequest, varied: str, batch_size: int, image_size: int) -> tuple[FitRow, float]:
+        """The row, and the seconds that its steps took without the process around them."""
+        budget_bytes, footprint = self._budget.total_bytes, footprint_of(request, self._baseline_bytes)
+        row = FitRow(varied, batch_size, image_size, None, None, None, request.compute.describe(), "")
+        if not room_to_measure(request, footprint, budget_bytes):
+            return replace(row, detail=f"{_budget_text(self._budget)} has no room for a process that measures"), 0.0
+        finding = self._looked_up_or_measured(request, footprint, budget_bytes)
+        if batch_size in finding.found.failures:
+            return replace(row, fits=False, detail=f"memory ended: {finding.found.failures[batch_size]}"), 0.0
+        peak = predicted_peak(finding.found, footprint, batch_size)
+        if peak is None or finding.step_seconds is None:
+            return replace(row, detail=f"could not be measured: {finding.problem}"), 0.0
+        needed = peak + reserved_bytes(finding.found, footprint)
+        row = replace(
+            row, fits=needed <= budget_bytes, peak_bytes=peak, seconds_per_epoch=self._epoch_seconds(request, finding)
+        )
+        if not row.fits:
+            row = replace(row, detail=f"{needed / 1e9:.2f} GB are needed, more than {_budget_text(self._budget)}")
+        shown = min(1.0, 2 * batch_size / request.window_size)  # of an effective batch, what the process computes
+        return row, 3 * shown * finding.step_seconds
+
+    def _epoch_seconds(self, request: StepRequest, finding: _Finding) -> float:
+        """Computing and loading, one after the other where there are no loader processes, else at the same time."""
+        step_seconds = finding.step_seconds or 0.0
+        whole, rest = divmod(self._num_samples, request.effective_batch_size)
+        computing = step_seconds * (whole + rest / request.effective_batch_size)
+        loading = self._loading_seconds * self._num_samples
+        workers = min(request.num_workers, num_windows(self._num_samples, request.effective_batch_size))
+        return max(computing, loading / workers) if workers else computing + loading
+
+    def _looked_up_or_measured(self, request: StepRequest, footprint: Footprint, budget_bytes: int) -> _Finding:
+        key = _key(request, budget_bytes)
+        kept = self._store.get(key)
+        if kept is not None:
+            return kept
+        finding = _measured(request, footprint, budget_bytes, _DEADLINE_ROWS * self._row_seconds)
+        if not finding.problem:
+            self._store.keep(key, finding)
+        return finding
+
+
+def _measured(request: StepRequest, footprint: Footprint, budget_bytes: int, time_limit_seconds: float) -> _Finding:
+    try:
+        answer, document = measured_in_child(_MEASURE, request, footprint, budget_bytes, time_limit_seconds)
+    except FvcError as error:
+        return _Finding(StepMeasurement(), None, str(error))
+    if document is None:
+        return _Finding(StepMeasurement(), None, answer.detail)
+    found, step_seconds = StepMeasurement.from_document(document["found"]), document["step_seconds"]
+    if answer.failure is None:
+        return _Finding(found, step_seconds)
+    if ended_by_memory(answer) and found.attempting:
+        return _Finding(found.with_failure(found.attempting, f"the process died of it ({answer.detail})"), None)
+    return _Finding(found, None, answer.detail)
+
+
+class _FitStore:
+    """What was measured, by the hash of all that it depends on. A file that cannot be used costs measurements."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def get(self, key: str) -> _Finding | None:
+        """None: not known."""
+        entry = self._read().get(key)
+        try:
+            return None if entry is None else _Finding(StepMeasurement.from_document(entry[0]), entry[1])
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            return None
+
+    def keep(self, key: str, finding: _Finding) -> None:
+        """Atomically."""
+        if self._path is not None:
+            rows = {**self._read(), key: [finding.found.to_document(), finding.step_seconds]}
+            write_json(self._path, {"format": _FORMAT, "rows": rows})
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8")) if self._path is not None else None
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(document, dict) or document.get("format") != _FORMAT:
+            return {}
+        rows = document.get("rows")
+        return rows if isinstance(rows, dict) else {}
+
+
+def _key(request: StepRequest, budget_bytes: int) -> str:
+    return sha256_of_json([circumstances(request), request.micro_batch, budget_bytes, request.num_workers])
+
+
+def _budget_text(budget: MemoryBudget) -> str:
+    return f"the budget of {budget.total_bytes / 1e9:.2f} GB ({budget.origin})"
