@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 WORKERS ?= auto
 MLFLOW_STAMP := $(VENV)/.installed-mlflow
 
-.PHONY: help setup setup-mlflow demo lab doctor test test-quick test-long test-browser test-mlflow test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline bench-bootstrap bench-queries index-kills lock clean
+.PHONY: help setup setup-mlflow demo demo-image demo-video-text lab doctor test test-quick test-long test-browser test-mlflow test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -37,6 +37,12 @@ $(MLFLOW_STAMP): $(STAMP) requirements-mlflow.lock
 
 demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show where the report is
 	$(RUN) run_notebooks.py --params params/demo.yaml
+
+demo-image: $(STAMP)  ## Train image recognition with regression on built-in pictures of dishes
+	$(RUN) run_notebooks.py --params params/image.yaml
+
+demo-video-text: $(STAMP)  ## Train video-text retrieval and captions on built-in clips
+	$(RUN) run_notebooks.py --params params/video_text.yaml
 
 lab: $(STAMP)  ## Open the notebooks in JupyterLab
 	$(VENV)/bin/jupyter lab notebooks
@@ -101,6 +107,9 @@ bench-bootstrap: $(STAMP)  ## Measure intervals by cluster bootstrap beside scik
 
 bench-queries: setup-mlflow  ## Measure queries over a million metric lines beside polars, pandas and MLflow
 	$(RUN) -m benchmarks.queries
+
+bench-retrieval: $(STAMP)  ## Measure streamed retrieval metrics beside dense matrices and faiss; peers: pip install '.[bench]'
+	$(RUN) -m benchmarks.retrieval
 
 bench-clips: $(STAMP)  ## Measure how fast stored clips are read back and how long training waits for them
 	$(RUN) benchmarks/clips.py

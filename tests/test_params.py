@@ -11,6 +11,7 @@ from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig, read_params
 
 FOLDER = Path(__file__).parents[1] / "params"
 PROFILES = ("full", "safe", "ultra_safe")
+IMAGE_PROFILES = ("image_full", "safe", "ultra_safe")
 
 
 def resolved(*names: str) -> RunConfig:
@@ -26,7 +27,7 @@ def test_every_params_file_is_valid_and_says_what_it_is_for(path):
     assert path.read_text().startswith("# ")
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", {*PROFILES, *IMAGE_PROFILES})
 def test_a_memory_profile_sets_only_what_a_run_may_be_resumed_with(name):
     values = read_params_file(FOLDER / f"{name}.yaml")
     assert values
@@ -46,6 +47,12 @@ def test_the_profiles_take_ever_fewer_clips_and_full_takes_the_batch_in_one_piec
     assert (full.batch_size, full.num_workers) == (16, 4)
     assert safe.batch_size == 8
     assert (ultra_safe.batch_size, ultra_safe.num_workers) == (4, 2)
+
+
+def test_of_images_the_profiles_take_24_8_and_4_at_once_and_accumulate_to_the_same_batch():
+    profiles = [resolved("image", name) for name in IMAGE_PROFILES]
+    assert [profile.batch_size for profile in profiles] == [24, 8, 4]
+    assert {profile.effective_batch_size for profile in profiles} == {24}
 
 
 @pytest.mark.parametrize("model", ["frame_cnn", "r2plus1d"])
