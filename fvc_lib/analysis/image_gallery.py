@@ -246,12 +246,12 @@ def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int =
         for row in shown.iter_rows(named=True)
     ]
     told = f"{same.height:,} of n = {captions.height:,} test videos got word for word a text that stands beside them"
-    return Gallery(clip_cards(rows, read_clip), f"{told}; below each strip what was written, then what stands there")
+    return Gallery(clip_cards(rows, read_clip), f"{told}; below each strip what was written, then the references")
 
 
 def _references(texts: Sequence[str]) -> list[str]:
     more = [f"and {count_text(len(texts) - 3, 'more text')}"] if len(texts) > 3 else []
-    return [f"there: {text}" for text in texts[:3]] + more
+    return [f"reference: {text}" for text in texts[:3]] + more
 
 
 def quantity_text(target: str, value: float, unit: str) -> str:

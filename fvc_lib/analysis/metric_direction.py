@@ -8,8 +8,21 @@ from fvc_lib.metrics.over_folds import LOWER_IS_BETTER, METRICS
 
 Direction = Literal["lower", "higher"]
 
-_LOWER = (*sorted(LOWER_IS_BETTER), "loss", "log_loss", "mean_absolute_error", "mean_squared_error", "median_rank")
-_HIGHER = (*sorted(METRICS.keys() - LOWER_IS_BETTER), "accuracy")
+_LOWER = (
+    *sorted(LOWER_IS_BETTER), "loss", "log_loss", "mean_absolute_error", "mean_squared_error", "median_rank",
+    "mean_rank", "mae", "rmse",
+)  # fmt: skip
+_HIGHER = (
+    *sorted(METRICS.keys() - LOWER_IS_BETTER), "accuracy", "top1", "top5", "precision", "recall", "macro_precision",
+    "macro_recall", "macro_f1", "r2", "mrr", "ndcg", "mean_positive_similarity",
+)  # fmt: skip
+# How names begin that say of what they are: mae_calories, video_to_text/recall@5.
+_KINDS: tuple[tuple[str, Direction], ...] = (
+    ("mae_", "lower"),
+    ("rmse_", "lower"),
+    ("r2_", "higher"),
+    ("recall@", "higher"),
+)
 
 
 def direction(metric: str) -> Direction:
@@ -18,9 +31,13 @@ def direction(metric: str) -> Direction:
     Raises:
         ValueError: it is not known here, or has no better way, such as a learning rate.
     """
-    if metric in _LOWER:
+    name = metric.rpartition("/")[2]
+    if name in _LOWER:
         return "lower"
-    if metric in _HIGHER:
+    if name in _HIGHER:
         return "higher"
+    for begins, better in _KINDS:
+        if name.startswith(begins):
+            return better
     known = ", ".join((*_LOWER, *_HIGHER))
     raise ValueError(f"metric: got {metric!r}, wanted one of {known}; or say direction='lower' or 'higher'.")

@@ -1,0 +1,99 @@
+"""What figures of the tasks image and video_text share: a model's numbers, each beside its best control."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+import polars as pl
+
+from fvc_lib.analysis import theme
+from fvc_lib.analysis.figure_parts import interval_point, value_label
+from fvc_lib.analysis.headline_measure import Score
+from fvc_lib.analysis.metric_direction import direction
+from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, source_name, subject_name
+
+_MOST_CHARACTERS = 40  # of a name on the axis
+
+
+def beside_controls_figure(
+    results: pl.DataFrame, shown: Sequence[tuple[str, str]], *, counted: tuple[str, str], confidence: float = 0.95
+) -> go.Figure:
+    """Numbers without a unit as points with intervals, and below each in grey what the best control reaches.
+
+    Args:
+        results: rows of ``task_tables.TASK_RESULTS``.
+        shown: subject and metric of each row; those that are not recorded are left out. Higher must be better.
+        counted: what was judged, in the singular and in the plural, for the n.
+        confidence: coverage of the intervals.
+    """
+    rows = [row for each in shown if (row := _row(results, *each)) is not None]
+    if not rows:
+        return theme.nothing_to_show("The model beside its controls", "None of these numbers is recorded.")
+    scores = [each for name, model, control in rows for each in _named(name, model, control)]
+    figure = theme.figure(_finding(rows), _subtitle(results, shown, counted, confidence), height=150 + 36 * len(scores))
+    for tick, score in scores:
+        is_model = score.source == "model"
+        color = theme.MODEL if is_model else theme.CONTROL
+        figure.add_trace(interval_point(tick, score, color, size=11 if is_model else 9))
+        figure.add_annotation(value_label(tick, score))
+    ticks = [tick for tick, _ in scores]
+    figure.update_yaxes(title_text="Metric", categoryorder="array", categoryarray=ticks[::-1], showgrid=False)
+    known = [v for _, s in scores for v in (s.value, s.low, s.high) if v is not None]
+    figure.update_xaxes(title_text="Value (no unit)", range=[min(0.0, *known) - 0.03, max(1.0, *known) + 0.03])
+    figure.update_layout(showlegend=False, margin={"r": 170})
+    return figure
+
+
+def best_control(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
+    """The control with the best value of ``metric``; None where there is none."""
+    found = results.filter(pl.col("subject") == subject, pl.col("metric") == metric, pl.col("source") != "model")
+    found = found.drop_nulls("value").sort("value", "source", descending=[direction(metric) == "higher", False])
+    return Score(*found.select("source", "value", "low", "high").row(0)) if found.height else None
+
+
+def model_score(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
+    """The model's ``metric``; None where it is not recorded or not defined."""
+    found = results.filter(pl.col("subject") == subject, pl.col("metric") == metric, pl.col("source") == "model")
+    found = found.drop_nulls("value")
+    return Score(*found.select("source", "value", "low", "high").row(0)) if found.height else None
+
+
+def _row(results: pl.DataFrame, subject: str, metric: str) -> tuple[str, Score, Score | None] | None:
+    model = model_score(results, subject, metric)
+    if model is None:
+        return None
+    named = metric_name(metric)
+    return (
+        named if subject == "all" else f"{named}, {subject_name(subject)}",
+        model,
+        best_control(results, subject, metric),
+    )
+
+
+def _finding(rows: Sequence[tuple[str, Score, Score | None]]) -> str:
+    name, model, control = rows[0]
+    told = f"{name} is {interval_text(model.value, model.low, model.high)}"
+    return f"{told}; {_control_text(control)}" if control else f"{told}, without a control beside it"
+
+
+def _control_text(control: Score) -> str:
+    return f"{source_name(control.source).lower()} reaches {interval_text(control.value, control.low, control.high)}"
+
+
+def _subtitle(
+    results: pl.DataFrame, shown: Sequence[tuple[str, str]], counted: tuple[str, str], confidence: float
+) -> str:
+    subject, metric = next(each for each in shown if model_score(results, *each) is not None)
+    of_it = (pl.col("subject") == subject) & (pl.col("metric") == metric) & (pl.col("source") == "model")
+    num_samples, num_groups = results.filter(of_it).select("num_samples", "num_groups").row(0)
+    told = f"n = {count_text(num_samples, *counted)} of the test part in {count_text(num_groups, 'group')}"
+    return f"{told}; bars: {confidence:.0%} cluster-bootstrap intervals over groups"
+
+
+def _named(name: str, model: Score, control: Score | None) -> list[tuple[str, Score]]:
+    """What stands on the axis beside the model's number, and beside its best control's."""
+    shown = figure_text(name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…")
+    if control is None:
+        return [(shown, model)]
+    return [(shown, model), (f"<i>{shown}, {figure_text(source_name(control.source).lower())}</i>", control)]
