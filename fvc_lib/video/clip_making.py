@@ -35,7 +35,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class ClipReport:
-    """What ``make_clips`` did: clips made and reused, and (video id, what was wrong) of the videos that failed."""
+    """What was done: clips made and reused, and (video id, what was wrong) of the videos that failed."""
 
     made: int
     reused: int
@@ -122,6 +122,48 @@ def make_clips(
     schema = {name: column.dtype.type for name, column in AUGMENTED.columns.items()}
     write_table(pl.DataFrame(table, schema=schema, orient="row"), AUGMENTED, metadata_csv)
     return ClipReport(made, len(table) - made, tuple(failed[position] for position in sorted(failed)))
+
+
+def make_originals(
+    store: ClipStore,
+    videos: pl.DataFrame,
+    corpus_root: Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    workers: int = 0,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    decode_function: str = DEFAULT_DECODE_FUNCTION,
+) -> ClipReport:
+    """Make the original clip of every video that has none, for tasks without labels and augmented copies.
+
+    Args:
+        store: where clips are kept.
+        videos: columns ``video_id``, ``path`` and ``content_sha256``, one row per video.
+        corpus_root: what ``path`` is relative to.
+        progress: called with (videos done, videos in all); what it raises ends the work, and what was made stays.
+        workers: as for ``make_clips``.
+        timeout_seconds: as for ``make_clips``.
+        decode_function: as for ``make_clips``.
+
+    Raises:
+        OSError, FvcError: as ``make_clips``.
+    """
+    sweep_temporaries(store.cache_dir / CLIPS_FOLDER)
+    store.note_use()
+    unlabelled = videos.with_columns(label=pl.lit(""), group_id=pl.lit(""))
+    wanted = list(_videos(store, unlabelled, range(1)))
+    made, failed = 0, {}
+    decoded = _decoded(store, wanted, corpus_root, workers, timeout_seconds, decode_function)
+    with closing(decoded):
+        for done, (video, failure) in enumerate(decoded, start=1):
+            if failure is not None:
+                failed[video.position] = (video.video_id, failure)
+            else:
+                made += len(video.missing)
+            if progress is not None:
+                progress(done, len(wanted))
+    reused = len(wanted) - made - len(failed)
+    return ClipReport(made, reused, tuple(failed[position] for position in sorted(failed)))
 
 
 def _videos(store: ClipStore, index: pl.DataFrame, numbers: range) -> Iterator[_Video]:
