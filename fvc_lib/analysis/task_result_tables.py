@@ -124,37 +124,16 @@ def class_table(results: pl.DataFrame) -> pl.DataFrame:
     return wide.join(counts, on="class").sort("f1", "class", nulls_last=True)
 
 
-def confused_pairs(predictions: pl.DataFrame, count: int = 10) -> pl.DataFrame:
-    """Which class was taken for which most often: ``class taken_for num_images of_class_share``.
-
-    Args:
-        predictions: rows of ``task_tables.IMAGE_PREDICTIONS``.
-        count: at most so many rows.
-    """
-    sizes = predictions.group_by("class_label").agg(total=pl.len())
-    wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
-    pairs = wrong.group_by("class_label", "predicted_label").agg(num_images=pl.len())
-    shares = pairs.join(sizes, on="class_label").with_columns(of_class_share=pl.col("num_images") / pl.col("total"))
-    shown = shares.sort("num_images", "class_label", "predicted_label", descending=[True, False, False]).head(count)
-    return shown.select(
-        pl.col("class_label").alias("class"),
-        pl.col("predicted_label").alias("taken_for"),
-        "num_images",
-        "of_class_share",
-    )
-
-
-def fits_shown(fits: pl.DataFrame, varied: str) -> pl.DataFrame:
-    """One of the two tables of what fits: ``batch_size image_size fits peak_bytes epoch_seconds remark``.
+def fits_shown(fits: pl.DataFrame) -> pl.DataFrame:
+    """What fits the machine: ``varied batch_size image_size fits peak_bytes epoch_seconds remark``.
 
     Args:
         fits: rows of ``task_tables.MEASURED_FITS``.
-        varied: ``batch_size`` or ``image_size``.
     """
     known = pl.when(pl.col("fits")).then(pl.lit("yes")).otherwise(pl.lit("no"))
     answer = pl.when(pl.col("fits").is_null()).then(pl.lit("not known")).otherwise(known)
-    return fits.filter(pl.col("varied") == varied).select(
-        "batch_size", "image_size", answer.alias("fits"), "peak_bytes",
+    return fits.select(
+        pl.col("varied").str.replace("_", " "), "batch_size", "image_size", answer.alias("fits"), "peak_bytes",
         pl.col("seconds_per_epoch").alias("epoch_seconds"), pl.col("detail").alias("remark"),
     )  # fmt: skip
 

@@ -10,7 +10,6 @@ import polars as pl
 from fvc_lib.analysis import theme
 from fvc_lib.analysis.corpus_figures import LEGEND
 from fvc_lib.analysis.wording import count_text, figure_text
-from fvc_lib.services.task_tables import PARTS
 
 DIRECTIONS = ("video_to_text", "text_to_video")
 _COLORS = {"video_to_text": theme.SERIES[0], "text_to_video": theme.SERIES[1]}
@@ -94,15 +93,6 @@ def text_use_figure(pairs: pl.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text="Videos that a text stands beside", type="category", showgrid=False)
     figure.update_yaxes(title_text="Texts", rangemode="tozero")
     return figure
-
-
-def known_texts_sentence(pairs: pl.DataFrame) -> str:
-    """How many of the test part's texts a model has read in training: those it may know instead of understand."""
-    by_part = {part: set(pairs.filter(pl.col("part") == part)["text_id"]) for part in PARTS}
-    test = by_part["test"]
-    known = len(test & (by_part["train"] | by_part["validation"]))
-    share = f" ({known / len(test):.0%})" if test else ""
-    return f"{known:,} of {count_text(len(test), 'text')} of the test part{share} stand beside other videos in training"
 
 
 def _places(most: int) -> npt.NDArray[np.int64]:

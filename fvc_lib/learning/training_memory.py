@@ -124,7 +124,9 @@ def planned_micro_batch(
     resident = psutil.Process().memory_info().rss
     observer.at(PREFLIGHT)
     try:
-        report = preflight(request, budget=_budget(config, compute), baseline_bytes=resident, store=paths.preflight)
+        report = preflight(
+            request, budget=device_budget(config, compute), baseline_bytes=resident, store=paths.preflight
+        )
     finally:
         observer.at("setup")
     lowered = report.micro_batch < report.micro_batch_planned
@@ -173,7 +175,8 @@ class ControlMemory:
         self._observer.watch_device(device, probe)
 
 
-def _budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
+def device_budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
+    """What a training on ``compute`` may take: of an accelerator's memory, elsewhere of main memory."""
     probe = device_memory_probe(compute.device)
     if probe is None:
         return memory_budget(config.mem_gb)

@@ -224,6 +224,11 @@ class RunPaths:
         """What one training step was measured to take, before the first fold trained."""
         return self.root / "memory" / "preflight.json"
 
+    @property
+    def measured_steps(self) -> Path:
+        """What each row of ``measured_fits`` was found to take, kept while they are measured."""
+        return self.root / "memory" / "measured_steps.json"
+
     def stage_checkpoint(self, stage: str, fold: int | None = None) -> Path:
         """The record that a stage was finished, with the fingerprint of what it depended on."""
         return self.root / "checkpoints" / f"stage_{stage_key(stage, fold)}.json"

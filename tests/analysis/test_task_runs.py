@@ -1,0 +1,186 @@
+"""Runs of tasks without folds: their report, their row, the dashboard beside them, and why they are not compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
+
+from fvc_lib.analysis.comparison import compare
+from fvc_lib.analysis.dashboard_panels import panels
+from fvc_lib.analysis.dashboard_selection import Selection
+from fvc_lib.analysis.headline import judge, run_headline, runs_table
+from fvc_lib.analysis.headline_measure import Score, task_scores
+from fvc_lib.analysis.memory_findings import run_memory
+from fvc_lib.analysis.mlflow_tags import run_tags
+from fvc_lib.analysis.report import interval_bar
+from fvc_lib.analysis.run_summary import summary_lines, write_run_report
+from fvc_lib.analysis.runs_index import write_runs_index
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import write_table
+from fvc_lib.services.task_tables import TASK_RESULTS
+from tests.analysis.task_runs import (
+    framed,
+    image_results_of,
+    result,
+    video_text_results_of,
+    write_image_run,
+    write_video_text_run,
+)
+
+Write = Callable[[Path], RunPaths]
+WRITE: dict[str, Write] = {"image": write_image_run, "video_text": write_video_text_run}
+NAMES = {"image": "Top-1 accuracy", "video_text": "Recall@1, text to video"}
+JUDGED = {"image": "30 images of the test part, in 15 groups", "video_text": "30 texts of the test part, in 15 groups"}
+
+
+@pytest.fixture(params=WRITE)
+def task(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def task_run(task: str, tmp_path: Path) -> RunPaths:
+    return WRITE[task](tmp_path / "runs")
+
+
+def test_the_one_number_is_the_tasks_own_beside_its_control(task: str, task_run: RunPaths) -> None:
+    headline = run_headline(task_run)
+    value = 0.75 if task == "image" else 0.72
+    assert headline.measure.name == NAMES[task]
+    assert headline.model_score is not None
+    assert headline.model_score.value == value
+    assert headline.verdict.standing == "above control"
+    assert headline.num_samples == 30
+    assert headline.measure.circumstances(30, 15).startswith(JUDGED[task])
+    assert "forensic" not in headline.measure.circumstances(30, 15)
+    assert any("few" in caution for caution in headline.cautions)
+    assert any("synthetic" in caution for caution in headline.cautions)
+    assert not any("fakes" in caution for caution in headline.cautions)
+
+
+def test_a_weak_model_is_not_above_its_control(task: str, task_run: RunPaths) -> None:
+    weak = (image_results_of(top1=0.3) if task == "image" else video_text_results_of()).with_columns(
+        low=pl.when(pl.col("source") == "model").then(0.0).otherwise("low")
+    )
+    write_table(weak, TASK_RESULTS, task_run.task_results)
+    assert run_headline(task_run).verdict.standing == "not above control"
+
+
+def test_an_unfinished_run_says_that_there_is_no_result(task: str, task_run: RunPaths) -> None:
+    task_run.task_results.unlink()
+    headline = run_headline(task_run)
+    assert headline.verdict.standing == "no result"
+    assert headline.measure.name.startswith(NAMES[task].split("@")[0])
+    assert "not recorded" in headline.measure.circumstances(headline.num_samples, headline.num_groups)
+    assert "score" not in "\n".join(summary_lines(task_run))
+
+
+def test_a_corpus_without_classes_is_judged_by_its_numbers() -> None:
+    rows = image_results_of().filter(~pl.col("subject").str.starts_with("class:") & (pl.col("subject") != "all"))
+    found = task_scores(rows, "image")
+    assert found.measure.name == "R², calories"
+    assert [score.source for score in found.scores] == ["model", "mean_predictor"]
+    assert judge(found.scores).standing == "above control"
+
+
+def test_what_chance_reaches_is_exact_and_other_controls_without_an_interval_are_not() -> None:
+    rows = framed(
+        [result("model", "text_to_video", "recall@5", 0.5, 0.1), result("chance", "text_to_video", "recall@5", 0.2)],
+        TASK_RESULTS,
+    )
+    found = task_scores(rows, "video_text")
+    assert found.measure.name == "Recall@5, text to video"
+    assert found.scores[1] == Score("chance", 0.2, 0.2, 0.2)
+    assert judge(found.scores).standing == "above control"
+    other = task_scores(rows.with_columns(source=pl.col("source").replace("chance", "guess")), "video_text")
+    assert judge(other.scores).standing == "not above control"
+
+
+def test_report_list_and_terminal_tell_the_same_number(task: str, task_run: RunPaths) -> None:
+    stage = {"image": "10_image_recognition", "video_text": "20_video_text"}[task]
+    record = task_run.executed_notebook(stage)
+    record.parent.mkdir(parents=True)
+    record.write_text(writes(new_notebook(cells=[new_markdown_cell("# A question?"), new_code_cell("1")])))
+    write_run_report(task_run)
+    number = {"image": "0.750 [0.670, 0.830]", "video_text": "0.720 [0.620, 0.820]"}[task]
+    report = task_run.report_html.read_text(encoding="utf-8")
+    listed = (task_run.root.parent.parent / "index.html").read_text(encoding="utf-8")
+    told = "\n".join(summary_lines(task_run))
+    for text in (report, listed, told):
+        assert NAMES[task] in text
+        assert number in text
+    assert JUDGED[task] in report
+    for text in (report, listed):
+        assert "AUC" not in text
+        assert "0 · 0.5 · 1" in text
+    assert ("30 images" if task == "image" else "30 texts") in listed
+    assert ("images        30 in 15 groups" if task == "image" else "texts         30 in 15 groups") in told
+
+
+def test_the_list_notices_a_changed_result(task_run: RunPaths) -> None:
+    runs_dir = task_run.root.parent.parent
+    write_runs_index(runs_dir)
+    changed = pl.read_ipc(task_run.task_results.read_bytes()).with_columns(value=pl.col("value") - 0.111)
+    write_table(changed, TASK_RESULTS, task_run.task_results)
+    value = run_headline(task_run).model_score.value
+    assert f"{value:.3f}" in write_runs_index(runs_dir).read_text(encoding="utf-8")
+
+
+def test_all_tasks_stand_in_one_table_of_runs(make_run: Callable[..., RunPaths], tmp_path: Path) -> None:
+    run = make_run()
+    runs_dir = run.root.parent.parent
+    images, texts = write_image_run(runs_dir), write_video_text_run(runs_dir)
+    table = runs_table(runs_dir).frame
+    assert table["run_id"].to_list() == [texts.run_id, images.run_id, run.run_id]
+    assert table["measure"].to_list() == [NAMES["video_text"], NAMES["image"], "ROC AUC"]
+    assert table["model"].to_list() == ["frame_cnn", "small_resnet", "frame_cnn"]
+    assert table["score"].null_count() == 0
+
+
+def test_runs_of_other_tasks_are_not_compared_pair_by_pair(task: str, task_run: RunPaths) -> None:
+    found = compare([task_run, WRITE[task](task_run.root.parents[1] / "more")], replicates=10)
+    assert found.pairs == ()
+    assert len(found.refusals) == 2
+    assert f"its task is {task}" in found.refusals[0].reason
+
+
+def test_the_dashboard_shows_what_such_runs_have_and_breaks_on_nothing(tmp_path: Path) -> None:
+    runs = (write_image_run(tmp_path), write_video_text_run(tmp_path))
+    shown = {panel.name: panel.bundle(Selection(runs)) for panel in panels()}
+    assert shown["learning curves 1"]["text/plain"].startswith("Loss (nats) ends at")
+    assert "nothing to show" in shown["controls"]["text/plain"]
+    assert "nothing to show" not in shown["memory"]["text/plain"]
+
+
+def test_the_memory_report_knows_the_stage(task: str, task_run: RunPaths) -> None:
+    found = run_memory(task_run)
+    assert found.peaks["stage"].to_list() == [{"image": "10_image_recognition", "video_text": "20_video_text"}[task]]
+    assert found.notes == ()
+
+
+def test_tags_for_mlflow_say_what_was_judged(task: str, task_run: RunPaths) -> None:
+    tags = run_tags(
+        run_headline(task_run), {}, pl.DataFrame(schema={"scope": pl.String, "source": pl.String, "metric": pl.String})
+    )
+    assert tags["fvc.num_images" if task == "image" else "fvc.num_texts"] == "30"
+    assert "AUC" not in tags["mlflow.note.content"]
+    assert "forensic" not in tags["mlflow.note.content"]
+
+
+def test_dev_mode_is_said_beside_the_number(tmp_path: Path) -> None:
+    run = write_image_run(tmp_path)
+    config = resolve_config({"task": "image", "dev_samples_per_class": 20}, environ={})
+    run.params_yaml.write_text(config.to_yaml())
+    assert "Trained in dev mode, on at most 20 images of each class." in run_headline(run).cautions
+
+
+def test_a_value_outside_the_drawing_stays_at_its_edge() -> None:
+    drawn = interval_bar(Score("model", -3.0, -5.0, 0.4), control=-0.2)
+    assert 'cx="0.00%"' in drawn
+    assert 'x2="40.00%"' in drawn
+    assert "-500" not in drawn
