@@ -121,7 +121,7 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
     rows = _without_copies_across_the_split(rows, group_of, rejections)
     rows.sort(key=lambda row: (videos[row.path].content_sha256, row.text, row.path, row.row))
     split = split_parts(
-        [group_of[row.path] for row in rows], [None] * len(rows), [row.part for row in rows],
+        [group_of[row.path] for row in rows], [None] * len(rows), _official_parts(rows, group_of),
         validation_share=config.split_validation_share, test_share=config.split_test_share, seed=config.seed,
     )  # fmt: skip
     refuse_empty_parts(split.empty_parts, len(set(group_of.values())))
@@ -210,6 +210,15 @@ def _without_copies_across_the_split(
         )
         rejections.add_file(row.path, Refusal("copy_across_split", detail), row=row.row)
     return kept
+
+
+def _official_parts(rows: Sequence[PairRow], group_of: Mapping[str, str]) -> list[str | None]:
+    """What the manifest says of each row, or of another row of its group."""
+    said: defaultdict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        if row.part is not None:
+            said[group_of[row.path]].add(row.part)
+    return [row.part or min(said[group_of[row.path]], default=None) for row in rows]
 
 
 def _distinct(rows: Sequence[PairRow], videos: Mapping[str, _Video], rejections: Rejections) -> list[int]:

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import csv
+import io
+import os
+import unicodedata
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.corpus.video_text_manifest import PairListing, find_manifest, normalised_text, read_pairs, read_separated
+from fvc_lib.services.errors import UsageError
+
+
+def touch(root: Path, *names: str | bytes) -> None:
+    for name in names:
+        path = root / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def manifest_of(folder: Path, content: str | bytes, name: str = "manifest.csv") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def pairs(listing: PairListing) -> list[tuple[str, str]]:
+    return [(row.path, row.text) for row in listing.rows]
+
+
+def reasons(listing: PairListing) -> list[tuple[int | None, str, str]]:
+    return [(row[2], row[0], row[4]) for row in listing.rejections.rows]
+
+
+@pytest.mark.parametrize(
+    ("separator", "content"),
+    [
+        (",", 'path,text\na.mp4,"one, two"\nb.mp4,three\n'),
+        (";", "path;text\na.mp4;one, two\nb.mp4;three"),
+        ("\t", "path\ttext\na.mp4\tone, two\nb.mp4\tthree\n"),
+        ("\\t", "path\ttext\na.mp4\tone, two\nb.mp4\tthree\n"),
+        ("α", "pathαtext\na.mp4αone, two\r\nb.mp4αthree\r\n"),
+        ("🙂", "path🙂text\na.mp4🙂one, two\nb.mp4🙂three\n"),
+        ("|", "path | text\n a.mp4 | one, two\nb.mp4 |three\n"),
+        ("|||", "path ||| text\na.mp4 ||| one, two\n\nb.mp4|||three\n"),
+        ("αβ", "pathαβtext\na.mp4αβone, two\nb.mp4αβthree\n"),
+        (" - ", "path - text\na.mp4 - one, two\nb.mp4 - three\n"),
+    ],
+)
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_any_separator_separates(separator, content, mark, tmp_path):
+    touch(tmp_path, "a.mp4", "b.mp4")
+    listing = read_pairs(manifest_of(tmp_path, mark + content.encode(), "list.txt"), separator)
+    assert pairs(listing) == [("a.mp4", "one, two"), ("b.mp4", "three")]
+    assert [row.row for row in listing.rows] == [1, 2]
+    assert listing.num_rows == 2
+    assert listing.root == tmp_path
+
+
+def test_tsv_has_tabs_and_parquet_no_separator(tmp_path):
+    touch(tmp_path, "a.mp4")
+    assert pairs(read_pairs(manifest_of(tmp_path, "path\ttext\na.mp4\tone, two\n", "m.tsv"), ",")) == [
+        ("a.mp4", "one, two")
+    ]
+    table = {"video": ["a.mp4", None], "caption": ["one,\n two", "three"], "split": ["val", "test"]}
+    pl.DataFrame(table).write_parquet(tmp_path / "m.parquet")
+    listing = read_pairs(tmp_path / "m.parquet", "α")
+    assert pairs(listing) == [("a.mp4", "one, two")]
+    assert listing.rows[0].part == "validation"
+    assert reasons(listing) == [(2, "", "no_path")]
+
+
+_CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8)
+
+
+@given(st.lists(st.tuples(_CELLS, _CELLS), min_size=1, max_size=4), st.sampled_from([",", "α", "\t", "x", " ", "🙂"]))
+@settings(max_examples=40)
+def test_one_character_is_quoted_as_in_csv(tmp_path_factory, cells, separator):
+    """Whatever Python's csv writes with that separator, line breaks and quotes included, is read as it was."""
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=separator, quoting=csv.QUOTE_ALL)
+    writer.writerows([("path", "text"), *cells])
+    path = tmp_path_factory.getbasetemp() / "quoted.txt"
+    path.write_bytes(text.getvalue().encode())
+    assert read_separated(path, separator).rows == tuple(cells)
+
+
+def test_between_several_characters_quotes_are_letters(tmp_path):
+    content = 'path||text||split\na.mp4||"Go" he said|| \nb.mp4||an "open quote||test\nc.mp4||a|b||train\nd.mp4||x\n'
+    table = read_separated(manifest_of(tmp_path, content), "||")
+    assert table.rows == (
+        ("a.mp4", '"Go" he said', ""), ("b.mp4", 'an "open quote', "test"), ("c.mp4", "a|b", "train"), None,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"line 2 is not as in CSV.*several characters"):
+        read_separated(manifest_of(tmp_path, 'path|text\na.mp4|"Go" he said\n'), "|")
+
+
+@pytest.mark.parametrize("separator", ["", '"', "\n", "a\rb", '|"|'])
+def test_what_cannot_separate_is_refused(separator, tmp_path):
+    with pytest.raises(UsageError, match="manifest_separator: got"):
+        read_separated(manifest_of(tmp_path, "path,text\n"), separator)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "got nothing, wanted a header"),
+        (b"path;text\na.mp4;x\n", r"header 'path;text', wanted a header of columns separated by ','.*manifest_sep"),
+        (b"path,text,text\n", "'text' exists twice"),
+        (b"path,words\n", "wanted a column 'text' or 'caption', found 'path', 'words'"),
+        (b"file,text\n", "wanted a column 'path' or 'video'"),
+        (b"path,video,text\n", "which mean the same"),
+        ("path,text\n".encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_what_is_no_manifest_is_refused_by_name(content, message, tmp_path):
+    with pytest.raises(UsageError, match=message) as caught:
+        read_pairs(manifest_of(tmp_path, content, "list.csv"), ",")
+    assert "list.csv" in str(caught.value)
+
+
+def test_rows_that_cannot_be_used_are_named_with_their_row(tmp_path):
+    corpus = tmp_path / "corpus"
+    touch(corpus, "a.mp4", b"\xff.mp4", "sub/b.mp4")
+    touch(tmp_path, "secret.mp4")
+    (corpus / "link.mp4").symlink_to(tmp_path / "secret.mp4")
+    lines = [
+        b"path,text,split,group",
+        b"a.mp4,fine,,",
+        b"gone.mp4,x,,",
+        b"../secret.mp4,x,,",
+        b"link.mp4,x,,",
+        b"/etc/passwd,x,,",
+        b"sub,x,,",
+        b",x,,",
+        b"a.mp4, \t ,,",
+        b"a.mp4,bad \xff bytes,,",
+        b"a.mp4,x,holdout,",
+        b"a.mp4,x",
+        b"\xff.mp4,odd name,TEST,g\xff",
+        f"{corpus}/sub/b.mp4, absolute ,Val,".encode(),
+    ]
+    listing = read_pairs(manifest_of(corpus, b"\n".join(lines)), ",")
+    assert [(row.row, row.path, row.text, row.part, row.stated_group) for row in listing.rows] == [
+        (1, "a.mp4", "fine", None, None),
+        (12, "\\xff.mp4", "odd name", "test", "g\\xff"),
+        (13, "sub/b.mp4", "absolute", "validation", None),
+    ]
+    assert reasons(listing) == [
+        (2, "gone.mp4", "missing_video"),
+        (3, "../secret.mp4", "outside_corpus"),
+        (4, "link.mp4", "outside_corpus"),
+        (5, "/etc/passwd", "outside_corpus"),
+        (6, "sub", "not_a_file"),
+        (7, "", "no_path"),
+        (8, "a.mp4", "no_text"),
+        (9, "a.mp4", "malformed_row"),
+        (10, "a.mp4", "unknown_split"),
+        (11, "", "malformed_row"),
+    ]
+    assert all(f"manifest.csv row {row[2]}: " in row[5] for row in listing.rejections.rows)
+    assert listing.rejections.frame().height == 10
+
+
+def test_space_around_a_path_counts_only_where_the_file_has_it(tmp_path):
+    touch(tmp_path, " a.mp4", "b.mp4")
+    listing = read_pairs(manifest_of(tmp_path, "path , text\n a.mp4,x\n b.mp4 ,y\n c.mp4 ,z\n"), ",")
+    assert pairs(listing) == [(" a.mp4", "x"), ("b.mp4", "y")]
+    assert reasons(listing) == [(3, "c.mp4", "missing_video")]
+
+
+def test_groups_are_known_of_missing_files_too(tmp_path):
+    touch(tmp_path, "a.mp4")
+    content = "path,text,group\na.mp4,x,g1\ngone.mp4,y,g1\ngone.mp4,y,g2\n../out.mp4,z,g3\na.mp4,,g4\na.mp4,x,nan\n"
+    listing = read_pairs(manifest_of(tmp_path, content), ",")
+    assert listing.memberships == (("a.mp4", "g1"), ("a.mp4", "g4"), ("gone.mp4", "g1"), ("gone.mp4", "g2"))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_normalised_text_stays_what_it_is(text):
+    once = normalised_text(text)
+    assert normalised_text(once) == once
+    assert normalised_text(f" \n{text}\t ") == once
+    assert normalised_text(unicodedata.normalize("NFD", text)) == once
+
+
+def test_texts_that_look_alike_are_one_and_case_counts():
+    assert normalised_text(" a  red\u00a0ring\r\n moves ") == "a red ring moves"
+    assert normalised_text("cafe\u0301") == normalised_text("café")
+    assert normalised_text("Red") != normalised_text("red")
+
+
+def test_a_folder_holds_one_manifest(tmp_path):
+    with pytest.raises(UsageError, match="no such file"):
+        find_manifest(tmp_path / "none")
+    with pytest.raises(UsageError, match="wanted one manifest"):
+        find_manifest(tmp_path)
+    first = manifest_of(tmp_path, "path,text\n", "captions.TSV")
+    manifest_of(tmp_path, "read me", "NOTICE.txt")
+    assert find_manifest(tmp_path) == find_manifest(first) == first
+    manifest_of(tmp_path, "path,text\n", "more.csv")
+    with pytest.raises(UsageError, match=r"'captions\.TSV', 'more\.csv'.*Name the one"):
+        find_manifest(tmp_path)

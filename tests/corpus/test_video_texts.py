@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.corpus import sample_captions
+from fvc_lib.corpus.listing import Rejections
+from fvc_lib.corpus.probing import ProbeResult
+from fvc_lib.corpus.sample_captions import plan_clips
+from fvc_lib.corpus.video_text_manifest import PairListing, PairRow
+from fvc_lib.corpus.video_texts import VideoTextIndex, _index, index_video_texts, video_text_root
+from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
+from fvc_lib.services.tables import REJECTED, check_table
+from fvc_lib.services.task_tables import PARTS, VIDEO_TEXTS
+from fvc_lib.video.probe import VideoProbe
+
+CONFIG = RunConfig(task="video_text")
+PROBE = VideoProbe("h264", "mov", "yuv420p", 64, 64, 8.0, 12, 1.5, 0, False, 1000, None)
+
+
+def probe_of(path: str, content: str | None = None, hashed: str | None = None) -> ProbeResult:
+    return ProbeResult(path, PROBE, hashlib.sha256((content or path).encode()).hexdigest(), hashed)
+
+
+def indexed(
+    rows: Iterable[tuple[str, str, str | None, str | None]], probes: Iterable[ProbeResult] = (), **changes: object
+) -> VideoTextIndex:
+    """The index of rows (path, text, part, group) whose files were probed, by default with a content of their own."""
+    listed = tuple(PairRow(number, *row) for number, row in enumerate(rows, start=1))
+    memberships = tuple(sorted({(row.path, row.stated_group) for row in listed if row.stated_group is not None}))
+    listing = PairListing(Path("/corpus"), listed, Rejections(), memberships, len(listed))
+    known = {row.path: probe_of(row.path) for row in listed} | {probe.path: probe for probe in probes}
+    return _index(listing, known, CONFIG.model_copy(update=changes))
+
+
+def plain(count: int, part: str | None = None) -> list[tuple[str, str, str | None, str | None]]:
+    return [(f"{part} {number}.mp4", f"text {number}", part, None) for number in range(count)]
+
+
+SPLIT = [*plain(3, "train"), *plain(3, "validation"), *plain(3, "test")]
+
+
+def test_equal_texts_are_one_and_a_video_may_have_several():
+    index = indexed([("a", "x", "train", None), ("b", "x", "train", None), ("b", "y", "train", None), *SPLIT])
+    pairs = index.pairs.filter(pl.col("path").is_in(["a", "b"])).sort("path", "text")
+    texts, videos = pairs["text_id"].to_list(), pairs["video_id"].to_list()
+    assert texts[0] == texts[1] != texts[2]
+    assert videos[0] != videos[1] == videos[2]
+    assert pairs["pair_id"].to_list() == [f"{v}_{t}" for v, t in zip(videos, texts, strict=True)]
+    assert pairs["group_id"].n_unique() == 2  # no group for a text
+    assert set(index.pairs["split_source"]) == {"official"}
+    assert "12 pairs of 11 videos and 5 different texts." in index.notes[0]
+    assert index.notes[1].startswith("4 texts stand beside several videos, at most 3.")
+    assert index.notes[2] == "1 videos have several texts, at most 2."
+    assert any("3 of the 3 different test texts (3 of 3 test pairs) also stand" in note for note in index.notes)
+
+
+def test_files_of_one_content_are_one_video():
+    rows = [("b", "x", "train", None), ("a", "y", None, None), ("a", "x", "train", None), *SPLIT]
+    index = indexed(rows, [probe_of("a", "same"), probe_of("b", "same")])
+    same = index.pairs.filter(path="a")
+    assert sorted(same["text"]) == ["x", "y"]
+    assert set(same["video_id"]) == {hashlib.sha256(b"same").hexdigest()[:16]}
+    assert set(same["part"]) == {"train"}
+    assert index.pairs.filter(path="b").is_empty()
+    assert [(row["row"], row["reason"]) for row in index.rejected.iter_rows(named=True)] == [(1, "duplicate_pair")]
+    assert "1 files have the content of another one: their texts stand beside that video." in index.notes
+
+
+def test_a_repeated_row_is_used_once():
+    index = indexed([*SPLIT, SPLIT[0], SPLIT[0]])
+    assert index.pairs.height == 9
+    assert index.rejected.select("row", "reason").rows() == [(10, "duplicate_pair"), (11, "duplicate_pair")]
+
+
+def test_groups_join_what_is_stated_and_what_is_the_same_file():
+    rows = [("a", "x", None, "g1"), ("b", "y", None, "g1"), ("c", "z", None, "g2"), ("c", "w", None, "g3"),
+            ("d", "v", None, "g3"), *plain(12)]  # fmt: skip
+    group_of = dict(indexed(rows).pairs.select("path", "group_id").iter_rows())
+    assert group_of["a"] == group_of["b"] == "g1"
+    assert group_of["c"] == group_of["d"] == "g2+1 more"
+    assert len(set(group_of.values())) == 14
+    assert group_of["None 0.mp4"].startswith("video ")
+
+
+def test_a_split_is_made_of_whole_groups_where_there_is_none():
+    rows = [(f"{number}.mp4", f"t{number % 7}", None, f"g{number // 3}") for number in range(60)]
+    index = indexed(rows)
+    assert set(index.pairs["split_source"]) == {"made"}
+    assert index.pairs.group_by("group_id").agg(pl.col("part").n_unique())["part"].to_list() == [1] * 20
+    assert dict(index.pairs.group_by("part").agg(pl.col("group_id").n_unique()).iter_rows()) == {
+        "test": 4, "validation": 2, "train": 14,
+    }  # fmt: skip
+    assert any("Made by seed" in note for note in index.notes)
+    assert indexed(rows, seed=1).pairs["part"].to_list() != index.pairs["part"].to_list()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 11), st.integers(0, 5), st.sampled_from([None, "g1", "g2"]), st.sampled_from([None, "train"])
+        ),
+        min_size=1, max_size=16,
+    ),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+@settings(max_examples=15)
+def test_the_order_of_the_rows_does_not_matter_and_no_group_is_on_two_sides(drawn, order):
+    """Twelve files, of which each two neighbours have one content."""
+    rows = [(f"{file}.mp4", f"text {text}", part, group) for file, text, group, part in drawn]
+    rows += plain(6, "test") + plain(6, "validation") + plain(3, "train")
+    shuffled = rows.copy()
+    order.shuffle(shuffled)
+    probes = [probe_of(f"{file}.mp4", f"content {file // 2}") for file in range(12)]
+    first, second = indexed(rows, probes), indexed(shuffled, probes)
+    assert first.pairs.equals(second.pairs)
+    assert first.notes == second.notes
+    assert first.rejected.height == second.rejected.height
+    for column in ("group_id", "video_id", "content_sha256"):
+        assert first.pairs.group_by(column).agg(pl.col("part").n_unique())["part"].max() == 1
+    assert first.pairs.height + first.rejected.height == len(rows)
+    assert check_table(first.rejected, REJECTED, "test").filter(pl.col("reason") != "duplicate_pair").is_empty()
+
+
+def test_training_copies_of_what_is_tested_on_are_left_out_and_said():
+    rows = [("copy", "x", "train", None), ("seen", "y", "validation", None), ("shown", "x", "test", None),
+            ("unsaid", "z", None, None), *SPLIT]  # fmt: skip
+    index = indexed(rows, [probe_of(path, "same") for path in ("copy", "seen", "shown", "unsaid")])
+    assert index.rejected.select("path", "row", "reason").rows() == [
+        ("copy", 1, "copy_across_split"), ("seen", 2, "copy_across_split"),
+    ]  # fmt: skip
+    kept = index.pairs.filter(content_sha256=hashlib.sha256(b"same").hexdigest())
+    assert kept.select("path", "text", "part").sort("text").rows() == [("shown", "x", "test"), ("shown", "z", "test")]
+    assert any("2 rows are not used (2 x 'copy_across_split')" in note for note in index.notes)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", "x", "train", "event"), ("b", "y", "test", "event")],
+        [("a", "x", "train", None), ("a", "y", "test", None)],
+        [("a", "x", "train", None), ("a", "x", "test", None)],
+    ],
+)
+def test_a_split_that_contradicts_its_own_groups_stops_the_run(rows):
+    with pytest.raises(LeakageError, match="the official split divides 1 groups") as caught:
+        indexed([*rows, *SPLIT])
+    assert caught.value.exit_code == 3
+
+
+def test_unreadable_files_are_rejected_row_by_row_and_counted():
+    damaged = ProbeResult("a", reason="corrupt", detail="its frames are damaged. Fetch it again.")
+    index = indexed([("a", "x", "train", None), ("a", "y", "train", None), *SPLIT], [damaged])
+    assert index.rejected.select("path", "row", "reason", "detail").rows() == [
+        ("a", 1, "corrupt", damaged.detail), ("a", 2, "corrupt", damaged.detail),
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"9 of 11 pairs.*at most 10% may be lost \(2 x 'corrupt'\).*damaged"):
+        indexed([("a", "x", "train", None), ("a", "y", "train", None), *SPLIT], [damaged], max_rejected_share=0.1)
+    with pytest.raises(DataError, match="0 of 1 pairs"):
+        indexed([("a", "x", None, None)], [damaged], max_rejected_share=1.0)
+    with pytest.raises(DataError, match=r"0 of 0 pairs.*has no row"):
+        indexed([])
+
+
+def test_too_few_groups_for_three_parts_are_refused():
+    with pytest.raises(DataError, match=r"no pair is left for .*got 1 groups.*Add videos"):
+        indexed([("a", "x", None, "g"), ("b", "y", None, "g")])
+    assert set(indexed(plain(3)).pairs["part"]) == set(PARTS)
+
+
+class TestOnFiles:
+    """What reads and probes real files."""
+
+    @pytest.fixture
+    def corpus(self, tmp_path: Path, make_video: Callable[..., Path]) -> tuple[Path, RunConfig]:
+        root = tmp_path / "corpus"
+        for number in range(3):
+            make_video(root / f"{number}.mp4", 30 + number)
+        make_video(root / "near 0.mp4", 30, crf=30)  # the same pictures, encoded again
+        shutil.copy(root / "1.mp4", root / "same 1.mp4")
+        (root / "broken.mp4").write_bytes((root / "2.mp4").read_bytes()[:200])
+        lines = ["video ||| caption ||| split", "0.mp4 ||| a  b ||| test", "near 0.mp4 ||| c ||| train",
+                 "1.mp4 ||| a b ||| train", "same 1.mp4 ||| d ||| ", "2.mp4 ||| e ||| val", "gone.mp4 ||| f ||| val",
+                 "broken.mp4 ||| g ||| train"]  # fmt: skip
+        (root / "manifest.csv").write_text("\n".join(lines))
+        config = RunConfig(
+            task="video_text", corpus=str(root), manifest_separator="|||", cache_dir=str(tmp_path / "cache"),
+            probe_workers=1,
+        )  # fmt: skip
+        return root, config
+
+    def test_a_corpus_with_everything_that_can_be_wrong(self, corpus):
+        root, config = corpus
+        asked = iter((False, True))  # at 0 and at 1 of 6
+        with pytest.raises(StoppedError, match="after 1 of 6 files"):
+            index_video_texts(config, stop=lambda: next(asked))
+        seen: list[tuple[int, int]] = []
+        index = index_video_texts(config, progress=lambda *done: seen.append(done))
+        assert seen == [(number, 6) for number in range(1, 7)]  # the first is known already
+        assert index.root == video_text_root(config) == root
+        check_table(index.pairs, VIDEO_TEXTS, "test")
+        assert index.pairs.select("path", "text", "part").sort("path", "text").rows() == [
+            ("0.mp4", "a b", "test"), ("1.mp4", "a b", "train"), ("1.mp4", "d", "train"), ("2.mp4", "e", "validation"),
+        ]  # fmt: skip
+        rejected = dict(index.rejected.select("path", "reason").iter_rows())
+        assert rejected == {
+            "broken.mp4": "unreadable", "gone.mp4": "missing_video", "near 0.mp4": "copy_across_split",
+        }  # fmt: skip
+        row = index.pairs.row(by_predicate=pl.col("path") == "0.mp4", named=True)
+        assert row["content_sha256"] == sha256_of_file(root / "0.mp4")
+        assert (row["video_id"], row["num_frames"]) == (row["content_sha256"][:16], 8)
+        assert any("the files of 1 of them are missing" in note for note in index.notes)
+        assert any("1 of the 1 different test texts" in note for note in index.notes)
+        again = index_video_texts(config.model_copy(update={"corpus": str(root / "manifest.csv")}))
+        assert again.pairs.equals(index.pairs)
+        apart = index_video_texts(config.model_copy(update={"near_duplicate_bits": 0}))
+        assert "near 0.mp4" in set(apart.pairs["path"])
+
+    def test_a_corpus_that_is_none_is_refused(self, tmp_path):
+        for corpus in (tmp_path / "none", tmp_path):
+            with pytest.raises(UsageError, match="corpus"):
+                index_video_texts(CONFIG.model_copy(update={"corpus": str(corpus)}))
+            with pytest.raises(UsageError, match="corpus"):
+                video_text_root(CONFIG.model_copy(update={"corpus": str(corpus)}))
+
+    def test_without_a_corpus_the_generated_one_is_read(self, tmp_path, monkeypatch):
+        by_part = {part: [clip for clip in plan_clips() if clip.part == part][:2] for part in PARTS}
+        monkeypatch.setattr(sample_captions, "plan_clips", lambda: [clip for part in PARTS for clip in by_part[part]])
+        config = RunConfig(
+            task="video_text", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"), probe_workers=1,
+            manifest_separator="α",
+        )  # fmt: skip
+        index = index_video_texts(config)
+        assert index.rejected.is_empty()
+        assert index.root == video_text_root(config)
+        assert dict(index.pairs.select("path", "part").iter_rows()) == {
+            clip.path: part for part in PARTS for clip in by_part[part]
+        }
+        assert set(index.pairs["text"]) == {clip.drawing.caption for part in PARTS for clip in by_part[part]}
+        assert set(index.pairs["split_source"]) == {"official"}
+
+
+@pytest.mark.long
+def test_no_two_clips_of_the_generated_corpus_look_alike(tmp_path):
+    """So the default search for near-duplicates leaves its official split whole."""
+    config = RunConfig(task="video_text", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    index = index_video_texts(config)
+    assert index.rejected.is_empty()
+    assert dict(index.pairs["part"].value_counts().iter_rows()) == {"train": 320, "validation": 40, "test": 72}
+    assert index.pairs["group_id"].n_unique() == 432
+    assert any(note.startswith("0 of the 64 different test texts") for note in index.notes)
+
+
+def test_real_clips_become_pairs(shared, tmp_path):
+    """Clips nobody made for this, in several codecs: each is probed and decoded."""
+    listed = pl.read_csv(shared / "media" / "manifest.csv", infer_schema=False)
+    small = listed.filter(pl.col("bytes").cast(pl.Int64) < 300_000, pl.col("path").str.starts_with("labelled/"))
+    chosen = small.unique("group", keep="first", maintain_order=True).head(4)
+    for path in chosen["path"]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(shared / "media" / path, tmp_path / path)
+    chosen.select("path", "group", text=pl.col("codec") + " clip").write_csv(tmp_path / "manifest.csv")
+    config = RunConfig(task="video_text", corpus=str(tmp_path), cache_dir=str(tmp_path / "cache"), probe_workers=1)
+    index = index_video_texts(config)
+    assert index.pairs.height == chosen.height == 4
+    assert set(index.pairs["group_id"]) == set(chosen["group"])
+    assert set(index.pairs["part"]) == set(PARTS)
