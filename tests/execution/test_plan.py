@@ -11,10 +11,17 @@ import pytest
 
 from fvc_lib.execution import fingerprint
 from fvc_lib.execution.plan import make_plan
-from fvc_lib.execution.stages import STAGES, Stage, stage_named, tasks_in_order
+from fvc_lib.execution.stages import (
+    STAGES,
+    Stage,
+    needed_tasks,
+    refuse_stage_of_another_task,
+    stage_named,
+    tasks_in_order,
+)
 from fvc_lib.execution.status import read_status
-from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.config import TASK_DEFAULTS, RunConfig, resolve_config
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table, write_table
 from tests.execution.conftest import Project
@@ -108,6 +115,17 @@ def test_every_table_of_the_pipeline_has_its_schema():
         for path, schema in zip(outputs, stage.schemas, strict=True):
             with pytest.raises(DataError, match="no such table"):
                 read_table(path, schema)
+
+
+def test_a_run_has_the_stages_of_its_task_each_after_what_it_needs():
+    tasks = {task: resolve_config({"task": task, "num_folds": 2}, environ={}) for task in TASK_DEFAULTS}
+    found = {task: [each.key for each in tasks_in_order(config)] for task, config in tasks.items()}
+    assert found["image"] == ["10_image_recognition", "07_memory_report"]
+    assert found["video_text"] == ["20_video_text", "07_memory_report"]
+    assert found["video"][-3:] == ["05_kfold_results", "06_analysis_dashboard", "07_memory_report"]
+    assert needed_tasks(tasks_in_order(tasks["image"]))["07_memory_report"] == {"10_image_recognition"}
+    with pytest.raises(UsageError, match="05_kfold_results is a stage of task video, and this run's task is image"):
+        refuse_stage_of_another_task(tasks["image"], stage_named("05"), None)
 
 
 def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path, monkeypatch):

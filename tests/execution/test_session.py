@@ -48,6 +48,19 @@ def test_without_any_run_a_new_one_begins_with_the_cells_values(runs_dir, opened
     assert not session.headless
 
 
+def test_a_notebook_of_another_task_works_on_the_newest_run_of_that_task_and_on_no_other(runs_dir):
+    image = begin(runs_dir, task="image", epochs=4)
+    video = begin(runs_dir, epochs=9)
+    session = open_stage("10_image_recognition", {"run_dir": "", "epochs": 20, "effective_batch_size": 24})
+    session.memory.close()
+    assert (session.paths, session.config.task, session.config.epochs) == (image, "image", 4)
+    with pytest.raises(UsageError, match="is a run of task video, and this notebook is of task image"):
+        open_stage("10_image_recognition", {"run_dir": str(video.root)})
+    begun = open_stage("20_video_text", {"run_dir": "", "epochs": 3})
+    begun.memory.close()
+    assert (begun.config.task, begun.config.epochs, len(list_runs(runs_dir))) == ("video_text", 3, 3)
+
+
 def test_untouched_values_give_way_to_the_newest_runs_own(runs_dir, opened):
     begin(runs_dir, epochs=2)
     newest = begin(runs_dir, epochs=9)

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from fvc_lib.services.config import (
     ENVIRONMENT,
     NOT_HASHED,
+    TASK_DEFAULTS,
     RunConfig,
     parse_text_value,
     read_params_file,
+    refuse_fields_of_another_task,
     resolve_config,
 )
 from fvc_lib.services.errors import UsageError
@@ -108,3 +110,23 @@ def test_a_missing_params_file_is_named(tmp_path):
 
 def test_every_documented_variable_sets_a_field():
     assert set(ENVIRONMENT.values()) <= set(RunConfig.model_fields)
+
+
+def test_a_task_has_defaults_of_its_own_below_everything_that_was_asked_for():
+    assert resolve_config(environ={}).effective_batch_size == RunConfig().effective_batch_size
+    image = resolve_config({"task": "image"}, environ={})
+    assert {name: getattr(image, name) for name in TASK_DEFAULTS["image"]} == TASK_DEFAULTS["image"]
+    asked = resolve_config({"effective_batch_size": 7}, command_line={"task": "image"}, environ={})
+    assert asked.effective_batch_size == 7
+
+
+def test_what_another_task_reads_is_neither_written_nor_hashed_but_refused():
+    video, image = resolve_config(environ={}), resolve_config({"task": "image"}, environ={})
+    assert "image_size" not in yaml.safe_load(video.to_yaml())
+    assert yaml.safe_load(image.to_yaml())["image_size"] == image.image_size
+    assert "text_width" not in image.relevant()
+    assert video.model_copy(update={"image_size": 64}).config_hash == video.config_hash
+    assert image.model_copy(update={"image_size": 64}).config_hash != image.config_hash
+    refuse_fields_of_another_task(image, ["image_size", "epochs", "num_frames"])
+    with pytest.raises(UsageError, match="image_size: read by task image alone, and this run's task is video"):
+        refuse_fields_of_another_task(video, ["image_size", "epochs"])
