@@ -1,0 +1,99 @@
+"""In what blocks the similarities of all videos and texts are streamed through a given amount of memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_MOST_VIDEOS, _MOST_TEXTS = 2048, 1024  # of a block: its scores, 8 MB, stay in the cache and no call costs anything
+MOST_TEXTS = 8 * 255  # a row's answers are summed up in bytes, eight at a time
+_LEAST = 16
+_FIXED_BYTES = 12_000_000  # what settling single pairs takes, and what is loaded and kept for small arrays
+
+
+@dataclass(frozen=True)
+class RetrievalPlan:
+    """How a retrieval is streamed; the result does not depend on it.
+
+    Attributes:
+        num_videos: rows of the dense matrix.
+        num_texts: its columns.
+        dimensions: numbers per embedding.
+        video_block: videos per block.
+        text_block: texts per block.
+        text_panel: texts that are converted once for all videos, a whole number of blocks.
+    """
+
+    num_videos: int
+    num_texts: int
+    dimensions: int
+    video_block: int
+    text_block: int
+    text_panel: int
+
+    def __post_init__(self) -> None:
+        if min(self.video_block, self.text_block, self.text_panel) < 1 or self.text_block > MOST_TEXTS:
+            raise ValueError(
+                f"blocks of {self.video_block} x {self.text_block} in panels of {self.text_panel} texts; "
+                f"give sizes from 1 on, and blocks of {MOST_TEXTS} texts at most"
+            )
+
+    @property
+    def streamed_bytes(self) -> int:
+        """About what is taken at most: a block, its operands, the panel as bytes, and what settling pairs takes."""
+        block = _block_bytes(self.video_block, self.text_block, self.dimensions)
+        return block + self.text_panel * self.dimensions + _FIXED_BYTES
+
+    @property
+    def dense_bytes(self) -> int:
+        """What all similarities would take at once, as float32."""
+        return 4 * self.num_videos * self.num_texts
+
+    def describe(self) -> str:
+        """Lines for the log: what was gathered, what the dense matrix would have taken, how it is streamed."""
+        blocks = _parts(self.num_videos, self.video_block) * _parts(self.num_texts, self.text_block)
+        size = _size(self.streamed_bytes)
+        lines = (
+            f"samples accumulated: {self.num_videos:,} of {self.dimensions:,} numbers",
+            f"unique texts: {self.num_texts:,}",
+            f"dense similarities would take: {_size(self.dense_bytes)} as float32",
+            f"streamed: {blocks:,} blocks of {self.video_block:,} x {self.text_block:,} in {size}",
+        )
+        return "\n".join(lines)
+
+
+def plan_retrieval(num_videos: int, num_texts: int, dimensions: int, memory_bytes: int) -> RetrievalPlan:
+    """The largest blocks that fit into ``memory_bytes`` and the cache.
+
+    Raises:
+        ValueError: not even blocks of 16 x 16 fit.
+    """
+    free = memory_bytes - _FIXED_BYTES
+    videos, texts = min(_MOST_VIDEOS, num_videos), min(_MOST_TEXTS, num_texts)
+    while _block_bytes(videos, texts, dimensions) > 0.7 * free:
+        if max(videos, texts) <= _LEAST:
+            needed = _FIXED_BYTES + math.ceil((_block_bytes(videos, texts, dimensions) + texts * dimensions) / 0.7)
+            raise ValueError(
+                f"memory_bytes={memory_bytes:,} is too little for embeddings of {dimensions:,} numbers; "
+                f"give at least {needed:,}"
+            )
+        if videos >= texts:
+            videos = math.ceil(videos / 2)
+        else:
+            texts = math.ceil(texts / 2)
+    kept = (free - _block_bytes(videos, texts, dimensions)) // (texts * dimensions)
+    panel = texts * max(1, min(kept, _parts(num_texts, texts)))
+    return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, panel)
+
+
+def _parts(whole: int, part: int) -> int:
+    return math.ceil(whole / part)
+
+
+def _block_bytes(videos: int, texts: int, dimensions: int) -> int:
+    """Scores as float64, two masks for each direction, and both operands as float32 and once more as float64."""
+    return videos * texts * (8 + 4) + (videos + texts) * dimensions * 12
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
