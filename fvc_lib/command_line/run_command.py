@@ -6,6 +6,7 @@ import importlib.util
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from fvc_lib.execution.predicted_memory import PredictedPeak, predicted_peaks
 from fvc_lib.execution.run_record import begin_run, record_resumption
 from fvc_lib.execution.runner import Runner
 from fvc_lib.execution.session import run_config
-from fvc_lib.execution.stages import refuse_stage_of_another_task, stage_named, task_keys
+from fvc_lib.execution.stages import Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.status_book import status_now
 from fvc_lib.services.allocator_settings import check_allocator_environment
 from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task
@@ -149,10 +150,10 @@ class RunCommand:
         changed = changes(own, config)
         taken = inheritance(ancestor, make_plan(self.notebooks, config, ancestor), changed)
 
-        def binding_config(fold: int) -> dict[str, Any]:
-            from fvc_lib.learning.fold_settings import training_parameters  # torch takes seconds to load
-
-            return training_parameters(own, fold)
+        def binding_config(task: Task) -> dict[str, Any]:
+            training = import_module(task.stage.training_module)  # torch takes seconds to load
+            parameters: dict[str, Any] = training.training_parameters(own, task.fold)
+            return parameters
 
         def prepare(fork: RunPaths) -> dict[str, object]:
             take_over(ancestor, fork, taken, binding_config)

@@ -1,6 +1,6 @@
 """A new run begun from another under a changed configuration: what still holds is copied, the rest begins anew.
 
-The run it comes from is only read. A half-trained fold goes on from its checkpoint when nothing changed that says what
+The run it comes from is only read. A half-done training goes on from its checkpoint when nothing changed that says what
 its network is or which videos it has seen; the engine compares the data once more before it uses the weights.
 """
 
@@ -32,6 +32,10 @@ STARTS_ANEW = frozenset(
         "corpus", "near_duplicate_bits", "seed", "num_folds", "inner_validation_share",
         "num_frames", "fixed_size", "augmentations_per_video", "augmentations", "augmentation_strength", "model",
         "effective_batch_size", "class_balance", "shuffle_labels",
+        "split_validation_share", "split_test_share",
+        "image_layout", "image_size", "targets", "dev_samples_per_class", "backbone", "backbone_weights",
+        "manifest_separator", "max_text_tokens", "vocabulary_size", "text_encoder", "embedding_size", "text_width",
+        "text_layers", "text_heads", "contrastive_loss", "contrastive_weight", "caption_weight", "masked_weight",
     }
 )  # fmt: skip
 
@@ -44,7 +48,7 @@ class Inheritance:
 
     Attributes:
         kept: finished tasks that still hold, copied with all they wrote.
-        carried: folds that go on training from the checkpoint they had come to.
+        carried: trainings that go on from the checkpoint they had come to.
         anew: other tasks, each with the reason.
     """
 
@@ -74,8 +78,9 @@ def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mappin
         task = planned.task
         if not planned.run:
             continue
-        obstacle = "" if task.fold is None else _obstacle(ancestor.fold_checkpoints(task.fold), task, stale, changed)
-        if task.fold is not None and not obstacle:
+        folder = ancestor.training_checkpoints(task.stage.name, task.fold)
+        obstacle = _obstacle(folder, task, stale, changed) if task.stage.trains else ""
+        if task.stage.trains and not obstacle:
             carried.append(task)
         else:
             anew.append((task, "; ".join(filter(None, (planned.reason, obstacle)))))
@@ -83,7 +88,7 @@ def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mappin
 
 
 def take_over(
-    ancestor: RunPaths, fork: RunPaths, taken: Inheritance, binding_config: Callable[[int], Mapping[str, Any]]
+    ancestor: RunPaths, fork: RunPaths, taken: Inheritance, binding_config: Callable[[Task], Mapping[str, Any]]
 ) -> None:
     """Copy into the new folder ``fork`` what it takes over from ``ancestor``.
 
@@ -91,7 +96,7 @@ def take_over(
         ancestor: the run that is forked; only read.
         fork: the new run, in which nothing has run.
         taken: what ``inheritance`` found.
-        binding_config: the configuration that the checkpoints of ``ancestor``'s fold K are bound to.
+        binding_config: the configuration that the checkpoints of a task of ``ancestor`` are bound to.
 
     Raises:
         OSError: something cannot be read or written.
@@ -103,9 +108,7 @@ def take_over(
         if task.key in before.stages:
             status.stages[task.key] = before.stages[task.key]
     for task in taken.carried:
-        if task.fold is None:
-            continue
-        _carry_fold(ancestor, fork, task.fold, binding_config(task.fold))
+        _carry_training(ancestor, fork, task, binding_config(task))
         metrics = ancestor.metrics(task.stage.name, task.fold)
         _copy(metrics, fork.metrics(task.stage.name, task.fold))
         # Attempts go on counting: of two lines of one step in the metric log the later attempt's counts.
@@ -126,13 +129,14 @@ def _obstacle(folder: Path, task: Task, stale: set[str], changed: Mapping[str, C
     return ""
 
 
-def _carry_fold(ancestor: RunPaths, fork: RunPaths, fold: int, config: Mapping[str, Any]) -> None:
-    """The checkpoints of the model and of its control, each with a note whose they are."""
-    source, target = ancestor.fold_checkpoints(fold), fork.fold_checkpoints(fold)
+def _carry_training(ancestor: RunPaths, fork: RunPaths, task: Task, config: Mapping[str, Any]) -> None:
+    """The checkpoints of the model and of a fold's control, each with a note whose they are."""
+    source, target = (run.training_checkpoints(task.stage.name, task.fold) for run in (ancestor, fork))
     _copy(source / "code.json", target / "code.json")
     note = {"run_id": ancestor.run_id, "config": dict(config)}
-    for of_part in (RunPaths.fold_checkpoints, RunPaths.control_checkpoints):
-        _carry_checkpoints(of_part(ancestor, fold), of_part(fork, fold), note)
+    _carry_checkpoints(source, target, note)
+    if task.fold is not None:
+        _carry_checkpoints(ancestor.control_checkpoints(task.fold), fork.control_checkpoints(task.fold), note)
 
 
 def _carry_checkpoints(source: Path, target: Path, note: Mapping[str, Any]) -> None:

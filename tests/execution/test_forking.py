@@ -98,7 +98,7 @@ def fork(ancestor: RunPaths, project: Project, **changes: object) -> tuple[Proje
     forked, taken = inherited(ancestor, project, **changes)
 
     def prepare(run: RunPaths) -> dict[str, object]:
-        take_over(ancestor, run, taken, lambda fold: {"fold": fold, "epochs": project.config.epochs})
+        take_over(ancestor, run, taken, lambda task: {"fold": task.fold, "epochs": project.config.epochs})
         return {}
 
     return forked, begin_run(forked.config, command="fork", prepare=prepare)

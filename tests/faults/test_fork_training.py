@@ -43,7 +43,7 @@ def fork(ancestor: TinyTraining, root: str) -> RunPaths:
     paths = elsewhere(ancestor, ancestor.paths.root.parent / root)
     RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
     taken = Inheritance(kept=(), carried=(TASK,), anew=())
-    take_over(ancestor.paths, paths, taken, lambda fold: training_parameters(ancestor.config, fold))
+    take_over(ancestor.paths, paths, taken, lambda task: training_parameters(ancestor.config, task.fold))
     begin_training_state(paths, TASK)
     return paths
 
