@@ -15,8 +15,8 @@ from fvc_lib.analysis.dashboard_controls import Controls
 from fvc_lib.analysis.dashboard_panels import Bundle, is_nothing, panels
 from fvc_lib.analysis.dashboard_selection import Selection, default_selection
 from fvc_lib.analysis.figure_display import show_bundle
+from fvc_lib.analysis.figure_html import PLOTLY
 from fvc_lib.analysis.live_refresh import LiveRefresh, any_at_work
-from fvc_lib.analysis.notebook_html import PLOTLY
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.path_text import path_to_text
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fvc_lib.analysis.notebook_html import PLOTLY
+from fvc_lib.analysis.figure_html import PLOTLY
 
 
 def figure_bundle(figure: go.Figure) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import re
 from html import escape, unescape
 from typing import Any
 
+PLOTLY = "application/vnd.plotly.v1+json"  # what a notebook stores of a figure
 _TITLE_PIXELS = 50  # of a figure's upper margin: what a title and subtitle of one line each take (theme.figure)
 _LEAST_MARGIN_PIXELS = 34  # what stands on the plot: a legend, a verdict
 _TAG = re.compile(r"<[^>]*>")

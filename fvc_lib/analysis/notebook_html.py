@@ -21,12 +21,11 @@ import nbformat
 from bleach.css_sanitizer import CSSSanitizer
 from nbconvert.filters import Highlight2HTML, ansi2html, markdown2html
 
-from fvc_lib.analysis.figure_html import figure_html
+from fvc_lib.analysis.figure_html import PLOTLY, figure_html
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.path_text import path_to_text
 
-PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif", "image/webp")
 _TEXT_LIMIT = 100_000  # characters of one text output; the executed notebook keeps the rest

@@ -7,13 +7,17 @@ balanced accuracy when the score is a calibrated probability.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from sklearn.ensemble import HistGradientBoostingClassifier
 
 from fvc_lib.metrics.weighting import FloatArray, IntArray
 from fvc_lib.services.errors import DataError
+
+if TYPE_CHECKING:
+    from sklearn.ensemble import HistGradientBoostingClassifier
 
 SCORED_COLUMNS = ("video_id", "group_id", "label", "fold", "score", "threshold")
 
@@ -188,6 +192,8 @@ def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> Float
 
 def _boosting(num_training: int) -> HistGradientBoostingClassifier:
     """Small trees with leaves of at least a tenth of few videos: with 50 videos the default of 20 allows one split."""
+    from sklearn.ensemble import HistGradientBoostingClassifier  # a second to load, for a stage that only looks up
+
     return HistGradientBoostingClassifier(
         learning_rate=0.1,
         max_iter=100,

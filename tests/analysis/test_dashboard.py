@@ -17,10 +17,11 @@ from fvc_lib.analysis.dashboard_controls import Controls
 from fvc_lib.analysis.dashboard_panels import Panel, dashboard_notes, is_nothing, panels
 from fvc_lib.analysis.dashboard_selection import Selection, default_selection
 from fvc_lib.analysis.figure_display import figure_bundle
+from fvc_lib.analysis.figure_html import PLOTLY
 from fvc_lib.analysis.figure_parts import with_fold_highlighted
 from fvc_lib.analysis.fold_clicks import NO_FOLD
 from fvc_lib.analysis.live_refresh import LiveRefresh, any_at_work
-from fvc_lib.analysis.notebook_html import PLOTLY, WIDGET
+from fvc_lib.analysis.notebook_html import WIDGET
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths

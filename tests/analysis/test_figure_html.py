@@ -6,8 +6,7 @@ import pytest
 
 from fvc_lib.analysis import theme
 from fvc_lib.analysis.figure_display import figure_bundle
-from fvc_lib.analysis.figure_html import figure_html
-from fvc_lib.analysis.notebook_html import PLOTLY
+from fvc_lib.analysis.figure_html import PLOTLY, figure_html
 
 HOSTILE = "</p><script>alert('x')</script><img src=x onerror=alert(1)>"
 
