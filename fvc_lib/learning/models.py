@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ class FrameTrunk(nn.Module):
     """A CNN on single frames; its norm sees the whole clip, so that a frozen or foreign frame stays different.
 
     Args:
-        widths: channels of the first two convolutions, and of further ones, each of which halves the picture.
+        widths: channels of the first two convolutions, and of further ones; the first of those halves the picture.
         stem: what is seen.
     """
 
@@ -64,8 +65,10 @@ class FrameTrunk(nn.Module):
         self._stem = stem
         self.first = _ConvNorm(stem.num_channels, widths[0], (1, 3, 3), (1, 2, 2))
         self.second = _ConvNorm(widths[0], widths[1], (1, 3, 3))
-        pairs = zip(widths[1:-1], widths[2:], strict=True)
-        self.further = nn.Sequential(*(_ConvNorm(a, b, (1, 3, 3), (1, 2, 2)) for a, b in pairs))
+        pairs = pairwise(widths[1:])
+        strides = (2, *[1] * len(widths))
+        blocks = [_ConvNorm(a, b, (1, 3, 3), (1, s, s)) for (a, b), s in zip(pairs, strides, strict=False)]
+        self.further = nn.Sequential(*blocks)
         self.frame_feature_size = 3 * widths[-1]
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
@@ -73,7 +76,7 @@ class FrameTrunk(nn.Module):
         return self.first, self.second, *self.further
 
     def frame_features(self, frames: Tensor) -> Tensor:
-        """float (B, T, 3 * widths[-1]), from frames uint8 (B, T, 3, H, W)."""
+        """Float (B, T, 3 * widths[-1]), from frames uint8 (B, T, 3, H, W)."""
         return self._pooled_frames(frames).transpose(1, 2)
 
     def _pooled_frames(self, frames: Tensor) -> Tensor:
@@ -123,7 +126,7 @@ class R2Plus1dTrunk(nn.Module):
         return self.spatial_stem, self.temporal_stem, *(block for block in self.blocks)
 
     def frame_features(self, frames: Tensor) -> Tensor:
-        """float (B, T, 2 * widths[-1]), mean and maximum over space, from frames uint8 (B, T, 3, H, W)."""
+        """Float (B, T, 2 * widths[-1]), mean and maximum over space, from frames uint8 (B, T, 3, H, W)."""
         features = self._features(frames)
         return torch.cat([features.mean((3, 4)), features.amax((3, 4))], dim=1).transpose(1, 2)
 
@@ -192,7 +195,7 @@ class _Architecture:
     micro_batch: int
 
 
-# For content the frame network is deeper: what a thing is shows over a quarter of the picture, a trace over a few cells.
+# For content the frame network is deeper: a thing shows over a quarter of the picture, a trace over a few cells.
 _ARCHITECTURES = {
     "frame_cnn": _Architecture(FrameCnn, lambda: FrameTrunk((32, 48, 64, 96), PIXELS), micro_batch=8),
     "r2plus1d": _Architecture(R2Plus1d, lambda: R2Plus1dTrunk((16, 32, 64), PIXELS), micro_batch=4),

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from fvc_lib.learning.forensic_stem import forensic_maps
-from fvc_lib.learning.models import _maps_clip_by_clip, build_model, default_micro_batch
+from fvc_lib.learning.models import FORENSIC, PIXELS, build_content_trunk, build_model, default_micro_batch
+from fvc_lib.learning.pixel_stem import pixel_maps
 from fvc_lib.learning.random_state import forked_random_state
 from fvc_lib.services.errors import UsageError
 
@@ -68,9 +69,11 @@ def test_the_recomputable_blocks_hold_everything_but_the_head(name):
     assert {key for key, p in model.named_parameters() if id(p) not in inside} == {"head.weight", "head.bias"}
 
 
-def test_maps_made_clip_by_clip_are_those_of_the_batch():
+@pytest.mark.parametrize(("stem", "maps"), [(FORENSIC, forensic_maps), (PIXELS, pixel_maps)])
+def test_maps_made_clip_by_clip_are_those_of_the_batch(stem, maps):
     frames = clips(5, 6, 50)
-    assert _maps_clip_by_clip(frames, 4).equal(forensic_maps(frames, 4))
+    assert stem.clip_by_clip(frames).equal(maps(frames, stem.cell))
+    assert stem.clip_by_clip(frames).shape[1] == stem.num_channels
 
 
 def test_default_micro_batches_are_safe():
@@ -80,3 +83,36 @@ def test_default_micro_batches_are_safe():
 def test_an_unknown_model_is_refused_with_a_suggestion():
     with pytest.raises(UsageError, match="Did you mean 'frame_cnn'"):
         build_model("frame_cn")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_content_trunk_gives_features_of_every_frame(name):
+    with forked_random_state(0, CPU):
+        trunk = build_content_trunk(name).eval()
+    frames = clips(2, 3, 32)
+    features = trunk.frame_features(frames)
+    assert features.shape == (2, 3, trunk.frame_feature_size)
+    assert features.isfinite().all()
+    torch.testing.assert_close(trunk.frame_features(frames[:1]), features[:1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_content_trunk_sees_which_way_something_goes(name):
+    """The same frames in another order: what is shown is equal, how it changes is not."""
+    with forked_random_state(0, CPU):
+        trunk = build_content_trunk(name)
+    frames = torch.zeros(1, 3, 3, 32, 32, dtype=torch.uint8)
+    for frame, column in zip(frames[0], (4, 12, 20), strict=True):
+        frame[:, 12:20, column : column + 8] = 255
+    with torch.no_grad():
+        forwards, backwards = trunk.frame_features(frames)[0, 1], trunk.frame_features(frames.flip(1))[0, 1]
+    assert (forwards - backwards).abs().max() > 0.1 * forwards.abs().max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_video_network_is_its_kind_of_trunk_with_a_head(name):
+    """Names of weights, and so checkpoints, stay what they were before trunks were shared."""
+    names = [key for key in seeded(name).state_dict() if not key.startswith("head.")]
+    first = {"frame_cnn": "first.convolution.weight", "r2plus1d": "spatial_stem.convolution.weight"}[name]
+    assert names[0] == first
+    assert [key for key in seeded(name).state_dict() if key.startswith("head.")] == ["head.weight", "head.bias"]

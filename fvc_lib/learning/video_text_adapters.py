@@ -1,0 +1,156 @@
+"""Text encoders of the transformers package, from a local folder; the package is imported only where one is asked for.
+
+Nothing is fetched, and no code that lies in the folder is run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.errors import UsageError
+
+OWN = "own"
+TOKENS, THERE = "encoder_tokens", "encoder_there"  # names of a batch's tensors
+
+
+class TransformersEncoder(nn.Module):
+    """A pretrained encoder that is trained on; a text is the mean of what it makes of its tokens.
+
+    It stays in evaluation mode: dropout would draw other numbers for every split into micro-batches.
+
+    Args:
+        folder: with ``config.json``, weights and the tokenizer's files, as ``save_pretrained`` writes them.
+
+    Raises:
+        UsageError: transformers is not installed; no such folder; no model in it, or weights that are not all there.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.encoder = _loaded_encoder(folder)
+        self.output_size = int(self.encoder.config.hidden_size)
+        self.train()
+
+    def train(self, mode: bool = True) -> TransformersEncoder:
+        """As ever, but for the encoder."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def forward(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """(B, W) from ``encoder_tokens`` int64 (B, L) and ``encoder_there`` int64 (B, L), 1 where a token is."""
+        there = tensors[THERE]
+        states = self.encoder(input_ids=tensors[TOKENS], attention_mask=there).last_hidden_state
+        weights = there.to(states.dtype)[:, :, None]
+        result: Tensor = (states * weights).sum(1) / weights.sum(1)
+        return result
+
+
+def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[str, Tensor]:
+    """``encoder_tokens`` and ``encoder_there`` int64 (N, L) of ``texts``, by the tokenizer in ``folder``.
+
+    Args:
+        folder: as for ``TransformersEncoder``.
+        texts: N of them.
+        max_tokens: longer texts are cut.
+
+    Raises:
+        UsageError: transformers is not installed, no such folder, or no tokenizer in it.
+    """
+    transformers = _transformers()
+    _require_folder(folder)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"text_encoder: no tokenizer that can be read in {folder!r}: {_first_line(error)}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # of decoders; it is masked
+    encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
+    return {TOKENS: encoded["input_ids"], THERE: encoded["attention_mask"]}
+
+
+def encoder_fingerprint(folder: str) -> list[list[str]]:
+    """Names and SHA-256 of the files of ``folder``: what a training with its weights depends on.
+
+    Raises:
+        UsageError: no such folder.
+    """
+    files = sorted(path for path in _require_folder(folder).iterdir() if path.is_file())
+    return [[path.name, sha256_of_file(path)] for path in files]
+
+
+def _loaded_encoder(folder: str) -> Any:
+    transformers = _transformers()
+    _require_folder(folder)
+    with _quiet(transformers):
+        try:
+            model, loading = transformers.AutoModel.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, dtype=torch.float32
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise UsageError(f"text_encoder: no model that can be read in {folder!r}: {_first_line(error)}") from error
+    if model.config.is_encoder_decoder:
+        model = model.get_encoder()
+    if not hasattr(model.config, "hidden_size"):
+        raise UsageError(
+            f"text_encoder: {folder!r} holds a {type(model).__name__}, wanted an encoder of texts (BERT, RoBERTa, "
+            "DistilBERT, T5 and the like)."
+        )
+    without_pooler = "add_pooling_layer" in inspect.signature(type(model).__init__).parameters
+    if without_pooler:
+        model.pooler = None  # a head that is not used, and would never receive a gradient
+    missing = sorted(name for name in loading["missing_keys"] if not (without_pooler and name.startswith("pooler.")))
+    if missing:
+        raise UsageError(
+            f"text_encoder: {len(missing)} weights are missing in {folder!r}, the first {missing[0]!r}; they would be "
+            "random. Give the folder of a whole model of this kind."
+        )
+    return model
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without its progress bars and its report of what was loaded, which is looked at here."""
+    logging = transformers.utils.logging
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            "text_encoder: a folder needs the transformers package: pip install 'transformers>=5', or take "
+            f"text_encoder {OWN}."
+        ) from error
+    return transformers
+
+
+def _require_folder(folder: str) -> Path:
+    path = Path(folder)
+    if not path.is_dir():
+        raise UsageError(
+            f"text_encoder: got {folder!r}, wanted {OWN} or the folder of a transformers model on this machine; "
+            "nothing is fetched from elsewhere."
+        )
+    return path
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,108 @@
+"""Losses that compare all videos of a batch with all of its texts, several of which may belong together.
+
+All are sums over the samples; ``samples`` below are pairs of a video and a text, and positives are found from numbers
+that are equal for equal videos and equal texts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# CLIP's: a temperature between 1 and 1/100, beginning at 0.07.
+LOG_SCALE_BOUNDS = (0.0, math.log(100.0))
+SOFTMAX_LOG_SCALE = math.log(1 / 0.07)
+SIGMOID_LOG_SCALE = math.log(10.0)  # SigLIP's
+
+
+def positive_pairs(video_index: Tensor, text_index: Tensor) -> Tensor:
+    """Bool (B, B): whether video i and text j belong together, as far as the batch says.
+
+    They do where a sample has just this video and this text: their own pair, equal texts' videos, equal videos' texts,
+    and what these together imply.
+
+    Args:
+        video_index: int64 (B,), equal for equal videos.
+        text_index: int64 (B,), equal for equal texts.
+    """
+    same_video = (video_index[:, None] == video_index[None, :]).float()
+    same_text = (text_index[:, None] == text_index[None, :]).float()
+    return same_video @ same_text > 0
+
+
+def softmax_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
+    """Cross-entropy over texts for each video and over videos for each text, halved, summed over samples; scalar.
+
+    After A. Radford et al., "Learning transferable visual models from natural language supervision" (CLIP, 2021). Where
+    a sample has several positives each is as right as the others: the target is spread evenly over them, as in J. Yang
+    et al., "Unified contrastive learning in image-text-label space" (CVPR 2022).
+
+    Args:
+        similarities: float (B, B), videos by texts, already multiplied by the scale.
+        positives: bool (B, B), at least one in each row and column.
+    """
+    wanted = positives.to(similarities.dtype)
+    by_video = similarities.log_softmax(1) * (wanted / wanted.sum(1, keepdim=True))
+    by_text = similarities.log_softmax(0) * (wanted / wanted.sum(0, keepdim=True))
+    return -0.5 * (by_video + by_text).sum()
+
+
+def sigmoid_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
+    """Every video with every text is a yes or no of its own; summed over all of them; scalar.
+
+    After X. Zhai et al., "Sigmoid loss for language image pre-training" (SigLIP, ICCV 2023).
+
+    Args:
+        similarities: float (B, B), videos by texts, already multiplied by the scale and with the bias added.
+        positives: bool (B, B).
+    """
+    return -F.logsigmoid(torch.where(positives, similarities, -similarities)).sum()
+
+
+class SimilarityScale(nn.Module):
+    """The learned factor on cosine similarities, and for the sigmoid loss the bias.
+
+    The bias begins where every pair is as likely right as it is: SigLIP's -10 does so for its batch of 32,768.
+
+    Args:
+        loss: softmax or sigmoid.
+        num_together: samples of an effective batch.
+    """
+
+    def __init__(self, loss: str, num_together: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(SOFTMAX_LOG_SCALE if loss == "softmax" else SIGMOID_LOG_SCALE))
+        if loss == "sigmoid":
+            self.bias = nn.Parameter(torch.tensor(-math.log(max(num_together, 2))))
+        self._loss = loss
+
+    def forward(self, video: Tensor, text: Tensor) -> Tensor:
+        """(V, T) from unit vectors (V, E) and (T, E)."""
+        scale: Tensor = _Bounded.apply(self.log_scale).exp()  # type: ignore[no-untyped-call]
+        similarities = video @ text.T * scale
+        return similarities + self.bias if self._loss == "sigmoid" else similarities
+
+    def contrastive(self, video: Tensor, text: Tensor, positives: Tensor) -> Tensor:
+        """The loss of this kind, summed over the samples."""
+        loss = softmax_contrastive if self._loss == "softmax" else sigmoid_contrastive
+        return loss(self(video, text), positives)
+
+
+class _Bounded(torch.autograd.Function):
+    """Clamp to ``LOG_SCALE_BOUNDS`` that lets a gradient pass that leads back inside; ``clamp``'s own lets none."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.save_for_backward(value)
+        return value.clamp(*LOG_SCALE_BOUNDS)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (value,), (gradient,) = ctx.saved_tensors, gradients
+        low, high = LOG_SCALE_BOUNDS
+        leads_out = ((value <= low) & (gradient > 0)) | ((value >= high) & (gradient < 0))
+        return gradient.masked_fill(leads_out, 0.0)

@@ -1,0 +1,268 @@
+"""Task video_text from its table to results: train on one split, look at the test part once, write what was found."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from torch import Tensor
+
+from fvc_lib.learning.data import ClipSource
+from fvc_lib.learning.models import default_micro_batch
+from fvc_lib.learning.random_state import stable_seed
+from fvc_lib.learning.ranks import OneRank, Ranks
+from fvc_lib.learning.split_training import (
+    Progress,
+    SplitTraining,
+    parameters_of,
+    split_settings,
+    train_stage_on_ranks,
+    trained_split,
+)
+from fvc_lib.learning.stage_outcome import StageOutcome
+from fvc_lib.learning.text_tokenizer import BEGIN, END, PAD, TextTokenizer
+from fvc_lib.learning.video_text_accumulators import RetrievalSettings, VideoTextOutputs
+from fvc_lib.learning.video_text_adapters import OWN, encoder_fingerprint, encoder_tensors
+from fvc_lib.learning.video_text_data import (
+    PairNumbers,
+    VideoTextDataset,
+    make_clips,
+    pairs_fingerprint,
+    without_videos,
+)
+from fvc_lib.learning.video_text_decoder import TokenNumbers
+from fvc_lib.learning.video_text_networks import NetworkPlan
+from fvc_lib.learning.video_text_samples import HiddenFrames, PreparedSamples, num_hidden_frames
+from fvc_lib.learning.video_text_tables import refuse_nonfinite, write_test_tables
+from fvc_lib.learning.video_text_task import LossWeights, VideoTextTask
+from fvc_lib.learning.watching import MetricSink
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.memory_observer import MemoryObserver
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import read_table
+from fvc_lib.services.task_tables import PARTS, VIDEO_TEXTS
+from fvc_lib.video.clip_store import ClipStore
+
+STAGE = "20_video_text"
+_logger = logging.getLogger(__name__)
+
+# What a checkpoint is bound to. batch_size and device are left out, as for folds: the effective batch, and so the
+# result up to rounding, stays the same. recall_at is only looked at, and beam_width is of captions written afterwards.
+_PARAMETERS = (
+    "seed", "num_frames", "fixed_size", "model", "max_text_tokens", "vocabulary_size", "embedding_size", "text_width",
+    "text_layers", "text_heads", "contrastive_loss", "contrastive_weight", "caption_weight", "masked_weight",
+    "masked_share", "epochs", "effective_batch_size", "learning_rate", "weight_decay", "warmup_share",
+    "max_gradient_norm", "early_stopping_epochs", "amp",
+)  # fmt: skip
+
+
+def train_video_text(
+    paths: RunPaths,
+    config: RunConfig,
+    fold: int | None = None,
+    *,
+    metric_log: MetricSink,
+    attempt: int = 1,
+    memory: MemoryObserver | None = None,
+    stop: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
+) -> StageOutcome:
+    """Train, choosing the epoch on the validation part, and go through the test part once with that epoch's weights.
+
+    Reads ``tables/video_texts.parquet`` and the videos' clips, which are made where they are missing; writes the
+    checkpoints, beside them ``tokenizer.json``, and ``tables/retrieval_ranks.parquet``, ``tables/captions.parquet`` and
+    ``tables/test_embeddings.safetensors``. Goes on from what an earlier attempt saved.
+
+    Args:
+        paths: the run.
+        config: its resolved parameters.
+        fold: None: this task has one split.
+        metric_log: gets the phases train, validation and test.
+        attempt: which try this is; nothing depends on it.
+        memory: told at every step where the training is.
+        stop: asked at every step boundary, and after every clip that is made.
+        progress: called with (steps done, steps planned).
+        ranks: of which this process is one; None: it is no rank, and starts them where there are to be several.
+
+    Raises:
+        StoppedError: ``stop`` said so; everything is saved (exit code 75).
+        DataError: too many videos without a clip, an empty part, or nothing finite said of the test part.
+        UsageError: losses that are all off, sizes that do not fit one another, or a text encoder that is not there.
+        CheckpointMismatchError, MemoryExhaustedError, CheckpointWriteError, RankLostError: as ``train_fold``.
+    """
+    check_config(config)
+    if ranks is None and config.num_ranks > 1:
+        make_clips(config, read_table(paths.video_texts, VIDEO_TEXTS), stop=stop)  # once, before ranks wait for it
+        return train_stage_on_ranks(
+            paths, config, STAGE, metric_log=metric_log, memory=memory, stop=stop, progress=progress
+        )
+    ranks = ranks or OneRank()
+    parts = read_parts(paths, config, ranks, stop)
+    ranks.from_leader("tokenizer", lambda: parts.tokenizer.save(tokenizer_file(paths)))
+    training = split_training(parts, config)
+    task = training.task
+    if not isinstance(task, VideoTextTask):
+        raise TypeError(f"task: got {type(task).__name__}, wanted VideoTextTask")
+    with trained_split(
+        paths, config, training, metric_log=metric_log, memory=memory, stop=stop, progress=progress, ranks=ranks
+    ) as trained:
+        outputs = VideoTextOutputs(_retrieval_settings(config))
+        with task.writing_captions():
+            trained.predict(parts.samples("test", config), outputs)
+        refuse_nonfinite(outputs)
+        found = outputs.compute()
+        metric_log.log(step=trained.state.step, epoch=trained.state.best_epoch, phase="test", metrics=found)
+        return trained.finish(
+            num_train=parts.of("train").height,
+            num_validation=parts.of("validation").height,
+            num_test=parts.of("test").height,
+            write=lambda: write_test_tables(paths, parts.of("test"), outputs, parts.tokenizer, config),
+        )
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise ``UsageError`` for parameters that cannot go together."""
+    if not config.contrastive_weight and not config.caption_weight:
+        raise UsageError(
+            "contrastive_weight and caption_weight are both 0: nothing would be learned that can be measured. Give one "
+            "of them a weight."
+        )
+    if config.text_width % config.text_heads:
+        raise UsageError(f"text_heads: got {config.text_heads}, wanted a divisor of text_width {config.text_width}.")
+    if config.masked_weight and config.num_frames < 2:
+        raise UsageError("masked_weight: a clip of one frame has none left to foretell it from. Take more num_frames.")
+
+
+def tokenizer_file(paths: RunPaths) -> Path:
+    """Where the tokenizer is kept, beside the checkpoints it belongs to."""
+    return paths.stage_training(STAGE) / "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class VideoTextParts:
+    """What a training is made of.
+
+    Attributes:
+        pairs: VIDEO_TEXTS, those whose video has a clip.
+        source: of the clips.
+        tokenizer: learned from the training part.
+        numbers: of all videos and texts.
+    """
+
+    pairs: pl.DataFrame
+    source: ClipSource
+    tokenizer: TextTokenizer
+    numbers: PairNumbers
+
+    def of(self, part: str) -> pl.DataFrame:
+        """The pairs of train, validation or test."""
+        return self.pairs.filter(pl.col("part") == part)
+
+    def samples(self, part: str, config: RunConfig) -> PreparedSamples:
+        """The samples of a part, in the order of ``of(part)``."""
+        pairs = self.of(part)
+        data = VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens, self.numbers)
+        hidden = None
+        if config.masked_weight:
+            num_hidden = num_hidden_frames(config.num_frames, config.masked_share)
+            hidden = HiddenFrames(config.num_frames, num_hidden, stable_seed(STAGE, config.seed))
+        return PreparedSamples(data, _beside(pairs, config), hidden)
+
+
+def read_parts(
+    paths: RunPaths, config: RunConfig, ranks: Ranks, stop: Callable[[], bool] | None = None
+) -> VideoTextParts:
+    """The run's pairs and their clips, made on rank 0 where they are missing.
+
+    Raises:
+        DataError: too many videos without a clip, or a part without a pair.
+        StoppedError: ``stop`` said so.
+    """
+    pairs = read_table(paths.video_texts, VIDEO_TEXTS)
+    missing = ranks.from_leader("clips", lambda: list(make_clips(config, pairs, stop=stop)[1]))
+    kept = without_videos(pairs, missing)
+    empty = [part for part in PARTS if part not in set(kept["part"])]
+    if empty:
+        raise DataError(
+            f"no pair is left of the part {' and '.join(empty)}: {len(missing)} videos have no clip. Add videos, or "
+            "change split_validation_share or split_test_share in a new run."
+        )
+    texts = kept.filter(pl.col("part") == "train")["text"]
+    tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
+    _logger.info("%d pairs, a vocabulary of %d tokens", kept.height, tokenizer.vocabulary_size)
+    return VideoTextParts(kept, ClipStore.of(config), tokenizer, PairNumbers.of(kept))
+
+
+def split_training(parts: VideoTextParts, config: RunConfig) -> SplitTraining:
+    """What ``config`` asks to be learned from ``parts``.
+
+    Raises:
+        UsageError: a text encoder that is not there.
+    """
+    task = VideoTextTask(
+        parts.samples("train", config),
+        parts.samples("validation", config),
+        plan=network_plan(config, parts.tokenizer.vocabulary_size),
+        weights=LossWeights(config.contrastive_weight, config.caption_weight, config.masked_weight),
+        retrieval=_retrieval_settings(config),
+        beam_width=config.beam_width,
+    )
+    encoder = _encoder_folder(config)
+    parameters: dict[str, Any] = parameters_of(config, _PARAMETERS)
+    # Not where the encoder lies but what is in it.
+    parameters |= {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN}
+    parameters |= {"tokenizer": parts.tokenizer.fingerprint}
+    return SplitTraining(
+        stage=STAGE,
+        task=task,
+        settings=split_settings(config, STAGE, default_micro_batch(config.model)),
+        parameters=parameters,
+        data_fingerprint=pairs_fingerprint(parts.source, parts.pairs),
+        model_name=config.model,
+    )
+
+
+def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
+    """The network that ``config`` asks for; a loss without weight builds nothing."""
+    return NetworkPlan(
+        trunk=config.model,
+        num_frames=config.num_frames,
+        vocabulary_size=vocabulary_size,
+        max_tokens=config.max_text_tokens,
+        numbers=TokenNumbers(PAD, BEGIN, END),
+        embedding_size=config.embedding_size,
+        width=config.text_width,
+        layers=config.text_layers,
+        heads=config.text_heads,
+        text_encoder=_encoder_folder(config),
+        contrastive=config.contrastive_loss if config.contrastive_weight else None,
+        num_together=config.effective_batch_size,
+        captions=config.caption_weight > 0,
+        masked=config.masked_weight > 0,
+    )
+
+
+def _retrieval_settings(config: RunConfig) -> RetrievalSettings:
+    return RetrievalSettings(config.recall_at, config.retrieval_memory_mb * 1_000_000)
+
+
+def _encoder_folder(config: RunConfig) -> str:
+    """Empty where no encoder of transformers is asked for."""
+    return config.text_encoder if config.contrastive_weight and config.text_encoder != OWN else ""
+
+
+def _beside(pairs: pl.DataFrame, config: RunConfig) -> dict[str, Tensor]:
+    """What an encoder of transformers reads of each pair's text; every text is encoded once."""
+    folder = _encoder_folder(config)
+    if not folder:
+        return {}
+    texts = pairs["text"].unique(maintain_order=True).to_list()
+    place_of = {text: place for place, text in enumerate(texts)}
+    rows = [place_of[text] for text in pairs["text"]]
+    return {name: encoded[rows] for name, encoded in encoder_tensors(folder, texts, config.max_text_tokens).items()}

@@ -1,0 +1,108 @@
+"""How near a written text comes to any of the texts that stand beside the same thing.
+
+Texts are compared by their words: runs of letters, digits and underscores, in lower case; punctuation does not count.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.metrics.row_measures import measure_of_rows
+from fvc_lib.metrics.weighting import FloatArray, Metric, divide
+
+_WORD = re.compile(r"\w+")
+_LONGEST = 4  # words of an n-gram in BLEU
+
+
+def words(text: str) -> list[str]:
+    """The words of ``text``, in order."""
+    return _WORD.findall(text.lower())
+
+
+def content_words(texts: Sequence[str]) -> frozenset[str]:
+    """The words that tell one text from another: those that no more than half of ``texts`` have."""
+    having = Counter(word for text in texts for word in set(words(text)))
+    return frozenset(word for word, number in having.items() if 2 * number <= len(texts))
+
+
+def exact_match(caption: str, references: Sequence[str]) -> float:
+    """1 where the caption has just the words of a reference in its order, else 0."""
+    return float(any(words(caption) == words(reference) for reference in references))
+
+
+def token_f1(caption: str, references: Sequence[str]) -> float:
+    """Harmonic mean of the precision and recall of words, repeated ones counted, of the best reference; 0 without any.
+
+    Source: P. Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text" (EMNLP 2016).
+    """
+    return max((_f1(Counter(words(caption)), Counter(words(reference))) for reference in references), default=0.0)
+
+
+def content_word_recall(caption: str, references: Sequence[str], content: Collection[str]) -> float:
+    """Share of a reference's ``content`` words that the caption has, of the best reference; NaN where none has any."""
+    said = set(words(caption))
+    wanted = [{word for word in words(reference) if word in content} for reference in references]
+    return max((len(said & each) / len(each) for each in wanted if each), default=math.nan)
+
+
+def mean_measure(name: str, values: npt.ArrayLike) -> Metric:
+    """The mean of one number per row; rows that are NaN do not count."""
+    array = np.asarray(values, dtype=np.float64)
+    known = np.isfinite(array)
+    columns = np.stack([np.where(known, array, 0.0), known.astype(np.float64)], axis=1)
+    return measure_of_rows(name, columns, lambda sums: divide(sums[:, 0], sums[:, 1]))
+
+
+def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Metric:
+    """BLEU with n-grams of up to four words over all captions together, without smoothing.
+
+    Matches of a caption are clipped at the most that one of its references has; its length is compared with that of the
+    reference nearest in length, the shorter one of two. 0 where no n-gram of some length matches. Source: K. Papineni
+    et al., "BLEU: a method for automatic evaluation of machine translation" (ACL 2002).
+
+    Args:
+        captions: N texts.
+        references: N lists of texts.
+    """
+    columns = np.array([_bleu_columns(*pair) for pair in zip(captions, references, strict=True)], dtype=np.float64)
+    return measure_of_rows("bleu4", columns.reshape(len(captions), 2 * _LONGEST + 2), _bleu_of_sums)
+
+
+def _f1(said: Counter[str], wanted: Counter[str]) -> float:
+    common, total = (said & wanted).total(), said.total() + wanted.total()
+    return 2 * common / total if total else 1.0
+
+
+def _bleu_columns(caption: str, references: Sequence[str]) -> list[int]:
+    """Matches and numbers of n-grams by length, the caption's length and the nearest reference's."""
+    said, wanted = words(caption), [words(reference) for reference in references]
+    columns = []
+    for length in range(1, _LONGEST + 1):
+        most: Counter[tuple[str, ...]] = Counter()
+        for each in wanted:
+            most |= _grams(each, length)
+        found = _grams(said, length)
+        columns += [(found & most).total(), found.total()]
+    nearest = min((len(each) for each in wanted), key=lambda size: (abs(size - len(said)), size), default=0)
+    return [*columns, len(said), nearest]
+
+
+def _grams(text: Sequence[str], length: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(text[start : start + length]) for start in range(len(text) - length + 1))
+
+
+def _bleu_of_sums(sums: FloatArray) -> FloatArray:
+    matches, totals = sums[:, 0 : 2 * _LONGEST : 2], sums[:, 1 : 2 * _LONGEST : 2]
+    precisions = divide(matches, totals, undefined=0.0)
+    with np.errstate(divide="ignore"):
+        mean_log = np.log(precisions).mean(axis=1)  # minus infinity where nothing matches
+    said, wanted = sums[:, -2], sums[:, -1]
+    penalty = np.minimum(0.0, 1 - divide(wanted, said, undefined=np.inf))
+    scores: FloatArray = np.exp(mean_log + penalty)
+    return scores
