@@ -189,7 +189,7 @@ def _notes(
     if rare:
         names = ", ".join(repr(name[1:]) if name else "those without a class" for name in rare[:_MOST_LISTED])
         more = f" and {len(rare) - _MOST_LISTED} more" if len(rare) > _MOST_LISTED else ""
-        yield f"{len(rare)} classes have too few groups to be in every part and are trained on: {names}{more}."
+        yield f"{len(rare)} strata have too few groups to be in every part and are trained on: {names}{more}."
 
 
 def _hash(seed: int, *parts: str) -> int:

@@ -63,9 +63,9 @@ def _read_label_folders(folder: Path, label_folders: list[str]) -> Listing:
     rejections = Rejections()
     entries = []
     for name in label_folders:
-        for path, is_folder in _walk(files.root, name):
+        for path, is_folder in walk_files(files.root, name):
             text = path_to_text(path)
-            refusal = _folder_link_refusal(files, path) if is_folder else _file_refusal(files, path)
+            refusal = folder_link_refusal(files, path) if is_folder else _file_refusal(files, path)
             if refusal is not None:
                 rejections.add_file(text, refusal, label=name.lower())
             else:
@@ -74,7 +74,7 @@ def _read_label_folders(folder: Path, label_folders: list[str]) -> Listing:
     return Listing(files.root, "folder", tuple(entries), rejections.frame(), annotations_of_files(entries, "folder"))
 
 
-def _walk(root: Path, top: str) -> Iterator[tuple[str, bool]]:
+def walk_files(root: Path, top: str) -> Iterator[tuple[str, bool]]:
     """Yield (path below ``root``, whether it is a linked folder) of files and linked folders that are not hidden."""
     if (root / top).is_symlink():
         yield top, True
@@ -96,7 +96,7 @@ def _file_refusal(files: CorpusFiles, path: str) -> Refusal | None:
     return files.check(path)
 
 
-def _folder_link_refusal(files: CorpusFiles, path: str) -> Refusal:
+def folder_link_refusal(files: CorpusFiles, path: str) -> Refusal:
     """Linked folders are not walked: a link may lead out of the corpus, or in a circle."""
     refusal = files.check(path)
     if refusal is not None and refusal.reason == "outside_corpus":

@@ -38,7 +38,7 @@ def damage_in_scan(content: bytes) -> str:
 
     ffmpeg counts what it has decoded and what is left, and can be told not to guess, so it finds data that are missing.
     Changed bits it finds only where they lead out of step: of 60 files in each of which 20 bytes were changed Pillow
-    decoded 51 without an error and ffmpeg none with fine textures, but most with smooth ones. A kind of JPEG that ffmpeg
+    decoded 51 without an error and ffmpeg none with fine textures, but most with smooth ones. A kind of JPEG ffmpeg
     does not know (arithmetic coding, 12 bits) is not judged.
     """
     context = av.CodecContext.create("mjpeg", "r")

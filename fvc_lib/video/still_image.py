@@ -65,9 +65,16 @@ class StillImageError(FvcError):
 
 
 class UnreadableImage(StillImageError):
-    """No picture that can be read: missing, empty, no permission, or of no format that is accepted."""
+    """No file that can be read: missing, no permission, or no regular file."""
 
-    remedy = "Give a JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or PPM file that may be read."
+    remedy = "Restore the file, or the right to read it."
+
+
+class NotAnImage(StillImageError):
+    """Empty, or of no format that is accepted."""
+
+    reason = "no_image"
+    remedy = "Give a JPEG, PNG, WebP, AVIF, GIF, BMP, TIFF or PPM file, or leave it out."
 
 
 class TruncatedImage(StillImageError):
@@ -114,8 +121,8 @@ def decode_image(path: Path, *, shortest_side: int | None = None) -> Picture:
         uint8 (H, W, 3), contiguous and writable.
 
     Raises:
-        StillImageError: ``UnreadableImage``, ``TruncatedImage`` (never a picture that is partly grey), ``CorruptImage``
-            or ``RefusedImage``.
+        StillImageError: ``UnreadableImage``, ``NotAnImage``, ``TruncatedImage`` (never a picture that is partly grey),
+            ``CorruptImage`` or ``RefusedImage``.
     """
     image, _ = _load(path, _read(path), shortest_side)
     with _pillow_errors(path):
@@ -151,7 +158,7 @@ def _read(path: Path) -> bytes:
         what = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UnreadableImage(path, what.lower()) from error
     if not content:
-        raise UnreadableImage(path, "is empty")
+        raise NotAnImage(path, "is empty")
     return content
 
 
@@ -214,7 +221,7 @@ def _pillow_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except UnidentifiedImageError as error:
-        raise UnreadableImage(path, "is no picture in a format that is accepted") from error
+        raise NotAnImage(path, "is no picture in a format that is accepted") from error
     except _TOO_LARGE as error:
         raise RefusedImage(path, f"needs too much memory: {error}".rstrip(": .")) from error
     except OSError as error:

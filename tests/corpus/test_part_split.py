@@ -101,7 +101,7 @@ def test_a_class_with_too_few_groups_is_trained_on_and_said() -> None:
     rows = [(f"a{number}", "a", None) for number in range(10)] + [("b0", "b", None), ("b1", "b", None)]
     result = split(rows)
     assert result.parts[-2:] == ("train", "train")
-    assert result.notes[-1] == "1 classes have too few groups to be in every part and are trained on: 'b'."
+    assert result.notes[-1] == "1 strata have too few groups to be in every part and are trained on: 'b'."
 
 
 def test_validation_is_cut_from_the_training_groups_of_an_official_split_alone() -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from fvc_lib.video.still_image import (
     CorruptImage,
+    NotAnImage,
     RefusedImage,
     StillImageError,
     TruncatedImage,
@@ -130,7 +131,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path, kind: str, options: dict
     content = encoded(textured(), kind, **options)
     cut = written(tmp_path, content[: min(int(len(content) * share), len(content) - 2)])
     for read in (decode_image, examine_image):
-        with pytest.raises(StillImageError, match=r"picture'?: (truncated|corrupt|unreadable): "):
+        with pytest.raises(StillImageError, match=r"picture'?: (truncated|corrupt|no_image): "):
             read(cut)
 
 
@@ -168,9 +169,9 @@ def test_what_follows_a_picture_does_not_matter_and_an_embedded_thumbnail_is_not
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
-        (b"", UnreadableImage),
-        (b"<html>404</html>", UnreadableImage),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", UnreadableImage),
+        (b"", NotAnImage),
+        (b"<html>404</html>", NotAnImage),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", NotAnImage),
         (encoded(textured(), "JPEG")[:30], StillImageError),
     ],
 )

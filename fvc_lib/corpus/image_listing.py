@@ -1,0 +1,129 @@
+"""What a corpus of images lists, whatever its layout: files with classes, numbers, groups and official parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath, PurePosixPath
+
+from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections
+from fvc_lib.corpus.sources import folder_link_refusal, walk_files
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.path_text import path_to_text
+
+IMAGE_EXTENSIONS = frozenset(
+    {".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff",
+     ".webp"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ListedImage:
+    """One image of a corpus. Text is table text (``services.path_text``)."""
+
+    path: str  # relative to the corpus root, with '/'
+    source: str  # food101, nutrition5k, folder or manifest
+    class_label: str | None = None
+    stated_group: str | None = None  # None: nothing but its content
+    part: str | None = None  # the corpus's own
+    targets: tuple[tuple[str, float], ...] = ()
+    row: int | None = None  # 1-based row of the table that listed it
+
+
+@dataclass
+class ImageListing:
+    """A corpus, or one of several in a folder, as it describes itself; made by one of the layouts' readers.
+
+    Attributes:
+        images: what is to be opened.
+        rejections: files and rows that are not, with reasons.
+        units: the unit of each numeric target that the layout has, empty text for none.
+        notes: sentences on what was found and done.
+        folder: of the corpus among several in a combined one; empty: it is the only one.
+    """
+
+    images: list[ListedImage] = field(default_factory=list)
+    rejections: Rejections = field(default_factory=Rejections)
+    units: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    folder: str = ""
+
+    def refuse(self, path: str, refusal: Refusal, *, label: str | None = None, row: int | None = None) -> None:
+        """Leave out a file or row; ``path`` is table text."""
+        self.rejections.add_file(path, refusal, label, row)
+
+
+def is_image_name(name: str) -> bool:
+    """Whether the extension, in any case, is one of a picture."""
+    return PurePath(name).suffix.lower() in IMAGE_EXTENSIONS
+
+
+def image_refusal(files: CorpusFiles, path: str) -> Refusal | None:
+    """Why the normalized ``path`` cannot be used, in the words for images; None when it is a file in the corpus."""
+    refusal = files.check(path)
+    if refusal is None:
+        return None
+    if refusal.reason == "missing_video":
+        return Refusal("missing_image", refusal.detail)
+    if refusal.reason == "not_a_file":
+        return Refusal("not_a_file", f"{path!r} is not a regular file. List image files only.")
+    return refusal
+
+
+def walk_images(files: CorpusFiles, top: str, listing: ImageListing) -> Iterator[str]:
+    """Paths (not yet table text) of all images below ``top``; linked folders and other files are refused."""
+    for path, is_folder in walk_files(files.root, top):
+        if is_folder:
+            listing.refuse(path_to_text(path), folder_link_refusal(files, path))
+        elif is_image_name(path):
+            yield path
+        else:
+            detail = f"{path!r} has no extension of an image. Rename it if it is one."
+            listing.refuse(path_to_text(path), Refusal("unknown_extension", detail))
+
+
+def joined(*parts: str) -> str:
+    """A path with '/' of those parts that are not empty."""
+    return "/".join(part for part in parts if part)
+
+
+def parts_below(path: str, top: str) -> tuple[str, ...]:
+    """The names that lead from ``top`` to ``path``."""
+    return PurePosixPath(path).relative_to(top).parts if top else PurePosixPath(path).parts
+
+
+def read_lines(path: Path) -> list[str]:
+    """The stripped lines of a text file, with their places kept: empty ones too. UTF-8, other bytes escaped.
+
+    Raises:
+        UsageError: it is missing or cannot be read.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+    except OSError as error:
+        raise UsageError(
+            f"{str(path)!r}: {error.strerror}. Restore the corpus's own list, or choose another image_layout."
+        ) from error
+    return [line.strip() for line in text.splitlines()]
+
+
+def targets_of(values: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """Targets of one image in a fixed order."""
+    return tuple(sorted(values.items()))
+
+
+def joined_units(listings: Iterable[ImageListing]) -> dict[str, str]:
+    """The units of several listings' targets.
+
+    Raises:
+        UsageError: a target has two units.
+    """
+    units: dict[str, str] = {}
+    for listing in listings:
+        for name, unit in listing.units.items():
+            if units.setdefault(name, unit) != unit:
+                raise UsageError(
+                    f"target {name!r}: has the unit {units[name]!r} in one part of the corpus and {unit!r} in another. "
+                    "Convert one of them, or name it otherwise."
+                )
+    return units

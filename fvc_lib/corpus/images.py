@@ -1,0 +1,279 @@
+"""The index of task image: every usable image with its class, numbers, group and part, and what is left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import polars as pl
+
+from fvc_lib.corpus.image_contents import settle_contents
+from fvc_lib.corpus.image_dev_subset import dev_subset
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage, joined_units
+from fvc_lib.corpus.image_probing import ProbedImage, probe_images
+from fvc_lib.corpus.image_sources import list_images
+from fvc_lib.corpus.image_targets import asked_targets, strata_of
+from fvc_lib.corpus.index import video_ids
+from fvc_lib.corpus.listing import NOT_A_LOSS, Refusal, Rejections
+from fvc_lib.corpus.part_split import split_parts
+from fvc_lib.corpus.sample_dishes import generate_sample_dishes
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.tables import check_table
+from fvc_lib.services.task_tables import IMAGE_TARGETS, IMAGES, PARTS
+from fvc_lib.video.still_image import ImageFacts
+
+# Left out without anything being wrong with the corpus.
+_NO_LOSS = NOT_A_LOSS | {"copy_of_test", "duplicate_row", "no_picture", "nothing_to_learn"}
+_MOST_REASONS = 3
+
+
+@dataclass(frozen=True)
+class ImageIndex:
+    """What a run of task image works on.
+
+    Attributes:
+        images: IMAGES table, sorted by ``image_id``.
+        targets: IMAGE_TARGETS table, sorted by image and target: what is known, nothing else.
+        rejected: REJECTED table of all that is left out.
+        root: absolute folder that every path is relative to.
+        classes: the classes that occur, sorted.
+        units: the unit of each target, in the order the targets were asked for.
+        layout: food101, nutrition5k, combined, folder or manifest.
+        notes: sentences on what was found and done, with counts.
+    """
+
+    images: pl.DataFrame
+    targets: pl.DataFrame
+    rejected: pl.DataFrame
+    root: Path
+    classes: tuple[str, ...]
+    units: Mapping[str, str]
+    layout: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An image with what was found and decided of it."""
+
+    image: ListedImage
+    image_id: str
+    group_id: str
+    stratum: str | None
+    part: str
+    split_source: str
+    facts: ImageFacts
+
+
+def image_corpus(
+    config: RunConfig,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Path:
+    """The user's corpus, or the sample of drawn dishes, generated in ``data_dir`` where it is not complete yet.
+
+    Raises:
+        StoppedError: ``stop`` said so while the sample was generated.
+    """
+    if config.corpus:
+        return Path(config.corpus)
+    return generate_sample_dishes(Path(config.data_dir) / "sample_dishes", progress=progress, stop=stop)
+
+
+def index_images(
+    config: RunConfig,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> ImageIndex:
+    """List a corpus, decode every image once, and divide what is usable into train, validation and test.
+
+    The tables depend on the files, their lists and ``config`` only: not on file order, worker count, working directory
+    or where the corpus lies.
+
+    Args:
+        config: read are ``corpus``, ``data_dir``, ``cache_dir``, ``image_layout``, ``targets``, ``seed``,
+            ``split_validation_share``, ``split_test_share``, ``dev_samples_per_class``, ``max_rejected_share`` and
+            ``probe_workers``.
+        progress: called with (done, total): dishes drawn, where the sample is generated, then images decoded.
+        stop: asked after each of them; decoding goes on where it was stopped.
+
+    Raises:
+        UsageError: the corpus has none of the layouts, or not the targets asked for.
+        DataError: nothing is usable, or too much is lost, or a part of the split has no image; LeakageError: a group
+            is on both sides of the official split.
+        StoppedError: ``stop`` said so.
+    """
+    corpus = image_corpus(config, progress=progress, stop=stop)
+    files, layout, listings = list_images(corpus, config.image_layout if config.corpus else "manifest")
+    units = asked_targets(config.targets, joined_units(listings))
+    rejections = Rejections([row for listing in listings for row in listing.rejections.rows])
+    notes = [note for listing in listings for note in listing.notes]
+    listed = _learnable(listings, units, rejections)
+    probed = probe_images(
+        files.root, [image.path for image in listed], Path(config.cache_dir) / "index",
+        workers=config.probe_workers, progress=progress, stop=stop,
+    )  # fmt: skip
+    readable, facts = _readable(listed, probed, rejections)
+    contents = {path: found.content_sha256 for path, found in facts.items()}
+    kept, content_notes = settle_contents(readable, contents, rejections)
+    rejected = rejections.frame()
+    _refuse_lost(files.root, rejected, len(kept), config.max_rejected_share)
+    placed, split_notes = _placed(kept, listings, units, facts, config)
+    placed, dev_notes = _subset(placed, config)
+    _refuse_unlearnable(placed, units)
+    notes += [*content_notes, *split_notes, *_class_notes(placed), *dev_notes, *_rejection_notes(rejected)]
+    images, targets = _tables(placed, units)
+    classes = tuple(sorted({item.image.class_label for item in placed if item.image.class_label is not None}))
+    return ImageIndex(images, targets, rejected, files.root, classes, units, layout, tuple(notes))
+
+
+def _learnable(listings: Sequence[ImageListing], units: Mapping[str, str], rejections: Rejections) -> list[ListedImage]:
+    """Images with a class or one of the numbers asked for; other numbers are dropped."""
+    learnable = []
+    for image in (image for listing in listings for image in listing.images):
+        targets = tuple((name, value) for name, value in image.targets if name in units)
+        if image.class_label is None and not targets:
+            asked = f"none of {', '.join(units)}" if units else "no number was asked for (targets)"
+            detail = f"{image.path!r} has no class and {asked}: there is nothing to learn from it. Fill one in."
+            rejections.add_file(image.path, Refusal("nothing_to_learn", detail), row=image.row)
+        else:
+            learnable.append(replace(image, targets=targets))
+    return sorted(learnable, key=lambda image: (image.path, image.row or 0))
+
+
+def _readable(
+    images: Sequence[ListedImage], probed: Mapping[str, ProbedImage], rejections: Rejections
+) -> tuple[list[ListedImage], dict[str, ImageFacts]]:
+    """Images that decode, and the facts of each path of theirs."""
+    readable, facts = [], {}
+    for image in images:
+        found = probed[image.path]
+        if found.facts is None:
+            rejections.add_file(image.path, Refusal(found.reason, found.detail), image.class_label, image.row)
+        else:
+            readable.append(image)
+            facts[image.path] = found.facts
+    return readable, facts
+
+
+def _placed(
+    kept: Sequence[ListedImage],
+    listings: Sequence[ImageListing],
+    units: Mapping[str, str],
+    facts: Mapping[str, ImageFacts],
+    config: RunConfig,
+) -> tuple[list[_Placed], list[str]]:
+    """Every image with its part. Each corpus of a combined one is split by itself: one may have an official split."""
+    id_of = video_ids(facts[image.path].content_sha256 for image in kept)
+    strata = dict(zip(kept, strata_of(kept, list(units)), strict=True))
+    placed: list[_Placed] = []
+    notes: list[str] = []
+    for listing in listings:
+        own = {image.path for image in listing.images}
+        images = [image for image in kept if image.path in own]
+        if not images:
+            continue
+        ids = [id_of[facts[image.path].content_sha256] for image in images]
+        groups = [image.stated_group or f"image {name}" for image, name in zip(images, ids, strict=True)]
+        split = split_parts(
+            groups, [strata[image] for image in images], [image.part for image in images],
+            validation_share=config.split_validation_share, test_share=config.split_test_share, seed=config.seed,
+        )  # fmt: skip
+        prefix = f"{listing.folder}: " if listing.folder else ""
+        notes.extend(prefix + note for note in split.notes)
+        placed.extend(
+            _Placed(image, name, group, strata[image], part, source, facts[image.path])
+            for image, name, group, part, source in zip(images, ids, groups, split.parts, split.sources, strict=True)
+        )
+    return sorted(placed, key=lambda item: item.image_id), notes
+
+
+def _subset(placed: Sequence[_Placed], config: RunConfig) -> tuple[list[_Placed], list[str]]:
+    if not config.dev_samples_per_class:
+        return list(placed), []
+    places = dev_subset(
+        [item.image_id for item in placed], [item.stratum for item in placed], [item.part for item in placed],
+        per_stratum=config.dev_samples_per_class, seed=config.seed,
+    )  # fmt: skip
+    note = (
+        f"Dev mode: {len(places):,} of {len(placed):,} images are used, at most {config.dev_samples_per_class} for "
+        "training of each class (without classes: of each quarter of the first target), and the same shares of "
+        "validation and test. Results of it are for trying things out."
+    )
+    return [placed[place] for place in places], [note]
+
+
+def _tables(placed: Sequence[_Placed], units: Mapping[str, str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    columns = {name: column.dtype.type for name, column in IMAGES.columns.items()}
+    rows = [
+        (
+            item.image_id, item.image.path, item.image.class_label, item.group_id, item.part, item.split_source,
+            item.image.source, item.facts.width, item.facts.height, item.facts.size_bytes, item.facts.content_sha256,
+        )
+        for item in placed
+    ]  # fmt: skip
+    numbers = [
+        (item.image_id, item.group_id, name, units[name], value)
+        for item in placed
+        for name, value in sorted(item.image.targets)
+    ]
+    target_columns = {name: column.dtype.type for name, column in IMAGE_TARGETS.columns.items()}
+    images = check_table(pl.DataFrame(rows, schema=columns, orient="row"), IMAGES, "images")
+    return images, check_table(pl.DataFrame(numbers, schema=target_columns, orient="row"), IMAGE_TARGETS, "targets")
+
+
+def _refuse_lost(root: Path, rejected: pl.DataFrame, num_kept: int, max_rejected_share: float) -> None:
+    lost = rejected.filter(~pl.col("reason").is_in(sorted(_NO_LOSS)))
+    share = lost.height / max(1, lost.height + num_kept)
+    if num_kept and share <= max_rejected_share:
+        return
+    counts = Counter((lost if lost.height else rejected)["reason"].to_list()).most_common(_MOST_REASONS)
+    shown = "; ".join(
+        f"{count:,} x {reason}, such as: {rejected.filter(pl.col('reason') == reason)['detail'][0]}"
+        for reason, count in counts
+    )
+    if not num_kept:
+        raise DataError(f"corpus {str(root)!r}: no usable image ({shown or 'nothing is listed'}).")
+    raise DataError(
+        f"corpus {str(root)!r}: {share:.0%} of the listed images cannot be used, at most {max_rejected_share:.0%} are "
+        f"allowed ({shown}). Repair the corpus, or raise max_rejected_share."
+    )
+
+
+def _refuse_unlearnable(placed: Sequence[_Placed], units: Mapping[str, str]) -> None:
+    counts = Counter(item.part for item in placed)
+    empty = [part for part in PARTS if not counts[part]]
+    if empty:
+        have = ", ".join(f"{counts[part]:,} {part}" for part in PARTS if counts[part])
+        raise DataError(
+            f"the split leaves no image for {' and '.join(empty)} ({have}). Add images of other groups, or change the "
+            "corpus's own split."
+        )
+    classes = {item.image.class_label for item in placed if item.image.class_label is not None}
+    if len(classes) < 2 and not any(item.image.targets for item in placed if units):
+        raise DataError(
+            f"the images have {len(classes)} class ({', '.join(sorted(classes))}) and no number to predict: one class "
+            "alone cannot be told from anything. Add images of another class, or a manifest with numbers."
+        )
+
+
+def _class_notes(placed: Sequence[_Placed]) -> list[str]:
+    trained = {item.image.class_label for item in placed if item.part == "train"}
+    occurring = {item.image.class_label for item in placed if item.image.class_label is not None}
+    never = sorted(occurring - trained)
+    if not never:
+        return []
+    names = ", ".join(repr(name) for name in never[:8])
+    return [f"{len(never):,} classes have no training image, so none of their test images can be right: {names}."]
+
+
+def _rejection_notes(rejected: pl.DataFrame) -> list[str]:
+    if rejected.is_empty():
+        return []
+    counts = ", ".join(f"{count:,} x {reason}" for reason, count in Counter(rejected["reason"].to_list()).most_common())
+    return [f"Left out: {counts}."]

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.corpus.image_listing import ImageListing
+from fvc_lib.corpus.image_sources import list_images
+from fvc_lib.services.errors import LeakageError, UsageError
+from tests.corpus.image_corpora import TOTALS, dish_row, put, write_food101, write_nutrition5k
+
+
+def listed(corpus: Path, layout: str = "auto", *, wanted: str | None = None) -> ImageListing:
+    _, found, listings = list_images(corpus, layout)
+    assert wanted is None or found == wanted
+    (listing,) = listings
+    return listing
+
+
+def reasons(listing: ImageListing) -> Counter[str]:
+    return Counter(listing.rejections.frame()["reason"].to_list())
+
+
+def detail_of(listing: ImageListing, reason: str) -> str:
+    return "; ".join(listing.rejections.frame().filter(pl.col("reason") == reason)["detail"])
+
+
+# Food-101
+
+
+def test_food101_keeps_its_own_split_and_never_guesses_a_class(tmp_path: Path) -> None:
+    train = ["pie/1", "pie/2", "soup/3", "sushi/9", "nonsense", "pie/4", "pie/1"]
+    corpus = write_food101(tmp_path, train, ["pie/4", "soup/5", "soup/6"], classes=["pie", "soup"], absent=["soup/6"])
+    put(corpus / "images" / "pie" / "77.jpg", 77)  # in neither list
+    put(corpus / "images" / "curry" / "78.jpg", 78)  # of a class that the list of classes does not have
+    put(corpus / "images" / "pie" / "notes.txt", "x")
+    (corpus / "images" / "nonsense.jpg").unlink()
+    listing = listed(corpus, wanted="food101")
+    found = {(image.path, image.class_label, image.part, image.row) for image in listing.images}
+    assert found == {
+        ("images/pie/1.jpg", "pie", "train", 1),
+        ("images/pie/2.jpg", "pie", "train", 2),
+        ("images/soup/3.jpg", "soup", "train", 3),
+        ("images/pie/4.jpg", "pie", "test", 1),  # listed as both: what is tested on is not trained on
+        ("images/soup/5.jpg", "soup", "test", 2),
+    }
+    assert all(image.stated_group is None and not image.targets for image in listing.images)
+    assert reasons(listing) == {
+        "unknown_class": 2, "missing_image": 1, "malformed_row": 1, "duplicate_path": 2, "not_listed": 1,
+        "unknown_extension": 1,
+    }  # fmt: skip
+    assert "train.txt row 4: the class 'sushi' is not in classes.txt" in detail_of(listing, "unknown_class")
+    assert "listed already (test)" in detail_of(listing, "duplicate_path")
+    assert listing.notes == ["Food-101: 2 classes, 3 images in train.txt and 2 in test.txt; its own split is kept."]
+
+
+def test_food101_without_a_list_is_refused(tmp_path: Path) -> None:
+    corpus = write_food101(tmp_path, ["pie/1"], ["pie/2"])
+    (corpus / "meta" / "test.txt").unlink()
+    with pytest.raises(UsageError, match=r"test.txt.*Restore the corpus's own list"):
+        list_images(corpus)
+
+
+def test_a_list_cannot_lead_out_of_the_corpus(tmp_path: Path) -> None:
+    put(tmp_path / "secret.jpg", 1)
+    corpus = write_food101(tmp_path / "c", ["pie/1", "pie/2"], ["pie/3"])
+    put(corpus / "meta" / "train.txt", "pie/1\npie/../../../secret\npie/2\n")
+    (corpus / "images" / "pie" / "2.jpg").unlink()
+    (corpus / "images" / "pie" / "2.jpg").symlink_to(tmp_path / "secret.jpg")
+    listing = listed(corpus)
+    assert sorted(image.path for image in listing.images) == ["images/pie/1.jpg", "images/pie/3.jpg"]
+    assert reasons(listing) == {"outside_corpus": 2}
+    assert "train.txt row 2: 'images/pie/../../../secret.jpg' leaves it by '..'" in detail_of(listing, "outside_corpus")
+
+
+# Nutrition5k
+
+
+def test_nutrition5k_gives_every_frame_its_dish(tmp_path: Path) -> None:
+    cafe1 = [dish_row("dish_1"), dish_row("dish_2", (210.5, 99, 1, 2, 3), 0), dish_row("dish_3", num_ingredients=1)]
+    cafe2 = [dish_row("dish_4"), dish_row("dish_5")]
+    corpus = write_nutrition5k(
+        tmp_path, cafe1, cafe2, train=["dish_1", "dish_2", "dish_5"], test=["dish_4"],
+        pictures={"dish_1": 3, "dish_2": 1, "dish_3": 1, "dish_4": 2, "dish_5": 0, "dish_9": 1},
+    )  # fmt: skip
+    put(corpus / "imagery" / "side_angles" / "dish_1" / "camera_A.h264", b"x")
+    listing = listed(corpus, wanted="nutrition5k")
+    found = Counter((image.stated_group, image.part, image.class_label) for image in listing.images)
+    assert found == {("dish_1", "train", None): 3, ("dish_2", "train", None): 1, ("dish_4", "test", None): 2}
+    values = {image.stated_group: dict(image.targets) for image in listing.images}
+    assert values["dish_1"] == dict(zip(("calories", "mass", "fat", "carbohydrate", "protein"), TOTALS, strict=True))
+    assert values["dish_2"]["calories"] == 210.5
+    assert listing.units == {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g", "protein": "g"}
+    assert not any("depth" in image.path for image in listing.images)
+    assert reasons(listing) == {"not_listed": 2, "no_picture": 1}  # dish_3 in no list, dish_9 in no table, dish_5
+    assert any("1 videos of side angles are not read" in note for note in listing.notes)
+
+
+def test_broken_rows_of_nutrition5k_are_named_with_file_and_row(tmp_path: Path) -> None:
+    rows = [
+        dish_row("dish_1"),
+        dish_row("dish_2", ("a lot", 1, 2, 3, 4)),
+        dish_row("dish_3", (1, -2, 3, 4, 5)),
+        dish_row("dish_4", (1, 2, "nan", 4, 5)),
+        "dish_5,1,2,3",
+        dish_row("dish_6"),
+        dish_row("dish_7"),
+        "",
+        dish_row("dish_8") + ",ingr_99,half an ingredient",
+    ]
+    again = [dish_row("dish_6", (1, 2, 3, 4, 5)), dish_row("dish_7")]
+    dishes = [f"dish_{number}" for number in range(1, 9)]
+    corpus = write_nutrition5k(tmp_path, rows, again, pictures=dict.fromkeys(dishes, 1))
+    listing = listed(corpus)
+    assert sorted(str(image.stated_group) for image in listing.images) == ["dish_1", "dish_7", "dish_8"]
+    rejected = listing.rejections.frame().filter(pl.col("row").is_not_null())
+    named = {(Path(path).name, row): reason for path, row, reason in rejected.select("path", "row", "reason").rows()}
+    assert named == {
+        ("dish_metadata_cafe1.csv", 2): "bad_number",
+        ("dish_metadata_cafe1.csv", 3): "bad_number",
+        ("dish_metadata_cafe1.csv", 4): "bad_number",
+        ("dish_metadata_cafe1.csv", 5): "malformed_row",
+        ("dish_metadata_cafe1.csv", 6): "conflicting_targets",
+        ("dish_metadata_cafe2.csv", 1): "conflicting_targets",
+        ("dish_metadata_cafe2.csv", 2): "duplicate_row",
+    }
+    assert "cafe1.csv row 3: mass: got -2, wanted a number of at least 0" in detail_of(listing, "bad_number")
+    assert any("so one is made" in note for note in listing.notes)
+
+
+def test_a_dish_in_both_official_lists_stops_the_run(tmp_path: Path) -> None:
+    corpus = write_nutrition5k(
+        tmp_path, [dish_row("d1"), dish_row("d2")], train=["d1", "d2"], test=["d2"], pictures={"d1": 1, "d2": 1}
+    )
+    with pytest.raises(LeakageError, match=r"1 dishes are in rgb_train_ids.txt and in rgb_test_ids.txt: 'd2'"):
+        list_images(corpus)
+
+
+# Plain folders
+
+
+def test_a_folder_of_classes(tmp_path: Path) -> None:
+    put(tmp_path / "pie" / "a.jpg", 1)
+    put(tmp_path / "pie" / "deeper" / "b.PNG", 2)
+    put(tmp_path / "soup" / "c.webp", 3)
+    put(tmp_path / "loose.jpg", 4)
+    put(tmp_path / ".hidden" / "d.jpg", 5)
+    listing = listed(tmp_path, wanted="folder")
+    assert {(i.path, i.class_label, i.part) for i in listing.images} == {
+        ("pie/a.jpg", "pie", None), ("pie/deeper/b.PNG", "pie", None), ("soup/c.webp", "soup", None),
+    }  # fmt: skip
+    assert reasons(listing) == {"no_class": 1}
+
+
+def test_folders_called_train_and_test_are_parts_not_classes(tmp_path: Path) -> None:
+    for seed, name in enumerate(["train/pie/a", "train/soup/b", "val/pie/c", "test/soup/d"]):
+        put(tmp_path / f"{name}.jpg", seed)
+    listing = listed(tmp_path)
+    assert {(i.part, i.class_label) for i in listing.images} == {
+        ("train", "pie"), ("train", "soup"), ("validation", "pie"), ("test", "soup"),
+    }  # fmt: skip
+
+
+def test_a_flat_folder_says_what_to_do(tmp_path: Path) -> None:
+    put(tmp_path / "a.jpg", 1)
+    put(tmp_path / "labels.csv", "path,class\na.jpg,pie\n")
+    with pytest.raises(UsageError, match=r"1 images and no folders.*Did you mean '.*labels.csv'.*one folder per class"):
+        list_images(tmp_path)
+    with pytest.raises(UsageError, match="no such file or folder"):
+        list_images(tmp_path / "gone")
+    with pytest.raises(UsageError, match="a file that is no table"):
+        list_images(tmp_path / "a.jpg")
+
+
+def test_names_that_are_not_utf8_are_listed_and_linked_folders_are_not_entered(tmp_path: Path) -> None:
+    put(tmp_path / "elsewhere" / "x.jpg", 1)
+    corpus = tmp_path / "corpus"
+    put(corpus / os.fsdecode(b"caf\xe9") / "a.jpg", 2)
+    (corpus / "linked").symlink_to(tmp_path / "elsewhere")
+    listing = listed(corpus, "folder")
+    assert [(image.path, image.class_label) for image in listing.images] == [("caf\\xe9/a.jpg", "caf\\xe9")]
+    assert reasons(listing) == {"outside_corpus": 1}
+
+
+# Manifests
+
+
+def test_a_manifest_with_classes_groups_parts_and_numbers(tmp_path: Path) -> None:
+    for name in "abcdefg":
+        put(tmp_path / "x" / f"{name}.jpg", ord(name))
+    put(tmp_path / "out.jpg", 0)
+    manifest = put(
+        tmp_path / "x" / "list.csv",
+        "image_path,label,group,split,calories_kcal,mass_g,mass_kg,rating,remark\n"
+        "a.jpg,pie,g1,Train,100,5,0.005,3,good\n"
+        "./b.jpg,pie,g1,train,,6,nan,4,\n"
+        "c.jpg,,g2,val,1e2,7,,n/a,fine\n"
+        "d.jpg,soup,,,inf,8,,2,\n"
+        "../out.jpg,soup,,,1,1,1,1,\n"
+        "e.jpg,soup,,holdout,1,1,1,1,\n"
+        "gone.jpg,soup,,,1,1,1,1,\n"
+        ",soup,,,1,1,1,1,\n"
+        "f.jpg,soup\n",
+    )
+    listing = listed(manifest, wanted="manifest")
+    assert listing.units == {"calories": "kcal", "mass_g": "g", "mass_kg": "kg", "rating": ""}
+    rows = {image.path: image for image in listing.images}
+    assert sorted(rows) == ["a.jpg", "b.jpg", "c.jpg", "d.jpg"]
+    assert (rows["a.jpg"].class_label, rows["a.jpg"].stated_group, rows["a.jpg"].part) == ("pie", "g1", "train")
+    assert dict(rows["a.jpg"].targets) == {"calories": 100, "mass_g": 5, "mass_kg": 0.005, "rating": 3}
+    assert (rows["c.jpg"].class_label, rows["c.jpg"].part) == (None, "validation")
+    assert dict(rows["c.jpg"].targets) == {"calories": 100, "mass_g": 7}
+    assert dict(rows["d.jpg"].targets) == {"mass_g": 8, "rating": 2}
+    assert reasons(listing) == {
+        "outside_corpus": 1, "unknown_part": 1, "missing_image": 1, "no_path": 1, "malformed_row": 1
+    }  # fmt: skip
+    assert "list.csv row 6: got the part 'holdout'" in detail_of(listing, "unknown_part")
+    assert "columns without numbers are not read: 'remark'" in " ".join(listing.notes)
+    assert "1 cells of 'rating' hold no number and count as not known: 1 x 'n/a'" in " ".join(listing.notes)
+
+
+def test_a_manifest_in_parquet_and_one_in_a_folder(tmp_path: Path) -> None:
+    put(tmp_path / "a.jpg", 1)
+    pl.DataFrame({"path": ["a.jpg"], "mass_g": [3.5]}).write_parquet(tmp_path / "manifest.parquet")
+    for corpus in (tmp_path, tmp_path / "manifest.parquet"):
+        listing = listed(corpus, wanted="manifest")
+        assert dict(listing.images[0].targets) == {"mass": 3.5}
+    with pytest.raises(UsageError, match="wanted a column 'path'"):
+        list_images(put(tmp_path / "bad.csv", "file,class\na.jpg,pie\n"))
+    with pytest.raises(UsageError, match="image_layout: got 'food101'"):
+        list_images(tmp_path / "manifest.parquet", "food101")
+
+
+# Several in one folder
+
+
+def test_a_combined_corpus_joins_classes_and_keeps_groups_apart(tmp_path: Path) -> None:
+    write_food101(tmp_path / "food-101", ["pie/1", "soup/2"], ["pie/3"])
+    write_nutrition5k(tmp_path / "n5k", [dish_row("d1")], train=["d1"], test=[], pictures={"d1": 2})
+    put(tmp_path / "own" / "manifest.csv", "path,class,group,calories_kcal\na.jpg,pie,d1,5\n")
+    put(tmp_path / "own" / "a.jpg", 7)
+    files, layout, listings = list_images(tmp_path)
+    assert layout == "combined"
+    assert files.root == tmp_path
+    images = [image for listing in listings for image in listing.images]
+    assert {image.source for image in images} == {"food101", "nutrition5k", "manifest"}
+    assert all((tmp_path / image.path).is_file() for image in images)
+    assert {image.stated_group for image in images} == {None, "n5k/d1", "own/d1"}
+    assert {image.class_label for image in images if image.path.startswith(("own", "food"))} == {"pie", "soup"}

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.corpus import image_probing
+from fvc_lib.corpus.images import ImageIndex, index_images
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
+from fvc_lib.services.tables import REJECTED, check_table
+from fvc_lib.services.task_tables import IMAGE_TARGETS, IMAGES
+from tests.corpus.image_corpora import dish_row, picture, put, write_food101, write_nutrition5k
+
+
+def config_for(corpus: Path, **values) -> RunConfig:
+    settings = {"cache_dir": str(corpus.parent / "cache"), "probe_workers": 1, "max_rejected_share": 0.9, **values}
+    return RunConfig(task="image", corpus=str(corpus), **settings)
+
+
+def parts_of(index: ImageIndex) -> dict[str, str]:
+    return dict(index.images.select("path", "part").rows())
+
+
+@pytest.fixture(scope="module")
+def combined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Food-101 and Nutrition5k in one folder, with damage and copies."""
+    corpus = tmp_path_factory.mktemp("images") / "corpus"
+    train = [f"{name}/{number}" for name in ("pie", "soup") for number in range(8)]
+    test = ["pie/90", "soup/91", "soup/92"]
+    food = write_food101(corpus / "food", train, test)
+    images = food / "images"
+    put(images / "pie" / "0.jpg", picture(3, "PNG")[:90])  # truncated
+    put(images / "pie" / "1.jpg", "no picture")
+    put(images / "pie" / "2.jpg", (images / "pie" / "3.jpg").read_bytes())  # a copy within the training part
+    put(images / "pie" / "4.jpg", (images / "pie" / "90.jpg").read_bytes())  # a training copy of a test image
+    put(images / "soup" / "0.jpg", (images / "pie" / "5.jpg").read_bytes())  # one content, two classes
+    dishes = [f"dish_{number}" for number in range(12)]
+    rows = [dish_row(dish, (100 + 10 * number, 50, 4, 12, 3)) for number, dish in enumerate(dishes)]
+    write_nutrition5k(corpus / "n5k", rows, pictures=dict.fromkeys(dishes, 2))
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def index(combined: Path) -> ImageIndex:
+    return index_images(config_for(combined))
+
+
+def test_the_tables_fit_their_schemas_and_say_what_is_known(index: ImageIndex, combined: Path) -> None:
+    check_table(index.images, IMAGES, "images")
+    check_table(index.targets, IMAGE_TARGETS, "targets")
+    check_table(index.rejected, REJECTED, "rejected")
+    assert index.layout == "combined"
+    assert index.root == combined
+    assert index.classes == ("pie", "soup")
+    assert dict(index.units) == {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g", "protein": "g"}
+    food, dishes = index.images.filter(source="food101"), index.images.filter(source="nutrition5k")
+    assert food.height == 13
+    assert dishes.height == 24
+    assert dishes["class_label"].null_count() == 24
+    assert food["class_label"].null_count() == 0
+    assert set(index.targets["image_id"]) == set(dishes["image_id"])
+    assert index.targets.height == 24 * 5
+    assert all(content.startswith(name) for name, content in index.images.select("image_id", "content_sha256").rows())
+    assert index.images["image_id"].is_sorted()
+    assert index.images.select("width", "height").unique().rows() == [(12, 12)]
+
+
+def test_unreadable_images_and_copies_are_left_out_and_counted(index: ImageIndex) -> None:
+    rejected = {(Path(path).parts[-2] + "/" + Path(path).stem, reason) for path, reason in index.rejected.select(
+        "path", "reason").rows()}  # fmt: skip
+    assert rejected == {
+        ("pie/0", "truncated"), ("pie/1", "no_image"), ("pie/3", "duplicate_content"), ("pie/4", "copy_of_test"),
+        ("pie/5", "conflicting_labels"), ("soup/0", "conflicting_labels"),
+    }  # fmt: skip
+    assert parts_of(index)["food/images/pie/90.jpg"] == "test"
+    told = " ".join(index.notes)
+    assert "1 training images are exact copies of official test or validation images: left out." in told
+    assert "2 images whose content has two classes are left out, all of them." in told
+
+
+def test_each_corpus_keeps_its_own_split_and_no_group_is_in_two_parts(index: ImageIndex) -> None:
+    parts = index.images.group_by("group_id").agg(pl.col("part").n_unique())
+    assert parts["part"].max() == 1
+    food = index.images.filter(source="food101")
+    official = {path for path, part in parts_of(index).items() if part == "test" and path.startswith("food")}
+    assert official == {f"food/images/{name}.jpg" for name in ("pie/90", "soup/91", "soup/92")}
+    assert Counter(food.select("part", "split_source").rows())["validation", "made"] >= 1
+    dishes = index.images.filter(source="nutrition5k")
+    assert set(dishes["part"]) == {"train", "validation", "test"}
+    assert set(dishes["split_source"]) == {"made"}
+    assert dishes.group_by("group_id").len()["len"].to_list() == [2] * 12
+
+
+def test_where_the_corpus_lies_and_how_many_processes_read_it_does_not_matter(
+    index: ImageIndex, combined: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(combined, moved)
+    other = index_images(config_for(moved, probe_workers=2))
+    assert other.images.equals(index.images)
+    assert other.targets.equals(index.targets)
+    assert other.rejected.equals(index.rejected)
+    assert other.notes == index.notes
+
+
+def test_what_is_known_is_not_decoded_again_and_a_stopped_index_goes_on(
+    index: ImageIndex, combined: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_function, items, **_settings):
+        assert not items
+        yield from ()
+
+    config = config_for(combined)
+    (store,) = (combined.parent / "cache" / "index").glob("images_*.jsonl")
+    lines = store.read_bytes().splitlines(keepends=True)
+    # What is missing, and the line that is torn, are decoded anew.
+    store.write_bytes(b"".join(lines[:-3]) + lines[-3][:20])
+    asked: list[int] = []
+    with pytest.raises(StoppedError, match="run it again"):
+        index_images(config, stop=lambda: asked.append(1) is None)
+    seen: list[tuple[int, int]] = []
+    again = index_images(config, progress=lambda done, total: seen.append((done, total)))
+    assert seen[0][0] >= seen[0][1] - 4
+    assert again.images.equals(index.images)
+    known = {json.loads(line)["path"] for line in store.read_bytes().splitlines() if line.endswith(b"}")}
+    assert len(known) >= len(lines) - 1
+    monkeypatch.setattr(image_probing, "run_isolated", refuse)
+    assert index_images(config).images.equals(index.images)
+
+
+def test_targets_are_chosen_by_name(index: ImageIndex, combined: Path) -> None:
+    chosen = index_images(config_for(combined, targets=("mass_g", "calories")))
+    assert list(chosen.units) == ["mass", "calories"]
+    assert set(chosen.targets["target"]) == {"mass", "calories"}
+    none = index_images(config_for(combined, targets=("none",)))
+    assert none.targets.is_empty()
+    assert set(none.images["source"]) == {"food101"}  # a dish has nothing else to learn from
+    assert Counter(none.rejected["reason"])["nothing_to_learn"] == 24
+    with pytest.raises(UsageError, match=r"has no 'calorie'. Did you mean 'calories'\? The corpus has calories, mass"):
+        index_images(config_for(combined, targets=("calorie",)))
+
+
+def test_dev_mode_thins_out_every_class_and_part(index: ImageIndex, combined: Path) -> None:
+    dev = index_images(config_for(combined, dev_samples_per_class=2))
+    rows = Counter(dev.images.filter(source="food101").select("class_label", "part").rows())
+    assert rows["pie", "train"] <= 2
+    assert rows["soup", "train"] == 2
+    assert {part for _, part in rows} == {"train", "validation", "test"}
+    assert set(dev.images["image_id"]) < set(index.images["image_id"])
+    parts = parts_of(index)
+    assert all(parts[path] == part for path, part in parts_of(dev).items())
+    assert set(dev.targets["image_id"]) <= set(dev.images["image_id"])
+    assert any(note.startswith("Dev mode: ") for note in dev.notes)
+
+
+def test_too_much_loss_stops_the_run_with_an_example(combined: Path) -> None:
+    with pytest.raises(DataError, match=r"of the listed images cannot be used, at most 1%.*such as:.*max_rejected"):
+        index_images(config_for(combined, max_rejected_share=0.01))
+
+
+def test_a_manifest_group_on_both_sides_stops_the_run(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    for name in "abc":
+        put(corpus / f"{name}.jpg", ord(name))
+    put(corpus / "manifest.csv", "path,class,group,split\na.jpg,x,g,train\nb.jpg,y,g,test\nc.jpg,x,h,train\n")
+    with pytest.raises(LeakageError, match="'g' in test and train"):
+        index_images(config_for(corpus))
+    put(corpus / "manifest.csv", "path,class,split\na.jpg,x,test\nb.jpg,y,test\n")
+    with pytest.raises(DataError, match="no image for train and validation"):
+        index_images(config_for(corpus))
+    put(corpus / "manifest.csv", "path,class\na.jpg,x\nb.jpg,x\nc.jpg,x\n")
+    with pytest.raises(DataError, match=r"1 class \(x\) and no number"):
+        index_images(config_for(corpus))
+    put(corpus / "manifest.csv", "path,class\ngone.jpg,x\n")
+    with pytest.raises(DataError, match=r"no usable image .*missing_image"):
+        index_images(config_for(corpus))

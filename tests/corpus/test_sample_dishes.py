@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fvc_lib.corpus import sample_dishes
+from fvc_lib.corpus.sample_dishes import (
+    BERRY,
+    COMPOSITIONS,
+    DISHES_PER_FOOD,
+    PHOTOGRAPHS_PER_DISH,
+    TARGETS,
+    generate_sample_dishes,
+    manifest_text,
+    plan_dishes,
+)
+from fvc_lib.corpus.sample_dishes_drawing import SHAPES, SIDE_PIXELS, Dish, photograph
+from fvc_lib.services.errors import StoppedError
+
+
+def decoded(content: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(content))).astype(np.float64)
+
+
+@pytest.fixture
+def few_dishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_dishes, "DISHES_PER_FOOD", 1)
+
+
+def test_the_plan_has_all_foods_and_counts_and_some_things_nobody_wrote_down() -> None:
+    plan = plan_dishes()
+    assert Counter(planned.dish.food for planned in plan) == dict.fromkeys(SHAPES, DISHES_PER_FOOD)
+    assert {planned.dish.num_pieces for planned in plan} == {1, 2, 3, 4}
+    assert plan == plan_dishes()
+    unnamed = sum(not planned.class_label for planned in plan)
+    assert 3 <= unnamed <= 20
+    assert all(planned.class_label in ("", planned.dish.food) for planned in plan)
+    known = Counter(planned.known for planned in plan)
+    assert set(known) == {frozenset(), frozenset({"mass_g"}), frozenset(TARGETS)}
+    assert min(known.values()) >= 5
+    assert all(planned.class_label or planned.known for planned in plan)
+    assert len({path for planned in plan for path in planned.paths}) == len(plan) * PHOTOGRAPHS_PER_DISH
+
+
+def test_the_manifest_follows_from_what_is_drawn() -> None:
+    plan = plan_dishes()
+    rows = list(csv.DictReader(io.StringIO(manifest_text(plan))))
+    by_name = {planned.dish.name: planned for planned in plan}
+    assert len(rows) == len(plan) * PHOTOGRAPHS_PER_DISH
+    for row in rows:
+        planned = by_name[row["group"]]
+        piece, berry = COMPOSITIONS[planned.dish.food], BERRY
+        pieces, berries = planned.dish.num_pieces, planned.dish.num_berries
+        assert row["class"] == planned.class_label
+        if row["mass_g"]:
+            assert float(row["mass_g"]) == pytest.approx(pieces * piece.mass + berries * berry.mass)
+        if row["calories_kcal"]:
+            grams = {name: float(row[name]) for name in ("protein_g", "carbohydrate_g", "fat_g")}
+            energy = 4 * grams["protein_g"] + 4 * grams["carbohydrate_g"] + 9 * grams["fat_g"]
+            assert float(row["calories_kcal"]) == pytest.approx(energy, abs=0.02)
+        assert bool(row["calories_kcal"]) == bool(row["fat_g"])
+
+
+def test_a_photograph_depends_on_its_dish_and_number_alone() -> None:
+    dish = Dish("d", "toast", 3, 2)
+    first = photograph(dish, 0)
+    assert first == photograph(dish, 0)
+    assert first != photograph(dish, 1)
+    assert decoded(first).shape == (SIDE_PIXELS, SIDE_PIXELS, 3)
+    assert decoded(first).std() > 20
+
+
+def test_pieces_of_all_foods_cover_one_area() -> None:
+    steps = np.linspace(-0.5, 0.5, 401, dtype=np.float32)
+    x, y = np.meshgrid(steps, steps)
+    areas = {food: float((shape(x, y) < 0).mean()) for food, shape in SHAPES.items()}
+    assert max(areas.values()) / min(areas.values()) < 1.05
+
+
+def test_neither_mean_colour_nor_file_size_tells_the_food() -> None:
+    foods, features = [], []
+    for number, food in enumerate(sorted(SHAPES) * 12):
+        content = photograph(Dish(f"cue {number}", food, 1 + number // 6 % 4, number % 6), 0)
+        foods.append(food)
+        features.append([*decoded(content).mean(axis=(0, 1)), len(content)])
+    table = np.array(features)
+    table = (table - table.mean(axis=0)) / table.std(axis=0)
+    distances = ((table[:, None] - table[None]) ** 2).sum(axis=2)
+    np.fill_diagonal(distances, np.inf)
+    nearest = [foods[place] for place in distances.argmin(axis=1)]
+    accuracy = np.mean([guess == food for guess, food in zip(nearest, foods, strict=True)])
+    assert accuracy < 0.36  # chance is 0.17; 0.36 is four standard errors above it
+
+
+@pytest.mark.usefixtures("few_dishes")
+def test_the_corpus_is_written_once_and_mended_where_it_was_damaged(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    manifest = generate_sample_dishes(tmp_path, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(number, 6) for number in range(1, 7)]
+    files = sorted((tmp_path / "images").iterdir())
+    assert [f"images/{path.name}" for path in files] == sorted(
+        row["path"] for row in csv.DictReader(manifest.read_text().splitlines())
+    )
+    contents, times = [path.read_bytes() for path in files], [path.stat().st_mtime_ns for path in files]
+    files[0].write_bytes(b"damaged")
+    files[1].unlink()
+    (tmp_path / "images" / "mine.txt").write_text("kept")
+    generate_sample_dishes(tmp_path)
+    assert [path.read_bytes() for path in files] == contents
+    assert [path.stat().st_mtime_ns for path in files][2:] == times[2:]
+    assert (tmp_path / "images" / "mine.txt").exists()
+    assert "synthetic" in (tmp_path / "NOTICE.txt").read_text()
+
+
+@pytest.mark.usefixtures("few_dishes")
+def test_a_stopped_generation_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(StoppedError, match="stopped after 1 of 6 dishes"):
+        generate_sample_dishes(tmp_path, stop=lambda: True)
+    assert not (tmp_path / "manifest.csv").exists()
+    recorded = json.loads((tmp_path / "sample_dishes.json").read_text())["sha256"]
+    assert set(recorded) == set(plan_dishes()[0].paths)
+    assert generate_sample_dishes(tmp_path).is_file()
