@@ -10,11 +10,12 @@ Direction = Literal["lower", "higher"]
 
 _LOWER = (
     *sorted(LOWER_IS_BETTER), "loss", "log_loss", "mean_absolute_error", "mean_squared_error", "median_rank",
-    "mean_rank", "mae", "rmse",
+    "mean_rank", "mae", "rmse", "caption_loss", "masked_loss",
 )  # fmt: skip
 _HIGHER = (
     *sorted(METRICS.keys() - LOWER_IS_BETTER), "accuracy", "top1", "top5", "precision", "recall", "macro_precision",
-    "macro_recall", "macro_f1", "r2", "mrr", "ndcg", "mean_positive_similarity",
+    "macro_recall", "macro_f1", "r2", "mrr", "ndcg", "mean_positive_similarity", "token_f1",
+    "content_word_recall", "exact_match", "bleu4", "token_accuracy",
 )  # fmt: skip
 # How names begin that say of what they are: mae_calories, video_to_text/recall@5.
 _KINDS: tuple[tuple[str, Direction], ...] = (

@@ -11,6 +11,7 @@ from fvc_lib.analysis.figure_parts import of_fold
 from fvc_lib.analysis.memory_findings import memory_usage
 from fvc_lib.analysis.memory_wording import megabytes_text, phase_text
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name, number_text
+from fvc_lib.services.config import TASK_OF_STAGE
 
 _PANELS_PER_ROW = 3
 _SMALL = 7  # up to here a curve shows its points too
@@ -27,6 +28,7 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
     rows = curves.filter((pl.col("metric") == metric) & pl.col("value").is_not_null())
     if rows.is_empty():
         return theme.nothing_to_show(f"Learning curves of {metric_name(metric)}", "No value of it has been logged yet.")
+    name = _curve_name(rows, metric)
     panels = rows.select("run_id", "stage", "fold").unique(maintain_order=True)
     columns = min(_PANELS_PER_ROW, panels.height)
     num_rows = -(-panels.height // columns)
@@ -35,7 +37,7 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
         rows=num_rows, cols=columns, shared_yaxes=True, shared_xaxes=False, horizontal_spacing=0.03,
         vertical_spacing=62 / height if num_rows > 1 else 0, subplot_titles=_panel_titles(panels),
     )  # fmt: skip
-    finding, subtitle = _training_finding(rows, metric)
+    finding, subtitle = _training_finding(rows, name)
     figure.update_layout(theme.figure(finding, subtitle, height=height).layout)
     for position, panel in enumerate(panels.iter_rows()):
         keys = zip(("run_id", "stage", "fold"), panel, strict=True)
@@ -46,7 +48,7 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
             _add_curve(figure, points, phase, smoothing, first=position == 0, where=where)
     figure.update_annotations(font={"size": 12, "color": theme.NEUTRAL})
     figure.update_xaxes(title_text="Step", row=num_rows)
-    figure.update_yaxes(title_text=figure_text(metric_name(metric)), col=1)
+    figure.update_yaxes(title_text=figure_text(name), col=1)
     # Beside the subtitle: the panels' own titles take the place above them.
     beside = {"y": 1 - 42 / height, "yref": "container", "yanchor": "top"}
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", **beside})
@@ -115,14 +117,20 @@ def _series_name(row: dict[str, object], among: pl.DataFrame) -> str:
     return ", ".join(parts)
 
 
-def _training_finding(rows: pl.DataFrame, metric: str) -> tuple[str, str]:
+def _curve_name(rows: pl.DataFrame, metric: str) -> str:
+    """The metric's name; the losses of tasks that add up several kinds of loss have no unit."""
+    sums = set(TASK_OF_STAGE) & set(rows["stage"])
+    return "Loss" if metric == "loss" and sums else metric_name(metric)
+
+
+def _training_finding(rows: pl.DataFrame, name: str) -> tuple[str, str]:
     last = rows.sort("step").group_by("run_id", "stage", "fold", "phase", maintain_order=True).last()
     by_phase = last.group_by("phase", maintain_order=True).agg(pl.col("value").mean())
     told = ", ".join(f"{number_text(value)} in {phase}" for phase, value in by_phase.iter_rows())
     panels = rows.select("run_id", "stage", "fold").n_unique()
     counted = f"n = {count_text(rows.height, 'logged value')} in {count_text(panels, 'panel')}"
     subtitle = f"{counted}; the title has the mean of each curve's last value"
-    return f"{metric_name(metric)} ends at {told}", subtitle
+    return f"{name} ends at {told}", subtitle
 
 
 def _add_curve(

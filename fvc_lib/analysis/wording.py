@@ -54,7 +54,14 @@ METRIC_NAMES = {
     "median_rank": "Median rank",
     "mean_rank": "Mean rank",
     "mean_positive_similarity": "Mean similarity of what belongs together",
+    "token_f1": "Token F1",
+    "content_word_recall": "Content words named",
+    "exact_match": "Word for word",
+    "bleu4": "BLEU-4",
+    "caption_loss": "Caption loss (nats)",
+    "token_accuracy": "Token accuracy",
 }
+_OF_TARGETS = frozenset({"mae", "rmse", "r2"})
 
 
 def source_name(source: str) -> str:
@@ -63,9 +70,18 @@ def source_name(source: str) -> str:
 
 
 def metric_name(metric: str) -> str:
-    """``roc_auc`` as ``ROC AUC``, ``recall@5`` as ``Recall@5``; an unknown metric in its own words."""
+    """``roc_auc`` as ``ROC AUC``, ``recall@5`` as ``Recall@5``; an unknown metric in its own words.
+
+    ``video_to_text/mrr`` and ``r2_calories`` say of what they are: ``R², calories``.
+    """
+    subject, found, name = metric.rpartition("/")
+    if found:
+        return f"{metric_name(name)}, {subject_name(subject)}"
     if metric.startswith("recall@"):
         return metric.capitalize()
+    kind, _, target = metric.partition("_")
+    if kind in _OF_TARGETS and target:
+        return f"{METRIC_NAMES[kind]}, {target}"
     return METRIC_NAMES.get(metric, metric.replace("_", " "))
 
 

@@ -152,7 +152,7 @@ def test_runs_of_other_tasks_are_not_compared_pair_by_pair(task: str, task_run: 
 def test_the_dashboard_shows_what_such_runs_have_and_breaks_on_nothing(tmp_path: Path) -> None:
     runs = (write_image_run(tmp_path), write_video_text_run(tmp_path))
     shown = {panel.name: panel.bundle(Selection(runs)) for panel in panels()}
-    assert shown["learning curves 1"]["text/plain"].startswith("Loss (nats) ends at")
+    assert shown["learning curves 1"]["text/plain"].startswith("Loss ends at")
     assert "nothing to show" in shown["controls"]["text/plain"]
     assert "nothing to show" not in shown["memory"]["text/plain"]
 
