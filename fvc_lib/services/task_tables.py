@@ -128,7 +128,7 @@ VIDEO_TEXTS = pa.DataFrameSchema(
 RETRIEVAL_RANKS = pa.DataFrameSchema(
     {
         "direction": text_column(checks=pa.Check.isin(("video_to_text", "text_to_video"))),
-        "query_id": text_column(),  # pair_id or text_id
+        "query_id": text_column(),  # video_id or text_id
         "group_id": group_column(),
         "rank": pa.Column(pl.Int64, pa.Check.ge(1)),  # ties count against the model
         "num_candidates": pa.Column(pl.Int64, pa.Check.ge(1)),

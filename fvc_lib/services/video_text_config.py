@@ -36,4 +36,4 @@ class VideoTextFields(BaseModel):
     recall_at: Annotated[tuple[int, ...], BeforeValidator(split_numbers)] = Field(
         (1, 5, 10), description="the k of recall@k"
     )
-    retrieval_memory_mb: int = Field(64, ge=1, description="retrieval metrics take no more beyond the embeddings")
+    retrieval_memory_mb: int = Field(64, ge=16, description="retrieval metrics take no more beyond the embeddings")
