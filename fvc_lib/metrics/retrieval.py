@@ -146,7 +146,7 @@ def retrieval_metrics(
     import torch
 
     from fvc_lib.metrics.retrieval_counting import Direction
-    from fvc_lib.metrics.retrieval_stream import Stream
+    from fvc_lib.metrics.retrieval_stream import Stream, one_thread
 
     ks = _check_ks(ks)
     videos, texts = _as_rows(video_embeddings, "video_embeddings"), _as_rows(text_embeddings, "text_embeddings")
@@ -163,13 +163,14 @@ def retrieval_metrics(
     tell = log if log is not None else _tell_nobody
     for line in plan.describe().splitlines():
         tell(line)
-    norms = _check_norms(videos, "video_embeddings"), _check_norms(texts, "text_embeddings")
-    to_texts, to_videos = _both_ways(videos, texts, norms, video, text)
-    stream = Stream(
-        videos, texts, norms, (Direction(to_texts, 0), Direction(to_videos, 1)), plan,
-        videos.device if device is None else torch.device(device),
-    )  # fmt: skip
-    stream.run(progress)
+    with one_thread():
+        norms = _check_norms(videos, "video_embeddings"), _check_norms(texts, "text_embeddings")
+        to_texts, to_videos = _both_ways(videos, texts, norms, video, text)
+        stream = Stream(
+            videos, texts, norms, (Direction(to_texts, 0), Direction(to_videos, 1)), plan,
+            videos.device if device is None else torch.device(device),
+        )  # fmt: skip
+        stream.run(progress)
     tell(stream.describe())
     to_text, to_video = (
         _measure(direction.positives, direction.at_least_as_similar(), ks) for direction in stream.directions

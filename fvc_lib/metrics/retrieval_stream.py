@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from fvc_lib.metrics.retrieval_counting import Block, Direction
 from fvc_lib.metrics.retrieval_exact import rows_between
@@ -41,9 +43,9 @@ class Stream:
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         """Count all blocks; ``progress(done, total)`` is told the pairs after each row of blocks."""
-        self.filters = self.filters or filters_of(self.device, self.plan.dimensions)
         largest = self.plan.video_block * self.plan.text_block
         self._scores = torch.empty(largest, dtype=torch.float64, device=self.device)
+        self.filters = self.filters or filters_of(self.device, self.plan.dimensions)
         done, total = 0, self.plan.num_videos * self.plan.num_texts
         for panel in _parts(0, self.plan.num_texts, self.plan.text_panel):
             converted: dict[tuple[str, int], Operand] = {}
@@ -108,6 +110,18 @@ class Stream:
 
     def _rows(self, embeddings: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return rows_between(embeddings, start, stop).to(self.device).contiguous()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For work of small steps, a millisecond or less each, between which other threads would only wait and spin."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, user_api="blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _parts(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
