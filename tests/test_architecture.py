@@ -72,16 +72,39 @@ def test_the_library_never_calls_what_calls_it():
         assert "run_notebooks" not in all_imports(path), path
 
 
-@pytest.mark.parametrize(
-    "room",
-    [
-        "corpus.index", "video.decode", "video.probe", "video.clip_making", "video.clip_pruning", "video.shard_stream",
-        "execution.runner", "analysis.report",
-    ],
+NOT_LEARNING = (
+    "corpus.index", "video.decode", "video.probe", "video.clip_making", "video.clip_pruning", "video.shard_stream",
+    "execution.runner", "analysis.report",
 )  # fmt: skip
-def test_rooms_that_do_not_learn_do_not_load_torch(room):
-    code = f"import sys, fvc_lib.{room}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+STAGES_BEFORE_LEARNING = (
+    "analysis.corpus_figures", "analysis.figure_display", "analysis.html_table", "analysis.queries", "corpus.folds",
+    "execution.session", "learning.controls", "learning.group_recognition",
+)  # fmt: skip
+
+
+def first_to_load(package: str, modules: tuple[str, ...]) -> str:
+    """The first of ``modules`` after which a new process has ``package`` loaded, or nothing."""
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules}:\n"
+        "    importlib.import_module(f'fvc_lib.{name}')\n"
+        f"    if {package!r} in sys.modules:\n"
+        "        sys.exit(f'loaded by {name}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or done.stderr.startswith("loaded by "), done.stderr
+    return done.stderr
+
+
+def test_rooms_that_do_not_learn_do_not_load_torch():
+    assert first_to_load("torch", NOT_LEARNING) == ""
+    assert first_to_load("polars", ("services.errors", "services.tables")).strip() == "loaded by services.tables"
+
+
+@pytest.mark.parametrize("package", ["sklearn", "nbconvert"])
+def test_a_stage_that_indexes_or_makes_folds_waits_for_no_classifier_and_no_converter(package):
+    """Each takes a second to load, in every kernel."""
+    assert first_to_load(package, STAGES_BEFORE_LEARNING) == ""
 
 
 def test_torchvision_and_timm_are_imported_nowhere():

@@ -38,7 +38,9 @@ def test_the_list_names_every_notebook_with_its_parameters():
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
-    done = command("--dry-run", "-p", "runs_dir", str(tmp_path / "runs"), "-p", "num_folds", "3", cwd=tmp_path)
+    given = {"runs_dir": tmp_path / "runs", "num_folds": 3, "fixed_size": 32, "num_frames": 1}
+    values = [text for name, value in given.items() for text in ("-p", name, str(value))]
+    done = command("--dry-run", *values, cwd=tmp_path)
     assert done.returncode == 0
     assert "04_fold_training_fold_2" in done.stdout
     assert "04_fold_training_fold_3" not in done.stdout

@@ -23,7 +23,8 @@ import polars as pl
 import psutil
 import pytest
 
-from fvc_lib.corpus.sample import generate_sample_corpus
+from fvc_lib.corpus import sample
+from fvc_lib.corpus.sample_plan import plan_events
 from fvc_lib.execution.stages import STAGES
 from fvc_lib.execution.status import read_status
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -81,13 +82,12 @@ def scores(run: RunPaths) -> pl.DataFrame:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A third of the sample corpus, as a manifest."""
-    folder = tmp_path_factory.mktemp("corpus") / "videos & 'more'"
-    manifest = generate_sample_corpus(folder)
-    rows = pl.read_csv(manifest)
-    groups = rows.unique("group", maintain_order=True).group_by("label", maintain_order=True).head(6)["group"]
-    rows.filter(pl.col("group").is_in(groups.to_list())).write_csv(manifest)
-    return manifest
+    """The first six events of each label of the sample corpus; only these are drawn and encoded."""
+    events = plan_events()
+    few = [event for label in ("real", "fake") for event in [e for e in events if e.label == label][:6]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample, "plan_events", lambda: tuple(few))
+        return sample.generate_sample_corpus(tmp_path_factory.mktemp("corpus") / "videos & 'more'")
 
 
 @pytest.fixture(scope="module")
@@ -159,9 +159,11 @@ def measured(run: RunPaths, fold: int) -> list[dict[str, object]]:
 
 
 def test_the_straight_pass_elsewhere_gives_the_same_bits_and_tracks_nothing(finished, elsewhere, monkeypatch):
-    """``USE_MLOPS_PIPELINE=false``, in other folders, with loader and probe processes and clips out of shards."""
+    """``USE_MLOPS_PIPELINE=false``, in other folders, with loader and probe processes, clips out of shards, and no step
+    measured beforehand.
+    """
     monkeypatch.setenv("USE_MLOPS_PIPELINE", "false")
-    run, shown = elsewhere.run(num_workers=2, probe_workers=2, clip_source="shards")
+    run, shown = elsewhere.run(num_workers=2, probe_workers=2, clip_source="shards", memory_preflight=False)
     assert len(list((elsewhere.folder / "cache").rglob("*.tar"))) == 1
     assert_same_results(run, finished[0])
     ends = [line.split()[0] for line in shown.splitlines() if " done " in line]
