@@ -12,8 +12,6 @@ from fvc_lib.corpus.video_text_manifest import PairListing
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.task_tables import PARTS
 
-# Rows by which nothing is lost that a better file would give.
-_NOT_A_LOSS = frozenset({"duplicate_pair", "copy_across_split"})
 _REMEDIES = {
     "missing_video": "Fetch the files that are missing, or drop their rows.",
     "no_path": "Fill the column 'path'.",
@@ -90,10 +88,12 @@ def _known_texts(pairs: pl.DataFrame) -> str:
 def refuse_lost(listing: PairListing, rejections: Rejections, max_rejected_share: float) -> None:
     """Stop on a manifest of which nothing, or too little, can be used.
 
+    Asked before rows that are only repeated, or are copies across the split, are rejected: those are no loss.
+
     Raises:
         DataError: no usable row, or more than ``max_rejected_share`` of the rows lost.
     """
-    lost = [row for row in rejections.rows if row[4] not in _NOT_A_LOSS]
+    lost = rejections.rows
     allowed = max_rejected_share * listing.num_rows
     if listing.num_rows and len(lost) < listing.num_rows and len(lost) <= allowed:
         return
