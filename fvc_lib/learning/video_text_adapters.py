@@ -65,8 +65,8 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
     Raises:
         UsageError: transformers is not installed, no such folder, or no tokenizer in it.
     """
+    require_folder(folder)
     transformers = _transformers()
-    _require_folder(folder)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -83,13 +83,13 @@ def encoder_fingerprint(folder: str) -> list[list[str]]:
     Raises:
         UsageError: no such folder.
     """
-    files = sorted(path for path in _require_folder(folder).iterdir() if path.is_file())
+    files = sorted(path for path in require_folder(folder).iterdir() if path.is_file())
     return [[path.name, sha256_of_file(path)] for path in files]
 
 
 def _loaded_encoder(folder: str) -> Any:
+    require_folder(folder)
     transformers = _transformers()
-    _require_folder(folder)
     with _quiet(transformers):
         try:
             model, loading = transformers.AutoModel.from_pretrained(
@@ -142,7 +142,8 @@ def _transformers() -> Any:
     return transformers
 
 
-def _require_folder(folder: str) -> Path:
+def require_folder(folder: str) -> Path:
+    """``folder`` as a path; ``UsageError`` where it is none on this machine."""
     path = Path(folder)
     if not path.is_dir():
         raise UsageError(

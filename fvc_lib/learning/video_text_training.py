@@ -26,7 +26,7 @@ from fvc_lib.learning.split_training import (
 from fvc_lib.learning.stage_outcome import StageOutcome
 from fvc_lib.learning.text_tokenizer import BEGIN, END, PAD, TextTokenizer
 from fvc_lib.learning.video_text_accumulators import RetrievalSettings, VideoTextOutputs
-from fvc_lib.learning.video_text_adapters import OWN, encoder_fingerprint, encoder_tensors
+from fvc_lib.learning.video_text_adapters import OWN, encoder_fingerprint, encoder_tensors, require_folder
 from fvc_lib.learning.video_text_data import (
     PairNumbers,
     VideoTextDataset,
@@ -137,6 +137,8 @@ def check_config(config: RunConfig) -> None:
         raise UsageError(f"text_heads: got {config.text_heads}, wanted a divisor of text_width {config.text_width}.")
     if config.masked_weight and config.num_frames < 2:
         raise UsageError("masked_weight: a clip of one frame has none left to foretell it from. Take more num_frames.")
+    if _encoder_folder(config):
+        require_folder(_encoder_folder(config))
 
 
 def tokenizer_file(paths: RunPaths) -> Path:

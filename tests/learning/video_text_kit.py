@@ -1,6 +1,7 @@
 """Tiny networks and made-up pairs of clips and texts for the tests of task video_text."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -12,6 +13,7 @@ from fvc_lib.learning.video_text_networks import NetworkPlan, VideoTextNetwork
 from fvc_lib.learning.video_text_task import LossWeights, VideoTextTask
 
 CPU = torch.device("cpu")
+WORDS = ("a", "red", "green", "blue", "square", "circle", "on", "over", "the", "left", "right", "moves", "field")
 NUMBERS = TokenNumbers(padding=0, begin=1, end=2)
 PLAN = NetworkPlan(
     trunk="frame_cnn",
@@ -99,3 +101,21 @@ def tiny_task(plan: NetworkPlan = PLAN, training=None, validation=None, **settin
 
 def planned(**changes) -> NetworkPlan:
     return replace(PLAN, **changes)
+
+
+def write_tiny_bert(folder: Path) -> str:
+    """A BERT of two layers and its tokenizer of words, untrained, as ``save_pretrained`` leaves them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    marks = ["[PAD]", "[UNK]"]
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate((*marks, *WORDS))}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    settings = BertConfig(
+        vocab_size=len(marks) + len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32, type_vocab_size=1, hidden_dropout_prob=0.5,
+    )  # fmt: skip
+    with forked_random_state(0, CPU):
+        BertModel(settings).save_pretrained(folder)
+    return str(folder)
