@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _OPEN_SECTIONS = 'document.querySelectorAll("details.section").forEach(section => { section.open = true; })'
 _DRAW_NEXT = """() => {
   const waiting = [...document.querySelectorAll("div.figure")]
-    .filter(div => div.getBoundingClientRect().width > 0 && !div.querySelector("svg.main-svg"));
+    .filter(div => div.checkVisibility() && !div.querySelector("svg.main-svg"));
   if (waiting.length) waiting[0].scrollIntoView();
   return waiting.length === 0;
 }"""
