@@ -249,7 +249,7 @@ def _confusion_finding(predictions: pl.DataFrame) -> str:
         return "No test image is called another class"
     pairs = wrong.group_by("class_label", "predicted_label").len()
     true, called, count = pairs.sort("len", "class_label", "predicted_label", descending=[True, False, False]).row(0)
-    often = f"{_short(true)} is called {_short(called)} most often of all mistakes, {count} times"
+    often = f"The most frequent mistake: {_short(true)} called {_short(called)}, {count} times"
     return often if count > 1 else f"No mistake is made twice; one is {_short(true)} called {_short(called)}"
 
 

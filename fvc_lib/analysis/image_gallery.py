@@ -45,10 +45,8 @@ class Card:
 
     @property
     def width(self) -> int:
-        """Pixels of the picture, or of the place it would have had."""
-        if self.picture is None:
-            return _SIDE
-        return Image.open(io.BytesIO(self.picture)).width
+        """Pixels of the picture, and at least what its text needs."""
+        return _SIDE if self.picture is None else max(_SIDE, Image.open(io.BytesIO(self.picture)).width)
 
 
 @dataclass(frozen=True)

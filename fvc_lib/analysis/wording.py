@@ -97,7 +97,7 @@ def number_text(value: float | None, digits: int = 3) -> str:
         return NOT_RECORDED
     if math.isnan(value):
         return UNDEFINED
-    return f"{value:.{digits}f}"
+    return f"{value:z.{digits}f}"  # z: nothing is -0.000
 
 
 def interval_text(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
@@ -105,7 +105,7 @@ def interval_text(value: float | None, low: float | None, high: float | None, di
     text = number_text(value, digits)
     if value is None or low is None or high is None or not all(map(math.isfinite, (value, low, high))):
         return text
-    return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"{text} [{low:z.{digits}f}, {high:z.{digits}f}]"
 
 
 def bytes_text(size_bytes: float | None) -> str:

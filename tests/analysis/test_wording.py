@@ -56,3 +56,9 @@ def test_text_stays_on_one_line_and_can_be_encoded(raw: str) -> None:
 
 def test_figure_text_disarms_what_plotly_would_read_as_markup() -> None:
     assert figure_text('<a href="x">&lt;') == '&lt;a href="x"&gt;&amp;lt;'
+
+
+def test_what_rounds_to_zero_has_no_sign() -> None:
+    assert number_text(-0.0004) == "0.000"
+    assert number_text(-0.0006) == "-0.001"
+    assert interval_text(-0.0001, -0.2, -0.0002) == "0.000 [-0.200, 0.000]"
