@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from fvc_lib.corpus.groups import GroupMember, join_groups
 from fvc_lib.corpus.image_listing import ListedImage
 from fvc_lib.corpus.listing import Refusal, Rejections
 
@@ -47,9 +48,34 @@ def settle_contents(
             across = copy.part == "train" and first.part in ("test", "validation")
             counts["split" if across else "copy"] += 1
             why = f"of the official {first.part} part, so it is not trained on" if across else "which is used"
-            reason = "copy_of_test" if across else "duplicate_content"
+            reason = "copy_across_split" if across else "duplicate_content"
             _refuse([copy], Refusal(reason, f"same content as {first.path!r}, {why}."), rejections)
     return sorted(kept, key=lambda image: image.path), list(_notes(counts))
+
+
+def groups_of_images(images: Sequence[ListedImage], contents: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The group of each path, and a sentence where stated groups were joined.
+
+    An image without a stated group is a group by itself, called by its content. Stated groups that share an exact copy
+    are one group, as in ``groups.join_groups``: the other frames of a dish that is also filed as another one belong to
+    both. Groups that the official split has on two sides stay two (there the copy in training is left out), and so do
+    those of different corpora in a combined one, each of which is split by itself.
+
+    Args:
+        images: all readable images, copies included.
+        contents: content hash of each path.
+    """
+    stated = [image for image in images if image.stated_group is not None]
+    members = [
+        GroupMember(image.path, image.path, f"{contents[image.path]} {image.part} {image.corpus}", image.stated_group)
+        for image in stated
+    ]
+    grouping = join_groups(members)
+    groups = {image.path: f"image {contents[image.path][:16]}" for image in images}
+    groups.update({image.path: group for image, group in zip(stated, grouping.group_ids, strict=True)})
+    if not grouping.merges:
+        return groups, []
+    return groups, [f"{len(grouping.merges):,} times two stated groups share an exact copy: they are one group."]
 
 
 def _preference(image: ListedImage) -> tuple[int, bool, int, str, int]:

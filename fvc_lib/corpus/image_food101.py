@@ -24,8 +24,9 @@ _LISTS = (("test", "test.txt"), ("train", "train.txt"))  # test first: what both
 
 
 def is_food101(folder: Path) -> bool:
-    """Whether ``folder`` has the layout."""
-    return (folder / "images").is_dir() and (folder / "meta" / "classes.txt").is_file()
+    """Whether ``folder`` has the layout, be it that one of its lists is missing."""
+    lists = ("classes.txt", *(name for _, name in _LISTS))
+    return (folder / "images").is_dir() and any((folder / "meta" / name).is_file() for name in lists)
 
 
 def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:

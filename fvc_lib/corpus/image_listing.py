@@ -28,6 +28,7 @@ class ListedImage:
     part: str | None = None  # the corpus's own
     targets: tuple[tuple[str, float], ...] = ()
     row: int | None = None  # 1-based row of the table that listed it
+    corpus: str = ""  # folder of the corpus among several in a combined one
 
 
 @dataclass

@@ -88,7 +88,7 @@ def _image(
         return path, refusal
     split = optional_cell(cells, columns["split"])
     if split is not None and split.lower() not in _PARTS:
-        return path, Refusal("unknown_part", f"got the part {escape_text(split)!r}, wanted train, validation or test.")
+        return path, Refusal("unknown_split", f"got the part {escape_text(split)!r}, wanted train, validation or test.")
     values = {target.name: _number(cells[target.column]) for target in targets}
     return ListedImage(
         path,

@@ -43,8 +43,8 @@ class _Dish:
 
 
 def is_nutrition5k(folder: Path) -> bool:
-    """Whether ``folder`` has the layout."""
-    return any((folder / "metadata" / name).is_file() for name in TABLES)
+    """Whether ``folder`` has the layout, be it that its tables are missing."""
+    return any((folder / "metadata" / name).is_file() for name in TABLES) or (folder / "imagery").is_dir()
 
 
 def list_nutrition5k(files: CorpusFiles, below: str = "") -> ImageListing:

@@ -50,8 +50,8 @@ def probe_images(
 ) -> dict[str, ProbedImage]:
     """Decode every image, reusing what ``work_dir`` knows of files with unchanged size and modification time.
 
-    Processes, not threads: they cost 0.1 ms an image beside 3 to 8 ms for decoding one of 512 pixels, and a crash of a
-    decoder on one file costs that file alone.
+    Processes, not threads: handing over an image of 512 x 384 pixels costs 0.7 ms of CPU time beside 1.5 ms for
+    decoding it, and for that a decoder that crashes or hangs on one file costs that file alone.
 
     Args:
         root: the corpus folder.

@@ -84,7 +84,7 @@ def _list_combined(files: CorpusFiles) -> tuple[ImageListing, ...]:
 def _in_folder(listing: ImageListing, folder: str) -> ImageListing:
     """The listing of one corpus of several: groups of equal names in two of them are two groups."""
     images = [
-        image if image.stated_group is None else replace(image, stated_group=joined(folder, image.stated_group))
+        replace(image, corpus=folder, stated_group=joined(folder, image.stated_group) if image.stated_group else None)
         for image in listing.images
     ]
     return replace(listing, images=images, folder=folder)

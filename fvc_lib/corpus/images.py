@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.corpus.image_contents import settle_contents
+from fvc_lib.corpus.image_contents import groups_of_images, settle_contents
 from fvc_lib.corpus.image_dev_subset import dev_subset
+from fvc_lib.corpus.image_index_checks import (
+    class_notes,
+    classes_of,
+    refuse_lost,
+    refuse_unlearnable,
+    rejection_notes,
+)
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage, joined_units
 from fvc_lib.corpus.image_probing import ProbedImage, probe_images
 from fvc_lib.corpus.image_sources import list_images
 from fvc_lib.corpus.image_targets import asked_targets, strata_of
 from fvc_lib.corpus.index import video_ids
-from fvc_lib.corpus.listing import NOT_A_LOSS, Refusal, Rejections
+from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections
 from fvc_lib.corpus.part_split import split_parts
 from fvc_lib.corpus.sample_dishes import generate_sample_dishes
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import check_table
-from fvc_lib.services.task_tables import IMAGE_TARGETS, IMAGES, PARTS
+from fvc_lib.services.task_tables import IMAGE_TARGETS, IMAGES
 from fvc_lib.video.still_image import ImageFacts
-
-# Left out without anything being wrong with the corpus.
-_NO_LOSS = NOT_A_LOSS | {"copy_of_test", "duplicate_row", "no_picture", "nothing_to_learn"}
-_MOST_REASONS = 3
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,19 @@ def image_corpus(
     """
     if config.corpus:
         return Path(config.corpus)
-    return generate_sample_dishes(Path(config.data_dir) / "sample_dishes", progress=progress, stop=stop)
+    return generate_sample_dishes(_sample_folder(config), progress=progress, stop=stop)
+
+
+def image_root(config: RunConfig) -> Path:
+    """The absolute folder that the paths of the index are relative to. Nothing is read or generated."""
+    if not config.corpus:
+        return CorpusFiles(_sample_folder(config)).root
+    corpus = Path(config.corpus)
+    return CorpusFiles(corpus.parent if corpus.is_file() else corpus).root
+
+
+def _sample_folder(config: RunConfig) -> Path:
+    return Path(config.data_dir) / "sample_dishes"
 
 
 def index_images(
@@ -120,16 +133,16 @@ def index_images(
     )  # fmt: skip
     readable, facts = _readable(listed, probed, rejections)
     contents = {path: found.content_sha256 for path, found in facts.items()}
+    groups, group_notes = groups_of_images(readable, contents)
     kept, content_notes = settle_contents(readable, contents, rejections)
     rejected = rejections.frame()
-    _refuse_lost(files.root, rejected, len(kept), config.max_rejected_share)
-    placed, split_notes = _placed(kept, listings, units, facts, config)
+    refuse_lost(files.root, rejected, len(kept), config.max_rejected_share)
+    placed, split_notes = _placed(kept, listings, units, facts, groups, config)
     placed, dev_notes = _subset(placed, config)
-    _refuse_unlearnable(placed, units)
-    notes += [*content_notes, *split_notes, *_class_notes(placed), *dev_notes, *_rejection_notes(rejected)]
     images, targets = _tables(placed, units)
-    classes = tuple(sorted({item.image.class_label for item in placed if item.image.class_label is not None}))
-    return ImageIndex(images, targets, rejected, files.root, classes, units, layout, tuple(notes))
+    refuse_unlearnable(images, targets)
+    notes += [*group_notes, *content_notes, *split_notes, *dev_notes, *class_notes(images), *rejection_notes(rejected)]
+    return ImageIndex(images, targets, rejected, files.root, classes_of(images), units, layout, tuple(notes))
 
 
 def _learnable(listings: Sequence[ImageListing], units: Mapping[str, str], rejections: Rejections) -> list[ListedImage]:
@@ -166,6 +179,7 @@ def _placed(
     listings: Sequence[ImageListing],
     units: Mapping[str, str],
     facts: Mapping[str, ImageFacts],
+    group_of: Mapping[str, str],
     config: RunConfig,
 ) -> tuple[list[_Placed], list[str]]:
     """Every image with its part. Each corpus of a combined one is split by itself: one may have an official split."""
@@ -174,12 +188,11 @@ def _placed(
     placed: list[_Placed] = []
     notes: list[str] = []
     for listing in listings:
-        own = {image.path for image in listing.images}
-        images = [image for image in kept if image.path in own]
+        images = [image for image in kept if image.corpus == listing.folder]
         if not images:
             continue
         ids = [id_of[facts[image.path].content_sha256] for image in images]
-        groups = [image.stated_group or f"image {name}" for image, name in zip(images, ids, strict=True)]
+        groups = [group_of[image.path] for image in images]
         split = split_parts(
             groups, [strata[image] for image in images], [image.part for image in images],
             validation_share=config.split_validation_share, test_share=config.split_test_share, seed=config.seed,
@@ -225,55 +238,3 @@ def _tables(placed: Sequence[_Placed], units: Mapping[str, str]) -> tuple[pl.Dat
     target_columns = {name: column.dtype.type for name, column in IMAGE_TARGETS.columns.items()}
     images = check_table(pl.DataFrame(rows, schema=columns, orient="row"), IMAGES, "images")
     return images, check_table(pl.DataFrame(numbers, schema=target_columns, orient="row"), IMAGE_TARGETS, "targets")
-
-
-def _refuse_lost(root: Path, rejected: pl.DataFrame, num_kept: int, max_rejected_share: float) -> None:
-    lost = rejected.filter(~pl.col("reason").is_in(sorted(_NO_LOSS)))
-    share = lost.height / max(1, lost.height + num_kept)
-    if num_kept and share <= max_rejected_share:
-        return
-    counts = Counter((lost if lost.height else rejected)["reason"].to_list()).most_common(_MOST_REASONS)
-    shown = "; ".join(
-        f"{count:,} x {reason}, such as: {rejected.filter(pl.col('reason') == reason)['detail'][0]}"
-        for reason, count in counts
-    )
-    if not num_kept:
-        raise DataError(f"corpus {str(root)!r}: no usable image ({shown or 'nothing is listed'}).")
-    raise DataError(
-        f"corpus {str(root)!r}: {share:.0%} of the listed images cannot be used, at most {max_rejected_share:.0%} are "
-        f"allowed ({shown}). Repair the corpus, or raise max_rejected_share."
-    )
-
-
-def _refuse_unlearnable(placed: Sequence[_Placed], units: Mapping[str, str]) -> None:
-    counts = Counter(item.part for item in placed)
-    empty = [part for part in PARTS if not counts[part]]
-    if empty:
-        have = ", ".join(f"{counts[part]:,} {part}" for part in PARTS if counts[part])
-        raise DataError(
-            f"the split leaves no image for {' and '.join(empty)} ({have}). Add images of other groups, or change the "
-            "corpus's own split."
-        )
-    classes = {item.image.class_label for item in placed if item.image.class_label is not None}
-    if len(classes) < 2 and not any(item.image.targets for item in placed if units):
-        raise DataError(
-            f"the images have {len(classes)} class ({', '.join(sorted(classes))}) and no number to predict: one class "
-            "alone cannot be told from anything. Add images of another class, or a manifest with numbers."
-        )
-
-
-def _class_notes(placed: Sequence[_Placed]) -> list[str]:
-    trained = {item.image.class_label for item in placed if item.part == "train"}
-    occurring = {item.image.class_label for item in placed if item.image.class_label is not None}
-    never = sorted(occurring - trained)
-    if not never:
-        return []
-    names = ", ".join(repr(name) for name in never[:8])
-    return [f"{len(never):,} classes have no training image, so none of their test images can be right: {names}."]
-
-
-def _rejection_notes(rejected: pl.DataFrame) -> list[str]:
-    if rejected.is_empty():
-        return []
-    counts = ", ".join(f"{count:,} x {reason}" for reason, count in Counter(rejected["reason"].to_list()).most_common())
-    return [f"Left out: {counts}."]

@@ -13,7 +13,7 @@ ROWS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(ROWS, st.integers(1, 5), st.integers(0, 3), st.randoms(use_true_random=False))
 def test_a_subset_is_stratified_nested_and_independent_of_order(rows, per_stratum: int, seed: int, random) -> None:
     strata, parts = zip(*rows, strict=True)

@@ -58,10 +58,11 @@ def test_food101_keeps_its_own_split_and_never_guesses_a_class(tmp_path: Path) -
 
 
 def test_food101_without_a_list_is_refused(tmp_path: Path) -> None:
-    corpus = write_food101(tmp_path, ["pie/1"], ["pie/2"])
-    (corpus / "meta" / "test.txt").unlink()
-    with pytest.raises(UsageError, match=r"test.txt.*Restore the corpus's own list"):
-        list_images(corpus)
+    for name in ("classes.txt", "train.txt", "test.txt"):  # never read as folders of the classes images and meta
+        corpus = write_food101(tmp_path / name, ["pie/1"], ["pie/2"])
+        (corpus / "meta" / name).unlink()
+        with pytest.raises(UsageError, match=rf"{name}'.*Restore the corpus's own list"):
+            list_images(corpus)
 
 
 def test_a_list_cannot_lead_out_of_the_corpus(tmp_path: Path) -> None:
@@ -129,6 +130,17 @@ def test_broken_rows_of_nutrition5k_are_named_with_file_and_row(tmp_path: Path) 
     }
     assert "cafe1.csv row 3: mass: got -2, wanted a number of at least 0" in detail_of(listing, "bad_number")
     assert any("so one is made" in note for note in listing.notes)
+
+
+def test_nutrition5k_without_its_tables_is_refused(tmp_path: Path) -> None:
+    corpus = write_nutrition5k(tmp_path, [dish_row("d1")], train=["d1"], test=["d2"], pictures={"d1": 1})
+    (corpus / "dish_ids" / "splits" / "rgb_test_ids.txt").unlink()
+    with pytest.raises(UsageError, match=r"rgb_test_ids.txt'"):
+        list_images(corpus)
+    for table in (corpus / "metadata").iterdir():
+        table.unlink()
+    with pytest.raises(UsageError, match=r"has none of dish_metadata_cafe1.csv"):
+        list_images(corpus)
 
 
 def test_a_dish_in_both_official_lists_stops_the_run(tmp_path: Path) -> None:
@@ -215,9 +227,9 @@ def test_a_manifest_with_classes_groups_parts_and_numbers(tmp_path: Path) -> Non
     assert dict(rows["c.jpg"].targets) == {"calories": 100, "mass_g": 7}
     assert dict(rows["d.jpg"].targets) == {"mass_g": 8, "rating": 2}
     assert reasons(listing) == {
-        "outside_corpus": 1, "unknown_part": 1, "missing_image": 1, "no_path": 1, "malformed_row": 1
+        "outside_corpus": 1, "unknown_split": 1, "missing_image": 1, "no_path": 1, "malformed_row": 1
     }  # fmt: skip
-    assert "list.csv row 6: got the part 'holdout'" in detail_of(listing, "unknown_part")
+    assert "list.csv row 6: got the part 'holdout'" in detail_of(listing, "unknown_split")
     assert "columns without numbers are not read: 'remark'" in " ".join(listing.notes)
     assert "1 cells of 'rating' hold no number and count as not known: 1 x 'n/a'" in " ".join(listing.notes)
 

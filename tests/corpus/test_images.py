@@ -8,8 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.corpus import image_probing
-from fvc_lib.corpus.images import ImageIndex, index_images
+from fvc_lib.corpus import image_probing, sample_dishes
+from fvc_lib.corpus.images import ImageIndex, image_root, index_images
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
 from fvc_lib.services.tables import REJECTED, check_table
@@ -55,7 +55,7 @@ def test_the_tables_fit_their_schemas_and_say_what_is_known(index: ImageIndex, c
     check_table(index.targets, IMAGE_TARGETS, "targets")
     check_table(index.rejected, REJECTED, "rejected")
     assert index.layout == "combined"
-    assert index.root == combined
+    assert index.root == combined == image_root(config_for(combined))
     assert index.classes == ("pie", "soup")
     assert dict(index.units) == {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g", "protein": "g"}
     food, dishes = index.images.filter(source="food101"), index.images.filter(source="nutrition5k")
@@ -74,7 +74,7 @@ def test_unreadable_images_and_copies_are_left_out_and_counted(index: ImageIndex
     rejected = {(Path(path).parts[-2] + "/" + Path(path).stem, reason) for path, reason in index.rejected.select(
         "path", "reason").rows()}  # fmt: skip
     assert rejected == {
-        ("pie/0", "truncated"), ("pie/1", "no_image"), ("pie/3", "duplicate_content"), ("pie/4", "copy_of_test"),
+        ("pie/0", "truncated"), ("pie/1", "no_image"), ("pie/3", "duplicate_content"), ("pie/4", "copy_across_split"),
         ("pie/5", "conflicting_labels"), ("soup/0", "conflicting_labels"),
     }  # fmt: skip
     assert parts_of(index)["food/images/pie/90.jpg"] == "test"
@@ -179,3 +179,22 @@ def test_a_manifest_group_on_both_sides_stops_the_run(tmp_path: Path) -> None:
     put(corpus / "manifest.csv", "path,class\ngone.jpg,x\n")
     with pytest.raises(DataError, match=r"no usable image .*missing_image"):
         index_images(config_for(corpus))
+
+
+def test_without_a_corpus_the_drawn_dishes_are_generated_and_indexed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_dishes, "DISHES_PER_FOOD", 4)
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig(task="image", data_dir="data", cache_dir=str(tmp_path / "cache"), probe_workers=1)
+    seen: list[tuple[int, int]] = []
+    index = index_images(config, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (72, 72)
+    assert index.root == tmp_path / "data" / "sample_dishes" == image_root(config)
+    assert index.images.height == 72
+    assert index.rejected.is_empty()
+    assert all((index.root / path).is_file() for path in index.images["path"])
+    assert list(index.units) == ["calories", "protein", "carbohydrate", "fat", "mass"]
+    parts = index.images.group_by("group_id").agg(pl.col("part").n_unique(), pl.len())
+    assert parts["part"].max() == 1
+    assert set(parts["len"]) == {3}

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import pickle
+import random
 from pathlib import Path
 
 import numpy as np
@@ -218,3 +220,26 @@ def test_a_broken_exif_block_does_not_cost_the_picture(tmp_path: Path) -> None:
     segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
     content = encoded(Image.fromarray(QUARTERS), "JPEG")
     assert decode_image(written(tmp_path, content[:2] + segment + content[2:])).shape == QUARTERS.shape
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
+def test_whatever_is_changed_in_a_file_it_is_read_or_refused_and_what_the_index_takes_can_be_read(
+    tmp_path: Path, kind: str
+) -> None:
+    content = encoded(textured(24, 32), kind)
+    for seed in range(25):
+        generator, changed = random.Random(seed), bytearray(content)
+        for _ in range(1 + seed % 4):
+            changed[generator.randrange(min(len(changed), 200))] = generator.randrange(256)
+        path = written(tmp_path, bytes(changed))
+        with contextlib.suppress(StillImageError):
+            facts = examine_image(path)
+            assert read_without_error(path).shape == (facts.height, facts.width, 3)
+
+
+def read_without_error(path: Path) -> np.ndarray:
+    try:
+        return decode_image(path)
+    except StillImageError as error:
+        raise AssertionError("the index took what cannot be read") from error
