@@ -23,7 +23,7 @@ from fvc_lib.analysis.records import Answer, entries, log_files, read_tables, ru
 from fvc_lib.analysis.run_parameters import differing, read_parameters
 from fvc_lib.analysis.sandbox import Limits, ask
 from fvc_lib.analysis.training_records import read_training
-from fvc_lib.services import tables
+from fvc_lib.services import tables, task_tables
 from fvc_lib.services.memory_observer import PREFLIGHT
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
@@ -310,6 +310,14 @@ SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
     "group_links": _each(lambda run: run.group_links, tables.GROUP_LINKS),
     "annotations": _each(lambda run: run.annotations, tables.ANNOTATIONS),
     "clips": _each(lambda run: run.augmented_metadata, tables.AUGMENTED),
+    "task_results": _each(lambda run: run.task_results, task_tables.TASK_RESULTS),
+    "images": _each(lambda run: run.images, task_tables.IMAGES),
+    "image_targets": _each(lambda run: run.image_targets, task_tables.IMAGE_TARGETS),
+    "image_predictions": _each(lambda run: run.image_predictions, task_tables.IMAGE_PREDICTIONS),
+    "target_predictions": _each(lambda run: run.target_predictions, task_tables.TARGET_PREDICTIONS),
+    "video_texts": _each(lambda run: run.video_texts, task_tables.VIDEO_TEXTS),
+    "retrieval_ranks": _each(lambda run: run.retrieval_ranks, task_tables.RETRIEVAL_RANKS),
+    "captions": _each(lambda run: run.captions, task_tables.CAPTIONS),
 }
 
 

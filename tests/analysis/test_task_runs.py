@@ -16,6 +16,7 @@ from fvc_lib.analysis.headline import judge, run_headline, runs_table
 from fvc_lib.analysis.headline_measure import Score, task_scores
 from fvc_lib.analysis.memory_findings import run_memory
 from fvc_lib.analysis.mlflow_tags import run_tags
+from fvc_lib.analysis.queries import SQL_TABLES, ask_sql
 from fvc_lib.analysis.report import interval_bar
 from fvc_lib.analysis.run_summary import summary_lines, write_run_report
 from fvc_lib.analysis.runs_index import write_runs_index
@@ -155,6 +156,16 @@ def test_the_dashboard_shows_what_such_runs_have_and_breaks_on_nothing(tmp_path:
     assert shown["learning curves 1"]["text/plain"].startswith("Loss ends at")
     assert "nothing to show" in shown["controls"]["text/plain"]
     assert "nothing to show" not in shown["memory"]["text/plain"]
+
+
+def test_tables_of_all_tasks_can_be_asked_in_sql(tmp_path: Path) -> None:
+    runs = (write_image_run(tmp_path), write_video_text_run(tmp_path))
+    query = "SELECT run_id, count(*) AS n FROM task_results WHERE source = 'model' GROUP BY run_id ORDER BY run_id"
+    assert ask_sql(runs, query).frame["run_id"].to_list() == [run.run_id for run in runs]
+    for run, names in zip(runs, (("images", "image_predictions"), ("captions", "retrieval_ranks")), strict=True):
+        for name in names:
+            assert SQL_TABLES[name]([run]).frame.height > 0
+            assert SQL_TABLES[name]([run]).notes == ()
 
 
 def test_the_memory_report_knows_the_stage(task: str, task_run: RunPaths) -> None:
