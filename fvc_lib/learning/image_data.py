@@ -23,6 +23,7 @@ from fvc_lib.learning.image_views import decoded_side, middle_view, training_vie
 from fvc_lib.learning.random_state import stable_seed
 from fvc_lib.learning.task import Batch, Sample, stack_samples
 from fvc_lib.metrics.weighting import FloatArray
+from fvc_lib.services.path_text import path_from_text
 from fvc_lib.video.still_image import decode_image
 
 
@@ -124,7 +125,7 @@ class ImageDataset:
 
     def _view(self, index: int) -> Tensor:
         training = self._augmentation is not None
-        path = self.root / self.records.paths[index]
+        path = self.root / path_from_text(self.records.paths[index])
         pixels = decode_image(path, shortest_side=decoded_side(self.size, training=training))
         picture = torch.from_numpy(pixels).permute(2, 0, 1)
         if not training:

@@ -13,6 +13,7 @@ import polars as pl
 from fvc_lib.learning.image_labels import ImageLabels, labels_of_training
 from fvc_lib.metrics.weighting import FloatArray, IntArray
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.path_text import path_from_text
 from fvc_lib.services.task_tables import PARTS
 
 UNKNOWN_CLASS = -1
@@ -26,7 +27,7 @@ class ImageRecords:
     Attributes:
         image_ids: one per picture.
         group_ids: likewise.
-        paths: relative to the corpus' root.
+        paths: relative to the corpus' root, as tables have them (``services.path_text``).
         class_indices: int64 (N,), places in ``ImageLabels.classes``; -1 where none is known.
         values: float64 (N, T) in the targets' units; NaN where not known.
     """
@@ -84,7 +85,7 @@ def require_files(root: Path, parts: ImageParts) -> None:
         DataError: some are not; up to ten are named.
     """
     everything = (path for part in (parts.train, parts.validation, parts.test) for path in part.paths)
-    missing = [path for path in everything if not (root / path).is_file()]
+    missing = [path for path in everything if not (root / path_from_text(path)).is_file()]
     if missing:
         more = f" and {len(missing) - _NAMED_AT_MOST} more" if len(missing) > _NAMED_AT_MOST else ""
         raise DataError(
