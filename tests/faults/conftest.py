@@ -14,9 +14,9 @@ from fvc_lib.learning.fold_training import train_fold
 from fvc_lib.services.checkpoints import BEST
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
-from tests.learning.conftest import TinyTraining, list_log, tiny_training
+from tests.learning.conftest import TinyTraining, kind, list_log, make_engine, observer, pictures, tasks, tiny_training
 
-__all__ = ["list_log", "tiny_training"]
+__all__ = ["kind", "list_log", "make_engine", "observer", "pictures", "tasks", "tiny_training"]
 ROOT = Path(__file__).parents[2]
 STAGE = "04_fold_training"
 # One real training process, with the signals of a job's end handled as a notebook's kernel handles them. What else

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from fvc_lib.services.errors import DataError
-from tests.learning.engine_kit import Draining
 from tests.learning.rank_kit import Training, run_ranks, same_result, start_ranks, train
-from tests.learning.test_engine_on_ranks import QUIET, VideoTasks
+from tests.learning.task_kit import TinyTasks, changed, each_task
+from tests.learning.test_engine_on_ranks import QUIET
 
 SETTINGS = {**QUIET, "epochs": 2, "checkpoint_seconds": 0}  # a checkpoint after every step
 
@@ -34,15 +34,13 @@ class Ending:
             if model.training and rank == self.rank and next(count) == self.number:
                 self.how()
 
-        return Quiet(self.tasks(rank), end)
+        return changed(self.tasks(rank), _Ending, end=end)
 
 
-class Quiet(Draining):
-    """Without random numbers."""
-
+class _Ending:
     def forward(self, model, batch):
-        self.before(model, batch)
-        return self._task.forward(model, batch)
+        self.end(model, batch)
+        return super().forward(model, batch)
 
 
 def be_killed():
@@ -62,8 +60,8 @@ def have_a_bug():
 
 
 @pytest.fixture
-def tasks(tiny_training):
-    return VideoTasks(tiny_training, rows=14)
+def tasks(kind, pictures):
+    return TinyTasks(kind, pictures, rows=14)
 
 
 def ended(training: Training, size: int = 2) -> tuple[list[int], list[str]]:
@@ -80,6 +78,7 @@ def whole(tasks: Any, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.long), 1])
+@each_task(long=("image", "video_text"))
 def test_kill_9_of_one_rank_ends_the_others_and_the_training_goes_on_resume_equal(tasks, tmp_path, killed):
     undisturbed = whole(tasks, tmp_path / "whole")
     codes, said = ended(Training(Ending(tasks, killed, 3, be_killed), tmp_path, SETTINGS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,12 @@ from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.garbage import frozen_garbage
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
 from fvc_lib.video.clip_store import ClipStore
-from tests.learning.engine_kit import SETTINGS, Draining, Observer
+from tests.learning.engine_kit import SETTINGS, Observer, draining
+from tests.learning.task_kit import TinyTasks, write_pictures
 
 
 class ScoredTables:
@@ -191,16 +193,43 @@ def list_log() -> type[ListLog]:
     return ListLog
 
 
+@pytest.fixture(scope="module")
+def frozen() -> Iterator[None]:
+    """As in a real training: else each shortage looks through all that was ever imported for garbage."""
+    with frozen_garbage():
+        yield
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the pictures of the tiny image task."""
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder)
+    return folder
+
+
 @pytest.fixture
-def make_engine(tiny_training, list_log, tmp_path):
-    """An engine on the tiny videos, with its log as ``engine.log``."""
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which task a test is about; ``task_kit.each_task`` asks for all of them."""
+    return str(getattr(request, "param", "video"))
+
+
+@pytest.fixture
+def tasks(kind: str, pictures: Path) -> TinyTasks:
+    """Makes that task in its tiny size."""
+    return TinyTasks(kind, pictures)
+
+
+@pytest.fixture
+def make_engine(tasks, list_log, tmp_path):
+    """An engine on the tiny task, with its log as ``engine.log``."""
 
     def make(folder="fold", *, before=lambda model, batch: None, task=None, stop=None, progress=None, memory=None,
              shortages=None, compute=None, **changes):  # fmt: skip
         log = list_log()
         checkpoints = CheckpointFolder(tmp_path / folder, CheckpointBinding({"lr": changes.get("learning_rate")}, ""))
         engine = Engine(
-            task or Draining(tiny_training.task(), before),
+            task or draining(tasks(), before),
             EngineSettings(**{**SETTINGS, **changes}),
             compute or resolve_device("cpu"),
             checkpoints,

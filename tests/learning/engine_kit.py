@@ -3,9 +3,8 @@
 import torch
 
 from fvc_lib.learning.device import ComputeDevice
-from fvc_lib.services.checkpoints import (
-    LATEST,
-)
+from fvc_lib.services.checkpoints import LATEST
+from tests.learning.task_kit import changed, when_backward, with_noise
 
 SETTINGS = {
     "epochs": 3, "effective_batch_size": 8, "micro_batch": 4, "learning_rate": 0.01, "weight_decay": 0.01,
@@ -13,30 +12,18 @@ SETTINGS = {
 }  # fmt: skip
 
 
-class Draining:
-    """The video task, with a training that draws random numbers and, where asked, interferes."""
-
-    def __init__(self, task, before=lambda model, batch: None):
-        self._task = task
-        self.before = before
-        self.training_data = task.training_data
-        self.validation_data = task.validation_data
-
-    def build_model(self):
-        return self._task.build_model()
+class _Draining:
+    """Draws a random number per training pass and interferes before each."""
 
     def forward(self, model, batch):
         self.before(model, batch)
-        outputs = self._task.forward(model, batch)
-        if model.training:
-            outputs = {"logits": outputs["logits"] + 0.1 * torch.randn(())}
-        return outputs
+        outputs = super().forward(model, batch)
+        return with_noise(outputs, 0.1 * torch.randn(1)) if model.training else outputs
 
-    def loss(self, outputs, batch):
-        return self._task.loss(outputs, batch)
 
-    def new_accumulator(self):
-        return self._task.new_accumulator()
+def draining(task, before=lambda model, batch: None):
+    """``task``, with a training that draws random numbers, and ``before(model, batch)`` before every forward pass."""
+    return changed(task, _Draining, before=before)
 
 
 class Observer:
@@ -74,12 +61,21 @@ def same_end(state, other) -> bool:
     )
 
 
+def weight_distance(weights, others):
+    """The largest relative difference between two models' tensors."""
+    pairs = [(tensor, others[name]) for name, tensor in weights.items() if not tensor.equal(others[name])]
+    return max((((tensor - other).norm() / other.norm()).item() for tensor, other in pairs), default=0.0)
+
+
 def latest_weights(tmp_path, folder):
     return torch.load(tmp_path / folder / LATEST, weights_only=True)["state"]["model"]
 
 
 class EndsOnce:
-    """Memory ends at the n-th call (from 1) of one kind, ``forward``, ``backward`` or ``validation``, and then not."""
+    """Memory ends at the n-th call (from 1) of one kind, and then not.
+
+    The kinds are ``forward``, ``joint_loss``, ``backward`` and, of what is only looked at, ``validation``.
+    """
 
     def __init__(self, kind, number):
         self.kind, self.number, self.calls = kind, number, 0
@@ -91,20 +87,26 @@ class EndsOnce:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
 
 
-class Tight(Draining):
-    """The tiny task, in which memory ends as ``ends`` says. Random numbers are drawn sample by sample."""
-
-    def __init__(self, task, ends):
-        super().__init__(task)
-        self.ends = ends
+class _Tight:
+    """Memory ends as ``ends`` says. Where it ``draws``, then one random number per sample."""
 
     def forward(self, model, batch):
         self.ends("forward" if model.training else "validation")
-        logits = self._task.forward(model, batch)["logits"]
+        outputs = super().forward(model, batch)
+        if model.training and self.draws:
+            outputs = with_noise(outputs, 0.1 * torch.randn(len(batch)))
         if model.training:
-            logits = logits + 0.1 * torch.randn(len(batch))
-            logits.register_hook(lambda gradient: self.ends("backward"))
-        return {"logits": logits}
+            when_backward(outputs, lambda gradient: self.ends("backward"))
+        return outputs
+
+    def joint_loss(self, model, outputs, tensors):
+        self.ends("joint_loss" if model.training else "validation")
+        return super().joint_loss(model, outputs, tensors)
+
+
+def tight(task, ends=lambda kind: None, *, draws=True):
+    """``task``, in which memory ends where ``ends(kind)`` raises; see ``EndsOnce`` for the kinds."""
+    return changed(task, _Tight, ends=ends, draws=draws)
 
 
 class StepsEnd:

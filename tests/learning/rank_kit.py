@@ -21,9 +21,10 @@ from fvc_lib.learning.ranks import OneRank, Ranks
 from fvc_lib.learning.shortages import ShortageFolder
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError
+from tests.faults.checkpoint_lives import same
 from tests.faults.forked import Child, start
 from tests.learning.conftest import ListLog
-from tests.learning.engine_kit import SETTINGS, Observer
+from tests.learning.engine_kit import SETTINGS, Observer, weight_distance
 
 PATIENCE_SECONDS = 60.0
 
@@ -134,8 +135,7 @@ def same_result(found: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return (
         found["history"] == other["history"]
         and found["loss"] == other["loss"]
-        and found["scores"]["ids"] == other["scores"]["ids"]
-        and found["scores"]["logits"].equal(other["scores"]["logits"])
+        and same(found["scores"], other["scores"])
         and same_weights(found, other)
     )
 
@@ -147,5 +147,4 @@ def same_weights(found: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def distance(found: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """The largest relative difference between two trainings' weights."""
-    pairs = [(tensor, other["best_model"][name]) for name, tensor in found["best_model"].items()]
-    return max(((a - b).norm() / b.norm()).item() for a, b in pairs if b.norm())
+    return weight_distance(found["best_model"], other["best_model"])

@@ -1,6 +1,7 @@
 import gc
 import os
 import signal
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,12 +13,10 @@ from fvc_lib.services.checkpoints import (
     CheckpointWriteError,
 )
 from fvc_lib.services.errors import DataError, StoppedError
-from tests.learning.engine_kit import (
-    Draining,
-    latest_weights,
-    same_end,
-    stop_after,
-)
+from tests.learning.engine_kit import draining, latest_weights, same_end, stop_after
+from tests.learning.task_kit import Some, each_task
+
+pytestmark = pytest.mark.usefixtures("frozen")
 
 
 def test_a_learnable_problem_is_learned(make_engine, tiny_training):
@@ -44,6 +43,7 @@ def test_every_step_and_epoch_is_logged(make_engine):
     assert state.best_loss == min(record.validation["loss"] for record in state.history)
 
 
+@each_task()
 def test_the_run_repeats_and_leaves_the_caller_s_random_state_alone(make_engine):
     before = torch.get_rng_state()
     first, second = make_engine("a"), make_engine("b")
@@ -54,7 +54,14 @@ def test_the_run_repeats_and_leaves_the_caller_s_random_state_alone(make_engine)
     assert make_engine("c", seed=1).fit().history != first.state.history
 
 
-@pytest.mark.parametrize("stops", [[0], [1], [3], [4], [8], [2, 0, 3], [1, 1, 1]], ids=str)
+_OFTEN = [2, 0, 3]  # within the first epoch, at once, and within the second
+
+
+@pytest.mark.fault(5)
+@pytest.mark.parametrize(
+    "stops", [_OFTEN, *(pytest.param(s, marks=pytest.mark.long) for s in ([0], [1], [3], [4], [8], [1, 1, 1]))], ids=str
+)
+@each_task()
 def test_stopping_at_any_step_and_going_on_changes_nothing(make_engine, tmp_path, stops):
     """Also in mid-epoch, at an epoch's end, and several times within one epoch."""
     whole = make_engine("whole")
@@ -73,15 +80,68 @@ def test_stopping_at_any_step_and_going_on_changes_nothing(make_engine, tmp_path
     assert all(tensor.equal(wanted[name]) for name, tensor in latest_weights(tmp_path, "parts").items())
 
 
+@each_task()
 def test_a_finished_training_returns_at_once(make_engine):
-    state = make_engine().fit()
-    again = make_engine(before=lambda model, batch: pytest.fail("it computes"))
+    state = make_engine(epochs=2).fit()
+    again = make_engine(before=lambda model, batch: pytest.fail("it computes"), epochs=2)
     assert same_end(again.fit(), state)
     assert again.log.lines == []
 
 
+@each_task()
 def test_loader_processes_change_nothing(make_engine):
-    assert same_end(make_engine("none").fit(), make_engine("two", num_workers=2).fit())
+    assert same_end(make_engine("none", epochs=2).fit(), make_engine("two", num_workers=2, epochs=2).fit())
+
+
+def samples_of(data, epoch):
+    data = data.at_epoch(epoch) if hasattr(data, "at_epoch") else data
+    return [data[index] for index in range(len(data))]
+
+
+@each_task()
+def test_how_a_batch_is_split_and_loaded_changes_no_sample_that_is_seen(make_engine, tasks):
+    """Of the image task they differ from epoch to epoch; nothing else but the epoch decides how."""
+
+    def seen_with(name, **changes):
+        seen = {}
+
+        def keep(model, batch):
+            if model.training:
+                for row, sample_id in enumerate(batch.sample_ids):
+                    tensors = {name: tensor[row].tolist() for name, tensor in batch.tensors.items()}
+                    assert seen.setdefault((engine.state.epochs_done, sample_id), tensors) == tensors
+
+        engine = make_engine(name, before=keep, epochs=2, **changes)
+        engine.fit()
+        return seen
+
+    whole = seen_with("whole", micro_batch=8)
+    assert len(whole) == 2 * 22
+    assert seen_with("split", micro_batch=3, num_workers=1) == whole
+    assert whole == {
+        (epoch, sample.sample_id): {name: tensor.tolist() for name, tensor in sample.tensors.items()}
+        for epoch in range(2)
+        for sample in samples_of(tasks().training_data, epoch)
+    }
+
+
+@pytest.mark.parametrize("kind", ["image"], indirect=True)
+def test_a_frozen_stage_is_not_changed_before_its_epoch_and_changed_after_it(make_engine):
+    """The heads train from the first epoch on, the last block from the second, the first block from the third."""
+    kept = []
+
+    def keep(model, batch):
+        if model.training and engine.state.windows_done == 0 and len(kept) == engine.state.epochs_done:
+            kept.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+
+    engine = make_engine(before=keep, epochs=4)
+    engine.fit()
+    places = ("head", "blocks.1", "blocks.0", "stem")
+    moved = [
+        [place for place in places if any(place in name and not one[name].equal(two[name]) for name in one)]
+        for one, two in pairwise(kept)
+    ]
+    assert moved == [["head"], ["head", "blocks.1"], ["head", "blocks.1", "blocks.0"]]
 
 
 def test_early_stopping_waits_its_turn_and_the_best_epoch_stands(make_engine):
@@ -89,23 +149,18 @@ def test_early_stopping_waits_its_turn_and_the_best_epoch_stands(make_engine):
     assert state.epochs_done == state.best_epoch + 2 < 30
 
 
-def test_balanced_sampling_draws_classes_evenly(make_engine, tiny_training):
-    task = tiny_training.task()
-    task.training_data.rows = (
-        tuple(row for row in task.training_data.rows if row.label == 0)[:6]
-        + tuple(row for row in task.training_data.rows if row.label == 1)[:2]
-    )
+def test_balanced_sampling_draws_classes_evenly(make_engine, tasks):
+    task = tasks()
+    task.training_data = Some(task.training_data, (0, 2, 4, 6, 8, 10, 1, 3))  # six real and two fake
     drawn = []
-    keep = Draining(task, lambda model, batch: drawn.extend(batch.tensors["label"].tolist() if model.training else []))
+    keep = draining(task, lambda model, batch: drawn.extend(batch.tensors["label"].tolist() if model.training else []))
     make_engine(task=keep, balance_classes=True, epochs=2).fit()
     assert sum(drawn) == len(drawn) / 2 == 8
 
 
-def test_no_training_data_is_refused(make_engine, tiny_training):
-    task = tiny_training.task()
-    task.training_data.rows = ()
+def test_no_training_data_is_refused(make_engine, tasks):
     with pytest.raises(DataError, match="got no sample"):
-        make_engine(task=task)
+        make_engine(task=tasks.sized(rows=0)())
 
 
 def test_another_configuration_is_refused(make_engine):
@@ -162,27 +217,32 @@ def test_other_threads_or_another_torch_withdraw_the_claim_of_equal_bits(make_en
     assert make_engine().fit().inexact_because[: len(state.inexact_because)] == state.inexact_because
 
 
+class Deadly:
+    """Training data of which one sample kills the process that loads it, once."""
+
+    def __init__(self, data, flag):
+        self.data, self.flag, self.classes = data, flag, data.classes
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        if index == 7 and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.data[index]
+
+    def at_epoch(self, epoch):
+        return Deadly(self.data.at_epoch(epoch) if hasattr(self.data, "at_epoch") else self.data, self.flag)
+
+
 @pytest.mark.fault(22)
-def test_a_training_whose_loader_process_is_killed_ends_as_if_it_had_not_been(make_engine, observer, tiny_training):
-    class Deadly:
-        """The tiny training data, of which one sample kills the process that loads it, once."""
-
-        def __init__(self, data, flag):
-            self.data, self.flag, self.classes = data, flag, data.classes
-
-        def __len__(self):
-            return len(self.data)
-
-        def __getitem__(self, index):
-            if index == 7 and not self.flag.exists():
-                self.flag.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return self.data[index]
-
-    task = Draining(tiny_training.task())
-    whole = make_engine("whole").fit()
-    task.training_data = Deadly(task.training_data, tiny_training.paths.root / "killed")
-    state = make_engine("killed", task=task, num_workers=2, memory=observer).fit()
+@each_task(long=("image", "video_text"))
+def test_a_training_whose_loader_process_is_killed_ends_as_if_it_had_not_been(make_engine, observer, tasks, tmp_path):
+    whole = make_engine("whole", epochs=2).fit()
+    task = draining(tasks())
+    task.training_data = Deadly(task.training_data, tmp_path / "killed_once")
+    state = make_engine("killed", task=task, num_workers=2, memory=observer, epochs=2).fit()
     assert same_end(state, whole)
     assert len(observer.of("loader_restarted")) == 1
 

@@ -10,26 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.learning.conftest import TinyTraining
-from tests.learning.engine_kit import Draining, EndsOnce
+from tests.faults.checkpoint_lives import same
+from tests.learning.engine_kit import EndsOnce, draining, tight
 from tests.learning.rank_kit import Training, distance, run_ranks, same_result, same_weights, train
+from tests.learning.task_kit import KINDS, TinyTasks, each_task
 
 # Small rates: what rounding differs by in one step must not grow over the next ones.
 QUIET = {"epochs": 2, "learning_rate": 1e-4}
-
-
-@dataclass(frozen=True)
-class VideoTasks:
-    """Makes the tiny video task in every rank's process; ``rows`` clips are trained on, ``validation`` judged on."""
-
-    tiny: TinyTraining
-    rows: int = 22
-    validation: int = 6
-
-    def __call__(self, rank: int) -> Any:
-        task = self.tiny.task(num_training_rows=self.rows)
-        task.validation_data.rows = task.validation_data.rows[: self.validation]
-        return task
 
 
 @dataclass(frozen=True)
@@ -44,33 +31,18 @@ class Short:
 
     def __call__(self, rank: int) -> Any:
         task = self.tasks(rank)
-        return Interrupted(task, self) if rank == self.rank else task
+        return tight(task, self._ends(), draws=False) if rank == self.rank else task
 
+    def _ends(self) -> Any:
+        """Without random numbers, which ranks would draw differently."""
+        if not self.for_ever:
+            return EndsOnce(self.kind, self.number)
 
-class Interrupted(Draining):
-    """As ``Short`` says; without random numbers, which ranks would draw differently."""
+        def end(kind: str) -> None:
+            if kind == self.kind:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
 
-    def __init__(self, task, short):
-        super().__init__(task)
-        self.short, self.ends = short, EndsOnce(short.kind, short.number)
-
-    def end(self, kind):
-        if self.short.for_ever and kind == self.short.kind:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
-        self.ends(kind)
-
-    def forward(self, model, batch):
-        self.end("forward" if model.training else "validation")
-        outputs = self._task.forward(model, batch)
-        if model.training:
-            outputs["logits"].register_hook(lambda gradient: self.end("backward"))
-        return outputs
-
-
-@pytest.fixture(params=[VideoTasks])
-def tasks(request, tiny_training):
-    """One maker of tasks per kind of task."""
-    return request.param(tiny_training)
+        return end
 
 
 @pytest.fixture(scope="session")
@@ -84,9 +56,9 @@ def trained(tmp_path, known):
     """``trained(size, name, make_task, **settings)``: what rank 0 found, after all ranks found the same."""
 
     def run(size, name, make_task, *, prepare=None, stop=None, **settings):
-        if name != "whole" or not isinstance(make_task, VideoTasks):
+        if name != "whole" or not isinstance(make_task, TinyTasks):
             return run_anew(size, name, make_task, prepare, stop, settings)
-        key = repr((size, make_task.rows, make_task.validation, sorted(settings.items())))
+        key = repr((size, make_task.kind, make_task.rows, make_task.validation, sorted(settings.items())))
         if key not in known:
             known[key] = run_anew(size, f"whole on {size}", make_task, prepare, stop, settings)
         return known[key]
@@ -109,6 +81,7 @@ def trained(tmp_path, known):
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
+@each_task()
 def test_ranks_find_what_one_process_finds(tasks, trained, size):
     """Windows of 8, 8 and 6, which three ranks cannot share evenly."""
     whole, found = trained(1, "whole", tasks), trained(size, "whole", tasks)
@@ -120,21 +93,24 @@ def test_ranks_find_what_one_process_finds(tasks, trained, size):
         assert record.validation["loss"] == pytest.approx(wanted.validation["loss"], rel=1e-6)
 
 
+@each_task(long=("image", "video_text"))
 def test_ranks_repeat_to_the_bit(tasks, trained):
     assert same_result(trained(3, "again", tasks), trained(3, "whole", tasks))
 
 
-def test_a_last_window_smaller_than_the_ranks_leaves_some_without_samples(tiny_training, trained):
-    tasks = VideoTasks(tiny_training, rows=17)
+@each_task(long=("image",))
+def test_a_last_window_smaller_than_the_ranks_leaves_some_without_samples(tasks, trained):
+    tasks = tasks.sized(rows=17)
     whole, found = trained(1, "whole", tasks), trained(3, "ranks", tasks)
     assert found["steps"] == whole["steps"] == 6
     assert distance(found, whole) < 1e-6
 
 
 @pytest.mark.parametrize("validation", [pytest.param(1, marks=pytest.mark.long), 6])
-def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(tiny_training, trained, validation):
+@each_task()
+def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(tasks, trained, validation):
     """Without a learning rate all trainings have the same weights; windows of 2 are shared."""
-    tasks = VideoTasks(tiny_training, rows=8, validation=validation)
+    tasks = tasks.sized(rows=8, validation=validation)
     quiet = {"learning_rate": 0.0, "weight_decay": 0.0, "effective_batch_size": 2, "micro_batch": 2, "epochs": 1}
     whole = trained(1, "one", tasks, **quiet)
     assert len(whole["scores"]["ids"]) == validation
@@ -143,8 +119,7 @@ def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(ti
         assert same_weights(found, whole)
         assert repr(found["history"][0].validation) == repr(whole["history"][0].validation)  # NaN equals NaN
         assert found["loss"] == whole["loss"]
-        assert found["scores"]["ids"] == whole["scores"]["ids"]
-        assert found["scores"]["logits"].equal(whole["scores"]["logits"])
+        assert same(found["scores"], whole["scores"])
 
 
 def test_balanced_sampling_is_shared_as_well(tasks, trained):
@@ -153,15 +128,23 @@ def test_balanced_sampling_is_shared_as_well(tasks, trained):
 
 
 @pytest.mark.fault(16, 17)
-@pytest.mark.parametrize("kind", [pytest.param("forward", marks=pytest.mark.long), "backward"])
-def test_memory_that_ends_on_one_rank_lowers_the_micro_batch_of_all(tasks, trained, kind):
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("video", "backward"), ("image", "backward"), ("video_text", "backward"), ("video_text", "joint_loss"),
+        *(pytest.param(kind, "forward", marks=pytest.mark.long) for kind in KINDS),
+    ],
+    indirect=["kind"],
+)  # fmt: skip
+def test_memory_that_ends_on_one_rank_lowers_the_micro_batch_of_all(tasks, trained, where):
     settings = {"micro_batch": 4}
     whole = trained(1, "whole", tasks, **settings)
-    found = trained(2, "short", Short(tasks, 1, kind, number=2), **settings)
+    found = trained(2, "short", Short(tasks, 1, where, number=2), **settings)
     assert [(change.step, change.micro_batch) for change in found["schedule"]] == [(0, 4), (1, 2)]
     assert distance(found, whole) < 1e-6
 
 
+@each_task(long=("image", "video_text"))
 def test_a_replay_repeats_what_ranks_did_to_the_bit(tasks, trained):
     found = trained(2, "short", Short(tasks, 1, "forward", number=2))
     assert len(found["schedule"]) == 2
@@ -171,6 +154,7 @@ def test_a_replay_repeats_what_ranks_did_to_the_bit(tasks, trained):
 
 @pytest.mark.fault(18)
 @pytest.mark.long
+@each_task()
 def test_memory_that_ends_in_one_rank_s_validation_changes_no_metric(tasks, trained):
     settings = {"effective_batch_size": 2, "micro_batch": 2}
     whole = trained(2, "whole", tasks, **settings)
@@ -178,10 +162,11 @@ def test_memory_that_ends_in_one_rank_s_validation_changes_no_metric(tasks, trai
 
 
 @pytest.mark.fault(20)
-@pytest.mark.parametrize("kind", ["forward", pytest.param("validation", marks=pytest.mark.long)])
-def test_memory_that_ends_for_ever_on_one_rank_stops_all_with_its_reason(tasks, tmp_path, kind):
+@pytest.mark.parametrize("where", ["forward", pytest.param("validation", marks=pytest.mark.long)])
+@each_task(long=("image", "video_text"))
+def test_memory_that_ends_for_ever_on_one_rank_stops_all_with_its_reason(tasks, tmp_path, where):
     settings = {**QUIET, "effective_batch_size": 2}
-    training = Training(Short(tasks, 1, kind, for_ever=True), tmp_path, settings)
+    training = Training(Short(tasks, 1, where, for_ever=True), tmp_path, settings)
     codes, said = zip(*run_ranks(3, train, training), strict=True)
     assert codes == (1, 1, 1)
     for rank, words in enumerate(said):
@@ -208,6 +193,7 @@ def _steps_end(rank, of, calls):
 
 @pytest.mark.fault(19)
 @pytest.mark.parametrize("of", [pytest.param(0, marks=pytest.mark.long), 1])
+@each_task(long=("image", "video_text"))
 def test_memory_that_ends_in_one_rank_s_step_takes_all_back_to_the_checkpoint(tasks, trained, of):
     whole = trained(2, "whole", tasks)
     found = trained(2, "short", tasks, prepare=partial(_steps_end, of=of, calls=(3,)))
@@ -256,6 +242,7 @@ def _stop_on(rank, of, after):
 @pytest.mark.parametrize(
     ("first", "then"), [(2, 1), (2, 3), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((2, 2), (1, 2)))]
 )
+@each_task(long=("image", "video_text"))
 def test_a_stop_on_any_rank_saves_all_and_any_number_of_ranks_goes_on(tasks, tmp_path, trained, first, then):
     whole = trained(then, "whole", tasks)
     folder = tmp_path / "stopped"
@@ -272,28 +259,20 @@ def test_a_stop_on_any_rank_saves_all_and_any_number_of_ranks_goes_on(tasks, tmp
         assert found["inexact_because"] == [f"ranks {first} -> {then}, since step 3"]
 
 
-class Drawing(Draining):
-    """The tiny task with one random number per sample, as dropout would draw them."""
-
-    def forward(self, model, batch):
-        logits = self._task.forward(model, batch)["logits"]
-        if model.training:
-            self.before(model, batch)
-            logits = logits + 0.1 * torch.randn(len(batch))
-        return {"logits": logits}
-
-
 def _drawing(rank, tasks, folder):
+    """One random number per training pass, as dropout would draw them."""
     drawn = []
 
     def keep(model, batch):
-        drawn.append(torch.get_rng_state())
-        torch.save(drawn[0], folder / f"drawn_{rank}.pt")
+        if model.training:
+            drawn.append(torch.get_rng_state())
+            torch.save(drawn[0], folder / f"drawn_{rank}.pt")
 
-    return Drawing(tasks(rank), keep)
+    return draining(tasks(rank), keep)
 
 
 @pytest.mark.long
+@each_task()
 def test_random_draws_differ_from_rank_to_rank_and_are_resumed_to_the_bit(tasks, tmp_path, trained):
     drawing = partial(_drawing, tasks=tasks, folder=tmp_path)
     whole = trained(2, "whole", drawing)

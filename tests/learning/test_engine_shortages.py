@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 import torch
@@ -13,61 +14,66 @@ from fvc_lib.services.checkpoints import (
     CheckpointFolder,
 )
 from fvc_lib.services.errors import StoppedError
-from tests.learning.engine_kit import HALF, Draining, EndsOnce, StepsEnd, Tight, same_end, stop_after
+from tests.learning.engine_kit import HALF, EndsOnce, StepsEnd, draining, same_end, stop_after, tight, weight_distance
+from tests.learning.task_kit import KINDS, changed, each_task
+
+pytestmark = pytest.mark.usefixtures("frozen")
 
 
 def distance(state, other):
     """The largest relative difference between two trainings' weights."""
-    return max(
-        ((tensor - other.best_model[name]).norm() / other.best_model[name].norm()).item()
-        for name, tensor in state.best_model.items()
-    )
+    return weight_distance(state.best_model, other.best_model)
 
 
 TWO_EPOCHS = {"epochs": 2, "micro_batch": 8, "learning_rate": 1e-4}
+# Adam makes a step of the learning rate out of whatever gradient there is, also of what only rounding left of a sum
+# that is nought: there weights that began at nought differ by more than gradients do.
+BOUND = {"video": 1e-6, "image": 1e-6, "video_text": 1e-6}
+PLACES = [
+    *((kind, where) for kind in KINDS for where in ("forward", "backward", "validation")),
+    ("video_text", "joint_loss"),
+]
+
+
+def alike(metric, wanted):
+    return metric == wanted or math.isclose(metric, wanted, rel_tol=1e-5, abs_tol=1e-6)
 
 
 @pytest.mark.fault(16, 17, 18)
-@pytest.mark.parametrize(
-    "kind", ["forward", *(pytest.param(k, marks=pytest.mark.long) for k in ("backward", "validation"))]
-)
-def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tiny_training, observer, kind, tally):
+@pytest.mark.parametrize(("kind", "where"), PLACES, indirect=["kind"])
+def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tasks, observer, where, tally):
     """k = 1, 2, ... until a training has no k-th call any more."""
-    task = tiny_training.task(num_training_rows=14)
-    whole = make_engine("whole", task=Tight(task, EndsOnce(kind, 0)), **TWO_EPOCHS).fit()
+    task = tasks.sized(rows=14)()
+    whole = make_engine("whole", task=tight(task), **TWO_EPOCHS).fit()
     for number in range(1, 100):
-        ends = EndsOnce(kind, number)
-        state = make_engine(f"at {number}", task=Tight(task, ends), memory=observer, **TWO_EPOCHS).fit()
+        ends = EndsOnce(where, number)
+        state = make_engine(f"at {number}", task=tight(task, ends), memory=observer, **TWO_EPOCHS).fit()
         if ends.calls < number:
             break
-        assert distance(state, whole) < 1e-6
+        assert distance(state, whole) < BOUND[tasks.kind]
         assert state.step == whole.step
         for record, wanted in zip(state.history, whole.history, strict=True):
-            assert record.validation["roc_auc"] == wanted.validation["roc_auc"]
-            assert record.validation["loss"] == pytest.approx(wanted.validation["loss"], rel=1e-6)
-        if kind == "validation":  # done again as it was: nothing differs, not in a bit
+            assert all(alike(record.validation[name], value) for name, value in wanted.validation.items())
+            assert record.train_loss == pytest.approx(wanted.train_loss, rel=1e-6)
+        if where == "validation":  # done again as it was: nothing differs, not in a bit
             assert same_end(state, whole)
         else:
             assert state.micro_batch < 8
         tally.add(survived=1)
     assert number > 2
     assert len(observer.of("out_of_memory")) == number - 1
-    assert {details["where"] for details in observer.of("out_of_memory")} == {kind}
+    assert {details["where"] for details in observer.of("out_of_memory")} == {where}
 
 
-class InDouble(Tight):
+class _InDouble:
     """A small network in float64 on the same clips, so that nothing but a wrong sum can make a difference."""
 
     def build_model(self):
-        layers = [nn.Flatten(), nn.Linear(4 * 3 * 24 * 24, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 1)]
+        layers = [nn.Flatten(), nn.Linear(2 * 3 * 16 * 16, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 1)]
         return nn.Sequential(*layers).double()
 
     def forward(self, model, batch):
-        self.ends("forward" if model.training else "validation")
-        logits = model(batch.tensors["frames"].double() / 255).squeeze(1)
-        if model.training:
-            logits.register_hook(lambda gradient: self.ends("backward"))
-        return {"logits": logits}
+        return {"logits": model(batch.tensors["frames"].double() / 255).squeeze(1)}
 
     def loss(self, outputs, batch):
         labels = batch.tensors["label"].double()
@@ -78,14 +84,14 @@ class InDouble(Tight):
 
 @pytest.mark.fault(16, 17, 18)
 @pytest.mark.parametrize(
-    "kind", ["backward", *(pytest.param(k, marks=pytest.mark.long) for k in ("forward", "validation"))]
+    "where", ["backward", *(pytest.param(k, marks=pytest.mark.long) for k in ("forward", "validation"))]
 )
-def test_in_double_precision_the_result_is_the_same_to_twelve_digits(make_engine, tiny_training, kind, tally):
-    task = tiny_training.task()
-    whole = make_engine("whole", task=InDouble(task, EndsOnce(kind, 0)), micro_batch=8).fit()
+def test_in_double_precision_the_result_is_the_same_to_twelve_digits(make_engine, tasks, where, tally):
+    task = changed(tasks(), _InDouble)
+    whole = make_engine("whole", task=tight(task, draws=False), micro_batch=8).fit()
     for number in range(1, 100):
-        ends = EndsOnce(kind, number)
-        state = make_engine(f"at {number}", task=InDouble(task, ends), micro_batch=8).fit()
+        ends = EndsOnce(where, number)
+        state = make_engine(f"at {number}", task=tight(task, ends, draws=False), micro_batch=8).fit()
         if ends.calls < number:
             break
         assert distance(state, whole) < 1e-12
@@ -94,18 +100,19 @@ def test_in_double_precision_the_result_is_the_same_to_twelve_digits(make_engine
 
 
 @pytest.mark.fault(16, 17)
-def test_a_replay_of_the_recorded_schedule_repeats_the_bits(make_engine, tiny_training):
-    task = tiny_training.task()
-    disturbed = make_engine("disturbed", task=Tight(task, EndsOnce("backward", 4)), micro_batch=8).fit()
+@each_task()
+def test_a_replay_of_the_recorded_schedule_repeats_the_bits(make_engine, tasks):
+    task = tasks()
+    disturbed = make_engine("disturbed", task=tight(task, EndsOnce("backward", 4)), micro_batch=8).fit()
     assert [(change.step, change.micro_batch) for change in disturbed.micro_batches.changes] == [(0, 8), (3, 4)]
     replay = tuple(disturbed.micro_batches.changes)
-    replayed = make_engine("replayed", task=Tight(task, EndsOnce("", 0)), micro_batch=8, replay=replay).fit()
+    replayed = make_engine("replayed", task=tight(task), micro_batch=8, replay=replay).fit()
     assert same_end(replayed, disturbed)
-    assert not same_end(make_engine("whole", task=Tight(task, EndsOnce("", 0)), micro_batch=8).fit(), disturbed)
+    assert not same_end(make_engine("whole", task=tight(task), micro_batch=8).fit(), disturbed)
 
 
-def test_after_quiet_steps_the_micro_batch_climbs_back(make_engine, tiny_training, observer):
-    task = Tight(tiny_training.task(), EndsOnce("forward", 1))
+def test_after_quiet_steps_the_micro_batch_climbs_back(make_engine, tasks, observer):
+    task = tight(tasks(), EndsOnce("forward", 1))
     engine = make_engine(task=task, micro_batch=8, micro_batch_recovery_steps=2, memory=observer)
     engine.fit()
     assert engine.log.values("train", "micro_batch") == [4.0, 8.0]
@@ -113,9 +120,10 @@ def test_after_quiet_steps_the_micro_batch_climbs_back(make_engine, tiny_trainin
 
 
 @pytest.mark.fault(16)
-def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engine, tiny_training):
-    task = tiny_training.task()
-    whole = make_engine("whole", task=Tight(task, EndsOnce("forward", 2)), micro_batch=8).fit()
+@each_task()
+def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engine, tasks):
+    task = tasks()
+    whole = make_engine("whole", task=tight(task, EndsOnce("forward", 2)), micro_batch=8).fit()
 
     class Killed(BaseException):
         pass
@@ -125,15 +133,15 @@ def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engin
             raise Killed
 
     with pytest.raises(Killed):
-        make_engine("parts", task=Tight(task, EndsOnce("forward", 2)), micro_batch=8, progress=kill).fit()
-    state = make_engine("parts", task=Tight(task, EndsOnce("", 0)), micro_batch=8).fit()
+        make_engine("parts", task=tight(task, EndsOnce("forward", 2)), micro_batch=8, progress=kill).fit()
+    state = make_engine("parts", task=tight(task), micro_batch=8).fit()
     assert same_end(state, whole)
     assert state.micro_batches.changes == whole.micro_batches.changes
 
 
 @pytest.mark.fault(16)
-def test_a_shortage_leaves_a_file_that_says_what_memory_held(make_engine, tiny_training, observer, tmp_path):
-    task = Tight(tiny_training.task(), EndsOnce("backward", 2))
+def test_a_shortage_leaves_a_file_that_says_what_memory_held(make_engine, tasks, observer, tmp_path):
+    task = tight(tasks(), EndsOnce("backward", 2))
     make_engine(task=task, micro_batch=8, memory=observer, shortages=ShortageFolder(tmp_path / "oom")).fit()
     (event,) = observer.of("out_of_memory")
     (path,) = (tmp_path / "oom").iterdir()
@@ -141,12 +149,13 @@ def test_a_shortage_leaves_a_file_that_says_what_memory_held(make_engine, tiny_t
     told = json.loads(path.read_text())
     assert (told["global_step"], told["epoch"], told["micro_batch"], told["micro_batch_next"]) == (1, 1, 8, 4)
     assert told["state"]["asked_bytes"] == 2 * 2**20
-    assert told["batch"]["frames"] == "(4, 3, 24, 24) uint8"
+    assert told["batch"]["frames"] == "(2, 3, 16, 16) uint8"
     assert [32, 8, 1, 3, 3] in [kind["shape"] for kind in told["state"]["largest_tensors"]]  # a layer's weights
 
 
 @pytest.mark.fault(19)
-@pytest.mark.parametrize("call", [1, 2, 5])
+@pytest.mark.parametrize("call", [5, *(pytest.param(call, marks=pytest.mark.long) for call in (1, 2))])
+@each_task()
 def test_memory_that_ends_in_the_optimizers_step_goes_back_to_a_checkpoint(
     make_engine, observer, monkeypatch, call, tmp_path
 ):
@@ -164,6 +173,7 @@ def test_memory_that_ends_in_the_optimizers_step_goes_back_to_a_checkpoint(
 
 
 @pytest.mark.fault(19, 20)
+@each_task(long=("image", "video_text"))
 def test_a_step_that_never_fits_ends_with_the_checkpoint_and_what_to_try(make_engine, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         steps = StepsEnd(patch, set(range(2, 100)))
@@ -175,19 +185,21 @@ def test_a_step_that_never_fits_ends_with_the_checkpoint_and_what_to_try(make_en
 
 
 @pytest.mark.fault(20)
-def test_memory_that_never_suffices_ends_with_sizes_and_the_checkpoint(make_engine, tiny_training, observer):
+@each_task()
+def test_memory_that_never_suffices_ends_with_sizes_and_the_checkpoint(make_engine, tasks, observer):
     def never(kind):
         if kind == "forward":
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(MemoryExhaustedError, match=r"single sample \(frames \(4, 3, 24, 24\) uint8.*gradient_check"):
-        make_engine(task=Tight(tiny_training.task(), never), memory=observer).fit()
+    with pytest.raises(MemoryExhaustedError, match=r"single sample \((frames|image) \(.*uint8.*gradient_check"):
+        make_engine(task=tight(tasks(), never), memory=observer).fit()
     tried = [(event["micro_batch"], event["micro_batch_next"]) for event in observer.of("out_of_memory")]
     assert tried == [(4, 2), (2, 1), (1, None)]
-    make_engine(task=tiny_training.task(), epochs=1).fit()
+    make_engine(task=tasks(), epochs=1).fit()
 
 
 @pytest.mark.fault(19)
+@each_task(long=("image", "video_text"))
 def test_a_lost_step_is_also_restored_under_a_loss_scaler(make_engine, observer, monkeypatch):
     whole = make_engine("whole", compute=HALF).fit()
     with monkeypatch.context() as patch:
@@ -210,7 +222,7 @@ def test_a_fork_that_loses_a_step_still_trains_to_its_own_end(make_engine, monke
 
 
 @pytest.mark.fault(20)
-def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try(make_engine, tiny_training, observer):
+def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try(make_engine, tasks, observer):
     class Hungry:
         def __init__(self, data):
             self.data, self.classes, self.count = data, data.classes, 0
@@ -220,9 +232,9 @@ def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try
 
         def __getitems__(self, indices):
             self.count += 1
-            return torch.empty(1 << 55, dtype=torch.uint8) if self.count == 3 else self.data.__getitems__(indices)
+            return torch.empty(1 << 55, dtype=torch.uint8) if self.count == 3 else [self.data[i] for i in indices]
 
-    task = Draining(tiny_training.task())
+    task = draining(tasks())
     task.training_data = Hungry(task.training_data)
     with pytest.raises(MemoryExhaustedError, match=r"after step 2, outside of a forward.*checkpoint stands: give"):
         make_engine(task=task, memory=observer).fit()
@@ -246,9 +258,8 @@ def test_a_checkpoint_in_mid_epoch_that_does_not_fit_into_memory_is_left_out(mak
     assert [kind for kind, _ in observer.events] == ["checkpoint_skipped"] * 2
 
 
-def test_memory_that_ends_in_scoring_withdraws_the_claim(make_engine, tiny_training):
-    ends = EndsOnce("", 0)
-    engine = make_engine(task=Tight(tiny_training.task(), ends), epochs=1)
+def test_memory_that_ends_in_scoring_withdraws_the_claim(make_engine, tasks):
+    engine = make_engine(task=tight(tasks()), epochs=1)
     state = engine.fit()
     assert state.inexact_because == []
     failures = iter([1, 1])
@@ -262,30 +273,30 @@ def test_memory_that_ends_in_scoring_withdraws_the_claim(make_engine, tiny_train
     assert state.inexact_because == ["memory ended while a finished model was scored"]
 
 
-def test_an_out_of_memory_lowers_the_micro_batch_and_keeps_the_result(make_engine, tiny_training):
-    calls = []
+@each_task()
+def test_an_out_of_memory_lowers_the_micro_batch_and_keeps_the_result(make_engine, tasks):
+    """Whatever holds more than two samples does not fit from the third step on."""
+    whole = make_engine("whole", task=tight(tasks(), draws=False)).fit()
 
-    def tight(model, batch):
-        calls.append(len(batch))
-        if model.training and len(calls) > 5 and len(batch) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+    class _Small:
+        def forward(self, model, batch):
+            if model.training and engine.state.step > 2 and len(batch) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(model, batch)
 
-    whole = make_engine("whole", task=tiny_training.task()).fit()
-    task = Draining(tiny_training.task(), tight)
-    task.forward = lambda model, batch: (tight(model, batch), tiny_training.task().forward(model, batch))[1]
-    engine = make_engine("tight", task=task)
+    engine = make_engine("tight", task=changed(tasks(), _Small))
     state = engine.fit()
     assert state.micro_batch == 2
     assert engine.log.values("train", "micro_batch") == [2.0]
     for record, wanted in zip(state.history, whole.history, strict=True):
         assert record.train_loss == pytest.approx(wanted.train_loss, rel=1e-4)
     for name, tensor in whole.best_model.items():
-        torch.testing.assert_close(state.best_model[name], tensor, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(state.best_model[name], tensor, rtol=1e-3, atol=1e-3)
 
 
-def test_a_resumed_training_may_use_smaller_micro_batches_but_not_larger(make_engine, tiny_training):
+def test_a_resumed_training_may_use_smaller_micro_batches_but_not_larger(make_engine, tasks):
     sizes = []
-    watched = Draining(tiny_training.task(), lambda model, batch: sizes.append(len(batch)))
+    watched = draining(tasks(), lambda model, batch: sizes.append(len(batch)))
     with pytest.raises(StoppedError):
         make_engine(stop=stop_after(1)).fit()
     with pytest.raises(StoppedError):
@@ -296,5 +307,6 @@ def test_a_resumed_training_may_use_smaller_micro_batches_but_not_larger(make_en
     assert sizes[2:] == [2, 2, 2]
 
 
+@each_task()
 def test_recomputed_activations_give_the_same_bits(make_engine):
     assert same_end(make_engine("kept").fit(), make_engine("recomputed", gradient_checkpointing=True).fit())

@@ -14,6 +14,8 @@ from fvc_lib.learning.transaction import (
 
 CPU = resolve_device("cpu")
 
+pytestmark = pytest.mark.usefixtures("frozen")
+
 
 def make_model(dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
