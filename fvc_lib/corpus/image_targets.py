@@ -11,6 +11,7 @@ from fvc_lib.services.errors import UsageError, did_you_mean
 
 NO_TARGETS = "none"
 _QUARTERS = (0.25, 0.5, 0.75)
+_LEAST_GROUPS = 12  # without a class, for each quarter to have one for every part
 
 
 def asked_targets(asked: Sequence[str], units: Mapping[str, str]) -> dict[str, str]:
@@ -40,8 +41,14 @@ def asked_targets(asked: Sequence[str], units: Mapping[str, str]) -> dict[str, s
 
 
 def strata_of(images: Sequence[ListedImage], targets: Sequence[str]) -> list[str | None]:
-    """What each image is spread evenly by: its class, or the quarter its first known number lies in, else None."""
-    unnamed = [dict(image.targets) for image in images if image.class_label is None]
+    """What each image is spread evenly by: its class, or the quarter its first known number lies in, else None.
+
+    Few images without a class are not divided further.
+    """
+    without_class = [image for image in images if image.class_label is None]
+    if len({image.stated_group or image.path for image in without_class}) < _LEAST_GROUPS:
+        return [image.class_label for image in images]
+    unnamed = [dict(image.targets) for image in without_class]
     edges: dict[str, list[float]] = {}
     for name in targets:
         values = [known[name] for known in unnamed if name in known]

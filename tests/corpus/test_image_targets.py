@@ -27,9 +27,10 @@ def test_one_target_with_two_units_is_refused() -> None:
 
 
 def test_images_without_a_class_are_spread_by_quarters_of_the_first_number_known() -> None:
-    images = [ListedImage(f"{n}", "manifest", targets=(("calories", float(n)),)) for n in range(1, 9)]
+    images = [ListedImage(f"{n}", "manifest", targets=(("calories", float(n)),)) for n in range(1, 13)]
     images += [ListedImage("x", "manifest", "pie", targets=(("calories", 99.0),)), ListedImage("y", "folder")]
     images += [ListedImage("z", "manifest", targets=(("mass", 5.0),))]
     strata = strata_of(images, ["calories", "mass"])
-    assert strata[:8] == [f"calories quarter {1 + n // 2}" for n in range(8)]
-    assert strata[8:] == ["pie", None, "mass quarter 1"]
+    assert strata[:12] == [f"calories quarter {1 + n // 3}" for n in range(12)]
+    assert strata[12:] == ["pie", None, "mass quarter 1"]
+    assert strata_of(images[4:], ["calories", "mass"]) == [None] * 8 + ["pie", None, None]
