@@ -112,6 +112,7 @@ def test_a_content_trunk_sees_which_way_something_goes(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_video_network_is_its_kind_of_trunk_with_a_head(name):
     """Names of weights, and so checkpoints, stay what they were before trunks were shared."""
+    assert isinstance(seeded(name), type(build_content_trunk(name)))
     names = [key for key in seeded(name).state_dict() if not key.startswith("head.")]
     first = {"frame_cnn": "first.convolution.weight", "r2plus1d": "spatial_stem.convolution.weight"}[name]
     assert names[0] == first
