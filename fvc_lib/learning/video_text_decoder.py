@@ -68,7 +68,8 @@ class CaptionDecoder(nn.Module):
         logits, wanted = self(tokens[:, :-1], memory).float(), tokens[:, 1:]
         counted = (wanted != self._numbers.padding).float()
         counted = counted / counted.sum(1, keepdim=True).clamp_min(1)
-        losses = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
+        # Flat, because CUDA knows no deterministic cross-entropy over several dimensions.
+        losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view_as(wanted)
         right = (logits.detach().argmax(2) == wanted).float()
         return CaptionScore((losses * counted).sum(1), (right * counted).sum(1))
 
