@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import os
+
+# One thread of OpenMP and BLAS for each test process and the processes it starts, and none that waits spinning: there
+# are as many test processes as cores. With two threads each a hash of six frames took 40 to 80 ms of CPU instead of
+# 1.5, and a training of one second thirty. Whole runs (test_pipeline) compute with as many threads as a user's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +21,6 @@ from hypothesis import settings
 # No deadline: a test must not depend on how busy the machine is. Derandomized: the same examples on every machine.
 settings.register_profile("fvc", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("fvc")
-
-# Before torch is loaded: threads that wait asleep, as the runner's kernels have them. Spinning, those of two test
-# processes on two cores made a training of one second take thirty.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 pytest_plugins = ["tests.faults.table"]  # the marker `fault` and the table of what was survived
 

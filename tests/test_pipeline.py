@@ -50,8 +50,9 @@ class Place:
         return self.folder / "runs"
 
     def environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         return {
-            **os.environ,
+            **inherited,  # but for the threads: as many as a user's run has
             "FVC_RUNS_DIR": str(self.runs),
             "FVC_CACHE_DIR": str(self.folder / "cache"),
             "FVC_DATA_DIR": str(self.folder / "data"),
