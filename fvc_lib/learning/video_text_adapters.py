@@ -50,7 +50,7 @@ class TransformersEncoder(nn.Module):
         there = tensors[THERE]
         states = self.encoder(input_ids=tensors[TOKENS], attention_mask=there).last_hidden_state
         weights = there.to(states.dtype)[:, :, None]
-        result: Tensor = (states * weights).sum(1) / weights.sum(1)
+        result: Tensor = (states * weights).sum(1) / weights.sum(1).clamp_min(1)  # a text may have no token at all
         return result
 
 

@@ -52,6 +52,15 @@ def test_nothing_is_drawn_in_training_and_every_parameter_receives_a_gradient(ti
     assert without == key_biases, "the softmax cancels a key's bias"
 
 
+def test_a_text_without_a_token_has_a_place_all_the_same(tiny_bert):
+    tensors = encoder_tensors(tiny_bert, ["", "red"], 8)
+    assert tensors["encoder_there"].sum(1).tolist() == [0, 1]
+    found = TransformersEncoder(tiny_bert)(tensors)
+    assert found[0].abs().max() == 0
+    found.sum().backward()
+    assert found.isfinite().all()
+
+
 def test_the_encoder_begins_with_the_folder_s_weights_whatever_the_seed(tiny_bert):
     first, second = (network(planned(text_encoder=tiny_bert), seed) for seed in (0, 1))
     for (name, a), b in zip(first.joint.text.named_parameters(), second.joint.text.parameters(), strict=True):
