@@ -133,7 +133,7 @@ def retrieval_metrics(
         text_of_video: int (N,), the row of each video's text; or int (P, 2) of (video row, text row) where a video may
             have several texts, or none.
         ks: where recall is wanted.
-        memory_bytes: about what may be taken beyond the embeddings and a few numbers per row, on ``device``.
+        memory_bytes: what may be taken beyond the embeddings; 160 bytes of it per row, the rest for blocks.
         device: where to multiply and compare; that of the video embeddings if not given.
         plan: blocks of one's own instead of those that ``memory_bytes`` allows.
         progress: told (pairs done, all pairs) now and then.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fvc_lib.metrics.retrieval_exact import BoolArray
 from fvc_lib.metrics.retrieval_masks import Mask
 from fvc_lib.metrics.retrieval_positives import Positives
 from fvc_lib.metrics.weighting import FloatArray, IntArray
@@ -20,6 +21,8 @@ Array = npt.NDArray[np.generic]
 _SHARE_WORTH_TAKING = 0.004
 # A query with more positives than this has its scores taken out: so many passes over whole blocks cost more.
 _MOST_PASSES = 32
+# Where a finer format leaves more of a block than this open, many may be ties of equal rows, which need no comparison.
+_MANY_BETWEEN = 0.05
 
 
 @dataclass(frozen=True)
@@ -101,12 +104,18 @@ class Direction:
         found: IntArray = self._reached + total[ends] - total[:-1]
         return found
 
+    def forget_masks(self) -> None:
+        """Give back what comparisons of blocks take."""
+        self._masks.clear()
+        self._kept = 0
+
     def open_share(self, block: Block) -> float:
         """Of the pairs of ``block``, about how many would have to be settled one by one."""
         thresholds = self._thresholds(block)
         low = self._compare(block.scores, thresholds, "low", 0).counts(self.axis).sum()
         high = self._compare(block.scores, thresholds, "high", 0).counts(self.axis).sum()
-        return float(low - high) / block.scores.numel() * max(1.0, float(thresholds.number.mean()))
+        # Only the lowest positives were looked at; fewer scores come near the others.
+        return float(low - high) / block.scores.numel() * (1 + max(1.0, float(thresholds.number.mean()))) / 2
 
     def count(self, block: Block) -> None:
         """Add what ``block`` holds; every pair must come once."""
@@ -139,11 +148,28 @@ class Direction:
             sure = high.counts(self.axis)
             places = thresholds.offset + thresholds.first[held] + level
             self._reached[places[asking]] += sure[asking]
-            if (low.counts(self.axis) != sure).any():
+            between = low.counts(self.axis) - sure
+            if between.sum() > _MANY_BETWEEN * scores.numel() and not block.is_coarse:
+                twins = self._twins(block, places, asking)
+                if (between == twins).all():
+                    self._reached[places[asking]] += twins[asking]
+                    continue
+            if between.any():
                 low.differing(high)
                 for rows, columns in low.positions():
                     query, candidate = self._sides(rows, columns, held)
                     self._settle(block, query, candidate, thresholds.offset + thresholds.first[query] + level)
+
+    def _twins(self, block: Block, places: IntArray, asking: BoolArray) -> IntArray:
+        """int64 (Q,): candidates of ``block`` whose numbers are those of each query's positive at ``places`` (Q,).
+
+        They are ties, and lie between every pair of thresholds. Where embeddings have collapsed they are all there is.
+        """
+        kinds, start = self.positives.kinds, block.starts[1 - self.axis]
+        here = np.bincount(kinds[start : start + block.scores.shape[1 - self.axis]], minlength=kinds.size)
+        twins = np.zeros(places.size, dtype=np.int64)
+        twins[asking] = here[kinds[self.positives.candidate[places[asking]]]]
+        return twins
 
     def _compare(
         self,

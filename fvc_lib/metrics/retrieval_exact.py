@@ -18,7 +18,7 @@ from fvc_lib.metrics.weighting import FloatArray, IntArray
 BoolArray = npt.NDArray[np.bool_]
 SingleArray = npt.NDArray[np.float32]
 
-_NUMBERS_AT_ONCE = 1 << 18  # of one operand: 2 MB as doubles, which stays in the cache
+_NUMBERS_AT_ONCE = 1 << 17  # of one operand: 1 MB as doubles, which stays in the cache
 
 
 def rows_at_once(dimensions: int) -> int:

@@ -93,7 +93,7 @@ class Filter:
         return single_rounding(dimensions) + (0.0 if device.type == "cpu" else _lesser_precision())
 
 
-BYTES = Filter("int8", torch.int8, torch.int32, 0.01)
+BYTES = Filter("int8", torch.int8, torch.int32, 0.015)
 SINGLE = Filter("float32", torch.float32, torch.float32, 0.03)
 DOUBLE = Filter("float64", torch.float64, torch.float64, 1.0)
 # With one dimension torch's product of bytes is wrong (2.13), with few there is nothing to gain; with more than these a

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_MOST_VIDEOS, _MOST_TEXTS = 2048, 1024  # of a block: its scores, 8 MB, stay in the cache and no call costs anything
+_MOST_VIDEOS, _MOST_TEXTS = 1024, 1024  # of a block: its scores, 4 MB, stay in the cache and calls cost little
 MOST_TEXTS = 8 * 255  # a row's answers are summed up in bytes, eight at a time
 _LEAST = 16
-_FIXED_BYTES = 12_000_000  # what settling single pairs takes, and what is loaded and kept for small arrays
+_FIXED_BYTES = 10_000_000  # what settling single pairs takes, and small arrays
+_BYTES_PER_ROW = 160  # positives, norms and counts of both directions
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class RetrievalPlan:
 
     @property
     def streamed_bytes(self) -> int:
-        """About what is taken at most: a block, its operands, the panel as bytes, and what settling pairs takes."""
+        """About what is taken at most: a block, its operands, the panel as bytes, and some numbers per row."""
         block = _block_bytes(self.video_block, self.text_block, self.dimensions)
-        return block + self.text_panel * self.dimensions + _FIXED_BYTES
+        return block + self.text_panel * self.dimensions + _kept_bytes(self.num_videos + self.num_texts)
 
     @property
     def dense_bytes(self) -> int:
@@ -68,11 +69,12 @@ def plan_retrieval(num_videos: int, num_texts: int, dimensions: int, memory_byte
     Raises:
         ValueError: not even blocks of 16 x 16 fit.
     """
-    free = memory_bytes - _FIXED_BYTES
+    kept = _kept_bytes(num_videos + num_texts)
+    free = memory_bytes - kept
     videos, texts = min(_MOST_VIDEOS, num_videos), min(_MOST_TEXTS, num_texts)
-    while _block_bytes(videos, texts, dimensions) > 0.7 * free:
+    while _block_bytes(videos, texts, dimensions) > 0.8 * free:
         if max(videos, texts) <= _LEAST:
-            needed = _FIXED_BYTES + math.ceil((_block_bytes(videos, texts, dimensions) + texts * dimensions) / 0.7)
+            needed = kept + math.ceil(_block_bytes(videos, texts, dimensions) / 0.8)
             raise ValueError(
                 f"memory_bytes={memory_bytes:,} is too little for embeddings of {dimensions:,} numbers; "
                 f"give at least {needed:,}"
@@ -81,9 +83,13 @@ def plan_retrieval(num_videos: int, num_texts: int, dimensions: int, memory_byte
             videos = math.ceil(videos / 2)
         else:
             texts = math.ceil(texts / 2)
-    kept = (free - _block_bytes(videos, texts, dimensions)) // (texts * dimensions)
-    panel = texts * max(1, min(kept, _parts(num_texts, texts)))
+    blocks = (free - _block_bytes(videos, texts, dimensions)) // (texts * dimensions)
+    panel = texts * max(1, min(blocks, _parts(num_texts, texts)))
     return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, panel)
+
+
+def _kept_bytes(num_rows: int) -> int:
+    return _FIXED_BYTES + _BYTES_PER_ROW * num_rows
 
 
 def _parts(whole: int, part: int) -> int:

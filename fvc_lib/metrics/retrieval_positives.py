@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +49,18 @@ class Positives:
     single_margin: FloatArray
     num_as_similar: IntArray
 
+    @functools.cached_property
+    def kinds(self) -> IntArray:
+        """int64 (C,): candidates that agree in every number have the same; made when there is much to settle."""
+        seen: dict[bytes, int] = {}
+        found = np.empty(len(self.candidates), dtype=np.int64)
+        step = rows_at_once(self.candidates.shape[1])
+        for start in range(0, found.size, step):
+            rows = rows_at(self.candidates, np.arange(start, min(start + step, found.size))) + np.float32(0)  # no -0
+            for place, row in enumerate(rows, start):
+                found[place] = seen.setdefault(hashlib.blake2b(row, digest_size=16).digest(), place)
+        return found
+
     @property
     def per_query(self) -> IntArray:
         """int64 (Q,)."""
@@ -62,6 +76,8 @@ class Positives:
             in_single: try float32 first, which settles most pairs that a coarser format left open.
         """
         found: BoolArray = candidate == self.candidate[positive]
+        if "kinds" in vars(self):
+            found |= self.kinds[candidate] == self.kinds[self.candidate[positive]]
         asked = np.flatnonzero(~found)
         step = rows_at_once(self.queries.shape[1])
         for start in range(0, asked.size, step):

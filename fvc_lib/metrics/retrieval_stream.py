@@ -54,6 +54,9 @@ class Stream:
                 done += (stop - start) * (panel[1] - panel[0])
                 if progress is not None:
                     progress(done, total)
+        del self._scores
+        for direction in self.directions:
+            direction.forget_masks()
 
     def describe(self) -> str:
         """A line for the log: what it took."""

@@ -111,9 +111,12 @@ FORMATS = {"bytes": (BYTES,), "single": (SINGLE,), "double": (DOUBLE,), "in turn
     formats=st.sampled_from(sorted(FORMATS)),
     worth_taking=st.sampled_from([0.0, 0.1, 1.0]),
     most_passes=st.sampled_from([1, 2, 32]),
+    many_between=st.sampled_from([-1.0, 0.05, 1.0]),
     by_torch=st.booleans(),
 )
-def test_every_metric_is_that_of_a_dense_oracle(sample, blocks, formats, worth_taking, most_passes, by_torch) -> None:
+def test_every_metric_is_that_of_a_dense_oracle(
+    sample, blocks, formats, worth_taking, most_passes, many_between, by_torch
+) -> None:
     videos, texts, text_of_video = sample
     plan = RetrievalPlan(len(videos), len(texts), videos.shape[1], *blocks)
     kinds = FORMATS[formats] if videos.shape[1] >= 16 else (SINGLE, DOUBLE)
@@ -121,6 +124,7 @@ def test_every_metric_is_that_of_a_dense_oracle(sample, blocks, formats, worth_t
         mock.patch.object(retrieval_stream, "filters_of", return_value=kinds),
         mock.patch.object(retrieval_counting, "_SHARE_WORTH_TAKING", worth_taking),
         mock.patch.object(retrieval_counting, "_MOST_PASSES", most_passes),
+        mock.patch.object(retrieval_counting, "_MANY_BETWEEN", many_between),
         mock.patch.object(retrieval_masks, "COMPARED_BY_NUMPY", set() if by_torch else {"cpu"}),
         mock.patch.object(retrieval_filters, "MULTIPLIED_BY_NUMPY", set() if by_torch else {"cpu"}),
     ):
@@ -287,9 +291,10 @@ def test_a_plan_for_other_embeddings_and_too_little_memory_are_refused() -> None
 def test_a_plan_stays_within_its_memory_whatever_there_is() -> None:
     for memory_bytes in (16_000_000, 64_000_000, 1_000_000_000):
         for dimensions in (8, 512, 1024):
-            few, many = (plan_retrieval(count, 23_592, dimensions, memory_bytes) for count in (20_000, 2_000_000))
-            assert few.streamed_bytes == many.streamed_bytes <= memory_bytes
-            assert many.text_panel % many.text_block == 0
+            for num_videos in (20, 20_000):
+                plan = plan_retrieval(num_videos, 5000, dimensions, memory_bytes)
+                assert plan.streamed_bytes <= memory_bytes
+                assert plan.text_panel % plan.text_block == 0
 
 
 def test_the_log_says_what_was_gathered_and_how_it_was_streamed() -> None:
