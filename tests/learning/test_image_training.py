@@ -287,4 +287,6 @@ def test_the_sample_dishes_are_learned(tmp_path, list_log):
     assert value["model", "target:calories", "mae"] < 0.5 * value["mean_predictor", "target:calories", "mae"]
 
 
-LEARNS_DISHES = {"image_size": 64, "epochs": 40, "effective_batch_size": 12, "batch_size": 12, "learning_rate": 1e-3}
+LEARNS_DISHES = {
+    "image_size": 64, "epochs": 40, "effective_batch_size": 24, "batch_size": 24, "learning_rate": 2e-3, "mix_share": 0.0,
+}  # fmt: skip
