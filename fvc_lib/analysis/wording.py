@@ -86,8 +86,13 @@ def metric_name(metric: str) -> str:
 
 
 def subject_name(subject: str) -> str:
-    """``text_to_video`` as ``text to video``, ``target:calories`` as ``calories``, ``class:NAME`` as ``NAME``."""
+    """``text_to_video`` as ``text to video``, ``target:calories`` as ``calories``, ``class:NAME`` as ``NAME``.
+
+    ``all`` is ``all classes``.
+    """
     kind, found, name = subject.partition(":")
+    if subject == "all":
+        return "all classes"
     return name if found and kind in {"target", "class"} else subject.replace("_", " ")
 
 
