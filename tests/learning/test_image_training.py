@@ -288,5 +288,6 @@ def test_the_sample_dishes_are_learned(tmp_path, list_log):
 
 
 LEARNS_DISHES = {
-    "image_size": 64, "epochs": 40, "effective_batch_size": 24, "batch_size": 24, "learning_rate": 2e-3, "mix_share": 0.0,
+    "image_size": 64, "epochs": 40, "effective_batch_size": 24, "batch_size": 24, "learning_rate": 2e-3,
+    "mix_share": 0.0,
 }  # fmt: skip
