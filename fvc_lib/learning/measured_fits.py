@@ -28,7 +28,7 @@ from fvc_lib.services.memory_budget import MemoryBudget
 
 BATCH_SIZES = (4, 8, 16, 24, 32)
 IMAGE_SIZES = (112, 160, 224, 384, 512, 1024)
-ROW_SECONDS = 25.0
+ROW_SECONDS = 40.0
 _MEASURE = "fvc_lib.learning.measured_fits_row:measure"
 _DEADLINE_ROWS = 4  # a row may take so many times what it was expected to, on a machine that does other things as well
 _FORMAT = 1

@@ -221,7 +221,7 @@ class Deadly:
     """Training data of which one sample kills the process that loads it, once."""
 
     def __init__(self, data, flag):
-        self.data, self.flag, self.classes = data, flag, data.classes
+        self.data, self.flag, self.classes, self.labels = data, flag, data.classes, getattr(data, "labels", None)
 
     def __len__(self):
         return len(self.data)
