@@ -356,3 +356,13 @@ def test_answers_are_counted_and_found_where_they_are() -> None:
         np.testing.assert_array_equal(mask.counts(1), expected.sum(0))
         places = [np.stack(part) for part in mask.positions()]
         np.testing.assert_array_equal(np.concatenate(places, axis=1), np.nonzero(expected))
+
+
+def test_equal_sums_of_other_orders_are_ties_though_doubles_differ() -> None:
+    generator = np.random.default_rng(3)
+    rows = (generator.normal(size=(1, 64)) * 10.0 ** generator.integers(-6, 7, 64)).astype(np.float32)
+    texts = np.concatenate([rows[:, generator.permutation(64)] for _ in range(20)])
+    videos = np.full((20, 64), 0.1, dtype=np.float32)
+    assert len(set(double_products(videos, texts))) > 1
+    found = retrieval_metrics(videos, texts, np.arange(20))
+    assert set(found.video_to_text.ranks) == {20}
