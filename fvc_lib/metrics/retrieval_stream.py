@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 
 from fvc_lib.metrics.retrieval_counting import Block, Direction
 from fvc_lib.metrics.retrieval_exact import rows_between
