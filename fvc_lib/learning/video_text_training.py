@@ -40,6 +40,7 @@ from fvc_lib.learning.video_text_samples import HiddenFrames, PreparedSamples, n
 from fvc_lib.learning.video_text_tables import refuse_nonfinite, write_test_tables
 from fvc_lib.learning.video_text_task import LossWeights, VideoTextTask
 from fvc_lib.learning.watching import MetricSink
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.memory_observer import MemoryObserver
@@ -215,19 +216,26 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> SplitTraining:
         retrieval=_retrieval_settings(config),
         beam_width=config.beam_width,
     )
-    encoder = _encoder_folder(config)
-    parameters: dict[str, Any] = parameters_of(config, _PARAMETERS)
-    # Not where the encoder lies but what is in it.
-    parameters |= {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN}
-    parameters |= {"tokenizer": parts.tokenizer.fingerprint}
     return SplitTraining(
         stage=STAGE,
         task=task,
         settings=split_settings(config, STAGE, default_micro_batch(config.model)),
-        parameters=parameters,
-        data_fingerprint=pairs_fingerprint(parts.source, parts.pairs),
+        parameters=training_parameters(config),
+        # The tokens are learned from the texts, and by a library whose versions may differ.
+        data_fingerprint=sha256_of_json([pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint]),
         model_name=config.model,
     )
+
+
+def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str, Any]:
+    """What of ``config`` a checkpoint of this training is bound to; there are no folds.
+
+    Raises:
+        UsageError: a text encoder that is not there.
+    """
+    encoder = _encoder_folder(config)
+    # Not where the encoder lies but what is in it.
+    return parameters_of(config, _PARAMETERS) | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN}
 
 
 def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
