@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from fvc_lib.analysis.wording import count_text, metric_name, subject_name
+from fvc_lib.analysis.wording import count_text, metric_name, number_text, subject_name
 
+_FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_recall")})
+_MOST_FACTS = 6
 EXACT_CONTROLS = frozenset({"chance"})  # computed, not estimated: such a control is its own interval
 
 
@@ -94,6 +96,26 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
         if rows.filter(pl.col("source") == "model").height:
             return _of_one(rows, one)
     return MeasuredScores(Measure(*_NOTHING_YET[task]))
+
+
+def task_facts(results: pl.DataFrame) -> tuple[tuple[str, str], ...]:
+    """What else is worth knowing at a glance of a run of task image or video_text: names and texts.
+
+    Args:
+        results: the run's rows of ``task_tables.TASK_RESULTS``; none is fine.
+    """
+    known = {(row["source"], row["subject"], row["metric"]): row for row in results.iter_rows(named=True)}
+    facts = []
+    targets = [subject for source, subject, metric in known if (source, metric) == ("model", "mae")]
+    for subject in targets[:_MOST_FACTS]:
+        row, mean = known["model", subject, "mae"], known.get(("mean_predictor", subject, "mae"))
+        beside = f" (mean predictor {number_text(mean['value'], 1)})" if mean else ""
+        off = f"{number_text(row['value'], 1)} {row['unit']}".strip()
+        facts.append((f"{subject_name(subject)} off by", f"{off}{beside}"))
+    for (source, subject, metric), row in known.items():
+        if source == "model" and (subject, metric.partition("@")[0]) in _FACTS:
+            facts.append((f"{metric_name(metric)}, {subject_name(subject)}", number_text(row["value"])))
+    return tuple(facts[:_MOST_FACTS])
 
 
 def _of_one(rows: pl.DataFrame, one: str) -> MeasuredScores:

@@ -7,15 +7,19 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from fvc_lib.analysis.headline import DISHONEST_CONTROLS, ReportHeadline, Score, run_headline
+from fvc_lib.analysis.headline_measure import task_facts
 from fvc_lib.analysis.leakage_figures import audit_facts
 from fvc_lib.analysis.memory_findings import run_memory
 from fvc_lib.analysis.memory_wording import memory_facts
 from fvc_lib.analysis.provenance import provenance_html
 from fvc_lib.analysis.record_pages import records_of, write_record_pages
+from fvc_lib.analysis.records import read_tables
 from fvc_lib.analysis.report import write_report
 from fvc_lib.analysis.runs_index import write_runs_index
 from fvc_lib.analysis.wording import bytes_text, clean_text, duration_text, interval_text, source_name
+from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.task_tables import TASK_RESULTS
 
 # The answer first, then how it came about.
 SECTION_ORDER = (
@@ -34,7 +38,7 @@ def write_run_report(run: RunPaths) -> None:
     records = {key: path for key, path in records_of(run).items() if key not in unreadable}
     ordered = sorted(records.values(), key=lambda path: _rank(path.name))
     if ordered:
-        facts = (*audit_facts(run), *memory_facts(run_memory(run)))
+        facts = (*_results_facts(run), *audit_facts(run), *memory_facts(run_memory(run)))
         headline = replace(run_headline(run), more_facts=facts)
         pages = {path: quote(os.fsencode(run.record_html(key).relative_to(run.root))) for key, path in records.items()}
         write_report(
@@ -57,10 +61,17 @@ def summary_lines(run: RunPaths) -> list[str]:
         name = clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
         lines += ["", f"  {name} with interval", *(f"    {_score_line(score)}" for score in headline.scores)]
         lines += ["", f"  {headline.verdict.sentence}", *(f"  {caution}" for caution in headline.cautions)]
-    lines += ["", *_facts(headline)]
+    told = [f"  {name:<30} {clean_text(text)}" for name, text in _results_facts(run)]
+    lines += ["", *told, *([""] if told else []), *_facts(headline)]
     if run.report_html.is_file():
         lines.append(f"  report        {run.report_html}")
     return lines
+
+
+def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
+    """Of a run of a task without folds; a run of task video has none of these results."""
+    found = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
+    return tuple((clean_text(name), text) for name, text in task_facts(found.frame))
 
 
 def _rank(name: str) -> tuple[bool, int, str]:

@@ -116,6 +116,9 @@ def test_report_list_and_terminal_tell_the_same_number(task: str, task_run: RunP
         assert NAMES[task] in text
         assert number in text
     assert JUDGED[task] in report
+    beside = {"image": "16.0 kcal (mean predictor 50.0)", "video_text": "Recall@10, video to text"}[task]
+    for text in (report, told):
+        assert beside in text
     for text in (report, listed):
         assert "AUC" not in text
         assert "0 · 0.5 · 1" in text
