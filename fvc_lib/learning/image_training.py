@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -107,6 +108,22 @@ def train_images(
         )
 
 
+def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str, Any]:
+    """What a checkpoint is bound to beside the data, as JSON values; a fork goes on from one by it.
+
+    Args:
+        config: the run's resolved parameters.
+        fold: None: this task has one split.
+
+    Raises:
+        UsageError: the file of the backbone's weights cannot be read.
+    """
+    parameters = parameters_of(config, _PARAMETERS)
+    # Not where the file lies but what is in it.
+    parameters["backbone_weights"] = _content(Path(config.backbone_weights)) if config.backbone_weights else ""
+    return parameters
+
+
 def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImageParts]:
     """The corpus' folder and its split, from the run's tables."""
     images, targets = read_table(paths.images, IMAGES), read_table(paths.image_targets, IMAGE_TARGETS)
@@ -127,14 +144,11 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Sp
             "class_balance sampler: some training pictures have no class, and would never be drawn. "
             "Take -p class_balance loss or none."
         )
-    parameters = parameters_of(config, _PARAMETERS)
-    # Not where the file lies but what is in it.
-    parameters["backbone_weights"] = _content(weights) if weights is not None else ""
     return SplitTraining(
         stage=STAGE,
         task=task,
         settings=split_settings(config, STAGE, DEFAULT_MICRO_BATCH, balance_classes=balance),
-        parameters=parameters,
+        parameters=training_parameters(config),
         data_fingerprint=parts.fingerprint,
         model_name=config.backbone,
     )

@@ -6,9 +6,19 @@ import polars as pl
 import pytest
 from safetensors.torch import load_file
 
+from fvc_lib.execution.forking import Inheritance, take_over
+from fvc_lib.execution.stages import Task, stage_named
+from fvc_lib.execution.status import RunStatus
 from fvc_lib.learning.image_labels import read_labels
 from fvc_lib.learning.image_results import confusion, image_results, worst_mistakes, worst_numbers
-from fvc_lib.learning.image_training import STAGE, image_split_training, labels_file, read_image_parts, train_images
+from fvc_lib.learning.image_training import (
+    STAGE,
+    image_split_training,
+    labels_file,
+    read_image_parts,
+    train_images,
+    training_parameters,
+)
 from fvc_lib.metrics.multiclass import top_k_accuracy
 from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError
 from fvc_lib.services.config import RunConfig
@@ -231,6 +241,19 @@ def test_how_it_is_computed_binds_no_checkpoint(trained, change):
     run, outcome = trained
     root, parts = read_image_parts(run.paths, run.config)
     assert image_split_training(root, parts, run.config.model_copy(update=change)).fingerprint == outcome.fingerprint
+
+
+def test_a_fork_with_more_epochs_goes_on_from_the_checkpoint(run, trained):
+    ancestor, _ = trained
+    longer = run("fork", epochs=3)
+    task = Task(stage_named(STAGE), None)
+    for paths in (ancestor.paths, longer.paths):
+        RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
+    taken = Inheritance(kept=(), carried=(task,), anew=())
+    take_over(ancestor.paths, longer.paths, taken, lambda task: training_parameters(ancestor.config, task.fold))
+    outcome = longer.train()
+    assert [record.epoch for record in outcome.training.history] == [1, 2, 3]
+    assert {epoch for _, epoch, phase, *_ in longer.log.lines if phase in ("train", "validation")} == {3}
 
 
 def test_a_picture_that_is_gone_is_named_before_anything_is_trained(run, tmp_path, list_log):
