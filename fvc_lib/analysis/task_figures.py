@@ -13,6 +13,7 @@ from fvc_lib.analysis.headline_measure import Score
 from fvc_lib.analysis.metric_direction import direction
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, source_name, subject_name
 
+_LOWEST_DRAWN = -1.0  # what is below stands at the edge; its number is beside it
 _MOST_CHARACTERS = 40  # of a name on the axis
 
 
@@ -35,11 +36,11 @@ def beside_controls_figure(
     for tick, score in scores:
         is_model = score.source == "model"
         color = theme.MODEL if is_model else theme.CONTROL
-        figure.add_trace(interval_point(tick, score, color, size=11 if is_model else 9))
+        figure.add_trace(interval_point(tick, _drawn(score), color, size=11 if is_model else 9))
         figure.add_annotation(value_label(tick, score))
     ticks = [tick for tick, _ in scores]
     figure.update_yaxes(title_text="Metric", categoryorder="array", categoryarray=ticks[::-1], showgrid=False)
-    known = [v for _, s in scores for v in (s.value, s.low, s.high) if v is not None]
+    known = [v for _, s in scores for v in (_drawn(s).value, _drawn(s).low, s.high) if v is not None]
     figure.update_xaxes(title_text="Value (no unit)", range=[min(0.0, *known) - 0.03, max(1.0, *known) + 0.03])
     figure.update_layout(showlegend=False, margin={"r": 170})
     return figure
@@ -79,6 +80,12 @@ def _finding(rows: Sequence[tuple[str, Score, Score | None]]) -> str:
 
 def _control_text(control: Score) -> str:
     return f"{source_name(control.source).lower()} reaches {interval_text(control.value, control.low, control.high)}"
+
+
+def _drawn(score: Score) -> Score:
+    """Where ``score`` is drawn: an R² has no lower end, and one far below 0 would leave the others no room."""
+    value, low = (None if end is None else max(end, _LOWEST_DRAWN) for end in (score.value, score.low))
+    return Score(score.source, value, low, score.high if score.high is None else max(score.high, _LOWEST_DRAWN))
 
 
 def _subtitle(

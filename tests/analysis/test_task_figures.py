@@ -176,6 +176,14 @@ def test_the_models_numbers_stand_above_their_best_controls() -> None:
     assert title(texts) == "Recall@1, video to text is 0.720 [0.620, 0.820]; chance reaches 0.067"
 
 
+def test_an_interval_without_end_leaves_the_others_their_room() -> None:
+    wild = RESULTS.with_columns(low=pl.when(pl.col("metric") == "r2").then(-35.0).otherwise("low"))
+    figure = beside_controls_figure(wild, [("all", "top1"), ("target:mass", "r2")], counted=("image", "images"))
+    assert figure.layout.xaxis.range[0] == pytest.approx(-1.03)
+    assert figure.data[2].x[0] - figure.data[2].error_x.arrayminus[0] == pytest.approx(-1)
+    assert any("[-35.000, " in note.text for note in figure.layout.annotations)
+
+
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=6))
 @settings(max_examples=25, deadline=None)
 def test_chance_is_what_counting_every_order_gives(kinds: list[tuple[int, int]]) -> None:
