@@ -60,20 +60,28 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
     Args:
         folder: as for ``TransformersEncoder``.
         texts: N of them.
-        max_tokens: longer texts are cut.
+        max_tokens: longer texts are cut, and what is longer than the encoder has places for.
 
     Raises:
-        UsageError: transformers is not installed, no such folder, or no tokenizer in it.
+        UsageError: transformers is not installed, no such folder, or no tokenizer in it that can fill texts up.
     """
     require_folder(folder)
     transformers = _transformers()
+    settings = {"local_files_only": True, "trust_remote_code": False}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **settings)
+        config = transformers.AutoConfig.from_pretrained(folder, **settings)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"text_encoder: no tokenizer that can be read in {folder!r}: {_first_line(error)}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # of decoders; it is masked
-    encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
+    if tokenizer.pad_token is None:
+        raise UsageError(
+            f"text_encoder: the tokenizer in {folder!r} names no pad_token. Give it one and save it again."
+        )
+    places = getattr(config, "max_position_embeddings", None) or max_tokens
+    longest = min(max_tokens, tokenizer.model_max_length, places)
+    encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=longest, return_tensors="pt")
     return {TOKENS: encoded["input_ids"], THERE: encoded["attention_mask"]}
 
 

@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -59,6 +60,23 @@ def test_a_text_without_a_token_has_a_place_all_the_same(tiny_bert):
     assert found[0].abs().max() == 0
     found.sum().backward()
     assert found.isfinite().all()
+
+
+def test_a_text_longer_than_the_encoder_has_places_for_is_cut(tiny_bert):
+    tensors = encoder_tensors(tiny_bert, ["a red square " * 20], 128)
+    assert tensors["encoder_tokens"].shape == (1, 32)
+    assert TransformersEncoder(tiny_bert)(tensors).isfinite().all()
+
+
+def test_a_tokenizer_that_cannot_fill_texts_up_is_refused(tiny_bert, tmp_path):
+    from transformers import AutoTokenizer
+
+    shutil.copytree(tiny_bert, tmp_path / "bert")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert, local_files_only=True)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path / "bert")
+    with pytest.raises(UsageError, match="has no pad_token"):
+        encoder_tensors(str(tmp_path / "bert"), TEXTS, 8)
 
 
 def test_the_encoder_begins_with_the_folder_s_weights_whatever_the_seed(tiny_bert):
