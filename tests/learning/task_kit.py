@@ -93,11 +93,11 @@ def _video(tasks: TinyTasks) -> VideoTask:
 
 
 class TinyImages(ImageTask):
-    """With a backbone of three narrow stages."""
+    """With a narrow backbone of a stem and two blocks."""
 
     def build_model(self) -> ImageModel:
         labels = self.training_data.labels
-        return ImageModel(SmallResnet((8, 16)), len(labels.classes), len(labels.targets))
+        return ImageModel(SmallResnet((8, 8, 16)), len(labels.classes), len(labels.targets))
 
 
 def write_pictures(folder: Path) -> None:
