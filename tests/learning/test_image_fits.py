@@ -54,14 +54,3 @@ def test_it_stops_before_the_first_row_when_asked_to_and_says_that_it_measured(p
         measured_image_fits(paths, config(tmp_path), memory=phases, stop=lambda: True)
     assert phases.names == [PREFLIGHT, "setup"]
     assert not paths.measured_fits.exists()
-
-
-@pytest.mark.long
-def test_every_batch_size_and_resolution_gets_its_row_and_the_first_ones_fit(paths, tmp_path):
-    fits = measured_image_fits(paths, config(tmp_path))
-    assert read_table(paths.measured_fits, MEASURED_FITS).equals(fits)
-    by_batch = fits.filter(fits["varied"] == "batch_size")
-    assert by_batch["batch_size"].to_list() == [4, 8, 16, 24, 32]
-    assert by_batch["image_size"].unique().to_list() == [16]
-    assert by_batch["fits"].to_list() == [True] * 5
-    assert fits.filter(fits["varied"] == "image_size")["image_size"].to_list() == [112, 160, 224, 384, 512, 1024]
