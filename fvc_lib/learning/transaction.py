@@ -236,13 +236,14 @@ class WindowTransaction:
         first = sum(counts[: self._shared.rank])
         own = {name: rows[first : first + len(window)] for name, rows in gradients.items()}
         losses = [LossSum(total if leads else torch.zeros_like(total), torch.zeros_like(total))]
-        self._where = "backward"
         if found.kept is None and len(window):
             put_back_random_state(snapshot.random_state, self._device)
             self._put_back_buffers(snapshot)
         for start in range(0, len(window), micro_batch):
             part = window.part(start, start + micro_batch)
+            self._where = "forward"
             outputs, loss = found.kept or self._forward(part.to(self._device))
+            self._where = "backward"
             its_gradients = {name: rows[start : start + micro_batch] for name, rows in own.items()}
             carry_back(outputs, its_gradients, scaled(loss.total))
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
