@@ -159,6 +159,17 @@ def test_training_depends_on_its_engine_and_on_the_children_it_starts_by_name():
     assert not any(name.startswith("fvc_lib.corpus.sample") for name in behind)
 
 
+def test_a_training_does_not_depend_on_the_other_tasks_trainings():
+    trainings = {
+        "04_fold_training": "fvc_lib.learning.fold_training",
+        "10_image_recognition": "fvc_lib.learning.image_training",
+        "20_video_text": "fvc_lib.learning.video_text_training",
+    }
+    for notebook, own in trainings.items():
+        behind = modules_behind(notebook_sources(ROOT / "notebooks" / f"{notebook}.ipynb"))
+        assert set(trainings.values()) & set(behind) == {own}
+
+
 def test_a_headless_stage_opens_works_and_closes_without_what_is_left_out(tmp_path):
     """Both modules are replaced by ones whose functions fail: what does not run cannot change a result."""
     run = begin_run(RunConfig(runs_dir=str(tmp_path / "runs")), command="test")
