@@ -132,6 +132,15 @@ def test_a_step_is_tried_out_only_where_no_run_tells(config):
     assert asked == [config]
 
 
+@pytest.mark.parametrize(("task", "stage"), [("image", "10_image_recognition"), ("video_text", "20_video_text")])
+def test_every_rank_of_a_training_without_folds_is_counted(config, task, stage):
+    shared = config.model_copy(update={"task": task, "num_ranks": 3})
+    finished(shared, 100)
+    found = predicted_peaks(shared, None)
+    assert found[stage].peak_bytes > 3 * KERNEL_BYTES[stage]
+    assert in_megabytes(found)["07_memory_report"] == 100
+
+
 def test_no_run_tells_what_several_ranks_take(config):
     """srun's are no children of the kernel that was measured, so its figure would be far too small."""
     shared = config.model_copy(update={"num_ranks": 3})
