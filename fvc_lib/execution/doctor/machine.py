@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 from fvc_lib.execution.doctor.finding import Finding, ok, problem, warning
-from fvc_lib.execution.predicted_memory import KERNEL_BYTES
+from fvc_lib.execution.predicted_memory import KERNEL_BYTES, TRAINING
 from fvc_lib.execution.provenance import slurm_job
 from fvc_lib.services.allocator_settings import check_allocator_environment
 from fvc_lib.services.config import RunConfig
@@ -114,7 +114,7 @@ def memory(config: RunConfig) -> list[Finding]:
     found = (
         f"{budget.total_bytes / 1e9:.2f} GB may be used ({budget.origin}), {now.available / 1e9:.2f} GB are free now"
     )
-    needed = max(KERNEL_BYTES.values())
+    needed = KERNEL_BYTES[TRAINING]
     more = "ask for more memory (mem_gb, --mem in SLURM, the container's limit)"
     if budget.total_bytes < needed:
         told = f"{found}; the smallest training takes about {needed / 1e9:.1f} GB"
