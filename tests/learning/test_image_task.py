@@ -29,7 +29,7 @@ def task(corpus):
 
 def small_model(task, num_classes=3, num_targets=2):
     torch.manual_seed(0)
-    return ImageModel(SmallResnet((8, 8, 8)), num_classes, num_targets)
+    return ImageModel(SmallResnet((8, 8)), num_classes, num_targets)
 
 
 def gradients(task, model, window, micro_batch):
