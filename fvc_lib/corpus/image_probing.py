@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -13,7 +10,7 @@ from typing import Any
 
 import PIL
 
-from fvc_lib.corpus.probing import FileState
+from fvc_lib.corpus.remembered_files import FileState, file_state, remembered_rows, store_for
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import Answer, run_isolated
@@ -65,8 +62,8 @@ def probe_images(
     Raises:
         StoppedError: ``stop`` said so; what was found is remembered.
     """
-    store = work_dir / f"images_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}.jsonl"
-    states = {path: _file_state(root / path_from_text(path)) for path in paths}
+    store = store_for(work_dir, "images", root)
+    states = {path: file_state(root / path_from_text(path)) for path in paths}
     version = _code_version()
     results = _read_known(store, version, states)
     todo = [path for path in states if path not in results]
@@ -106,29 +103,13 @@ def _code_version() -> str:
     return sha256_of_json([PIL.__version__, *modules])[:16]
 
 
-def _file_state(path: Path) -> FileState | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return FileState(status.st_size, status.st_mtime_ns)
-
-
 def _read_known(store: Path, version: str, states: Mapping[str, FileState | None]) -> dict[str, ProbedImage]:
     """Earlier results of files in these states; torn, foreign and outdated lines are passed over, a later line wins."""
     known: dict[str, ProbedImage] = {}
-    if not store.is_file():
-        return known
-    with store.open("rb") as stream:
-        for line in stream:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and row.get("version") == version:
-                found = _known_row(row, states)
-                if found is not None:
-                    known[found.path] = found
+    for row in remembered_rows(store, version):
+        found = _known_row(row, states)
+        if found is not None:
+            known[found.path] = found
     return known
 
 

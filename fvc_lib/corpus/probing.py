@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Any
 
 import av
 
+from fvc_lib.corpus.remembered_files import FileState, file_state, remembered_rows, store_for
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.isolated_workers import Answer, run_isolated
 from fvc_lib.services.metric_log import JsonLines
@@ -25,14 +23,6 @@ DEFAULT_PROBE_FUNCTION = "fvc_lib.corpus.probe_worker:probe_file"
 _PROBING_CODE = ("perceptual_hash.py", "probe_worker.py")
 # Failures that lie in the file's content. Others (permissions, a crash, a busy machine) may be gone next time.
 _LASTING = frozenset({"no_video", "truncated", "corrupt", "refused"})
-
-
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """What tells that a file is unchanged."""
-
-    size_bytes: int
-    mtime_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +61,8 @@ def probe_files(
     Returns:
         The result of each path, and how many of them were known before.
     """
-    store = work_dir / f"probes_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}.jsonl"
-    states = {path: _file_state(root / path_from_text(path)) for path in paths}
+    store = store_for(work_dir, "probes", root)
+    states = {path: file_state(root / path_from_text(path)) for path in paths}
     version = _code_version()
     results = _read_known(store, version, states)
     todo = [path for path in paths if path not in results]
@@ -118,32 +108,16 @@ def _code_version() -> str:
     return sha256_of_json([av.__version__, code_hash("probe"), code_hash("decode"), here])[:16]
 
 
-def _file_state(path: Path) -> FileState | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return FileState(status.st_size, status.st_mtime_ns)
-
-
 def _read_known(store: Path, version: str, states: Mapping[str, FileState | None]) -> dict[str, ProbeResult]:
     """Earlier results of files in these states; torn, foreign and outdated lines are passed over, a later line wins.
 
     What is known of other files or of earlier states is not held in memory.
     """
     known: dict[str, ProbeResult] = {}
-    if not store.is_file():
-        return known
-    with store.open("rb") as stream:
-        for line in stream:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and row.get("version") == version:
-                found = _known_row(row)
-                if found is not None and found[0] == states.get(found[1].path):
-                    known[found[1].path] = found[1]
+    for row in remembered_rows(store, version):
+        found = _known_row(row)
+        if found is not None and found[0] == states.get(found[1].path):
+            known[found[1].path] = found[1]
     return known
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +24,9 @@ from fvc_lib.corpus.sample_encoding import (
 )
 from fvc_lib.corpus.sample_fakes import USES_DONOR, manipulate
 from fvc_lib.corpus.sample_plan import CORPUS_VERSION, EventPlan, plan_events
+from fvc_lib.corpus.sample_record import read_checksums, write_checksums, write_if_other
 from fvc_lib.corpus.sample_scenes import Camera, Planes, Shot, draw_camera, generator_for, render_shot
-from fvc_lib.services.atomic_files import sha256_of_file, write_bytes, write_json, write_text
+from fvc_lib.services.atomic_files import sha256_of_file, write_bytes
 
 MANIFEST = "manifest.csv"
 RECORD = "sample_corpus.json"
@@ -59,7 +59,7 @@ def generate_sample_corpus(folder: Path, *, progress: Callable[[int, int], None]
         OSError: as the file system gave it; a later call finishes what was begun.
     """
     events = plan_events()
-    checksums = _read_checksums(folder)
+    checksums = read_checksums(folder / RECORD, CORPUS_VERSION)
     total = sum(len(event.clips) for event in events)
     done = 0
     # Threads, because the encoders leave the interpreter alone meanwhile; each event is made by itself, so its bytes
@@ -74,15 +74,15 @@ def generate_sample_corpus(folder: Path, *, progress: Callable[[int, int], None]
                 write_bytes(folder / clip.path, content)
                 checksums[clip.path] = hashlib.sha256(content).hexdigest()
             if contents:
-                write_json(folder / RECORD, {"version": CORPUS_VERSION, "sha256": checksums})
+                write_checksums(folder / RECORD, CORPUS_VERSION, checksums)
             for _ in event.clips:
                 done += 1
                 if progress is not None:
                     progress(done, total)
     finally:
         makers.shutdown(cancel_futures=True)
-    _write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
-    _write_if_other(folder / MANIFEST, manifest_text(events))
+    write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
+    write_if_other(folder / MANIFEST, manifest_text(events))
     return folder / MANIFEST
 
 
@@ -143,25 +143,8 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
     return frames
 
 
-def _read_checksums(folder: Path) -> dict[str, str]:
-    """What an earlier call of this version recorded; anything else counts as nothing."""
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict) or record.get("version") != CORPUS_VERSION:
-        return {}
-    checksums = record.get("sha256")
-    return dict(checksums) if isinstance(checksums, dict) else {}
-
-
 def _is_complete(folder: Path, event: EventPlan, checksums: dict[str, str]) -> bool:
     return all(
         (folder / clip.path).is_file() and sha256_of_file(folder / clip.path) == checksums.get(clip.path)
         for clip in event.clips
     )
-
-
-def _write_if_other(path: Path, text: str) -> None:
-    if not path.is_file() or path.read_bytes() != text.encode():
-        write_text(path, text)

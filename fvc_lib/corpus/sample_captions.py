@@ -7,19 +7,18 @@ read in training, though every two of its words were. Whoever finds the right on
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 from fvc_lib.corpus.sample_captions_drawing import COLOURS, GROUNDS, MOTIONS, SHAPES, Drawing, make_clip
+from fvc_lib.corpus.sample_record import kept_or_made, read_checksums, write_checksums, write_if_other
 from fvc_lib.corpus.sample_scenes import generator_for
-from fvc_lib.services.atomic_files import sha256_of_file, write_bytes, write_text
 from fvc_lib.services.errors import StoppedError
 
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
@@ -83,10 +82,14 @@ def generate_sample_captions(
         OSError: as the file system gave it; a later call finishes what was begun.
     """
     clips = plan_clips()
-    checksums = _read_checksums(folder)
+    known = read_checksums(folder / RECORD, CORPUS_VERSION)
+    checksums = dict(known)
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, MAX_THREADS)) as makers:
         try:
-            making = makers.map(lambda clip: _make(folder, clip, checksums.get(clip.path)), clips)
+            making = makers.map(
+                lambda clip: kept_or_made(folder / clip.path, known.get(clip.path), partial(make_clip, clip.drawing)),
+                clips,
+            )
             for done, (clip, checksum) in enumerate(zip(clips, making, strict=True), start=1):
                 checksums[clip.path] = checksum
                 if progress is not None:
@@ -97,9 +100,9 @@ def generate_sample_captions(
             makers.shutdown(cancel_futures=True)
             raise
         finally:
-            _write_if_other(folder / RECORD, _record_text(checksums))
-    _write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
-    _write_if_other(folder / MANIFEST, manifest_text(clips))
+            write_checksums(folder / RECORD, CORPUS_VERSION, checksums)
+    write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
+    write_if_other(folder / MANIFEST, manifest_text(clips))
     return folder / MANIFEST
 
 
@@ -110,34 +113,3 @@ def manifest_text(clips: Sequence[CaptionedClip]) -> str:
     writer.writerow(["path", "text", "split", "group"])
     writer.writerows([clip.path, clip.drawing.caption, clip.part, clip.drawing.name] for clip in clips)
     return text.getvalue()
-
-
-def _make(folder: Path, clip: CaptionedClip, checksum: str | None) -> str:
-    """The checksum of the clip's file, which is written unless it is there already."""
-    path = folder / clip.path
-    if checksum is not None and path.is_file() and sha256_of_file(path) == checksum:
-        return checksum
-    content = make_clip(clip.drawing)
-    write_bytes(path, content)
-    return hashlib.sha256(content).hexdigest()
-
-
-def _record_text(checksums: dict[str, str]) -> str:
-    return json.dumps({"version": CORPUS_VERSION, "sha256": checksums}, indent=1, sort_keys=True) + "\n"
-
-
-def _read_checksums(folder: Path) -> dict[str, str]:
-    """What an earlier call of this version recorded; anything else counts as nothing."""
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict) or record.get("version") != CORPUS_VERSION:
-        return {}
-    checksums = record.get("sha256")
-    return dict(checksums) if isinstance(checksums, dict) else {}
-
-
-def _write_if_other(path: Path, text: str) -> None:
-    if not path.is_file() or path.read_bytes() != text.encode():
-        write_text(path, text)

@@ -8,18 +8,17 @@ Some dishes were weighed only, some not at all, and of a few nobody wrote down t
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fvc_lib.corpus.sample_dishes_drawing import SHAPES, Dish, photograph
+from fvc_lib.corpus.sample_record import kept_or_made, read_checksums, write_checksums, write_if_other
 from fvc_lib.corpus.sample_scenes import generator_for
-from fvc_lib.services.atomic_files import sha256_of_file, write_bytes, write_text
 from fvc_lib.services.errors import StoppedError
 
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
@@ -138,7 +137,7 @@ def generate_sample_dishes(
         OSError: as the file system gave it; a later call finishes what was begun.
     """
     plan = plan_dishes()
-    known = _read_checksums(folder)
+    known = read_checksums(folder / RECORD, CORPUS_VERSION)
     checksums = dict(known)
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, MAX_THREADS)) as makers:
         try:
@@ -153,9 +152,9 @@ def generate_sample_dishes(
             makers.shutdown(cancel_futures=True)
             raise
         finally:
-            _write_if_other(folder / RECORD, _record_text(checksums))
-    _write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
-    _write_if_other(folder / MANIFEST, manifest_text(plan))
+            write_checksums(folder / RECORD, CORPUS_VERSION, checksums)
+    write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
+    write_if_other(folder / MANIFEST, manifest_text(plan))
     return folder / MANIFEST
 
 
@@ -174,35 +173,6 @@ def manifest_text(plan: Sequence[PlannedDish]) -> str:
 def _make(folder: Path, planned: PlannedDish, known: dict[str, str]) -> tuple[str, ...]:
     """The checksums of the dish's photographs, which are written unless they are there already."""
     return tuple(
-        _make_photograph(folder / path, planned.dish, number, known.get(path))
+        kept_or_made(folder / path, known.get(path), partial(photograph, planned.dish, number))
         for number, path in enumerate(planned.paths)
     )
-
-
-def _make_photograph(path: Path, dish: Dish, number: int, checksum: str | None) -> str:
-    if checksum is not None and path.is_file() and sha256_of_file(path) == checksum:
-        return checksum
-    content = photograph(dish, number)
-    write_bytes(path, content)
-    return hashlib.sha256(content).hexdigest()
-
-
-def _record_text(checksums: dict[str, str]) -> str:
-    return json.dumps({"version": CORPUS_VERSION, "sha256": checksums}, indent=1, sort_keys=True) + "\n"
-
-
-def _read_checksums(folder: Path) -> dict[str, str]:
-    """What an earlier call of this version recorded; anything else counts as nothing."""
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(record, dict) or record.get("version") != CORPUS_VERSION:
-        return {}
-    checksums = record.get("sha256")
-    return dict(checksums) if isinstance(checksums, dict) else {}
-
-
-def _write_if_other(path: Path, text: str) -> None:
-    if not path.is_file() or path.read_bytes() != text.encode():
-        write_text(path, text)
