@@ -16,7 +16,9 @@ LARGEST_BYTES = 64_000_000
 Artifacts = dict[str, bytes]
 
 
-def run_artifacts(run: RunPaths, results: Answer, predictions: Answer) -> tuple[Artifacts, tuple[str, ...]]:
+def run_artifacts(
+    run: RunPaths, results: Answer, predictions: Answer, task_results: Answer
+) -> tuple[Artifacts, tuple[str, ...]]:
     """Content by path, and what was left out. Tables are CSV, which MLflow's pages show as tables."""
     files = {
         "report.html": run.report_html,
@@ -27,9 +29,12 @@ def run_artifacts(run: RunPaths, results: Answer, predictions: Answer) -> tuple[
     }
     slices = read_tables([("", run.slices)], tables.SLICES)
     audit = read_tables([("", run.leakage_audit)], tables.LEAKAGE_AUDIT)
-    frames = {"kfold_results": results, "predictions": predictions, "slices": slices, "leakage_audit": audit}
+    frames = {
+        "kfold_results": results, "task_results": task_results, "predictions": predictions, "slices": slices,
+        "leakage_audit": audit,
+    }  # fmt: skip
     found: Artifacts = {}
-    notes = [note for answer in (predictions, slices, audit) for note in answer.notes]
+    notes = [note for answer in (task_results, predictions, slices, audit) for note in answer.notes]
     for name, path in files.items():
         if path.is_file():
             notes += _keep(found, name, _without_secrets(path.read_bytes()))

@@ -21,9 +21,16 @@ import polars as pl
 from fvc_lib.analysis.headline import run_headline, run_parameters
 from fvc_lib.analysis.mlflow_artifacts import fold_artifacts, run_artifacts
 from fvc_lib.analysis.mlflow_names import MAX_PARAM, MAX_TAG, fitted, key_of
-from fvc_lib.analysis.mlflow_points import POINTS, log_points, not_finite, number_points, result_points
+from fvc_lib.analysis.mlflow_points import (
+    POINTS,
+    log_points,
+    not_finite,
+    number_points,
+    result_points,
+    task_result_points,
+)
 from fvc_lib.analysis.mlflow_tags import run_tags, stored_text
-from fvc_lib.analysis.queries import learning_curves, predictions, results
+from fvc_lib.analysis.queries import learning_curves, predictions, results, task_results
 from fvc_lib.analysis.records import Answer, read_json_object
 from fvc_lib.analysis.run_state import run_status
 from fvc_lib.services.atomic_files import sha256_of_json
@@ -125,9 +132,12 @@ def _whole(
     table: pl.DataFrame,
 ) -> Content:
     params, refused = _taken(run_parameters(run), MAX_PARAM, "parameter", "params.yaml, among its artifacts, has it")
-    artifacts, left_out = run_artifacts(run, Answer(table), predictions([run]))
-    logged = curves.filter(pl.col("fold").is_null())
-    points = pl.concat([log_points(logged, times[0]), result_points(table, times[1] or times[0])])
+    of_task = task_results([run])
+    artifacts, left_out = run_artifacts(run, Answer(table), predictions([run]), of_task)
+    logged, end_ms = curves.filter(pl.col("fold").is_null()), times[1] or times[0]
+    points = pl.concat(
+        [log_points(logged, times[0]), result_points(table, end_ms), task_result_points(of_task.frame, end_ms)]
+    )
     tags = {**run_tags(run_headline(run), record, table), "fvc.run_id": run_id, "fvc.run_key": identity}
     tags |= not_finite(logged)
     return _content(identity, run_id, status.get("state"), times, params, tags, points, artifacts, refused + left_out)

@@ -90,6 +90,8 @@ def register_model(
         MlflowException: MLflow refuses or cannot be reached.
     """
     choice = _choose(run)
+    if choice is None and run.task_results.is_file():
+        return None, ("No model was registered: that is done for the networks of task video alone.",)
     if choice is None:
         return None, ("No model was registered: that is done when all folds are finished and judged.",)
     try:

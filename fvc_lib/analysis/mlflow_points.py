@@ -2,7 +2,8 @@
 
 Keys: ``train/loss`` and ``validation/roc_auc`` as the training logged them (``STAGE/phase/metric`` for other stages);
 ``all/model/roc_auc`` with ``/low`` and ``/high`` beside it for results over all folds, ``all/metadata_only/roc_auc``
-for a control, ``all_by_group/...`` with one vote per group, ``outer_fold/model/roc_auc`` in a fold's own run.
+for a control, ``all_by_group/...`` with one vote per group, ``outer_fold/model/roc_auc`` in a fold's own run;
+``test/model/text_to_video/recall@1`` for results of a task without folds.
 
 MLflow's SQL stores keep NaN, and turn an infinity into 1.8e308, which reads as a number. So both become NaN there, a
 gap in the curve, and a tag says which steps were what.
@@ -53,6 +54,16 @@ def result_points(table: pl.DataFrame, end_ms: int | None, fold: int | None = No
         scope = row["scope"] if fold is None else "outer_fold"
         key = key_of(scope, row["source"], row["metric"])
         named = {key: row["value"], **{f"{key}/{extra}": row[extra] for extra in _EXTRAS}}
+        numbers |= {name: value for name, value in named.items() if value is not None}
+    return _at_once(numbers, end_ms)
+
+
+def task_result_points(table: pl.DataFrame, end_ms: int | None) -> pl.DataFrame:
+    """Points of the results of a task without folds (``task_tables.TASK_RESULTS``), at step 0, controls among them."""
+    numbers: dict[str, float] = {}
+    for row in table.iter_rows(named=True):
+        key = key_of("test", row["source"], row["subject"], row["metric"])
+        named = {key: row["value"], **{f"{key}/{bound}": row[bound] for bound in ("low", "high")}}
         numbers |= {name: value for name, value in named.items() if value is not None}
     return _at_once(numbers, end_ms)
 

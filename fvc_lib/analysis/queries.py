@@ -150,6 +150,11 @@ def results(runs: Sequence[RunPaths]) -> Answer:
     return read_tables(_named(runs, lambda run: run.results), tables.RESULTS)
 
 
+def task_results(runs: Sequence[RunPaths]) -> Answer:
+    """The same of runs without folds (``task_tables.TASK_RESULTS``)."""
+    return read_tables(_named(runs, lambda run: run.task_results), task_tables.TASK_RESULTS)
+
+
 def fold_table(runs: Sequence[RunPaths], source: str = "model") -> Answer:
     """One row per run and fold: ``run_id fold num_videos num_groups`` and one column per metric."""
     found = results(runs)
@@ -310,7 +315,7 @@ SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
     "group_links": _each(lambda run: run.group_links, tables.GROUP_LINKS),
     "annotations": _each(lambda run: run.annotations, tables.ANNOTATIONS),
     "clips": _each(lambda run: run.augmented_metadata, tables.AUGMENTED),
-    "task_results": _each(lambda run: run.task_results, task_tables.TASK_RESULTS),
+    "task_results": task_results,
     "images": _each(lambda run: run.images, task_tables.IMAGES),
     "image_targets": _each(lambda run: run.image_targets, task_tables.IMAGE_TARGETS),
     "image_predictions": _each(lambda run: run.image_predictions, task_tables.IMAGE_PREDICTIONS),

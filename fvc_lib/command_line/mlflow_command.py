@@ -29,9 +29,9 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, no_model: boo
     """Export each RUN to MLflow ('latest', a run id, a part of one, or a run folder), finished or not.
 
     A run becomes one MLflow run with a nested one for each fold: parameters, metrics by step, results with intervals
-    beside their controls, whether it is above them, the report with its figures, and the network of one fold in the
-    model registry. The run folder stays the truth and is only read. Exporting again adds what is new and nothing
-    twice; what MLflow takes otherwise or not at all is named. It needs: pip install 'fvc_lib[mlflow]'
+    beside their controls, whether it is above them, the report with its figures, and (task video) the network of one
+    fold in the model registry. The run folder stays the truth and is only read. Exporting again adds what is new and
+    nothing twice; what MLflow takes otherwise or not at all is named. It needs: pip install 'fvc_lib[mlflow]'
 
     \b
     python run_notebooks.py export-mlflow latest                                     into mlflow.db beside the runs

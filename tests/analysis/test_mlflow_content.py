@@ -16,6 +16,7 @@ from fvc_lib.command_line.mlflow_command import export_mlflow, export_when_asked
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from tests.analysis.mlflow_store import shorten
+from tests.analysis.task_runs import write_image_run, write_video_text_run
 
 TRAINING = "04_fold_training"
 
@@ -87,6 +88,27 @@ def test_there_is_one_point_for_a_key_and_step_and_no_other_control_on_a_fold(ru
         assert not content.points.select("key", "step").is_duplicated().any()
         outer = content.points.filter(pl.col("key").str.starts_with("outer_fold/"))
         assert outer["key"].str.starts_with("outer_fold/model/").all()
+
+
+@pytest.mark.parametrize(
+    ("write", "model", "control"),
+    [
+        (write_image_run, "test/model/all/top1", "test/majority_class/all/top1"),
+        (
+            write_video_text_run,
+            "test/model/text_to_video/recall_x40_1",
+            "test/chance/text_to_video/recall_x40_1",
+        ),
+    ],
+)
+def test_results_of_a_task_without_folds_stand_beside_their_controls(tmp_path, write, model, control):
+    run = write(tmp_path)
+    content = run_content(run)
+    points = dict(content.whole.points.select("key", "value").iter_rows())
+    assert points[f"{model}/low"] <= points[model] <= points[f"{model}/high"]
+    assert points[control] < points[model]
+    assert not content.folds
+    assert b"model" in content.whole.artifacts["tables/task_results.csv"]
 
 
 def test_passwords_of_a_uri_are_not_shown():
