@@ -180,7 +180,7 @@ class WindowTransaction:
         used = min(micro_batch, len(window))
         self._roll_back(snapshot)
         self._report(Shortage(self._where, failure, used, used // 2 or None, sample_shapes(window), len(window)))
-        return smaller_micro_batch(failure, used, window)
+        return smaller_micro_batch(failure, used, window, self._where)
 
     def _agree(self, micro_batch: int, num_own: int, loss: LossMean) -> Agreement:
         """Meet until all have the same micro-batch, or this rank must compute again for it.
@@ -288,14 +288,20 @@ def _mean_of(losses: Sequence[LossSum]) -> LossMean:
     return mean
 
 
-def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch) -> int:
-    """Half of ``micro_batch``, said in the log.
+def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch, where: Place = "forward") -> int:
+    """Half of ``micro_batch``, said in the log; ``where`` memory ended.
 
     Raises:
         MemoryExhaustedError: there is no half of one; names the sizes and what to try.
     """
     if micro_batch <= 1:
         shapes = ", ".join(f"{name} {shape}" for name, shape in sample_shapes(batch).items())
+        if where == "joint_loss":
+            raise MemoryExhaustedError(
+                f"out of memory with a single sample ({shapes}) at a time and {failure.rss_bytes / 1e6:.0f} MB "
+                f"resident, in the loss that compares all samples of an effective batch: {failure.message}. Next, try "
+                "a smaller effective_batch_size in a new run, or give the job more memory."
+            )
         raise MemoryExhaustedError(
             f"out of memory with a single sample ({shapes}) and {failure.rss_bytes / 1e6:.0f} MB resident: "
             f"{failure.message}. Next, try -p gradient_checkpointing true; then a smaller fixed_size, num_frames or "

@@ -10,7 +10,7 @@ from fvc_lib.learning.joint_loss import joint_part
 from fvc_lib.learning.optimisation import Precision, finish_gradients
 from fvc_lib.learning.random_state import forked_random_state
 from fvc_lib.learning.task import LossSum, Sample, stack_samples
-from fvc_lib.learning.transaction import WindowTransaction
+from fvc_lib.learning.transaction import MemoryExhaustedError, WindowTransaction
 from fvc_lib.learning.video_text_task import LossWeights, VideoTextTask
 from tests.learning.engine_kit import EndsOnce, tight
 from tests.learning.rank_kit import run_ranks
@@ -212,6 +212,16 @@ def test_an_out_of_memory_while_looking_changes_no_bit_of_a_compared_batch(tasks
     assert all(values.equal(wanted[name]) for name, values in outputs.items())
     assert loss.total.equal(wanted_loss.total)
     assert micro_batch == 4
+
+
+def test_a_joint_loss_that_never_fits_says_what_would_help(tasks):
+    def never(kind):
+        if kind == "joint_loss":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+
+    task = type(tasks)("video_text", tasks.folder)()
+    with pytest.raises(MemoryExhaustedError, match="a smaller effective_batch_size in a new run"):
+        gradients(tight(task, never), 4)
 
 
 def rank_gradients(ranks, tasks, folder):
