@@ -13,12 +13,12 @@ from fvc_lib.learning.device import peak_device_bytes, resolve_device
 from fvc_lib.learning.engine_settings import EngineSettings
 from fvc_lib.learning.fold_data import FoldClips, read_control_fold, read_fold
 from fvc_lib.learning.fold_fitting import ControlLog, Progress, Scored, Surroundings, choose, fit, fold_task, score
-from fvc_lib.learning.fold_launch import on_ranks
 from fvc_lib.learning.fold_outcome import FoldOutcome, outcome_from_json, outcome_to_json, read_outcome, write_outcome
 from fvc_lib.learning.fold_settings import engine_settings, training_parameters
 from fvc_lib.learning.models import num_parameters
 from fvc_lib.learning.ranks import OneRank, Ranks
 from fvc_lib.learning.training_memory import planned_micro_batch, training_memory
+from fvc_lib.learning.training_on_ranks import on_ranks
 from fvc_lib.learning.video_task import VideoTask
 from fvc_lib.learning.watching import MetricSink
 from fvc_lib.services.atomic_files import sha256_of_json

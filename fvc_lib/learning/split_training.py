@@ -20,7 +20,6 @@ from fvc_lib.learning.accumulators import LossMean
 from fvc_lib.learning.device import ComputeDevice, peak_device_bytes, resolve_device
 from fvc_lib.learning.engine import Engine
 from fvc_lib.learning.engine_settings import EngineSettings
-from fvc_lib.learning.fold_launch import on_ranks
 from fvc_lib.learning.fold_settings import settings_of
 from fvc_lib.learning.random_state import forked_random_state, stable_seed
 from fvc_lib.learning.ranks import OneRank, Ranks
@@ -33,6 +32,7 @@ from fvc_lib.learning.stage_outcome import (
 )
 from fvc_lib.learning.task import Accumulator, SampleSet, Task
 from fvc_lib.learning.training_memory import TrainingMemory, planned_micro_batch, training_memory
+from fvc_lib.learning.training_on_ranks import on_ranks
 from fvc_lib.learning.training_record import TrainingRecord
 from fvc_lib.learning.training_state import TrainingState
 from fvc_lib.learning.watching import MetricSink
@@ -191,7 +191,7 @@ def train_stage_on_ranks(
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> StageOutcome:
-    """The training of ``stage`` on ``config.num_ranks`` processes; see ``fold_launch.on_ranks``."""
+    """The training of ``stage`` on ``config.num_ranks`` processes; see ``training_on_ranks.on_ranks``."""
     return on_ranks(
         paths, config, stage, None, lambda: read_stage_outcome(paths.stage_outcome(stage)),
         metric_log=metric_log, memory=memory, stop=stop, progress=progress,

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from fvc_lib.learning.device import resolve_device
 from fvc_lib.learning.engine import Engine
 from fvc_lib.learning.engine_settings import EngineSettings
-from fvc_lib.learning.fold_launch import local_environment
 from fvc_lib.learning.process_ranks import ProcessRanks
 from fvc_lib.learning.ranks import OneRank, Ranks
 from fvc_lib.learning.shortages import ShortageFolder
+from fvc_lib.learning.training_on_ranks import local_environment
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError
 from tests.faults.checkpoint_lives import same

@@ -108,7 +108,7 @@ def ranks_of_run(root):
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if line[1:4] == ["-m", "fvc_lib.learning.fold_ranks", str(root)]:
+        if line[1:4] == ["-m", "fvc_lib.learning.training_rank", str(root)]:
             found.append(process)
     return found
 
@@ -263,7 +263,7 @@ def test_a_launch_names_processes_that_live(two_ranks):
 
 
 def test_a_rank_that_is_told_nothing_ends(two_ranks):
-    command = [sys.executable, "-m", "fvc_lib.learning.fold_ranks", str(two_ranks.paths.root), "--fold", "0"]
+    command = [sys.executable, "-m", "fvc_lib.learning.training_rank", str(two_ranks.paths.root), "--fold", "0"]
     done = subprocess.run(
         [*command, "--launched"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         timeout=300,

@@ -1,4 +1,4 @@
-"""One rank of one training: ``python -m fvc_lib.learning.fold_ranks RUN_DIR --fold K`` or ``--stage NAME``."""
+"""One rank of one training: ``python -m fvc_lib.learning.training_rank RUN_DIR --fold K`` or ``--stage NAME``."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def main(run_dir: Path, fold: int | None, stage: str, launched: bool) -> None:
 
     \b
     Two ranks on this machine:
-      torchrun --standalone --nproc-per-node 2 -m fvc_lib.learning.fold_ranks RUN_DIR --fold 0
+      torchrun --standalone --nproc-per-node 2 -m fvc_lib.learning.training_rank RUN_DIR --fold 0
     As a step of a SLURM job, one rank per task, one GPU each:
       srun --ntasks 8 --gpus-per-task 1 --kill-on-bad-exit=1 \
-          python -m fvc_lib.learning.fold_ranks RUN_DIR --fold 0
+          python -m fvc_lib.learning.training_rank RUN_DIR --fold 0
     In one process:
-      python -m fvc_lib.learning.fold_ranks RUN_DIR --fold 0
+      python -m fvc_lib.learning.training_rank RUN_DIR --fold 0
 
     Within a whole run none of this is needed: `run_notebooks.py -p num_ranks 2` has notebook 04 start its own ranks.
 

@@ -29,7 +29,7 @@ from fvc_lib.services.memory_observer import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths, stage_key
 
 T = TypeVar("T")
-_MODULE = "fvc_lib.learning.fold_ranks"
+_MODULE = "fvc_lib.learning.training_rank"
 # A signal that asks for a stop ends a rank that has nothing to save yet, and has no handler for it; srun adds 128.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _STOPPED = frozenset(

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.learning import fold_launch
+from fvc_lib.learning import training_on_ranks
 from fvc_lib.learning.fold_outcome import read_outcome
 from fvc_lib.learning.fold_training import train_fold
 from fvc_lib.learning.ranks import RankLostError
@@ -76,7 +76,7 @@ def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path)
     again.params_yaml.write_text(two_ranks.config.to_yaml())
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "fvc_lib.learning.fold_ranks", str(again.root), "--fold", "0",
+        "-m", "fvc_lib.learning.training_rank", str(again.root), "--fold", "0",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -92,7 +92,7 @@ def ranks_of(process):
     found = {}
     for child in process.children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "fvc_lib.learning.fold_ranks" in child.cmdline():
+            if "fvc_lib.learning.training_rank" in child.cmdline():
                 found[int(child.environ()["RANK"])] = child
     return found
 
@@ -173,10 +173,10 @@ def test_ranks_do_not_outlive_whoever_launched_them(two_ranks):
 
 def test_srun_starts_the_ranks_only_where_the_job_has_tasks_for_them(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert fold_launch.in_slurm_job_with_tasks(2, {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2"})
-    assert not fold_launch.in_slurm_job_with_tasks(3, {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2"})
-    assert not fold_launch.in_slurm_job_with_tasks(2, {"SLURM_JOB_ID": "5"})
-    assert not fold_launch.in_slurm_job_with_tasks(2, {"SLURM_NTASKS": "2"})
+    assert training_on_ranks.in_slurm_job_with_tasks(2, {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2"})
+    assert not training_on_ranks.in_slurm_job_with_tasks(3, {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2"})
+    assert not training_on_ranks.in_slurm_job_with_tasks(2, {"SLURM_JOB_ID": "5"})
+    assert not training_on_ranks.in_slurm_job_with_tasks(2, {"SLURM_NTASKS": "2"})
 
 
 @pytest.mark.long
@@ -185,7 +185,7 @@ def test_one_rank_alone_trains_from_the_command_line(two_ranks):
     two_ranks.paths.params_yaml.write_text(
         two_ranks.with_config(epochs=1, shuffled_label_control=False).config.to_yaml()
     )
-    command = [sys.executable, "-m", "fvc_lib.learning.fold_ranks", str(two_ranks.paths.root), "--fold", "0"]
+    command = [sys.executable, "-m", "fvc_lib.learning.training_rank", str(two_ranks.paths.root), "--fold", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert read_outcome(two_ranks.paths.fold_outcome(0)).num_ranks == 1
