@@ -79,6 +79,8 @@ def _known_texts(pairs: pl.DataFrame) -> str:
     test = pairs.filter(pl.col("part") == "test")
     texts = test["text_id"].unique()
     known = test.filter(pl.col("text_id").is_in(trained.implode()))
+    if known.is_empty():
+        return f"None of the {len(texts):,} different test texts stands beside a training video."
     return (
         f"{known['text_id'].n_unique():,} of the {len(texts):,} different test texts ({known.height:,} of "
         f"{test.height:,} test pairs) also stand beside training videos: a model may know them by heart."

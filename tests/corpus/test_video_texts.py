@@ -248,6 +248,7 @@ class TestOnFiles:
         }
         assert set(index.pairs["text"]) == {clip.drawing.caption for part in PARTS for clip in by_part[part]}
         assert set(index.pairs["split_source"]) == {"official"}
+        assert any(note.startswith("None of the 2 different test texts") for note in index.notes)
 
 
 @pytest.mark.long
@@ -258,7 +259,7 @@ def test_no_two_clips_of_the_generated_corpus_look_alike(tmp_path):
     assert index.rejected.is_empty()
     assert dict(index.pairs["part"].value_counts().iter_rows()) == {"train": 320, "validation": 40, "test": 72}
     assert index.pairs["group_id"].n_unique() == 432
-    assert any(note.startswith("0 of the 64 different test texts") for note in index.notes)
+    assert any(note.startswith("None of the 64 different test texts") for note in index.notes)
 
 
 def test_real_clips_become_pairs(shared, tmp_path):
