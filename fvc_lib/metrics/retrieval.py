@@ -133,7 +133,8 @@ def retrieval_metrics(
         text_of_video: int (N,), the row of each video's text; or int (P, 2) of (video row, text row) where a video may
             have several texts, or none.
         ks: where recall is wanted.
-        memory_bytes: what may be taken beyond the embeddings; 160 bytes of it per row, the rest for blocks.
+        memory_bytes: what may be taken beyond the embeddings; 160 bytes of it per row and 165 per pair beyond one
+            for each video, the rest for blocks.
         device: where to multiply and compare; that of the video embeddings if not given.
         plan: blocks of one's own instead of those that ``memory_bytes`` allows.
         progress: told (pairs done, all pairs) now and then.
@@ -157,7 +158,7 @@ def retrieval_metrics(
         )
     video, text = _check_pairs(text_of_video, len(videos), len(texts))
     sizes = len(videos), len(texts), videos.shape[1]
-    plan = plan or plan_retrieval(*sizes, memory_bytes)
+    plan = plan or plan_retrieval(*sizes, memory_bytes, max(0, video.size - len(videos)))
     if (plan.num_videos, plan.num_texts, plan.dimensions) != sizes:
         raise ValueError(f"the plan is for other embeddings than {sizes[0]} videos and {sizes[1]} texts: {plan}")
     tell = log if log is not None else _tell_nobody

@@ -9,7 +9,8 @@ _MOST_VIDEOS, _MOST_TEXTS = 1024, 1024  # of a block: its scores, 4 MB, stay in 
 MOST_TEXTS = 8 * 255  # a row's answers are summed up in bytes, eight at a time
 _LEAST = 16
 _FIXED_BYTES = 10_000_000  # what settling single pairs takes, and small arrays
-_BYTES_PER_ROW = 160  # positives, norms and counts of both directions
+_BYTES_PER_ROW = 160  # positives, norms and counts of both directions, with one pair per video
+_BYTES_PER_MORE_PAIR = 165
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class RetrievalPlan:
         video_block: videos per block.
         text_block: texts per block.
         text_panel: texts that are converted once for all videos, a whole number of blocks.
+        more_pairs: pairs that belong together beyond one per video.
     """
 
     num_videos: int
@@ -31,6 +33,7 @@ class RetrievalPlan:
     video_block: int
     text_block: int
     text_panel: int
+    more_pairs: int = 0
 
     def __post_init__(self) -> None:
         if min(self.video_block, self.text_block, self.text_panel) < 1 or self.text_block > MOST_TEXTS:
@@ -43,7 +46,8 @@ class RetrievalPlan:
     def streamed_bytes(self) -> int:
         """About what is taken at most: a block, its operands, the panel as bytes, and some numbers per row."""
         block = _block_bytes(self.video_block, self.text_block, self.dimensions)
-        return block + self.text_panel * self.dimensions + _kept_bytes(self.num_videos + self.num_texts)
+        kept = _kept_bytes(self.num_videos + self.num_texts, self.more_pairs)
+        return block + self.text_panel * self.dimensions + kept
 
     @property
     def dense_bytes(self) -> int:
@@ -58,26 +62,29 @@ class RetrievalPlan:
             f"samples accumulated: {self.num_videos:,} of {self.dimensions:,} numbers",
             f"unique texts: {self.num_texts:,}",
             f"dense similarities would take: {_size(self.dense_bytes)} as float32",
-            f"streamed: {blocks:,} blocks of {self.video_block:,} x {self.text_block:,} in {size}",
+            f"streamed: {blocks:,} block{'s' * (blocks > 1)} of {self.video_block:,} x {self.text_block:,} in {size}",
         )
         return "\n".join(lines)
 
 
-def plan_retrieval(num_videos: int, num_texts: int, dimensions: int, memory_bytes: int) -> RetrievalPlan:
+def plan_retrieval(
+    num_videos: int, num_texts: int, dimensions: int, memory_bytes: int, more_pairs: int = 0
+) -> RetrievalPlan:
     """The largest blocks that fit into ``memory_bytes`` and the cache.
 
     Raises:
         ValueError: not even blocks of 16 x 16 fit.
     """
-    kept = _kept_bytes(num_videos + num_texts)
+    kept = _kept_bytes(num_videos + num_texts, more_pairs)
     free = memory_bytes - kept
     videos, texts = min(_MOST_VIDEOS, num_videos), min(_MOST_TEXTS, num_texts)
     while _block_bytes(videos, texts, dimensions) > 0.8 * free:
         if max(videos, texts) <= _LEAST:
             needed = kept + math.ceil(_block_bytes(videos, texts, dimensions) / 0.8)
             raise ValueError(
-                f"memory_bytes={memory_bytes:,} is too little for embeddings of {dimensions:,} numbers; "
-                f"give at least {needed:,}"
+                f"memory_bytes={memory_bytes:,} is too little for {num_videos:,} videos and {num_texts:,} texts of "
+                f"{dimensions:,} numbers, {num_videos + more_pairs:,} pairs of which belong together; give at least "
+                f"{needed:,} (of a run: retrieval_memory_mb {math.ceil(needed / 1e6)})"
             )
         if videos >= texts:
             videos = math.ceil(videos / 2)
@@ -85,11 +92,11 @@ def plan_retrieval(num_videos: int, num_texts: int, dimensions: int, memory_byte
             texts = math.ceil(texts / 2)
     blocks = (free - _block_bytes(videos, texts, dimensions)) // (texts * dimensions)
     panel = texts * max(1, min(blocks, _parts(num_texts, texts)))
-    return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, panel)
+    return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, panel, more_pairs)
 
 
-def _kept_bytes(num_rows: int) -> int:
-    return _FIXED_BYTES + _BYTES_PER_ROW * num_rows
+def _kept_bytes(num_rows: int, more_pairs: int) -> int:
+    return _FIXED_BYTES + _BYTES_PER_ROW * num_rows + _BYTES_PER_MORE_PAIR * more_pairs
 
 
 def _parts(whole: int, part: int) -> int:
@@ -102,4 +109,7 @@ def _block_bytes(videos: int, texts: int, dimensions: int) -> int:
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 1e3:.1f} kB"

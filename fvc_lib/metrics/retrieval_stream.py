@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from fvc_lib.metrics.retrieval_exact import rows_between
 from fvc_lib.metrics.retrieval_filters import Filter, Operand, filters_of
 from fvc_lib.metrics.retrieval_plan import RetrievalPlan
 from fvc_lib.metrics.weighting import FloatArray
+
+_ALONE = threading.RLock()
 
 
 @dataclass
@@ -117,14 +120,18 @@ class Stream:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For work of small steps, a millisecond or less each, between which other threads would only wait and spin."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    """For work of small steps, a millisecond or less each, between which other threads would only wait and spin.
+
+    Who calls it from several threads waits: two at once would each give back the other's limit for good.
+    """
+    with _ALONE:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with threadpool_limits(1, user_api="blas"):
+                yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def _parts(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
