@@ -199,7 +199,22 @@ def read_parts(
     texts = kept.filter(pl.col("part") == "train")["text"]
     tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
     _logger.info("%d pairs, a vocabulary of %d tokens", kept.height, tokenizer.vocabulary_size)
+    if ranks.rank == 0:
+        _say_what_is_cut(kept["text"].unique(), tokenizer, config)
     return VideoTextParts(kept, ClipStore.of(config), tokenizer, PairNumbers.of(kept))
+
+
+def _say_what_is_cut(texts: pl.Series, tokenizer: TextTokenizer, config: RunConfig) -> None:
+    """Where somebody reads these tokens: a transformers encoder has its own."""
+    if _encoder_folder(config) and not config.caption_weight:
+        return
+    lengths = tokenizer.num_tokens(texts)
+    num_cut = sum(length > config.max_text_tokens for length in lengths)
+    if num_cut:
+        _logger.warning(
+            "%d of %d texts are longer than max_text_tokens %d and are cut; the longest has %d tokens",
+            num_cut, len(lengths), config.max_text_tokens, max(lengths),
+        )  # fmt: skip
 
 
 def split_training(parts: VideoTextParts, config: RunConfig) -> SplitTraining:

@@ -224,6 +224,15 @@ def test_a_fork_with_more_epochs_goes_on_from_the_checkpoint(run, tmp_path):
     assert {step for step, _, phase, _ in log.lines if phase == "train"} == {4, 5, 6}
 
 
+def test_texts_that_are_cut_are_counted(run, caplog):
+    paths, config, _ = run
+    read_parts(paths, config, OneRank())
+    assert not caplog.records
+    read_parts(paths, config.model_copy(update={"max_text_tokens": 8}), OneRank())
+    (said,) = caplog.messages
+    assert said.startswith("1 of 7 texts are longer than max_text_tokens 8 and are cut"), "the one of unknown words"
+
+
 def test_a_part_without_a_clip_is_named(run):
     paths, config, pairs = run
     write_table(pairs.filter(pl.col("part") != "validation"), VIDEO_TEXTS, paths.video_texts)
