@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,11 +200,11 @@ def read_parts(
     tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
     _logger.info("%d pairs, a vocabulary of %d tokens", kept.height, tokenizer.vocabulary_size)
     if ranks.rank == 0:
-        _say_what_is_cut(kept["text"].unique(), tokenizer, config)
+        _say_what_is_cut(kept["text"].unique().to_list(), tokenizer, config)
     return VideoTextParts(kept, ClipStore.of(config), tokenizer, PairNumbers.of(kept))
 
 
-def _say_what_is_cut(texts: pl.Series, tokenizer: TextTokenizer, config: RunConfig) -> None:
+def _say_what_is_cut(texts: Sequence[str], tokenizer: TextTokenizer, config: RunConfig) -> None:
     """Where somebody reads these tokens: a transformers encoder has its own."""
     if _encoder_folder(config) and not config.caption_weight:
         return
