@@ -54,7 +54,7 @@ def settle_contents(
 
 
 def groups_of_images(images: Sequence[ListedImage], contents: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The group of each path, and a sentence where stated groups were joined.
+    """The group of each path, and sentences where stated groups were joined and where none was stated.
 
     An image without a stated group is a group by itself, called by its content. Stated groups that share an exact copy
     are one group, as in ``groups.join_groups``: the other frames of a dish that is also filed as another one belong to
@@ -73,9 +73,16 @@ def groups_of_images(images: Sequence[ListedImage], contents: Mapping[str, str])
     grouping = join_groups(members)
     groups = {image.path: f"image {contents[image.path][:16]}" for image in images}
     groups.update({image.path: group for image, group in zip(stated, grouping.group_ids, strict=True)})
-    if not grouping.merges:
-        return groups, []
-    return groups, [f"{len(grouping.merges):,} times two stated groups share an exact copy: they are one group."]
+    notes = []
+    if grouping.merges:
+        notes.append(f"{len(grouping.merges):,} times two stated groups share an exact copy: they are one group.")
+    if len(stated) < len(images):
+        notes.append(
+            f"{len(images) - len(stated):,} images have no stated group and stay together only with equal files: of a "
+            "picture and its copy saved anew one may be trained on and the other tested on. Where there are such, "
+            "state groups in a manifest."
+        )
+    return groups, notes
 
 
 def _preference(image: ListedImage) -> tuple[int, bool, int, str, int]:
