@@ -27,7 +27,7 @@ def test_every_params_file_is_valid_and_says_what_it_is_for(path):
     assert path.read_text().startswith("# ")
 
 
-@pytest.mark.parametrize("name", {*PROFILES, *IMAGE_PROFILES})
+@pytest.mark.parametrize("name", sorted({*PROFILES, *IMAGE_PROFILES}))
 def test_a_memory_profile_sets_only_what_a_run_may_be_resumed_with(name):
     values = read_params_file(FOLDER / f"{name}.yaml")
     assert values
