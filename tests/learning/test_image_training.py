@@ -1,11 +1,13 @@
 """Task image from tables to results, on pictures of patterns whose brightness is the number."""
 
 import json
+from pathlib import Path
 
 import polars as pl
 import pytest
 from safetensors.torch import load_file
 
+from fvc_lib.corpus.images import index_images
 from fvc_lib.execution.forking import Inheritance, take_over
 from fvc_lib.execution.stages import Task, stage_named
 from fvc_lib.execution.status import RunStatus
@@ -21,7 +23,7 @@ from fvc_lib.learning.image_training import (
 )
 from fvc_lib.metrics.multiclass import top_k_accuracy
 from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import RunConfig, read_params_file
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
@@ -293,12 +295,9 @@ def test_weights_of_a_file_bind_the_checkpoint_by_content(run, trained, tmp_path
 
 @pytest.mark.long
 def test_the_sample_dishes_are_learned(tmp_path, list_log):
-    """Top-1 of at least 0.95, and calories far above the mean predictor, from the corpus that is there for it."""
-    from fvc_lib.corpus.images import index_images
-
-    config = RunConfig(
-        **{**SETTINGS, **LEARNS_DISHES, "data_dir": str(tmp_path / "data"), "cache_dir": str(tmp_path / "cache")}
-    )
+    """As `make demo-image` does: top-1 of at least 0.95, and calories far above the mean predictor."""
+    demo = read_params_file(Path(__file__).parents[2] / "params" / "image.yaml")
+    config = RunConfig(**{**demo, "data_dir": str(tmp_path / "data"), "cache_dir": str(tmp_path / "cache")})
     index, paths = index_images(config), RunPaths(tmp_path / "runs" / "images" / "dishes")
     write_image_tables(paths, index.images, index.targets)
     train_images(paths, config, metric_log=list_log())
@@ -308,9 +307,3 @@ def test_the_sample_dishes_are_learned(tmp_path, list_log):
     assert value["model", "target:calories", "r2"] >= 0.8
     assert value["mean_predictor", "target:calories", "r2"] <= 0
     assert value["model", "target:calories", "mae"] < 0.5 * value["mean_predictor", "target:calories", "mae"]
-
-
-LEARNS_DISHES = {
-    "image_size": 64, "epochs": 40, "effective_batch_size": 24, "batch_size": 24, "learning_rate": 2e-3,
-    "mix_share": 0.0,
-}  # fmt: skip
