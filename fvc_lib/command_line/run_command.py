@@ -17,7 +17,6 @@ from fvc_lib.command_line.reporting import report_run
 from fvc_lib.command_line.showing import print_fork, print_plan
 from fvc_lib.command_line.submitting import HowToSubmit, described, run_to_be, submitted
 from fvc_lib.command_line.wanted import Wanted
-from fvc_lib.corpus.sources import ACCEPTED
 from fvc_lib.execution.asked_values import Asked, changes, config_of_fork, config_to_resume
 from fvc_lib.execution.forking import inheritance, take_over
 from fvc_lib.execution.notebook_files import Notebook
@@ -37,6 +36,11 @@ _NO_MLFLOW = (
     "tracker is mlflow, which is not installed (make setup-mlflow, or pip install 'fvc_lib[mlflow]'): unless it is "
     "when this run ends, the run is not exported; run_notebooks.py export-mlflow does it later"
 )
+_READER_OF_CORPUS = {
+    "video": "fvc_lib.corpus.sources",
+    "image": "fvc_lib.corpus.image_sources",
+    "video_text": "fvc_lib.corpus.video_text_manifest",
+}
 
 
 class RunCommand:
@@ -210,4 +214,5 @@ def _missing_tracker(config: RunConfig) -> list[str]:
 def _refuse_missing_corpus(config: RunConfig) -> None:
     """The index stage would find out as well, after a kernel has started and a run has begun."""
     if config.corpus and not Path(config.corpus).exists():
-        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. {ACCEPTED}")
+        accepted = import_module(_READER_OF_CORPUS[config.task]).ACCEPTED  # one of three, and the run ends with it
+        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. {accepted}")

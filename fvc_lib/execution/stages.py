@@ -232,7 +232,7 @@ def task_keys(texts: Sequence[str], config: RunConfig, stages: Sequence[Stage] =
     """The tasks that ``texts`` name: each a task's key, or a stage (also a part of its name) for all its tasks.
 
     Raises:
-        UsageError: a text names no task, or a part of a name fits several stages.
+        UsageError: a text names no task, a stage of another task, or a part of a name fits several stages.
     """
     every = {task.key: task for task in tasks_in_order(config, stages)}
     found: set[str] = set()
@@ -241,5 +241,6 @@ def task_keys(texts: Sequence[str], config: RunConfig, stages: Sequence[Stage] =
             found.add(text)
             continue
         stage = stage_named(text, stages)
+        refuse_stage_of_another_task(config, stage)
         found.update(key for key, task in every.items() if task.stage is stage)
     return frozenset(found)

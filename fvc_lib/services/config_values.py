@@ -6,9 +6,12 @@ from typing import Any
 
 
 def split_names(value: Any) -> Any:
-    """``-p augmentations flip,noise`` and a YAML list mean the same."""
+    """``-p augmentations flip,noise`` means the same as a YAML list, also as one given as text: ``[flip, noise]``."""
     if isinstance(value, str):
-        return tuple(name.strip() for name in value.split(",") if name.strip())
+        listed = value.strip()
+        if listed.startswith("[") and listed.endswith("]"):
+            listed = listed[1:-1]
+        return tuple(name.strip(" '\"") for name in listed.split(",") if name.strip(" '\""))
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from fvc_lib.execution.plan import PlannedTask
 from fvc_lib.execution.scheduling import Schedule, first_that_fits, most_at_once
 from fvc_lib.execution.stages import Stage, Task, needed_tasks, task_keys, tasks_in_order
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
 
 CONFIG = RunConfig(num_folds=3)
 TASKS = tasks_in_order(CONFIG)
@@ -67,6 +69,8 @@ def test_tasks_are_named_by_key_or_by_stage():
     folds = {f"04_fold_training_fold_{fold}" for fold in range(3)}
     assert task_keys(["04"], CONFIG) == folds
     assert task_keys(["04_fold_training_fold_1", "results"], CONFIG) == {"04_fold_training_fold_1", "05_kfold_results"}
+    with pytest.raises(UsageError, match="10_image_recognition is a stage of task image"):
+        task_keys(["04", "10"], CONFIG)
 
 
 @st.composite

@@ -71,6 +71,9 @@ def test_a_bad_file_is_named_even_where_the_environment_would_hide_it():
         ("mem_gb", "none", None),
         ("mem_gb", "1.5", 1.5),
         ("augmentations", "flip, noise", ("flip", "noise")),
+        ("augmentations", "[flip, 'noise']", ("flip", "noise")),
+        ("augmentations", "[]", ()),
+        ("recall_at", "[1, 5]", (1, 5)),
         ("corpus", "none", "none"),
     ],
 )
