@@ -177,7 +177,7 @@ class WindowTransaction:
         """As it was before the window, with half the micro-batch."""
         if failure is None:
             raise RuntimeError("an attempt gave neither a result nor a shortage")
-        used = min(micro_batch, len(window))
+        used = min(micro_batch, len(window) or micro_batch)  # without samples a rank still compares the others'
         self._roll_back(snapshot)
         self._report(Shortage(self._where, failure, used, used // 2 or None, sample_shapes(window), len(window)))
         return smaller_micro_batch(failure, used, window, self._where)

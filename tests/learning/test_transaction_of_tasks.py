@@ -6,9 +6,10 @@ from torch import nn
 
 from fvc_lib.learning.device import resolve_device
 from fvc_lib.learning.evaluated_batch import evaluate_batch
-from fvc_lib.learning.joint_loss import joint_part
+from fvc_lib.learning.joint_loss import first_pass, joint_part
 from fvc_lib.learning.optimisation import Precision, finish_gradients
 from fvc_lib.learning.random_state import forked_random_state
+from fvc_lib.learning.shared_gradients import OwnGradients
 from fvc_lib.learning.task import LossSum, Sample, stack_samples
 from fvc_lib.learning.transaction import MemoryExhaustedError, WindowTransaction
 from fvc_lib.learning.video_text_task import LossWeights, VideoTextTask
@@ -222,6 +223,30 @@ def test_a_joint_loss_that_never_fits_says_what_would_help(tasks):
     task = type(tasks)("video_text", tasks.folder)()
     with pytest.raises(MemoryExhaustedError, match="a smaller effective_batch_size in a new run"):
         gradients(tight(task, never), 4)
+
+
+class OtherRanksSamples(OwnGradients):
+    """As rank 1 of two, when rank 0 has all samples of the window."""
+
+    rank, num_ranks = 1, 2
+
+    def __init__(self, documents):
+        self.documents = documents
+
+    def everyones(self, value):
+        return [self.documents, value]
+
+
+def test_memory_that_ends_on_a_rank_without_samples_is_no_reason_to_stop(tasks):
+    task = type(tasks)("video_text", tasks.folder)()
+    model, window = model_of(task), window_of(task)
+    found = first_pass(task, task, model, window, 8, precision=Precision(CPU), device=CPU.device).compared
+    transaction = WindowTransaction(
+        tight(task, EndsOnce("joint_loss", 1)), model, Precision(CPU), CPU.device,
+        shared=OtherRanksSamples(found.to_document()),
+    )  # fmt: skip
+    result = transaction.gradients(window.part(WINDOW, WINDOW), 4, WINDOW)
+    assert (result.micro_batch, result.loss.total) == (2, 0.0)
 
 
 def rank_gradients(ranks, tasks, folder):
