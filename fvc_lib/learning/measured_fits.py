@@ -146,13 +146,11 @@ class _Measuring:
                 raise StoppedError("stopped as asked between two rows of the table of fits; run it again to go on.")
             request = self._request(batch_size, image_size)
             pixels, sizes = batch_size * image_size**2, (batch_size, image_size)
-            if expected is not None and sizes not in self._done and not reason:
-                seconds = expected[1] * pixels / expected[0]
-                if seconds > self._row_seconds:
-                    reason = f"it would take about {seconds:.0f} s to find out, more than {self._row_seconds:.0f} s"
-            if reason:
+            seconds = expected[1] * pixels / expected[0] if expected is not None and sizes not in self._done else 0.0
+            too_long = f"it would take about {seconds:.0f} s to find out, more than {self._row_seconds:.0f} s"
+            if reason or seconds > self._row_seconds:
                 device = request.compute.describe()
-                yield FitRow(varied, *sizes, None, None, None, device, f"not tried: {reason}")
+                yield FitRow(varied, *sizes, None, None, None, device, f"not tried: {reason or too_long}")
                 continue
             if sizes not in self._done:
                 self._done[sizes] = self._tried(request, varied, *sizes)
