@@ -76,9 +76,7 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # of decoders; it is masked
     if tokenizer.pad_token is None:
-        raise UsageError(
-            f"text_encoder: the tokenizer in {folder!r} names no pad_token. Give it one and save it again."
-        )
+        raise UsageError(f"text_encoder: the tokenizer in {folder!r} has no pad_token. Give it one and save it again.")
     places = getattr(config, "max_position_embeddings", None) or max_tokens
     longest = min(max_tokens, tokenizer.model_max_length, places)
     encoded = tokenizer(list(texts), padding=True, truncation=True, max_length=longest, return_tensors="pt")
