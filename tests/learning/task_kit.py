@@ -97,7 +97,7 @@ class TinyImages(ImageTask):
 
     def build_model(self) -> ImageModel:
         labels = self.training_data.labels
-        return ImageModel(SmallResnet((8, 8, 16)), len(labels.classes), len(labels.targets))
+        return ImageModel(SmallResnet((8, 16)), len(labels.classes), len(labels.targets))
 
 
 def write_pictures(folder: Path) -> None:

@@ -16,8 +16,10 @@ def test_an_outcome_with_an_epoch_that_was_not_finite_can_be_read_back():
         EpochRecord(2, 0.1, 0.5, {"loss": 0.4, "roc_auc": 0.75}),
     )
     training = TrainingSummary(
-        history, 2, 1.0, 0.5, recorded_selection(Clips), 8, 1, 4, (MicroBatchChange(0, 4),), (), 1.5
-    )
+        history=history, best_epoch=2, temperature=1.0, threshold=0.5, recorded=recorded_selection(Clips), steps=8,
+        nonfinite_steps=1, micro_batch=4, micro_batch_schedule=(MicroBatchChange(0, 4),), inexact_because=(),
+        seconds=1.5,
+    )  # fmt: skip
     outcome = FoldOutcome(
         fold=0, model="m", num_parameters=3, device="cpu", num_train_videos=4, num_train_clips=8,
         num_validation_videos=2, num_test_videos=2, missing_videos=(), training=training, control=None,

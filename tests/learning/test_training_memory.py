@@ -50,7 +50,7 @@ def test_on_a_gpu_that_takes_main_memory_the_smaller_limit_is_the_budget(monkeyp
     memory = DeviceMemory(0, 0, 0, 3_000_000_000, 3_000_000_000)
     monkeypatch.setattr(module, "device_memory_probe", lambda device: lambda: memory)
     compute = ComputeDevice(torch.device("mps"), None, "Apple GPU")
-    assert module._budget(RunConfig(mem_gb=mem_gb), compute).total_bytes == gigabytes * 1e9
+    assert module.device_budget(RunConfig(mem_gb=mem_gb), compute).total_bytes == gigabytes * 1e9
 
 
 def test_without_measuring_there_is_no_such_phase(tmp_path):
