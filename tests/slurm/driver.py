@@ -31,7 +31,7 @@ def _stage(name: str, needs: list[str], folds: int) -> Stage:
         del fold
         return tuple(path for need in needs for path in sorted(run.tables.glob(f"{need}*.txt")))
 
-    return Stage(name, tuple(needs), inputs, outputs, folds > 0)
+    return Stage(name, tuple(needs), inputs, outputs, folds > 0, "fvc_lib.learning.fold_training" if folds else "")
 
 
 def main() -> int:
