@@ -33,7 +33,8 @@ def train_in_little_memory(root: Path, config: str, attempt: int, spare_bytes: i
 
     torch.nn.modules.module.register_module_forward_pre_hook(limit)
     train_folds(root, config, (0,), attempt)
-    report.write_text(json.dumps(_status_bytes("VmPeak") - begun[0]))
+    # Nothing was trained where the life before had come to the end of training and died after it.
+    report.write_text(json.dumps(_status_bytes("VmPeak") - begun[0] if begun else 0))
 
 
 def _status_bytes(name: str) -> int:
