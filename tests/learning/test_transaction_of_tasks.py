@@ -286,5 +286,6 @@ def test_several_ranks_give_the_gradients_of_the_whole(tasks, size, tmp_path):
         found = torch.load(tmp_path / f"of_{size}_rank_{rank}.pt")
         for number, (its_gradients, its_loss) in zip(RANK_WINDOWS, found, strict=True):
             wanted, loss, _ = oracle(tasks(), number)
-            assert_same_gradients(its_gradients, wanted, bound=1e-6 if tasks.kind == "video" else ONE_ALONE)
+            alone = tasks.kind == "image" and number <= size  # a rank then has one sample or none
+            assert_same_gradients(its_gradients, wanted, bound=ONE_ALONE if alone else 1e-6)
             assert its_loss == pytest.approx(loss, rel=1e-6)
