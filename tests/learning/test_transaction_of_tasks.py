@@ -84,12 +84,14 @@ def assert_same_gradients(found, wanted, bound=1e-6):
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 7, 8])
 @each_task()
-def test_any_split_gives_the_gradients_the_loss_and_the_random_state_of_the_whole(tasks, micro_batch):
+def test_any_split_gives_the_gradients_the_loss_and_the_random_state_of_the_whole(tasks, micro_batch, monkeypatch):
     """With a random number drawn for each sample in the forward pass."""
     task = tight(tasks())
+    # oneDNN convolves one sample alone by another kernel, which rounds otherwise (up to 4e-6 of the gradients).
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", micro_batch > 1)
     wanted, loss, drawn = oracle(task)
     found, result, drawn_after = gradients(task, micro_batch)
-    assert_same_gradients(found, wanted, bound=ONE_ALONE if micro_batch == 1 and tasks.kind != "video" else 1e-6)
+    assert_same_gradients(found, wanted)
     assert result.loss.mean() == pytest.approx(loss, rel=1e-6)
     assert drawn_after == drawn
     assert result.micro_batch == micro_batch
