@@ -18,6 +18,7 @@ from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config_values import split_names
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.image_config import ImageFields
+from fvc_lib.services.task_fields import read_by, remedy, tasks_that_read
 from fvc_lib.services.video_text_config import VideoTextFields
 
 AugmentationName = Literal[
@@ -228,12 +229,9 @@ class RunConfig(VideoTextFields, ImageFields, BaseModel):
         return sha256_of_json({k: v for k, v in self.relevant().items() if k not in NOT_HASHED})
 
     def relevant(self) -> dict[str, Any]:
-        """The fields as JSON values, without those that only another task reads; shared ones first."""
+        """The fields that this task reads as JSON values; those that all tasks read first."""
         values = self.model_dump(mode="json")
-        foreign = {name for task, names in _FIELDS_OF_TASK.items() if task != self.task for name in names}
-        own = _FIELDS_OF_TASK.get(self.task, frozenset())
-        names = [name for name in values if name not in foreign]
-        return {name: values[name] for name in sorted(names, key=lambda name: name in own)}
+        return {name: values[name] for name in read_by(self.task, values)}
 
     def to_yaml(self) -> str:
         """The resolved parameters as YAML in field order, each with its description as a comment."""
@@ -243,9 +241,6 @@ class RunConfig(VideoTextFields, ImageFields, BaseModel):
             text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()
             lines.append(f"{name}: {text}  # {description}")
         return "\n".join(lines) + "\n"
-
-
-_FIELDS_OF_TASK = {"image": frozenset(ImageFields.model_fields), "video_text": frozenset(VideoTextFields.model_fields)}
 
 
 def read_params_file(path: Path) -> dict[str, Any]:
@@ -306,18 +301,31 @@ def resolve_config(
 
 
 def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> None:
-    """Check that the fields named in ``given`` are read by ``config.task``.
+    """Check that ``config.task`` reads the fields named in ``given``, or that they say nothing but the default.
 
     Raises:
-        UsageError: one would be set and change nothing.
+        UsageError: one would be set and change nothing; the message says whose it is and what to give instead.
     """
-    for task, names in _FIELDS_OF_TASK.items():
-        foreign = sorted(names.intersection(given)) if task != config.task else []
-        if foreign:
-            raise UsageError(
-                f"{', '.join(foreign)}: read by task {task} alone, and this run's task is {config.task}. Leave it out, "
-                f"or add -p task {task}."
-            )
+    foreign = [name for name in sorted(given) if config.task not in tasks_that_read(name) and _is_set(config, name)]
+    if not foreign:
+        return
+    owners = dict.fromkeys(tasks_that_read(name) for name in foreign)
+    told = [
+        f"{', '.join(name for name in foreign if tasks_that_read(name) == tasks)}: read by task "
+        f"{' and '.join(tasks)} alone, and this run's task is {config.task}."
+        for tasks in owners
+    ]
+    told += dict.fromkeys(text for name in foreign if (text := remedy(name, config.task)))
+    others = dict.fromkeys(task for tasks in owners for task in tasks)
+    choice = " or ".join(f"-p task {task}" for task in others)
+    raise UsageError(
+        f"{' '.join(told)} Leave {'them' if len(foreign) > 1 else 'it'} out, or begin a run with {choice}."
+    )
+
+
+def _is_set(config: RunConfig, name: str) -> bool:
+    default = RunConfig.model_fields[name].default
+    return bool(getattr(config, name) != task_defaults(config.task).get(name, default))
 
 
 def task_defaults(task: Any) -> Mapping[str, Any]:

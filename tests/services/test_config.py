@@ -14,7 +14,6 @@ from fvc_lib.services.config import (
     RunConfig,
     parse_text_value,
     read_params_file,
-    refuse_fields_of_another_task,
     resolve_config,
 )
 from fvc_lib.services.errors import UsageError
@@ -123,13 +122,10 @@ def test_a_task_has_defaults_of_its_own_below_everything_that_was_asked_for():
     assert asked.effective_batch_size == 7
 
 
-def test_what_another_task_reads_is_neither_written_nor_hashed_but_refused():
+def test_what_another_task_reads_is_neither_written_nor_hashed():
     video, image = resolve_config(environ={}), resolve_config({"task": "image"}, environ={})
     assert "image_size" not in yaml.safe_load(video.to_yaml())
     assert yaml.safe_load(image.to_yaml())["image_size"] == image.image_size
     assert "text_width" not in image.relevant()
     assert video.model_copy(update={"image_size": 64}).config_hash == video.config_hash
     assert image.model_copy(update={"image_size": 64}).config_hash != image.config_hash
-    refuse_fields_of_another_task(image, ["image_size", "epochs", "num_frames"])
-    with pytest.raises(UsageError, match="image_size: read by task image alone, and this run's task is video"):
-        refuse_fields_of_another_task(video, ["image_size", "epochs"])

@@ -1,0 +1,125 @@
+"""Of every field it is known which task reads it, and one that would change nothing is refused."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.execution.stages import STAGES
+from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, resolve_config
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.task_fields import TASKS, tasks_that_read
+
+ROOT = Path(__file__).parents[2]
+# Read by the runner itself, whatever the run is about.
+OF_THE_RUNNER = {"task", "experiment", "runs_dir", "use_mlops_pipeline", "tracker"}
+
+
+def parameters_and_code(notebook: Path) -> tuple[set[str], str]:
+    """What stands in a notebook's parameters cell, and all its code."""
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    parameters = next("".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+    names = {node.target.id for node in ast.parse(parameters).body if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]
+    return names, "\n".join("".join(cell["source"]) for cell in cells)
+
+
+def imported(tree: ast.Module) -> Iterator[Path]:
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            path = ROOT / f"{name.replace('.', '/')}.py"
+            if name.startswith("fvc_lib.") and path.is_file():
+                yield path
+
+
+def read_of_config(tree: ast.Module) -> set[str]:
+    """``config.epochs`` and ``asked.config.epochs``."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and (getattr(node.value, "id", None) == "config" or getattr(node.value, "attr", None) == "config")
+    }
+
+
+@cache
+def reads_and_imports(code: str) -> tuple[set[str], set[Path]]:
+    tree = ast.parse(code)
+    return read_of_config(tree), set(imported(tree))
+
+
+def read_by_what_it_imports(code: str) -> set[str]:
+    """All that notebooks and the rooms below execution read of a configuration, from ``code`` on."""
+    found, seen, codes = set[str](), set[Path](), [code]
+    while codes:
+        read, modules = reads_and_imports(codes.pop())
+        found |= read
+        # The runner and the services serve every task, so what they read says nothing about this one.
+        new = {path for path in modules - seen if path.parent.name not in {"execution", "services", "analysis"}}
+        seen |= new
+        codes += [path.read_text() for path in new]
+    return found
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_field_that_a_task_takes_is_read_by_one_of_its_stages(task):
+    notebooks = [ROOT / "notebooks" / f"{stage.name}.ipynb" for stage in STAGES if task in stage.tasks]
+    code = "\n".join(parameters_and_code(path)[1] for path in notebooks)
+    taken = {name for name in RunConfig.model_fields if task in tasks_that_read(name)}
+    assert taken - read_by_what_it_imports(code) - OF_THE_RUNNER == set()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_field_that_a_notebook_offers_is_one_that_its_task_takes(task):
+    for stage in (stage for stage in STAGES if stage.tasks == (task,)):
+        offered, _ = parameters_and_code(ROOT / "notebooks" / f"{stage.name}.ipynb")
+        assert {name for name in offered & set(RunConfig.model_fields) if task not in tasks_that_read(name)} == set()
+
+
+def test_what_is_read_by_task_is_named_of_fields_that_there_are():
+    assert {task for name in RunConfig.model_fields for task in tasks_that_read(name)} == set(TASKS)
+    assert tasks_that_read("epochs") == TASKS
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "words"),
+    [
+        ("video", {"image_size": 64}, r"image_size: read by task image alone, .* is video\. .*fixed_size\. Leave it"),
+        ("video", {"split_test_share": 0.3}, "read by task image and video_text alone"),
+        ("image", {"num_folds": 3}, r"num_folds: read by task video alone.*split_test_share.*-p task video"),
+        ("image", {"num_frames": 4}, "num_frames: read by task video and video_text alone"),
+        ("image", {"model": "r2plus1d"}, "is backbone"),
+        ("video_text", {"clip_source": "shards"}, "clip_source: read by task video alone.*the store's files"),
+        ("video_text", {"shuffled_label_control": False}, "shuffled_label_control: read by task video alone"),
+        (
+            "image",
+            {"num_folds": 3, "beam_width": 2, "epochs": 1},
+            "beam_width: read by task video_text alone.*num_folds: read by task video alone.*Leave them out",
+        ),
+    ],
+)
+def test_what_would_change_nothing_is_refused_with_whose_it_is_and_what_to_give_instead(task, given, words):
+    config = resolve_config({"task": task, **given}, environ={})
+    with pytest.raises(UsageError, match=words):
+        refuse_fields_of_another_task(config, [*given, "task"])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_says_no_more_than_the_default_passes_and_so_does_what_the_task_reads(task):
+    config = resolve_config({"task": task}, environ={})
+    refuse_fields_of_another_task(config, RunConfig.model_fields)
+    refuse_fields_of_another_task(resolve_config({"task": task, "epochs": 3}, environ={}), ["epochs", "task"])
+
+
+def test_what_only_other_tasks_read_is_neither_written_nor_hashed():
+    image = resolve_config({"task": "image"}, environ={})
+    assert "num_folds" not in image.relevant()
+    assert image.model_copy(update={"num_folds": 3}).config_hash == image.config_hash
+    assert image.model_copy(update={"split_test_share": 0.3}).config_hash != image.config_hash
