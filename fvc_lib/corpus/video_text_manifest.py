@@ -14,9 +14,10 @@ from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.path_text import escape_text, path_from_text
 
-PATH_COLUMNS = ("path", "video")
+PATH_COLUMNS = ("path", "video_path", "video")
 TEXT_COLUMNS = ("text", "caption")
 GROUP_COLUMNS = ("group", "group_id")
+SPLIT_COLUMNS = ("split", "part")
 _PART_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
                "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
 _SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -84,7 +85,7 @@ def find_manifest(corpus: Path) -> Path:
 
 
 def read_pairs(manifest: Path, separator: str) -> PairListing:
-    """Read a manifest with ``path`` (or ``video``), ``text`` (or ``caption``) and optional ``split`` and ``group``.
+    """Read ``path`` (or ``video_path``), ``text`` (or ``caption``) and, where there are, ``split`` and ``group``.
 
     Args:
         manifest: a .parquet file, or separated text in UTF-8 (a byte order mark is allowed).
@@ -109,11 +110,11 @@ class _RowReader:
         self.memberships: set[tuple[str, str]] = set()
         self._table = table
         self._path, self._text = table.require(PATH_COLUMNS), table.require(TEXT_COLUMNS)
-        self._group = table.optional(GROUP_COLUMNS)
+        self._group, self._split = table.optional(GROUP_COLUMNS), table.optional(SPLIT_COLUMNS)
         self._located: dict[str, tuple[str, Refusal | None]] = {}
 
     def usable(self) -> Iterator[PairRow]:
-        wanted = [self._path, self._text, "split", *([self._group] if self._group else [])]
+        wanted = [name for name in (self._path, self._text, self._split, self._group) if name is not None]
         for number, cells in self._table.records(wanted):
             if cells is None:
                 problem = "its number of cells is not the header's. Quote or repair it."
@@ -124,7 +125,7 @@ class _RowReader:
             group = None if group is None else escape_text(group)
             if group is not None and (refusal is None or refusal.reason == "missing_video"):
                 self.memberships.add((path, group))
-            text, part = normalised_text(cells[self._text]), (optional_cell(cells, "split") or "").lower()
+            text, part = normalised_text(cells[self._text]), (optional_cell(cells, self._split) or "").lower()
             refusal = refusal or _text_refusal(text) or _part_refusal(part)
             if refusal is None:
                 yield PairRow(number, path, text, _PART_NAMES.get(part), group)

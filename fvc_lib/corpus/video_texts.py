@@ -127,7 +127,8 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
     refuse_empty_parts(split.empty_parts, len(set(group_of.values())))
     places = _distinct(rows, videos, rejections)
     pairs = _table(places, rows, videos, group_of, split.parts, split.sources)
-    notes = notes_of(pairs, listing, rejections, grouping.merges, num_copies=len(videos) - pairs["video_id"].n_unique())
+    num_copies = len({row.path for row in rows}) - pairs["video_id"].n_unique()
+    notes = notes_of(pairs, listing, rejections, grouping.merges, num_copies)
     return VideoTextIndex(pairs, rejections.frame(), listing.root, (*notes, *split.notes))
 
 
@@ -206,7 +207,7 @@ def _without_copies_across_the_split(
             continue
         detail = (
             f"row {row.row}: is in {row.part}, but the {last} part shows the same footage (group {group!r}). "
-            "Leave it out, or put both into one part."
+            "Leave it out, or put both into one part; where they only look alike, lower near_duplicate_bits (0: off)."
         )
         rejections.add_file(row.path, Refusal("copy_across_split", detail), row=row.row)
     return kept

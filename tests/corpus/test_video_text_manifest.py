@@ -36,6 +36,12 @@ def reasons(listing: PairListing) -> list[tuple[int | None, str, str]]:
     return [(row[2], row[0], row[4]) for row in listing.rejections.rows]
 
 
+def test_columns_may_be_called_as_in_the_other_tasks_manifests(tmp_path):
+    touch(tmp_path, "a.mp4")
+    (row,) = read_pairs(manifest_of(tmp_path, "video_path,caption,part,group_id\na.mp4,one,valid,g\n"), ",").rows
+    assert (row.path, row.text, row.part, row.stated_group) == ("a.mp4", "one", "validation", "g")
+
+
 @pytest.mark.parametrize(
     ("separator", "content"),
     [
@@ -112,7 +118,7 @@ def test_what_cannot_separate_is_refused(separator, tmp_path):
         (b"path;text\na.mp4;x\n", r"header 'path;text', wanted a header of columns separated by ','.*manifest_sep"),
         (b"path,text,text\n", "'text' exists twice"),
         (b"path,words\n", "wanted a column 'text' or 'caption', found 'path', 'words'"),
-        (b"file,text\n", "wanted a column 'path' or 'video'"),
+        (b"file,text\n", "wanted a column 'path' or 'video_path'"),
         (b"path,video,text\n", "which mean the same"),
         ("path,text\n".encode("utf-16"), "UTF-16"),
     ],

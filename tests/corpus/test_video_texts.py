@@ -142,6 +142,9 @@ def test_training_copies_of_what_is_tested_on_are_left_out_and_said():
     kept = index.pairs.filter(content_sha256=hashlib.sha256(b"same").hexdigest())
     assert kept.select("path", "text", "part").sort("text").rows() == [("shown", "x", "test"), ("shown", "z", "test")]
     assert any("2 rows are not used (2 x 'copy_across_split')" in note for note in index.notes)
+    # Of the four files of one content two are used; the texts of the other two stand beside nothing.
+    assert "1 files have the content of another one: their texts stand beside that video." in index.notes
+    assert "lower near_duplicate_bits (0: off)" in index.rejected["detail"][0]
 
 
 @pytest.mark.parametrize(
