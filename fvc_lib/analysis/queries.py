@@ -90,12 +90,14 @@ def best_per_run(
 
 
 def training_summary(runs: Sequence[RunPaths]) -> Answer:
-    """How each finished fold's training went, one row for the model and one for its control, as ``trained`` tells.
+    """How each finished training went, one row for the model and one for its control, as ``trained`` tells.
 
     Returns:
-        ``run_id fold trained model device epochs best_epoch threshold temperature steps nonfinite_steps micro_batch
-        seconds num_train_videos num_validation_videos num_test_videos peak_rss_bytes peak_device_bytes``; what a
-        record does not tell, or not in this type, is null and noted.
+        ``run_id stage fold trained model device epochs best_epoch threshold temperature steps nonfinite_steps
+        micro_batch seconds num_train_samples num_validation_samples num_test_samples peak_rss_bytes
+        peak_device_bytes``; samples are videos, images, or pairs of a video and a text. A stage without folds has one
+        row with a null fold, and neither threshold nor temperature; what else a record does not tell, or not in this
+        type, is null and noted.
     """
     return read_training(runs)
 
@@ -320,6 +322,7 @@ SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
     "image_targets": _each(lambda run: run.image_targets, task_tables.IMAGE_TARGETS),
     "image_predictions": _each(lambda run: run.image_predictions, task_tables.IMAGE_PREDICTIONS),
     "target_predictions": _each(lambda run: run.target_predictions, task_tables.TARGET_PREDICTIONS),
+    "measured_fits": _each(lambda run: run.measured_fits, task_tables.MEASURED_FITS),
     "video_texts": _each(lambda run: run.video_texts, task_tables.VIDEO_TEXTS),
     "retrieval_ranks": _each(lambda run: run.retrieval_ranks, task_tables.RETRIEVAL_RANKS),
     "captions": _each(lambda run: run.captions, task_tables.CAPTIONS),

@@ -60,21 +60,21 @@ ORDER BY run_id, score_from
     ),
     SqlExample(
         "Best epoch",
-        "At which epoch was each fold's validation loss lowest, and what was its last?",
+        "At which epoch was each training's validation loss lowest, and what was its last?",
         """
-SELECT run_id, fold, arg_min(epoch, value) AS best_epoch, min(value) AS lowest_loss,
+SELECT run_id, stage, fold, arg_min(epoch, value) AS best_epoch, min(value) AS lowest_loss,
        arg_max(value, step) AS last_loss, max(epoch) AS last_epoch
 FROM metrics
 WHERE phase = 'validation' AND metric = 'loss'
-GROUP BY run_id, fold
-ORDER BY run_id, fold
+GROUP BY run_id, stage, fold
+ORDER BY run_id, stage, fold
 """,
     ),
     SqlExample(
         "Values that are no numbers",
         "Where was something logged that is not finite?",
         """
-SELECT run_id, fold, phase, metric, flag, count(*) AS num_steps, min(step) AS first_step
+SELECT run_id, stage, fold, phase, metric, flag, count(*) AS num_steps, min(step) AS first_step
 FROM metrics
 WHERE flag IS NOT NULL
 GROUP BY ALL
@@ -83,7 +83,7 @@ ORDER BY num_steps DESC
     ),
     SqlExample(
         "Steps taken again",
-        "Which folds were interrupted, and from which step on does a later attempt count?",
+        "Which trainings were interrupted, and from which step on does a later attempt count?",
         """
 SELECT run_id, stage, fold, attempt, min(step) AS from_step, max(step) AS to_step
 FROM metrics
@@ -95,12 +95,12 @@ ORDER BY run_id, fold, attempt
     ),
     SqlExample(
         "What training chose",
-        "Which epoch, threshold and temperature did each fold choose, and what did it cost?",
+        "Which epoch, threshold and temperature did each training choose, and what did it cost?",
         """
-SELECT run_id, fold, trained, epochs, best_epoch, threshold, temperature, micro_batch, seconds,
+SELECT run_id, stage, fold, trained, epochs, best_epoch, threshold, temperature, micro_batch, seconds,
        peak_rss_bytes / 1e9 AS peak_gb
 FROM training
-ORDER BY run_id, fold, trained DESC
+ORDER BY run_id, stage, fold, trained DESC
 """,
     ),
     SqlExample(
@@ -139,12 +139,49 @@ ORDER BY parameter
     ),
     SqlExample(
         "Left out",
-        "Why were listed videos not used?",
+        "Why were listed videos or images not used?",
         """
-SELECT run_id, reason, count(*) AS num_videos, min(path) AS one_of_them
+SELECT run_id, reason, count(*) AS num_files, min(path) AS one_of_them
 FROM rejected
 GROUP BY run_id, reason
-ORDER BY num_videos DESC
+ORDER BY num_files DESC
+""",
+    ),
+    SqlExample(
+        "Confused classes",
+        "Task image: which class is most often called which other one, and in how many groups?",
+        """
+SELECT run_id, class_label, predicted_label, count(*) AS num_images, count(DISTINCT group_id) AS num_groups,
+       avg(probability) AS mean_probability
+FROM image_predictions
+WHERE class_label <> predicted_label
+GROUP BY ALL
+ORDER BY num_images DESC, class_label, predicted_label
+LIMIT 20
+""",
+    ),
+    SqlExample(
+        "Furthest off",
+        "Task image: for which images is a predicted number furthest off?",
+        """
+SELECT run_id, target, path, value, predicted, predicted - value AS off, unit
+FROM target_predictions
+QUALIFY row_number() OVER (PARTITION BY run_id, target ORDER BY abs(predicted - value) DESC) <= 5
+ORDER BY run_id, target, abs(off) DESC
+""",
+    ),
+    SqlExample(
+        "Found last",
+        "Task video_text: which queries find theirs last, and among how many?",
+        """
+WITH names AS (
+    SELECT run_id, video_id AS query_id, min(path) AS query FROM video_texts GROUP BY ALL
+    UNION ALL SELECT run_id, text_id, min(text) FROM video_texts GROUP BY ALL
+)
+SELECT r.run_id, r.direction, r.rank, r.num_candidates, r.num_positives, names.query
+FROM retrieval_ranks r LEFT JOIN names USING (run_id, query_id)
+ORDER BY r.rank / r.num_candidates DESC, r.query_id
+LIMIT 20
 """,
     ),
 )

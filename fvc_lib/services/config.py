@@ -229,7 +229,7 @@ class RunConfig(VideoTextFields, ImageFields, BaseModel):
         return sha256_of_json({k: v for k, v in self.relevant().items() if k not in NOT_HASHED})
 
     def relevant(self) -> dict[str, Any]:
-        """The fields that this task reads as JSON values; those that all tasks read first."""
+        """The fields that this task reads as JSON values; what is its own last."""
         values = self.model_dump(mode="json")
         return {name: values[name] for name in read_by(self.task, values)}
 

@@ -24,6 +24,7 @@ _READ_BY: Mapping[str, tuple[str, ...]] = {
     "class_balance": ("video", "image"),
 }  # fmt: skip
 
+_OF_ONE_TASK = frozenset({*ImageFields.model_fields, *VideoTextFields.model_fields})
 _ONE_SPLIT = "A run of this task has one split; split_validation_share and split_test_share say how large its parts are"
 _BY_LABEL = "Labels are shuffled where videos are told real from fake"
 # What to do instead, by field and task.
@@ -52,9 +53,9 @@ def tasks_that_read(name: str) -> tuple[str, ...]:
 
 
 def read_by(task: str, names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that ``task`` reads, what all tasks read first; else in their order."""
+    """Those of ``names`` that ``task`` reads, in their order, but the fields of the tasks image and video_text last."""
     own = [name for name in names if task in tasks_that_read(name)]
-    return sorted(own, key=lambda name: tasks_that_read(name) == (task,))
+    return sorted(own, key=lambda name: name in _OF_ONE_TASK)
 
 
 def remedy(name: str, task: str) -> str:
