@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -190,10 +191,12 @@ def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool, only_loo
     }
     if edited:
         changes = ", ".join(f"{name} {getattr(config, name)!r} -> {value!r}" for name, value in edited.items())
-        options = " ".join(f"-p {name} {_as_text(value)}" for name, value in edited.items())
+        options = [text for name, value in edited.items() for text in ("-p", name, _as_text(value))]
+        fork = shlex.join(["python", "run_notebooks.py", "--resume", str(paths.root), "--fork", *options])
         raise UsageError(
             f"{paths.run_id} was made with other values ({changes}), and a run is never changed into another one. "
-            f"Start a new one with: python run_notebooks.py {options}. Or put the values back."
+            f'Start a new one with what stays true of it: {fork}; or with what this cell says: run_dir = "new". Or put '
+            "the values back."
         )
     return paths, config
 
@@ -216,4 +219,4 @@ def run_config(paths: RunPaths) -> RunConfig:
 
 
 def _as_text(value: object) -> str:
-    return ", ".join(str(part) for part in value) if isinstance(value, list) else str(value)
+    return ", ".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)

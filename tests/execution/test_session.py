@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import shlex
 import signal
 from pathlib import Path
 
@@ -71,9 +72,13 @@ def test_untouched_values_give_way_to_the_newest_runs_own(runs_dir, opened):
 
 
 def test_an_edited_value_never_changes_a_run_into_another(runs_dir, opened):
-    begin(runs_dir, epochs=9)
-    with pytest.raises(UsageError, match=r"epochs 9 -> 5.*run_notebooks.py -p epochs 5"):
-        opened(epochs=5)
+    run = begin(runs_dir, epochs=9)
+    with pytest.raises(UsageError, match=r"epochs 9 -> 5") as caught:
+        opened(epochs=5, augmentations=["noise", "blur"])
+    # What is told to do is a command that makes this run's fork, of whatever task and corpus it is.
+    command = shlex.split(str(caught.value).partition("stays true of it: ")[2].partition("; or with")[0])
+    assert command[:4] == ["python", "run_notebooks.py", "--resume", str(run.root)]
+    assert command[4:] == ["--fork", "-p", "augmentations", "noise, blur", "-p", "epochs", "5"]
     assert opened(run_dir="new", epochs=5).config.epochs == 5
     assert len(list_runs(runs_dir)) == 2
 
