@@ -23,16 +23,21 @@ from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import Project
 
 ROOT = Path(__file__).parents[2]
-# How many folds' cells are at work at this moment, itself counted.
+PATIENCE_SECONDS = 300.0  # with what comes in a moment, and on a busy machine in many
+# The most folds' cells that were at work at one moment, itself counted. One that has seen as many as are wanted tells
+# the others, since they may look too late, and all stay a little longer, for one too many to be seen.
 TOGETHER = """
 import time
 at_work = folder / "at_work"
 at_work.mkdir(exist_ok=True)
 (at_work / str(fold)).write_text("")
-most = 0
-end = time.monotonic() + {seconds}
-while time.monotonic() < end and most < {wanted}:
+most, end = 0, time.monotonic() + {seconds}
+while time.monotonic() < end:
     most = max(most, len(list(at_work.iterdir())))
+    if most >= {wanted} and not (folder / "met").exists():
+        (folder / "met").write_text("")
+    if (folder / "met").exists():
+        end = min(end, time.monotonic() + 0.3)
     time.sleep(0.01)
 (at_work / str(fold)).unlink()
 output(f"folds_{{fold}}", str(most))
@@ -87,7 +92,7 @@ def start() -> Iterator[Start]:
         runner.stdout.close()
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -104,10 +109,10 @@ def folds(make_project: Callable[..., Project], source: str, num_folds: int) -> 
 
 
 def test_as_many_folds_run_at_once_as_there_are_jobs_and_no_more(make_project):
-    project = folds(make_project, TOGETHER.format(seconds=60, wanted=3), 3)
+    project = folds(make_project, TOGETHER.format(seconds=PATIENCE_SECONDS, wanted=3), 4)
     run = project.begin()
     assert project.execute(run, jobs=3)[0] == 0
-    assert [(run.tables / f"folds_{fold}.txt").read_text() for fold in range(3)] == ["3", "3", "3"]
+    assert max((run.tables / f"folds_{fold}.txt").read_text() for fold in range(4)) == "3"
 
 
 def test_where_the_predicted_memory_does_not_fit_twice_folds_run_one_by_one_and_it_is_said(make_project):
@@ -120,18 +125,20 @@ def test_where_the_predicted_memory_does_not_fit_twice_folds_run_one_by_one_and_
     assert "folds: 1 at once and not 2: each is expected to take 0.70 GB (measured in run_x)" in shown
 
 
-def test_kernels_that_run_at_once_plan_with_their_share_of_the_budget(make_project):
+def test_kernels_that_run_at_once_plan_with_their_share_of_the_budget(make_project, start):
     source = """
 from fvc_lib.services.memory_budget import memory_budget
 output(f"folds_{fold}", memory_budget(6.0).describe())
 """
     project = folds(make_project, source, 2).with_config(mem_gb=6.0)
     run = project.begin()
-    assert project.execute(run, jobs=2)[0] == 0
+    runner = start(run, project, 2)  # a process of its own: what earlier tests left in this one would count
+    shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
+    assert runner.returncode == 0, shown
     for fold in range(2):
         told = (run.tables / f"folds_{fold}.txt").read_text()
         assert told.endswith("GB (1/2 of 6.00 GB (mem_gb / FVC_MEM_GB), shared by 2 tasks)"), told
-        assert 1.5 < float(told.split()[2]) < 3.0  # this process, the runner, has its part as well
+        assert 2.5 < float(told.split()[2]) < 3.0  # the runner has its part as well
 
 
 def test_after_a_failure_what_runs_goes_on_to_its_end_and_nothing_new_begins(make_project):
@@ -161,12 +168,13 @@ def test_the_first_signal_asks_every_running_task_to_save_though_it_arrives_twic
     run = project.begin()
     runner = start(run, project, 2)
     wait_for(lambda: len(list(run.tables.glob("started_*"))) == 2, "two folds to start")
-    for _ in range(2):  # as a cluster does that sends it to the shell, which passes it on, and to every process
-        os.kill(runner.pid, signal.SIGTERM)
-        time.sleep(0.01)
-    shown, _ = runner.communicate(timeout=60)
+    # As a cluster does that tells the shell, which passes it on, and every process. One after the other while it stands
+    # still: otherwise it would be up to the machine whether they come within the second that makes them one wish.
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT):
+        os.kill(runner.pid, number)
+    shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 75, shown
-    assert "SIGTERM: 2 running tasks save and leave" in shown
+    assert "2 running tasks save and leave" in shown
     assert states(run) == {"folds_fold_0": "interrupted", "folds_fold_1": "interrupted", "folds_fold_2": "pending"}
     assert read_status(run).state == "requeue"
 
@@ -182,7 +190,7 @@ def test_the_second_signal_kills_them_all(make_project, start):
     assert "SIGINT: 2 running tasks" in runner.stdout.readline()
     assert all(kernel.is_running() for kernel in kernels)
     os.kill(runner.pid, signal.SIGINT)
-    shown, _ = runner.communicate(timeout=60)
+    shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 130, shown
     assert set(states(run).values()) == {"interrupted"}
     assert not any(kernel.is_running() for kernel in kernels)
@@ -248,7 +256,7 @@ def test_a_runner_killed_with_several_kernels_leaves_none_and_its_run_goes_on(ma
     assert len(kernels) == 2
     runner.kill()
     runner.communicate()
-    _, alive = psutil.wait_procs(kernels, timeout=30)
+    _, alive = psutil.wait_procs(kernels, timeout=PATIENCE_SECONDS)
     assert not alive
     status = status_now(run)
     assert status.state == "interrupted"
@@ -256,7 +264,7 @@ def test_a_runner_killed_with_several_kernels_leaves_none_and_its_run_goes_on(ma
     assert {stage.state for stage in status.stages.values()} == {"interrupted", "pending"}
     (run.tables / "go").write_text("")
     resumed = start(run, project, 2)
-    shown, _ = resumed.communicate(timeout=60)
+    shown, _ = resumed.communicate(timeout=PATIENCE_SECONDS)
     assert resumed.returncode == 0, shown
     status = read_status(run)
     assert status.state == "done"

@@ -140,7 +140,7 @@ def test_a_bounded_log_keeps_beginning_and_end_and_tells_the_gap(tmp_path):
 
 
 SESSION = "from fvc_lib.execution.session import open_stage\nstage = open_stage('one', globals())"
-SLEEP = "(folder / 'sleeping').write_text('')\nimport time\ntime.sleep(60)"
+SLEEP = "(folder / 'sleeping').write_text('')\nimport time\ntime.sleep(600)"
 STUBBORN = "import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + SLEEP
 
 
@@ -153,7 +153,7 @@ def begin_task(project, run) -> tuple[TaskRun, StageStatus, threading.Thread]:
 
 
 def wait_for(path: Path) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not path.exists():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -246,6 +246,6 @@ def test_a_kernel_whose_parent_is_gone_before_it_looks_ends_all_the_same():
         "import threading, os\n"
         "from fvc_lib.execution.ipykernel_launcher import ParentWatch\n"
         "ParentWatch(2**22 + 1).start()\n"
-        "threading.Event().wait(60)\n"
+        "threading.Event().wait(600)\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 1
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -18,19 +19,23 @@ from fvc_lib.execution.slurm.site import CHECKOUT
 
 SCRIPTS = sorted((CHECKOUT / "slurm").glob("*.sh"))
 # Says how it was called and what it was sent, and leaves as `ends` says: {last word: exit code}. `slow` words wait for
-# a signal; `deaf` ones for half a second before they listen.
+# a signal, and `long` ones of them save until they are let; `deaf` ones listen only when they are let.
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
 
-ends, slow, deaf = json.loads(Path(__file__).with_name("behaviour.json").read_text())
+ends, slow, deaf, long = json.loads(Path(__file__).with_name("behaviour.json").read_text())
 sent = []
 def say(text):
     with Path(__file__).with_name("said").open("a") as stream:
         stream.write(text + "\\n")
+def wait(ready):
+    end = time.monotonic() + 300
+    while not ready() and time.monotonic() < end:
+        time.sleep(0.02)
 say(" ".join(sys.argv[1:]))
 if sys.argv[-1] in deaf:
-    time.sleep(0.5)
+    wait(Path(__file__).with_name("listen").exists)
 def on_signal(number, frame):
     sent.append(number)
     say(signal.Signals(number).name)
@@ -38,10 +43,10 @@ for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, on_signal)
 say("ready")
 if sys.argv[-1] in slow:
-    end = time.monotonic() + 30
-    while not sent and time.monotonic() < end:
-        time.sleep(0.02)
-    time.sleep(0.5)  # saving; a second signal would be noted
+    wait(lambda: sent)
+    if sys.argv[-1] in long:
+        wait(Path(__file__).with_name("save").exists)
+    time.sleep(0.5)  # a second signal would be noted
     sys.exit(75)
 sys.exit(ends.get(sys.argv[-1], 0))
 """
@@ -56,10 +61,14 @@ class Home:
         (self.folder / "run_notebooks.py").write_text(PROGRAM)
         self.behave()
 
-    def behave(self, slow: tuple[str, ...] = (), deaf: tuple[str, ...] = (), **ends: int) -> None:
-        import json
+    def behave(
+        self, slow: tuple[str, ...] = (), deaf: tuple[str, ...] = (), long: tuple[str, ...] = (), **ends: int
+    ) -> None:
+        (self.folder / "behaviour.json").write_text(json.dumps([ends, slow, deaf, long]))
 
-        (self.folder / "behaviour.json").write_text(json.dumps([ends, slow, deaf]))
+    def let(self, what: str) -> None:
+        """Let the program ``listen``, or ``save``."""
+        (self.folder / what).touch()
 
     def said(self) -> list[str]:
         path = self.folder / "said"
@@ -79,7 +88,7 @@ class Home:
 
     def run(self, script: str, *arguments: str, **variables: str) -> tuple[int, str]:
         process = self.start(script, *arguments, **variables)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=300)[1]
         return process.returncode, said
 
 
@@ -89,10 +98,22 @@ def home(tmp_path: Path) -> Home:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def send(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Send a signal, and wait until the shell has it: it acts on it before its next command."""
+    process.send_signal(number)
+    wait_until(lambda: not _waits(process.pid, number))
+
+
+def _waits(pid: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -149,13 +170,14 @@ def test_the_exit_code_is_the_runs(home, code):
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
 def test_a_signal_is_passed_on_once_and_waited_for(home, name):
-    home.behave(slow=("train_fold_0",))
+    home.behave(slow=("train_fold_0",), long=("train_fold_0",))
     process = home.start("folds.sh", "/run", "train", "0", "1")
     wait_until(lambda: "ready" in home.said())
     process.send_signal(getattr(signal, name))
     wait_until(lambda: name in home.said())
-    process.send_signal(signal.SIGTERM)  # the second comes while the first one's wish is being met
-    assert process.communicate(timeout=60)[0] is None
+    send(process, signal.SIGTERM)  # the second comes while the first one's wish is being met
+    home.let("save")
+    assert process.communicate(timeout=300)[0] is None
     assert process.returncode == 75
     assert home.said() == ["--resume /run --tasks train_fold_0", "ready", name]  # and no second fold was begun
 
@@ -165,7 +187,9 @@ def test_a_signal_that_comes_before_the_run_listens_is_kept_until_it_does(home):
     process = home.start("stages.sh", "/run", "stage")
     wait_until(home.said)
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=60)
+    assert "SIGUSR1: the run saves" in process.stderr.readline()
+    home.let("listen")
+    process.communicate(timeout=300)
     assert process.returncode == 75
     assert home.said()[1:] == ["ready", "SIGUSR1"]
 
@@ -195,7 +219,7 @@ def test_a_job_that_slurm_cannot_requeue_says_so_and_leaves_with_75(home, tmp_pa
     process = home.start("stages.sh", "/run", "stage", SLURM_JOB_ID="7", PATH=path)
     wait_until(lambda: "ready" in home.said())
     process.send_signal(signal.SIGUSR1)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=300)[1]
     assert process.returncode == 75
     assert "scontrol requeue 7: Requested operation is presently disabled" in said
 
@@ -211,35 +235,39 @@ def queue(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_job_that_is_cancelled_while_it_saves_for_its_time_limit_stays_away(home, queue, tmp_path):
-    home.behave(slow=("stage",))
+    home.behave(slow=("stage",), long=("stage",))
     process = home.start("stages.sh", "/run", "stage", **queue, FVC_TIME_SECONDS="3600")
     wait_until(lambda: "ready" in home.said())
     process.send_signal(signal.SIGUSR1)
     wait_until(lambda: "SIGUSR1" in home.said())
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    send(process, signal.SIGTERM)
+    home.let("save")
+    process.communicate(timeout=300)
     assert process.returncode == 75
     assert not (tmp_path / "asked").exists()
 
 
 def test_the_end_of_the_time_limit_itself_is_no_cancelling(home, queue, tmp_path):
-    home.behave(slow=("stage",))
+    home.behave(slow=("stage",), long=("stage",))
     process = home.start("stages.sh", "/run", "stage", **queue, FVC_TIME_SECONDS="5")
     wait_until(lambda: "ready" in home.said())
     process.send_signal(signal.SIGUSR1)
     wait_until(lambda: "SIGUSR1" in home.said())
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    send(process, signal.SIGTERM)
+    home.let("save")
+    process.communicate(timeout=300)
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
 
 
 def test_the_limit_that_comes_during_the_sites_commands_requeues_as_well(home, queue, tmp_path):
-    site, mark = tmp_path / "site.conf", tmp_path / "mark"
-    site.write_text("SETUP='touch \"$FVC_MARK\"; sleep 1'\n")
-    process = home.start("stages.sh", "/run", "stage", **queue, FVC_SITE=str(site), FVC_MARK=str(mark))
+    site, mark, go_on = tmp_path / "site.conf", tmp_path / "mark", tmp_path / "go_on"
+    site.write_text("""SETUP='touch "$FVC_MARK"; until [ -e "$FVC_GO_ON" ]; do sleep 0.02; done'\n""")
+    places = {"FVC_SITE": str(site), "FVC_MARK": str(mark), "FVC_GO_ON": str(go_on)}
+    process = home.start("stages.sh", "/run", "stage", **queue, **places)
     wait_until(mark.exists)
-    process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=60)
+    send(process, signal.SIGUSR1)
+    go_on.touch()
+    process.communicate(timeout=300)
     assert (process.returncode, home.calls()) == (75, [])
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
 
@@ -251,7 +279,7 @@ def test_ctrl_c_between_folds_begins_no_other(home):
     process.send_signal(signal.SIGINT)
     (child,) = psutil.Process(process.pid).children()
     child.send_signal(signal.SIGTERM)  # stands for the terminal's own signal, which a test has none of
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert home.calls() == ["--resume /run --tasks train_fold_0"]
 
 
