@@ -22,9 +22,11 @@ import fvc_lib
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError
 
-# What a notebook's first call reaches but never runs when the runner started it: beginning and locking a run is done
-# before, by the runner itself. A test shows that a headless stage opens without them.
-NOT_RUN_HEADLESS = frozenset({"fvc_lib.execution.run_record", "fvc_lib.execution.run_lock"})
+# What a notebook's first call reaches but never runs when the runner started it: beginning and locking a run and noting
+# its code is done before, by the runner itself. A test shows that a headless stage opens without them.
+NOT_RUN_HEADLESS = frozenset(
+    {"fvc_lib.execution.by_hand", "fvc_lib.execution.run_record", "fvc_lib.execution.run_lock"}
+)
 
 
 @dataclass(frozen=True)

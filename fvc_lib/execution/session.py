@@ -18,6 +18,7 @@ from typing import Any
 
 import polars as pl
 
+from fvc_lib.execution.by_hand import note_training_by_hand
 from fvc_lib.execution.progress import Report, bar_reporter, file_reporter, progress_path
 from fvc_lib.execution.run_lock import is_worked_on
 from fvc_lib.execution.run_record import begin_run
@@ -142,6 +143,8 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
             f"{paths.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
             "done (run_notebooks.py status), or name another run in run_dir."
         )
+    if attempt is None and not only_looks:
+        note_training_by_hand(paths, stage, fold)
     memory = _open_sampler(paths, stage, fold, config.mem_gb, by_hand=attempt is None)
     session = StageSession(stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory)
     if session.headless:

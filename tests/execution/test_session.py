@@ -13,6 +13,8 @@ import pytest
 from fvc_lib.execution.run_lock import run_lock
 from fvc_lib.execution.run_record import begin_run
 from fvc_lib.execution.session import ATTEMPT_VARIABLE, StageSession, open_stage
+from fvc_lib.execution.stages import Task, stage_named
+from fvc_lib.execution.superseding import begin_training_state
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -81,6 +83,22 @@ def test_an_edited_value_never_changes_a_run_into_another(runs_dir, opened):
     assert command[4:] == ["--fork", "-p", "augmentations", "noise, blur", "-p", "epochs", "5"]
     assert opened(run_dir="new", epochs=5).config.epochs == 5
     assert len(list_runs(runs_dir)) == 2
+
+
+def test_a_training_that_began_by_hand_goes_on_headlessly(runs_dir):
+    """Without a note of its code the runner would set its checkpoint aside and begin anew."""
+    run = begin(runs_dir, task="image")
+    state = run.training_checkpoints("10_image_recognition", None) / "latest_checkpoint.pt"
+    open_stage("10_image_recognition", {"run_dir": ""}).memory.close()
+    state.write_text("half trained")
+    begin_training_state(run, Task(stage_named("10"), None))  # as the runner does first
+    assert state.read_text() == "half trained"
+
+    (state.parent / "code.json").write_text("{}")  # of other code: by hand nothing is set aside, nor called our own
+    open_stage("10_image_recognition", {"run_dir": ""}).memory.close()
+    assert state.exists()
+    begin_training_state(run, Task(stage_named("10"), None))
+    assert not state.exists()
 
 
 def test_a_run_can_be_named_by_a_part_or_a_path(runs_dir, opened):
