@@ -147,7 +147,7 @@ class Cluster:
         """
         command = [shutil.which(program, path=SEARCH) or program, *arguments]
         variables = {**self.environment, **(environment or {})}
-        done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False, timeout=300)
         if done.returncode:
             raise ClusterError(f"{program} {' '.join(arguments)}: exit {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout.strip()
@@ -168,7 +168,7 @@ class Cluster:
         """Slurm's state of one job or array task, for example ``PENDING``; empty before an array task has split off."""
         return self.jobs().get(job_id, {}).get("JobState", "")
 
-    def wait_for(self, condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
+    def wait_for(self, condition: Callable[[], object], what: str, seconds: float = 300.0) -> None:
         """Wait until ``condition`` holds; a command that fails meanwhile counts as not yet.
 
         Raises:

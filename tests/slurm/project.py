@@ -44,7 +44,7 @@ note("starts", os.environ.get("SLURMD_NODENAME"))
 """
 MEET = """
 if orders.get("meet") and "SLURM_JOB_ID" in os.environ:  # each fold waits for the other: they run at once, or never
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not all((run / f"train_fold_{each}.starts").exists() for each in range(2)):
         assert time.monotonic() < end, "the other fold did not run beside this one"
         time.sleep(0.05)
@@ -68,6 +68,8 @@ while step < orders.get("steps", 2):
     chain = hashlib.sha256(f"{chain} {me} {step}".encode()).hexdigest()
     note("steps", step)
     time.sleep(0.1)
+    while step == orders.get("hold") and not stop and not saved.exists():  # only before anything was saved
+        time.sleep(0.02)
     if stop:
         saved.write_text(json.dumps([step, chain]))
         raise StoppedError(f"saved after step {step}")
@@ -90,7 +92,9 @@ class Project:
         return stages_of(self.home)
 
     def begin(self, **orders: dict[str, object]) -> RunPaths:
-        """A new run whose tasks do as ordered: ``steps`` (of 0.1 s), ``fail``, ``eat_mib``, ``meet``."""
+        """A new run whose tasks do as ordered: ``steps`` (of 0.1 s), ``hold`` (at that step, until the first
+        signal comes), ``fail``, ``eat_mib``, ``meet``.
+        """
         run = begin_run(self.config, command="a test")
         self.order(run, **orders)
         return run
