@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from fvc_lib.corpus.groups import GroupMember, join_groups
+from fvc_lib.corpus.image_copies import PREFERRED
 from fvc_lib.corpus.image_listing import ListedImage
 from fvc_lib.corpus.listing import Refusal, Rejections
-
-_PREFERRED = {"test": 0, "validation": 1, "train": 2, None: 3}
 
 
 def settle_contents(
@@ -53,41 +51,9 @@ def settle_contents(
     return sorted(kept, key=lambda image: image.path), list(_notes(counts))
 
 
-def groups_of_images(images: Sequence[ListedImage], contents: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The group of each path, and sentences where stated groups were joined and where none was stated.
-
-    An image without a stated group is a group by itself, called by its content. Stated groups that share an exact copy
-    are one group, as in ``groups.join_groups``: the other frames of a dish that is also filed as another one belong to
-    both. Groups that the official split has on two sides stay two (there the copy in training is left out), and so do
-    those of different corpora in a combined one, each of which is split by itself.
-
-    Args:
-        images: all readable images, copies included.
-        contents: content hash of each path.
-    """
-    stated = [image for image in images if image.stated_group is not None]
-    members = [
-        GroupMember(image.path, image.path, f"{contents[image.path]} {image.part} {image.corpus}", image.stated_group)
-        for image in stated
-    ]
-    grouping = join_groups(members)
-    groups = {image.path: f"image {contents[image.path][:16]}" for image in images}
-    groups.update({image.path: group for image, group in zip(stated, grouping.group_ids, strict=True)})
-    notes = []
-    if grouping.merges:
-        notes.append(f"{len(grouping.merges):,} times two stated groups share an exact copy: they are one group.")
-    if len(stated) < len(images):
-        notes.append(
-            f"{len(images) - len(stated):,} images have no stated group and stay together only with equal files: of a "
-            "picture and its copy saved anew one may be trained on and the other tested on. Where there are such, "
-            "state groups in a manifest."
-        )
-    return groups, notes
-
-
 def _preference(image: ListedImage) -> tuple[int, bool, int, str, int]:
     return (
-        _PREFERRED[image.part],
+        PREFERRED[image.part],
         image.class_label is None,
         -len(image.targets),
         image.path,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.corpus.image_contents import groups_of_images, settle_contents
+from fvc_lib.corpus.image_contents import settle_contents
+from fvc_lib.corpus.image_copies import Copies, copies_among, groups_of_images, known_parts, without_copies_across
 from fvc_lib.corpus.image_dev_subset import dev_subset
 from fvc_lib.corpus.image_index_checks import (
     class_notes,
@@ -18,12 +19,13 @@ from fvc_lib.corpus.image_index_checks import (
     rejection_notes,
 )
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage, joined_units
-from fvc_lib.corpus.image_probing import ProbedImage, probe_images
+from fvc_lib.corpus.image_probing import probe_images
 from fvc_lib.corpus.image_sources import list_images
 from fvc_lib.corpus.image_targets import asked_targets, strata_of
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections
 from fvc_lib.corpus.part_split import split_parts
+from fvc_lib.corpus.refused_tables import written_when_refused
 from fvc_lib.corpus.sample_dishes import generate_sample_dishes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import check_table
@@ -100,6 +102,7 @@ def _sample_folder(config: RunConfig) -> Path:
 def index_images(
     config: RunConfig,
     *,
+    rejected_path: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> ImageIndex:
@@ -110,8 +113,9 @@ def index_images(
 
     Args:
         config: read are ``corpus``, ``data_dir``, ``cache_dir``, ``image_layout``, ``targets``, ``seed``,
-            ``split_validation_share``, ``split_test_share``, ``dev_samples_per_class``, ``max_rejected_share`` and
-            ``probe_workers``.
+            ``split_validation_share``, ``split_test_share``, ``dev_samples_per_class``, ``max_rejected_share``,
+            ``near_duplicate_bits`` and ``probe_workers``.
+        rejected_path: where the REJECTED table goes when the corpus is refused, for the error to name it.
         progress: called with (done, total): dishes drawn, where the sample is generated, then images decoded.
         stop: asked after each of them; decoding goes on where it was stopped.
 
@@ -125,23 +129,25 @@ def index_images(
     files, layout, listings = list_images(corpus, config.image_layout if config.corpus else "manifest")
     units = asked_targets(config.targets, joined_units(listings))
     rejections = Rejections([row for listing in listings for row in listing.rejections.rows])
-    notes = [note for listing in listings for note in listing.notes]
-    listed = _learnable(listings, units, rejections)
-    probed = probe_images(
-        files.root, [image.path for image in listed], Path(config.cache_dir) / "index",
-        workers=config.probe_workers, progress=progress, stop=stop,
-    )  # fmt: skip
-    readable, facts = _readable(listed, probed, rejections)
-    contents = {path: found.content_sha256 for path, found in facts.items()}
-    groups, group_notes = groups_of_images(readable, contents)
-    kept, content_notes = settle_contents(readable, contents, rejections)
+    with written_when_refused(rejections, rejected_path):
+        listed = _learnable(listings, units, rejections)
+        readable, facts, copies = _examined(files.root, listed, rejections, config, progress, stop)
+        groups, group_notes = groups_of_images(readable, copies)
+        contents = {path: found.content_sha256 for path, found in facts.items()}
+        kept, content_notes = settle_contents(readable, contents, rejections)
+        refuse_lost(files.root, rejections.frame(), len(kept), config.max_rejected_share)
+        places, across_notes = without_copies_across(kept, known_parts(kept), copies, rejections)
+        placed, split_notes = _placed([kept[place] for place in places], listings, units, facts, groups, config)
+        places, corpora_notes = without_copies_across(
+            [item.image for item in placed], [item.part for item in placed], copies, rejections
+        )
+        placed, dev_notes = _subset([placed[place] for place in places], config)
+        images, targets = _tables(placed, units)
+        refuse_unlearnable(images, targets)
     rejected = rejections.frame()
-    refuse_lost(files.root, rejected, len(kept), config.max_rejected_share)
-    placed, split_notes = _placed(kept, listings, units, facts, groups, config)
-    placed, dev_notes = _subset(placed, config)
-    images, targets = _tables(placed, units)
-    refuse_unlearnable(images, targets)
-    notes += [*group_notes, *content_notes, *split_notes, *dev_notes, *class_notes(images), *rejection_notes(rejected)]
+    notes = [note for listing in listings for note in listing.notes]
+    notes += [*group_notes, *content_notes, *across_notes, *corpora_notes, *split_notes, *dev_notes]
+    notes += [*class_notes(images), *rejection_notes(rejected)]
     return ImageIndex(images, targets, rejected, files.root, classes_of(images), units, layout, tuple(notes))
 
 
@@ -159,19 +165,31 @@ def _learnable(listings: Sequence[ImageListing], units: Mapping[str, str], rejec
     return sorted(learnable, key=lambda image: (image.path, image.row or 0))
 
 
-def _readable(
-    images: Sequence[ListedImage], probed: Mapping[str, ProbedImage], rejections: Rejections
-) -> tuple[list[ListedImage], dict[str, ImageFacts]]:
-    """Images that decode, and the facts of each path of theirs."""
+def _examined(
+    root: Path,
+    listed: Sequence[ListedImage],
+    rejections: Rejections,
+    config: RunConfig,
+    progress: Callable[[int, int], None] | None,
+    stop: Callable[[], bool] | None,
+) -> tuple[list[ListedImage], dict[str, ImageFacts], Copies]:
+    """Images that decode, the facts of each path of theirs, and which of them are copies.
+
+    What the pictures look like takes more memory than all else that is known of them, and is gone after this.
+    """
+    probed = probe_images(
+        root, [image.path for image in listed], Path(config.cache_dir) / "index",
+        workers=config.probe_workers, progress=progress, stop=stop,
+    )  # fmt: skip
     readable, facts = [], {}
-    for image in images:
+    for image in listed:
         found = probed[image.path]
         if found.facts is None:
             rejections.add_file(image.path, Refusal(found.reason, found.detail), image.class_label, image.row)
         else:
             readable.append(image)
             facts[image.path] = found.facts
-    return readable, facts
+    return readable, facts, copies_among([probed[path] for path in sorted(facts)], config.near_duplicate_bits)
 
 
 def _placed(

@@ -13,7 +13,7 @@ sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -24,6 +24,7 @@ from fvc_lib.corpus.hamming_search import codes_within, num_lookups
 from fvc_lib.corpus.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
 
 Places = npt.NDArray[np.int64]
+Confirm = Callable[[Places, Places, Places, Codes], npt.NDArray[np.bool_]]
 TimeView = tuple[tuple[int, int], ...]  # the frames of the one and of the other that are compared
 
 _CLOSER_BITS = 3  # a middle frame must agree in so many bits more than the others
@@ -71,7 +72,9 @@ def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tu
     return sorted(pairs)
 
 
-def near_duplicate_links(hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
+def near_duplicate_links(
+    hashes: Sequence[str | None], max_bits: int, confirm: Confirm | None = None
+) -> list[tuple[int, int]]:
     """Some of ``near_duplicate_pairs``, ascending: as few as connect all videos that those connect.
 
     Memory grows with the number of videos only, also where thousands of them show the same footage.
@@ -79,19 +82,40 @@ def near_duplicate_links(hashes: Sequence[str | None], max_bits: int) -> list[tu
     Args:
         hashes: as for ``near_duplicate_pairs``; their order decides which of the pairs are chosen.
         max_bits: 0 to 64.
+        confirm: where the hashes are too little to go by, as those of single pictures are, what has the last word:
+            given (one, other, window, mirror) of candidates, by their places in ``hashes``, it says which are right.
 
     Raises:
         ValueError: as ``near_duplicate_pairs``.
     """
     known, table = _known_hashes(hashes, max_bits)
+    judge = _Judge(known, table, max_bits, confirm)
     clusters = _Clusters(len(known))
     first = _first_of_kind([hashes[place] for place in known])
     copies = np.flatnonzero(first != np.arange(len(first)))
-    _link(clusters, table, _as_they_are(first[copies], copies), max_bits)
-    distinct = np.unique(first)
+    _link(clusters, judge, _as_they_are(first[copies], copies))
+    # Equal hashes have equal neighbours, unless there is more to it.
+    distinct = np.unique(first) if confirm is None else np.arange(len(first))
     for found in _gathered(_candidates(table[distinct], max_bits), distinct, clusters):
-        _link(clusters, table, found, max_bits)
+        _link(clusters, judge, found)
     return sorted((int(known[a]), int(known[b])) for a, b in clusters.links)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Says which candidates show the same footage."""
+
+    known: Places
+    table: Hashes
+    max_bits: int
+    confirm: Confirm | None
+
+    def show_the_same(self, found: _Candidates) -> npt.NDArray[np.bool_]:
+        same = _show_the_same(self.table, found, self.max_bits)
+        if self.confirm is not None and same.any():
+            near = found.where(same)
+            same[same] = self.confirm(self.known[near.one], self.known[near.other], near.window, near.mirror)
+        return same
 
 
 class _Clusters:
@@ -158,12 +182,12 @@ def _concatenated(parts: Sequence[_Candidates]) -> _Candidates:
     )
 
 
-def _link(clusters: _Clusters, table: Hashes, candidates: _Candidates, max_bits: int) -> None:
+def _link(clusters: _Clusters, judge: _Judge, candidates: _Candidates) -> None:
     """Connect those of the candidates that show the same footage."""
     for start in range(0, len(candidates), _BLOCK_PAIRS):
         some = candidates.where(slice(start, start + _BLOCK_PAIRS))
         some = some.where(clusters.label[some.one] != clusters.label[some.other])
-        same = some.where(_show_the_same(table, some, max_bits))
+        same = some.where(judge.show_the_same(some))
         for pair in zip(same.one.tolist(), same.other.tolist(), strict=True):
             clusters.join(*pair)
 

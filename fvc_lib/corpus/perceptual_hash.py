@@ -21,21 +21,22 @@ Codes = npt.NDArray[np.uint64]
 Hashes = npt.NDArray[np.uint64]  # (..., T, 30)
 Grid = npt.NDArray[np.float64]
 
-_GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are parts of it
-_STEPS = 20  # borders of windows are multiples of a 20th of a side
+GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are parts of it
+STEPS = 20  # borders of windows are multiples of a 20th of a side
 _MOST_CUT = 3  # so many of them are cut off at most
 # (begin, end) in steps along one axis, the whole first.
-_SPANS = tuple((begin, begin + _STEPS - cut) for cut in range(_MOST_CUT + 1) for begin in range(cut + 1))
+SPANS = tuple((begin, begin + STEPS - cut) for cut in range(_MOST_CUT + 1) for begin in range(cut + 1))
 # Numbers of the spans down and right; the whole picture first. Both sides are cut by the same share.
 WINDOWS = tuple(
     (down, right)
-    for down, (top, bottom) in enumerate(_SPANS)
-    for right, (left, end) in enumerate(_SPANS)
+    for down, (top, bottom) in enumerate(SPANS)
+    for right, (left, end) in enumerate(SPANS)
     if bottom - top == end - left
 )
 _FRAME_BYTES = 8 * len(WINDOWS)
 _NOISE_AMPLITUDE = 0.25  # grey levels; a weaker coefficient has its sign by chance
 _MIN_SIGNIFICANT = 32  # of 64 coefficients; flat, black and striped pictures have fewer and get no hash
+_LUMA_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
 _DARK_LEVEL = 24.0  # rows and columns never brighter on average are bars
 
 
@@ -56,7 +57,12 @@ def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
     """
     if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not frames.size:
         raise ValueError(f"frames: got {frames.dtype} {frames.shape}, wanted non-empty uint8 (T, 3, H, W)")
-    return hash_text(_sign_bits(_amplitudes(_luma_grids(frames))))
+    return hash_of_grids(luma_grids(without_bars(frames)))
+
+
+def hash_of_grids(grids: Grid) -> str:
+    """``perceptual_hash`` of what ``luma_grids`` gave."""
+    return hash_text(_sign_bits(_amplitudes(grids)))
 
 
 def hash_text(codes: Hashes) -> str:
@@ -91,16 +97,19 @@ def _parse(text: str) -> Hashes:
         ) from error
 
 
-def _luma_grids(frames: npt.NDArray[np.uint8]) -> Grid:
-    """Luma of the picture without bars, averaged to (T, 160, 160), 0 to 255."""
-    weights = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
+def without_bars(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The part of uint8 (T, 3, H, W) RGB between rows and columns that are black in all frames."""
     row_levels, column_levels = np.zeros(frames.shape[2]), np.zeros(frames.shape[3])
     for frame in frames:
-        luma = (frame * weights).sum(axis=0)
+        luma = (frame * _LUMA_WEIGHTS).sum(axis=0)
         row_levels = np.maximum(row_levels, luma.mean(axis=1))
         column_levels = np.maximum(column_levels, luma.mean(axis=0))
-    rows, columns = _picture_span(row_levels), _picture_span(column_levels)
-    return np.stack([_average((f[:, rows, columns] * weights).sum(axis=0), _GRID_SIDE) for f in frames])
+    return frames[:, :, _picture_span(row_levels), _picture_span(column_levels)]
+
+
+def luma_grids(frames: npt.NDArray[np.uint8]) -> Grid:
+    """Luma of uint8 (T, 3, H, W) RGB averaged to (T, 160, 160), 0 to 255."""
+    return np.stack([grid_average((frame * _LUMA_WEIGHTS).sum(axis=0), GRID_SIDE) for frame in frames])
 
 
 def _picture_span(levels: npt.NDArray[np.float64]) -> slice:
@@ -111,7 +120,7 @@ def _picture_span(levels: npt.NDArray[np.float64]) -> slice:
     return slice(0, len(levels))
 
 
-def _average(picture: npt.NDArray[np.floating], side: int) -> Grid:
+def grid_average(picture: npt.NDArray[np.floating], side: int) -> Grid:
     """Area average of (..., H, W) onto (..., side, side), cell borders weighted by what they cut off."""
     averaged = picture.astype(np.float64)
     for _ in range(2):  # rows, then columns; each pass swaps the two
@@ -136,9 +145,9 @@ def _lowest_frequencies() -> npt.NDArray[np.int64]:
 
 def _cosines() -> Grid:
     """Per span the 12 lowest DCT-II frequencies, zero outside of it, scaled to give amplitudes, (10, 12, 160)."""
-    position, frequency = (np.arange(_GRID_SIDE) + 0.5) / _GRID_SIDE, np.arange(12)[:, None]
+    position, frequency = (np.arange(GRID_SIDE) + 0.5) / GRID_SIDE, np.arange(12)[:, None]
     bases = []
-    for begin, end in ((first / _STEPS, last / _STEPS) for first, last in _SPANS):
+    for begin, end in ((first / STEPS, last / STEPS) for first, last in SPANS):
         inside = (position > begin) & (position < end)
         wave = np.cos(np.pi * frequency * (position - begin) / (end - begin))
         bases.append(np.where(inside, wave, 0.0) * (2 / inside.sum()))
@@ -154,8 +163,8 @@ MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
 
 def _amplitudes(grids: Grid) -> Grid:
     """Luma (T, 160, 160) -> amplitudes of the lowest frequencies in each window, in grey levels, (T, 30, 64)."""
-    cosines = _COSINES.reshape(-1, _GRID_SIDE)
-    spectra = (cosines @ grids @ cosines.T).reshape(len(grids), len(_SPANS), 12, len(_SPANS), 12)
+    cosines = _COSINES.reshape(-1, GRID_SIDE)
+    spectra = (cosines @ grids @ cosines.T).reshape(len(grids), len(SPANS), 12, len(SPANS), 12)
     windows = [spectra[:, down, :, right] for down, right in WINDOWS]
     return np.stack([window[:, _FREQUENCIES[:, 0], _FREQUENCIES[:, 1]] for window in windows], axis=1)
 

@@ -20,6 +20,7 @@ from fvc_lib.corpus.listing import Refusal, Rejections
 from fvc_lib.corpus.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.part_split import split_parts
 from fvc_lib.corpus.probing import ProbeResult, probe_files
+from fvc_lib.corpus.refused_tables import written_when_refused
 from fvc_lib.corpus.sample_captions import generate_sample_captions
 from fvc_lib.corpus.video_text_manifest import PairListing, PairRow, find_manifest, read_pairs
 from fvc_lib.corpus.video_text_notes import notes_of, refuse_empty_parts, refuse_lost
@@ -70,7 +71,11 @@ def video_text_root(config: RunConfig) -> Path:
 
 
 def index_video_texts(
-    config: RunConfig, *, progress: Progress | None = None, stop: Callable[[], bool] | None = None
+    config: RunConfig,
+    *,
+    rejected_path: Path | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> VideoTextIndex:
     """Read the manifest of ``config.corpus`` (without one, of the generated corpus), probe its videos, and split it.
 
@@ -80,6 +85,7 @@ def index_video_texts(
     Args:
         config: ``corpus``, ``manifest_separator``, ``near_duplicate_bits``, ``max_rejected_share``, the split's shares
             and ``seed`` decide the result.
+        rejected_path: where the REJECTED table goes when the corpus is refused, for the error to name it.
         progress: called with (done, total) of the clips generated, then of the files probed.
         stop: asked after each of them.
 
@@ -99,7 +105,8 @@ def index_video_texts(
         listing.root, sorted({row.path for row in listing.rows}), Path(config.cache_dir) / "index",
         workers=config.probe_workers, progress=watched,
     )  # fmt: skip
-    return _index(listing, probes, config)
+    with written_when_refused(listing.rejections, rejected_path):
+        return _index(listing, probes, config)
 
 
 def _stopping(progress: Progress | None, stop: Callable[[], bool] | None) -> Progress:

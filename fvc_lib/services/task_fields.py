@@ -19,7 +19,7 @@ _READ_BY: Mapping[str, tuple[str, ...]] = {
         ),
         ("video",),
     ),
-    **dict.fromkeys(("num_frames", "fixed_size", "model", "near_duplicate_bits"), ("video", "video_text")),
+    **dict.fromkeys(("num_frames", "fixed_size", "model"), ("video", "video_text")),
     **dict.fromkeys(("split_validation_share", "split_test_share"), ("image", "video_text")),
     "class_balance": ("video", "image"),
 }  # fmt: skip

@@ -129,21 +129,27 @@ def decode_image(path: Path, *, shortest_side: int | None = None) -> Picture:
         return np.array(_to_rgb(path, image))
 
 
-def examine_image(path: Path) -> ImageFacts:
+def examine_image(path: Path, *, shortest_side: int = 1) -> tuple[ImageFacts, Picture]:
     """Decode the picture in ``path`` once, as ``decode_image`` does, and look for damage that Pillow passes over.
+
+    Args:
+        path: as for ``decode_image``.
+        shortest_side: pixels; the picture is averaged down by a whole factor for no side to get shorter than this.
 
     Raises:
         StillImageError: as ``decode_image``; also where a JPEG decodes but its coded data are damaged.
     """
     content = _read(path)
-    image, (width, height) = _load(path, content, shortest_side=1)
+    image, (width, height) = _load(path, content, shortest_side)
     with _pillow_errors(path):
-        _to_rgb(path, image)
+        factor = min(image.size) // shortest_side
+        small = _to_rgb(path, image)
+        picture = np.array(small.reduce(factor) if factor > 1 else small)
     if _is_jpeg(image):
         damage = damage_in_scan(content)
         if damage:
             raise CorruptImage(path, damage)
-    return ImageFacts(width, height, len(content), hashlib.sha256(content).hexdigest())
+    return ImageFacts(width, height, len(content), hashlib.sha256(content).hexdigest()), picture
 
 
 def _read(path: Path) -> bytes:

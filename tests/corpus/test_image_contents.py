@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fvc_lib.corpus.image_contents import groups_of_images, settle_contents
+from fvc_lib.corpus.image_contents import settle_contents
 from fvc_lib.corpus.image_listing import ListedImage
 from fvc_lib.corpus.listing import Rejections
 
@@ -56,24 +56,3 @@ def test_a_path_listed_twice_is_one_image() -> None:
     kept, reasons, _ = settled(images, {"a.jpg": "1"})
     assert [image.row for image in kept] == [1]
     assert reasons == {"duplicate_content": 1}
-
-
-def test_stated_groups_that_share_a_copy_are_one_group_but_not_across_an_official_split() -> None:
-    images = [
-        ListedImage("a.jpg", "manifest", "pie", "g1"),
-        ListedImage("b.jpg", "manifest", "pie", "g1"),
-        ListedImage("c.jpg", "manifest", "pie", "g2"),
-        ListedImage("d.jpg", "manifest", "pie", "g3", part="train"),
-        ListedImage("e.jpg", "manifest", "pie", "g4", part="test"),
-        ListedImage("f.jpg", "manifest", "pie"),
-    ]
-    contents = {"a.jpg": "1" * 64, "b.jpg": "2" * 64, "c.jpg": "2" * 64, "d.jpg": "3" * 64, "e.jpg": "3" * 64,
-                "f.jpg": "4" * 64}  # fmt: skip
-    groups, notes = groups_of_images(images, contents)
-    assert groups["a.jpg"] == groups["b.jpg"] == groups["c.jpg"]
-    assert len(set(groups.values())) == 4
-    assert groups["f.jpg"] == f"image {'4' * 16}"
-    assert notes[0] == "1 times two stated groups share an exact copy: they are one group."
-    assert notes[1].startswith("1 images have no stated group and stay together only with equal files")
-    assert groups_of_images(images[::-1], contents) == (groups, notes)
-    assert groups_of_images(images[:2], contents) == ({"a.jpg": "g1", "b.jpg": "g1"}, [])

@@ -8,12 +8,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.corpus import image_probing, sample_dishes
+from fvc_lib.corpus import probing, sample_dishes
 from fvc_lib.corpus.images import ImageIndex, image_root, index_images
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
-from fvc_lib.services.tables import REJECTED, check_table
+from fvc_lib.services.tables import REJECTED, check_table, read_table
 from fvc_lib.services.task_tables import IMAGE_TARGETS, IMAGES
+from tests.corpus.edited_pictures import EDITS, drawn, put_picture
 from tests.corpus.image_corpora import dish_row, picture, put, write_food101, write_nutrition5k
 
 
@@ -129,7 +130,7 @@ def test_what_is_known_is_not_decoded_again_and_a_stopped_index_goes_on(
     assert again.images.equals(index.images)
     known = {json.loads(line)["path"] for line in store.read_bytes().splitlines() if line.endswith(b"}")}
     assert len(known) >= len(lines) - 1
-    monkeypatch.setattr(image_probing, "run_isolated", refuse)
+    monkeypatch.setattr(probing, "run_isolated", refuse)
     assert index_images(config).images.equals(index.images)
 
 
@@ -158,9 +159,63 @@ def test_dev_mode_thins_out_every_class_and_part(index: ImageIndex, combined: Pa
     assert any(note.startswith("Dev mode: ") for note in dev.notes)
 
 
-def test_too_much_loss_stops_the_run_with_an_example(combined: Path) -> None:
-    with pytest.raises(DataError, match=r"of the listed images cannot be used, at most 1%.*such as:.*max_rejected"):
-        index_images(config_for(combined, max_rejected_share=0.01))
+def test_too_much_loss_stops_the_run_and_what_was_wrong_stands_in_a_table(combined: Path, tmp_path: Path) -> None:
+    table = tmp_path / "rejected.parquet"
+    words = r"of the listed images cannot be used, at most 1%.*such as:.*max_rejected.* each of 6 rows .*rejected\.parq"
+    with pytest.raises(DataError, match=words):
+        index_images(config_for(combined, max_rejected_share=0.01), rejected_path=table)
+    assert Counter(read_table(table, REJECTED)["reason"]) == {
+        "truncated": 1, "no_image": 1, "duplicate_content": 1, "copy_across_split": 1, "conflicting_labels": 2,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Path:
+    """Twelve dishes of two classes, each also saved anew, cropped and mirrored under other names."""
+    corpus = tmp_path / "corpus"
+    for number, dish in enumerate(drawn(12)):
+        folder = corpus / ("pie" if number % 2 else "soup")
+        put_picture(folder / f"{number}.jpg", dish)
+        for edit in ("half the size", "mirrored and cropped"):
+            put_picture(folder / f"{edit} {11 - number}.jpg", EDITS[edit](dish))
+    return corpus
+
+
+def test_copies_that_look_alike_are_one_group_and_on_one_side_of_the_split(edited: Path) -> None:
+    index = index_images(config_for(edited))
+    assert index.rejected.is_empty()
+    found = index.images.group_by("group_id").agg(pl.len(), pl.col("part").n_unique(), pl.col("class_label").n_unique())
+    assert found.drop("group_id").rows() == [(3, 1, 1)] * 12
+    assert "36 images are copies of one another or look so" in index.notes[1]
+    apart = index_images(config_for(edited, near_duplicate_bits=0))
+    assert apart.images["group_id"].n_unique() == 36
+    assert "stay together only with equal files" in apart.notes[1]
+
+
+def test_an_official_test_part_is_kept_and_its_copies_are_not_trained_on(edited: Path) -> None:
+    rows = ["path,class,split"]
+    for path in sorted(edited.glob("*/*.jpg")):
+        split = "test" if path.stem in {"0", "1", "2"} else "train"
+        rows.append(f"{path.relative_to(edited)},{path.parent.name},{split}")
+    put(edited / "manifest.csv", "\n".join(rows) + "\n")
+    index = index_images(config_for(edited))
+    assert Counter(index.rejected["reason"]) == {"copy_across_split": 6}
+    assert {Path(path).stem for path in index.images.filter(part="test")["path"]} == {"0", "1", "2"}
+    assert index.images.height == 30
+    assert index.images.group_by("group_id").agg(pl.col("part").n_unique())["part"].max() == 1
+    assert any(note.startswith("6 of 33 images of the training part (18.2%) look like") for note in index.notes)
+
+
+def test_copies_in_two_corpora_of_a_combined_one_are_not_on_two_sides(edited: Path) -> None:
+    both = edited.parent / "both"
+    both.mkdir()
+    edited.rename(both / "one")
+    for number, dish in enumerate(drawn(20)):
+        put_picture(both / "two" / ("pie" if number % 2 else "soup") / f"{number}.jpg", EDITS["darker"](dish))
+    index = index_images(config_for(both, image_layout="combined"))
+    assert index.images["path"].str.starts_with("two").any()
+    assert index.images.group_by("group_id").agg(pl.col("part").n_unique())["part"].max() == 1
+    assert set(index.rejected["reason"]) == {"copy_across_split"}
 
 
 def test_a_manifest_group_on_both_sides_stops_the_run(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""What people do to a picture before they file it again."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageEnhance
+
+from fvc_lib.corpus.image_likeness import thumbnail_text
+from fvc_lib.corpus.perceptual_hash import hash_of_grids, luma_grids, without_bars
+from fvc_lib.corpus.sample_dishes import plan_dishes
+from fvc_lib.corpus.sample_dishes_drawing import photograph
+
+
+def drawn(count: int) -> list[Image.Image]:
+    """Pictures of as many dishes."""
+    contents = [photograph(planned.dish, 0) for planned in plan_dishes()[:count]]
+    return [Image.open(io.BytesIO(content)).convert("RGB") for content in contents]
+
+
+def put_picture(path: Path, image: Image.Image) -> None:
+    """Write a JPEG of a high quality and its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, "JPEG", quality=92)
+
+
+def saved_anew(image: Image.Image, quality: int = 80) -> Image.Image:
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=quality)
+    return Image.open(io.BytesIO(stream.getvalue())).convert("RGB")
+
+
+def cropped(image: Image.Image, share: float) -> Image.Image:
+    """As much off the left and the bottom."""
+    width, height = image.size
+    return image.crop((round(share * width), 0, width, round((1 - share) * height)))
+
+
+def signature(image: Image.Image) -> tuple[str, str]:
+    """What the index keeps of a picture: hash and thumbnail."""
+    frames = without_bars(np.moveaxis(np.asarray(image), -1, 0)[None])
+    grids = luma_grids(frames)
+    return hash_of_grids(grids), thumbnail_text(grids[0], frames[0])
+
+
+EDITS: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "at a low quality": lambda image: saved_anew(image, 30),
+    "half the size": lambda image: saved_anew(image.resize((image.width // 2, image.height // 2))),
+    "twice the size": lambda image: saved_anew(image.resize((image.width * 2, image.height * 2))),
+    "cropped": lambda image: saved_anew(cropped(image, 0.05)),
+    "mirrored": lambda image: saved_anew(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+    "mirrored and cropped": lambda image: cropped(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), 0.05),
+    "darker": lambda image: saved_anew(ImageEnhance.Brightness(image).enhance(0.6)),
+    "more colourful": lambda image: saved_anew(ImageEnhance.Color(image).enhance(1.6)),
+    "without colours": lambda image: saved_anew(image.convert("L").convert("RGB")),
+}
