@@ -141,6 +141,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 fast = run_record.write_text
 run_record.write_text = lambda path, text: (time.sleep(0.05), fast(path, text))
+run_record.PATIENCE_SECONDS = 600  # here it is not about who is given up
 run, config = RunPaths(Path({str(run.root)!r})), RunConfig(runs_dir={config.runs_dir!r})
 for part in "ab":
     record_resumption(run, config, command=sys.argv[1] + part)
@@ -172,6 +173,7 @@ def no_locks(*_):
 
 def test_where_the_disk_has_no_locks_nothing_is_lost_either(run, config, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(run_record, "PATIENCE_SECONDS", 600)  # here it is not about who is given up
     threads = [
         threading.Thread(target=record_resumption, args=(run, config), kwargs={"command": f"job {number}"})
         for number in range(8)

@@ -168,7 +168,7 @@ def test_of_a_runner_and_a_job_at_the_same_moment_never_both_begin(project):
     for process in both:
         process.stdin.write("go\n")
         process.stdin.flush()
-    told = [process.communicate(timeout=60) for process in both]
+    told = [process.communicate(timeout=600) for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     assert "in" in told[0][0] + told[1][0]
 
