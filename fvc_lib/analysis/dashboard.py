@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.analysis.dashboard_controls import Controls
-from fvc_lib.analysis.dashboard_panels import Bundle, is_nothing, panels
-from fvc_lib.analysis.dashboard_selection import Selection, default_selection
+from fvc_lib.analysis.dashboard_panel import Bundle, is_nothing
+from fvc_lib.analysis.dashboard_panels import panels
+from fvc_lib.analysis.dashboard_selection import Selection, default_metrics, default_selection
 from fvc_lib.analysis.figure_display import show_bundle
 from fvc_lib.analysis.figure_html import PLOTLY
 from fvc_lib.analysis.live_refresh import LiveRefresh, any_at_work
@@ -59,11 +60,15 @@ class Dashboard:
     def choose(self, **changes: Any) -> Selection:
         """Change the selection (fields of ``Selection``), redraw what follows from it, and return it.
 
-        Another run in detail begins with all its folds: those of the one before may not be there.
+        Another run in detail begins with all its folds: those of the one before may not be there; and one of another
+        task with that task's own metrics.
         """
         before, self.selection = self.selection, replace(self.selection, **changes)
         if self.selection.detailed != before.detailed:
             self.selection = replace(self.selection, folds=(), highlight=None)
+            usual = default_metrics(self.selection.detailed)
+            if "metrics" not in changes and usual[1:2] != default_metrics(before.detailed)[1:2]:
+                self.selection = replace(self.selection, metrics=usual)
         self._update(self._changed(self.selection))
         return self.selection
 

@@ -6,22 +6,27 @@ a file that it reads has changed, so that a slider answers at once however many 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis.calibration_figures import calibration_figure
 from fvc_lib.analysis.comparison import Comparison, compare
 from fvc_lib.analysis.comparison import lines as comparison_lines
 from fvc_lib.analysis.comparison_figures import difference_figure
+from fvc_lib.analysis.dashboard_panel import (
+    MEMORY,
+    METRICS,
+    NOTHING,
+    TABLES,
+    Panel,
+    Shown,
+    confidence_of,
+    runs_alike,
+    stamps,
+)
 from fvc_lib.analysis.dashboard_selection import MOST_METRICS, Selection
-from fvc_lib.analysis.figure_display import figure_bundle
-from fvc_lib.analysis.figure_parts import with_fold_highlighted
-from fvc_lib.analysis.headline import run_parameters
+from fvc_lib.analysis.dashboard_task_panels import detail_panels, result_panels, run_panels
 from fvc_lib.analysis.html_table import HtmlTable
 from fvc_lib.analysis.pipeline_figures import pipeline_figure, pipeline_spans
 from fvc_lib.analysis.queries import (
@@ -32,6 +37,7 @@ from fvc_lib.analysis.queries import (
     parameter_differences,
     predictions,
     results,
+    task_results,
 )
 from fvc_lib.analysis.ranking_figures import pr_figure, roc_figure
 from fvc_lib.analysis.records import read_tables, run_names
@@ -41,49 +47,14 @@ from fvc_lib.analysis.run_cautions import audit_failures
 from fvc_lib.analysis.slice_figures import slices_figure
 from fvc_lib.analysis.training_figures import learning_curves_figure, memory_timeline_figure
 from fvc_lib.analysis.wording import count_text
-from fvc_lib.services.config import RunConfig
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import SLICES
 
-Bundle = dict[str, Any]
-Shown = Any  # a figure, a table or a text; plotly has no types
-
 _REPLICATES = 500  # of the bands: a redraw must feel immediate; the results notebook's own have more
 _COMPARISON_REPLICATES = 1000
-_METRICS, _MEMORY, _TABLES = ("metrics",), ("memory",), ("tables", "kfold_results.feather")
 _STATUS = ("status.json", "status", "memory")
-NOTHING = "\N{ZERO WIDTH SPACE}"  # an empty output would be a gap in the numbering of displays
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One place of the dashboard.
-
-    Attributes:
-        name: what it shows.
-        draw: makes it.
-        follows: the fields of ``Selection`` that it depends on.
-        reads: files and folders in a run's folder that it depends on.
-    """
-
-    name: str
-    draw: Callable[[Selection], Shown]
-    follows: tuple[str, ...]
-    reads: tuple[str, ...]
-
-    def bundle(self, selection: Selection) -> Bundle:
-        """What is displayed in its place."""
-        shown = self.draw(selection)
-        if isinstance(shown, go.Figure):
-            return figure_bundle(with_fold_highlighted(shown, selection.highlight))
-        return {"text/plain": shown} if isinstance(shown, str) else shown._repr_mimebundle_()
-
-    def key(self, selection: Selection) -> tuple[object, ...]:
-        """Two equal keys mean that there is nothing to draw again."""
-        runs = selection.runs if "runs" in self.follows else (selection.detailed,)
-        chosen = tuple(getattr(selection, name) for name in self.follows)
-        return (selection.detailed, chosen, *(stamp for run in runs for stamp in _stamps(run, self.reads)))
+_VIDEO = ("video",)
 
 
 def panels() -> tuple[Panel, ...]:
@@ -93,32 +64,49 @@ def panels() -> tuple[Panel, ...]:
             f"learning curves {place + 1}",
             lambda chosen, place=place: _curves(chosen, place),  # type: ignore[misc]  # mypy cannot infer the default
             ("metrics", "folds", "smoothing", "highlight"),
-            _METRICS,
+            METRICS,
         )
         for place in range(MOST_METRICS)
     ]
+    return (
+        Panel("controls", _controls, (), TABLES, _VIDEO),
+        *result_panels(),
+        *curves,
+        *_of_folds(),
+        *detail_panels(),
+        Panel("memory", _memory, ("folds", "highlight"), MEMORY),
+        Panel("pipeline", lambda c: pipeline_figure(pipeline_spans(c.detailed)), ("highlight",), _STATUS),
+        Panel("runs", lambda c: run_comparison_figure(compare_runs(c.runs).frame), ("runs",), TABLES, _VIDEO),
+        *run_panels(),
+        Panel("parameters", _parameters, ("runs",), ("params.yaml",)),
+        Panel("comparison", lambda chosen: difference_figure(_compared(chosen)), ("runs",), TABLES, _VIDEO),
+        Panel("comparison in words", _comparison_in_words, ("runs",), TABLES, _VIDEO),
+        Panel("notes", _notes, ("runs",), (*METRICS, *MEMORY, *TABLES)),
+    )
+
+
+def _of_folds() -> tuple[Panel, ...]:
+    """What there is of runs that are judged fold by fold."""
     scored = ("folds", "highlight")
     return (
-        Panel("controls", _controls, (), (*_TABLES, "params.yaml")),
-        *curves,
-        Panel("folds", _folds, ("folds",), _TABLES),
-        Panel("roc", lambda chosen: roc_figure(_scored(chosen), replicates=_REPLICATES), scored, _TABLES),
-        Panel("pr", lambda chosen: pr_figure(_scored(chosen), replicates=_REPLICATES), scored, _TABLES),
-        Panel("calibration", lambda c: calibration_figure(_scored(c), replicates=_REPLICATES), ("folds",), _TABLES),
-        Panel("slices", _slices, (), (*_TABLES, "params.yaml")),
-        Panel("memory", _memory, ("folds", "highlight"), _MEMORY),
-        Panel("pipeline", lambda c: pipeline_figure(pipeline_spans(c.detailed)), ("highlight",), _STATUS),
-        Panel("runs", lambda c: run_comparison_figure(compare_runs(c.runs).frame), ("runs",), _TABLES),
-        Panel("parameters", _parameters, ("runs",), ("params.yaml",)),
-        Panel("comparison", lambda chosen: difference_figure(_compared(chosen)), ("runs",), _TABLES),
-        Panel("comparison in words", _comparison_in_words, ("runs",), _TABLES),
-        Panel("notes", _notes, ("runs",), (*_METRICS, *_MEMORY, *_TABLES)),
+        Panel("folds", _folds, ("folds",), TABLES, _VIDEO),
+        Panel("roc", lambda chosen: roc_figure(_scored(chosen), replicates=_REPLICATES), scored, TABLES, _VIDEO),
+        Panel("pr", lambda chosen: pr_figure(_scored(chosen), replicates=_REPLICATES), scored, TABLES, _VIDEO),
+        Panel(
+            "calibration",
+            lambda chosen: calibration_figure(_scored(chosen), replicates=_REPLICATES),
+            ("folds",),
+            TABLES,
+            _VIDEO,
+        ),
+        Panel("slices", _slices, (), TABLES, _VIDEO),
     )
 
 
 def dashboard_notes(selection: Selection) -> tuple[str, ...]:
     """In words, what of the chosen runs could not be read."""
-    answers = (results(selection.runs), learning_curves(selection.runs), memory_samples(selection.runs))
+    runs = selection.runs
+    answers = (results(runs), task_results(runs), learning_curves(runs), memory_samples(runs))
     return tuple(dict.fromkeys(note for answer in answers for note in answer.notes))
 
 
@@ -145,19 +133,13 @@ def _scored(selection: Selection) -> pl.DataFrame:
 
 def _controls(selection: Selection) -> Shown:
     run = selection.detailed
-    return controls_figure(results([run]).frame, confidence=_confidence(run), leaks=audit_failures(run))
+    return controls_figure(results([run]).frame, confidence=confidence_of(run), leaks=audit_failures(run))
 
 
 def _slices(selection: Selection) -> Shown:
     run = selection.detailed
     table = read_tables([(path_to_text(run.run_id), run.slices)], SLICES).frame
-    return slices_figure(table, confidence=_confidence(run))
-
-
-def _confidence(run: RunPaths) -> float:
-    """What the intervals in the run's tables were made with."""
-    asked = run_parameters(run).get("confidence")
-    return asked if isinstance(asked, float) else RunConfig().confidence
+    return slices_figure(table, confidence=confidence_of(run))
 
 
 def _memory(selection: Selection) -> Shown:
@@ -168,22 +150,29 @@ def _memory(selection: Selection) -> Shown:
 
 
 def _parameters(selection: Selection) -> Shown:
-    """A row for each parameter that differs, a column for each run; where several differ no result has one cause."""
-    differing = parameter_differences(selection.runs).frame
+    """A row for each parameter that differs, a column for each run; where several differ no result has one cause.
+
+    Of runs of one task: what another task is asked differs in nearly everything.
+    """
+    runs = runs_alike(selection)
+    if len(runs) < 2:
+        return NOTHING
+    differing = parameter_differences(runs).frame
+    beside = "chosen runs" if len(runs) == len(selection.runs) else "chosen runs of this task"
     if differing.is_empty():
-        return f"Parameters of the {count_text(len(selection.runs), 'chosen run')}: no difference."
-    columns = [f"run {number}" for number in range(len(selection.runs))]  # not their ids: a copy has the same
+        return f"Parameters of the {len(runs)} {beside}: no difference."
+    columns = [f"run {number}" for number in range(len(runs))]  # not their ids: a copy has the same
     grouped = differing.group_by("parameter", maintain_order=True).agg("value", pl.col("changes_numbers").first())
     values = [pl.col("value").list.get(number).alias(name) for number, name in enumerate(columns)]
-    names = dict(zip(columns, map(path_to_text, run_names(selection.runs)), strict=True))
+    names = dict(zip(columns, map(path_to_text, run_names(runs)), strict=True))
     table = grouped.select("parameter", *values, "changes_numbers")
     verb = "differs" if table.height == 1 else "differ"
-    caption = f"{count_text(table.height, 'parameter')} {verb} between the {len(columns)} chosen runs"
+    caption = f"{count_text(table.height, 'parameter')} {verb} between the {len(columns)} {beside}"
     return HtmlTable(table, caption=caption, names={**names, "changes_numbers": "Can change a number"})
 
 
 def _compared(selection: Selection) -> Comparison:
-    return _comparison(selection.runs, tuple(stamp for run in selection.runs for stamp in _stamps(run, _TABLES)))
+    return _comparison(selection.runs, tuple(stamp for run in selection.runs for stamp in stamps(run, TABLES)))
 
 
 def _comparison_in_words(selection: Selection) -> Shown:
@@ -193,29 +182,11 @@ def _comparison_in_words(selection: Selection) -> Shown:
 
 
 @lru_cache(maxsize=4)
-def _comparison(runs: tuple[RunPaths, ...], stamps: tuple[object, ...]) -> Comparison:
+def _comparison(runs: tuple[RunPaths, ...], files: tuple[object, ...]) -> Comparison:
     """Of ``runs`` as their files are now; asked for by two panels."""
-    del stamps
+    del files
     return compare(runs, replicates=_COMPARISON_REPLICATES)
 
 
 def _notes(selection: Selection) -> Shown:
     return "\n".join(dashboard_notes(selection)) or "All lines of the chosen runs could be read."
-
-
-def _stamps(run: RunPaths, reads: Iterable[str]) -> Iterable[tuple[str, int, int]]:
-    """Name, time and size of each file that ``reads`` names in ``run``, or that lies in a folder it names."""
-    for name in reads:
-        place = run.root / name
-        files = sorted(place.rglob("*")) if place.is_dir() else [place]
-        for file in files:
-            try:
-                known = file.stat()
-            except OSError:
-                continue
-            yield str(file), known.st_mtime_ns, known.st_size
-
-
-def is_nothing(bundle: Bundle) -> bool:
-    """Whether a panel has nothing to show for now."""
-    return bundle.get("text/plain") == NOTHING

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fvc_lib.analysis.headline import run_parameters, run_task
 from fvc_lib.analysis.queries import learning_curves
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 
@@ -50,7 +52,26 @@ def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
     others = [
         other for other in reversed(list_runs(runs_dir)) if other.experiment == chosen.experiment and other != chosen
     ]
-    return Selection((chosen, *others[: MOST_RUNS - 1]))
+    return Selection((chosen, *others[: MOST_RUNS - 1]), metrics=default_metrics(chosen))
+
+
+def default_metrics(run: RunPaths) -> tuple[str, ...]:
+    """The curves that tell most of a run of its task: the loss, and what is judged beside it, also before it is there.
+
+    Of image recognition top-1 and the R2 of the first target; of video-text the recall at the first k from text to
+    video, and the loss of the captions.
+    """
+    asked = run_parameters(run)
+    task = run_task(asked)
+    if task == "image":
+        targets = sorted(name for name in _logged(run) if name.startswith("r2_"))
+        return (_DEFAULT_METRIC, "top1", *targets[:1])
+    if task == "video_text":
+        given = asked.get("recall_at")
+        first = given[0] if isinstance(given, list) and given else RunConfig().recall_at[0]
+        captions = {"caption_loss"} & _logged(run)
+        return (_DEFAULT_METRIC, f"text_to_video/recall@{first}", *captions)
+    return (_DEFAULT_METRIC,)
 
 
 def run_options(runs_dir: Path) -> list[tuple[str, RunPaths]]:
@@ -64,7 +85,11 @@ def run_label(run: RunPaths) -> str:
 
 
 def metric_options(run: RunPaths) -> tuple[list[str], list[int]]:
-    """The metrics and the folds that ``run`` has logged so far; the default metric is always among them."""
+    """The metrics and the folds that ``run`` has logged so far; the default metrics are always among them."""
     curves = learning_curves([run]).frame
     folds = [int(fold) for fold in curves["fold"].drop_nulls().unique().sort()]
-    return sorted({_DEFAULT_METRIC, *curves["metric"].unique()}), folds
+    return sorted({*default_metrics(run), *curves["metric"].unique()}), folds
+
+
+def _logged(run: RunPaths) -> set[str]:
+    return set(learning_curves([run], phases=["validation"]).frame["metric"].unique())

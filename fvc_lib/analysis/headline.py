@@ -137,7 +137,7 @@ def run_headline(run: RunPaths, *, sampled_peak: int | None = None) -> ReportHea
         sampled_peak: what ``sampled_peaks`` has of it, if that was asked.
     """
     asked = run_parameters(run)
-    measured = _measured(run, run_task(asked))
+    measured = measured_scores(run, run_task(asked))
     status = run_status(run)
     model = next((score for score in measured.scores if score.source == "model" and score.value is not None), None)
     of_interval = interval_cautions(measured.num_groups, model.low, model.high) if model else ()
@@ -173,6 +173,16 @@ def run_task(parameters: Mapping[str, object]) -> str:
     """The task that a run's parameters name: video, image or video_text; video where none is recorded."""
     task = parameters.get("task")
     return task if isinstance(task, str) and task in TASKS else "video"
+
+
+def measured_scores(run: RunPaths, task: str) -> MeasuredScores:
+    """The one number of a run of ``task``, beside its controls; without scores while there is none."""
+    if task in TASKS:
+        return task_scores(read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame, task)
+    frame = results([run]).frame
+    model = frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
+    counts = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
+    return MeasuredScores(FORGERIES, overall_scores(frame), *counts)
 
 
 def runs_table(runs_dir: Path) -> Answer:
@@ -250,15 +260,6 @@ def _table_row(headline: ReportHeadline) -> dict[str, object]:
         "duration_seconds": headline.duration_seconds,
         "peak_rss_bytes": headline.peak_rss_bytes,
     }
-
-
-def _measured(run: RunPaths, task: str) -> MeasuredScores:
-    if task in TASKS:
-        return task_scores(read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame, task)
-    frame = results([run]).frame
-    model = frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
-    counts = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
-    return MeasuredScores(FORGERIES, overall_scores(frame), *counts)
 
 
 def _model_name(asked: Mapping[str, object]) -> str | None:

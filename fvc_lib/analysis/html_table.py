@@ -8,6 +8,7 @@ from html import escape
 
 import polars as pl
 
+from fvc_lib.analysis.theme import STANDING_COLORS
 from fvc_lib.analysis.wording import (
     METRIC_NAMES,
     NOT_RECORDED,
@@ -106,6 +107,9 @@ class HtmlTable:
     def _cell(self, name: str, value: object) -> str:
         text = escape(self._shown(name, value))
         kinds = ["missing"] if value is None else []
+        color = STANDING_COLORS.get(str(value)) if name == "standing" else None
+        if color is not None:  # the word says it too, for those who see no colour
+            text = f'<span style="color:{color};font-weight:600">{text}</span>'
         return f"<td{self._look(name, *kinds)}>{text}</td>"
 
     def _shown(self, name: str, value: object) -> str:

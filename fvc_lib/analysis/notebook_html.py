@@ -28,6 +28,7 @@ from fvc_lib.services.path_text import path_to_text
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif", "image/webp")
+_NO_WIDTH = "\N{ZERO WIDTH SPACE}"  # what a display shows that has nothing to show for now
 _TEXT_LIMIT = 100_000  # characters of one text output; the executed notebook keeps the rest
 _TAGS = frozenset(
     {
@@ -249,6 +250,8 @@ def _rich(data: dict[str, Any], page: _Page) -> str:
     """The best form that needs nothing but this page; a widget without a kernel is its plain text."""
     if PLOTLY in data and isinstance(data[PLOTLY], dict):
         return _figure(data[PLOTLY], page)
+    if _joined(data.get("text/plain", "")) == _NO_WIDTH:
+        return ""
     if "text/html" in data and WIDGET not in data:
         html = clean_html(_joined(data["text/html"]), page.run_folder)
         if html.strip():
@@ -281,7 +284,7 @@ def _error(output: Any, page: _Page) -> str:
 
 
 def _text(text: str, kind: str) -> str:
-    if not text.strip():
+    if not text.replace(_NO_WIDTH, "").strip():
         return ""
     left_out = len(text) - _TEXT_LIMIT
     remark = (

@@ -20,13 +20,6 @@ from fvc_lib.analysis.wording import (
     source_name,
 )
 
-STANDING_COLORS = {
-    "above control": theme.ABOVE_CONTROL,
-    "not above control": theme.NOT_ABOVE_CONTROL,
-    "no control": theme.NEUTRAL,
-    "no result": theme.NEUTRAL,
-}
-
 
 def controls_figure(
     results: pl.DataFrame, metric: str = HEADLINE_METRIC, *, confidence: float = 0.95, leaks: Sequence[str] = ()
@@ -143,7 +136,7 @@ def _score_point(score: Score) -> go.Scatter:
 
 def _stamp(figure: go.Figure, standing: str) -> None:
     """The verdict in words, in its colour, over the column of values."""
-    color = STANDING_COLORS[standing]
+    color = theme.STANDING_COLORS[standing]
     figure.add_annotation(
         x=1, xref="paper", y=1, yref="paper", xanchor="left", yanchor="bottom", xshift=14, yshift=6, showarrow=False,
         text=f"<b>{standing}</b>", font={"size": 13, "color": color}, bordercolor=color, borderwidth=1.5, borderpad=4,

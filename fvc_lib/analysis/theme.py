@@ -23,6 +23,12 @@ HIGHLIGHT = "#E69F00"
 GRID = "#E6E8EB"
 INK = "#22262B"
 
+STANDING_COLORS = {
+    "above control": ABOVE_CONTROL,
+    "not above control": NOT_ABOVE_CONTROL,
+    "no control": NEUTRAL,
+    "no result": NEUTRAL,
+}
 LABEL_COLORS = {"real": REAL, "fake": FAKE}
 # One per fold or run, in this order and then from the start again with another dash.
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7A5C99", "#4D4D4D")

@@ -7,6 +7,7 @@ import polars as pl
 from plotly.subplots import make_subplots
 
 from fvc_lib.analysis import theme
+from fvc_lib.analysis.corpus_figures import LEGEND
 from fvc_lib.analysis.figure_parts import of_fold
 from fvc_lib.analysis.memory_findings import memory_usage
 from fvc_lib.analysis.memory_wording import megabytes_text, phase_text
@@ -98,6 +99,8 @@ def memory_timeline_figure(samples: pl.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text="Time the stage has been at work (s)", rangemode="tozero")
     figure.update_yaxes(title_text="Memory (MB)", rangemode="tozero")
     figure.update_layout(showlegend=series.height > 1)
+    if series.height <= _PANELS_PER_ROW:  # beside the plot a few names would take half of a phone's width
+        figure.update_layout(legend=LEGEND)
     return figure
 
 

@@ -14,7 +14,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from fvc_lib.analysis.dashboard import Dashboard, dashboard
 from fvc_lib.analysis.dashboard_controls import Controls
-from fvc_lib.analysis.dashboard_panels import Panel, dashboard_notes, is_nothing, panels
+from fvc_lib.analysis.dashboard_panel import Panel, is_nothing
+from fvc_lib.analysis.dashboard_panels import dashboard_notes, panels
 from fvc_lib.analysis.dashboard_selection import Selection, default_selection
 from fvc_lib.analysis.figure_display import figure_bundle
 from fvc_lib.analysis.figure_html import PLOTLY
@@ -58,7 +59,8 @@ def test_the_newest_run_is_chosen_beside_those_of_its_experiment(runs: list[RunP
 def test_the_figures_follow_the_selection(runs: list[RunPaths]) -> None:
     board = dashboard(runs_dir(runs))
     assert len(shown("learning curves 1", board.selection).layout.annotations) == 5  # one panel per fold
-    assert is_nothing(panels()[2].bundle(board.selection))
+    second = next(panel for panel in panels() if panel.name == "learning curves 2")
+    assert is_nothing(second.bundle(board.selection))
     chosen = board.choose(folds=(1, 2), metrics=("roc_auc", "loss"), smoothing=0.5)
     curves = shown("learning curves 1", chosen)
     assert [note.text for note in curves.layout.annotations] == ["fold 1", "fold 2"]

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fvc_lib.analysis.figure_display import figure_bundle
+from fvc_lib.analysis.headline_measure import task_scores
 from fvc_lib.analysis.image_figures import classes_figure, confusion_figure, fits_figure, target_scatter_figure
-from fvc_lib.analysis.task_figures import beside_controls_figure
+from fvc_lib.analysis.target_error_figures import target_errors_figure
+from fvc_lib.analysis.task_figures import beside_controls_figure, runs_beside_controls_figure
 from fvc_lib.analysis.task_result_tables import (
     class_table,
     fits_shown,
@@ -62,6 +64,11 @@ FIGURES: dict[str, tuple[Callable[[], go.Figure], Callable[[], go.Figure]]] = {
         lambda: beside_controls_figure(RESULTS, [("all", "top1")], counted=("image", "images")),
         lambda: beside_controls_figure(RESULTS.clear(), [("all", "top1")], counted=("image", "images")),
     ),
+    "errors": (lambda: target_errors_figure(RESULTS), lambda: target_errors_figure(RESULTS.clear())),
+    "runs": (
+        lambda: runs_beside_controls_figure([(HOSTILE, task_scores(RESULTS, "image"))]),
+        lambda: runs_beside_controls_figure([("a run", task_scores(RESULTS.clear(), "image"))]),
+    ),
     "retrieval": (
         lambda: found_within_figure(ranks_of(PAIRS)),
         lambda: found_within_figure(ranks_of(PAIRS).clear()),
@@ -93,6 +100,21 @@ def test_axes_are_named_n_is_said_and_nothing_of_the_data_is_markup(name: str) -
 @pytest.mark.parametrize("name", FIGURES)
 def test_without_data_a_figure_says_so(name: str) -> None:
     assert "nothing to show" in title(FIGURES[name][1]())
+
+
+def test_errors_of_targets_stand_on_one_axis_as_shares_of_the_means() -> None:
+    worse = RESULTS.with_columns(
+        pl.when((pl.col("subject") == "target:mass") & (pl.col("metric") == "mae") & (pl.col("source") == "model"))
+        .then(pl.col("value", "low", "high") + 34)
+        .otherwise(pl.col("value", "low", "high"))
+    )
+    figure = target_errors_figure(worse)
+    assert [trace.x[0] for trace in figure.data] == pytest.approx([16 / 50, 50 / 50])
+    assert [trace.error_x.array[0] for trace in figure.data] == pytest.approx([2 / 50, 2 / 50])
+    assert title(figure) == (
+        "1 of 2 targets is closer than always saying the mean; calories is off by 16 kcal (mean: 50)"
+    )
+    assert len({trace.marker.color for trace in figure.data}) == 2  # what is no better than the mean stands out
 
 
 def test_very_many_classes_and_images_stay_a_figure_of_bounded_size() -> None:

@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import plotly.graph_objects as go
 import polars as pl
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
 
 from fvc_lib.analysis.comparison import compare
+from fvc_lib.analysis.dashboard import Dashboard
+from fvc_lib.analysis.dashboard_panel import NOTHING, is_nothing
 from fvc_lib.analysis.dashboard_panels import panels
-from fvc_lib.analysis.dashboard_selection import Selection
+from fvc_lib.analysis.dashboard_selection import Selection, default_selection
 from fvc_lib.analysis.headline import judge, run_headline, runs_table
 from fvc_lib.analysis.headline_measure import Score, task_scores
+from fvc_lib.analysis.html_table import HtmlTable
 from fvc_lib.analysis.memory_findings import run_memory
 from fvc_lib.analysis.mlflow_tags import run_tags
+from fvc_lib.analysis.notebook_html import clean_html
 from fvc_lib.analysis.queries import SQL_TABLES, ask_sql
 from fvc_lib.analysis.report import interval_bar
 from fvc_lib.analysis.run_summary import summary_lines, write_run_report
 from fvc_lib.analysis.runs_index import write_runs_index
+from fvc_lib.analysis.theme import STANDING_COLORS
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import write_table
@@ -153,12 +159,84 @@ def test_runs_of_other_tasks_are_not_compared_pair_by_pair(task: str, task_run: 
     assert f"its task is {task}" in found.refusals[0].reason
 
 
-def test_the_dashboard_shows_what_such_runs_have_and_breaks_on_nothing(tmp_path: Path) -> None:
-    runs = (write_image_run(tmp_path), write_video_text_run(tmp_path))
-    shown = {panel.name: panel.bundle(Selection(runs)) for panel in panels()}
-    assert shown["learning curves 1"]["text/plain"].startswith("Loss ends at")
-    assert "nothing to show" in shown["controls"]["text/plain"]
-    assert "nothing to show" not in shown["memory"]["text/plain"]
+OF_A_TASK = {
+    "image": {
+        "standing": "above control", "classes beside controls": "Top-1 accuracy is 0.750",
+        "targets beside the mean": "All 2 targets are closer than always saying the mean; calories is off by 16 kcal",
+        "confusion": "The most frequent mistake", "classes": "the worst F1 first", "targets": "calories: off by 16.0",
+        "batch sizes that fit": "Up to 16 images at once fit", "resolutions that fit": "Up to 224 pixels fit",
+        "learning curves 2": "Top-1 accuracy ends at 0.750", "runs of the task": "Top-1 accuracy of one run",
+    },
+    "video_text": {
+        "standing": "above control", "retrieval beside chance": "Recall@1, video to text is 0.720",
+        "ranks": "At the first place stands what belongs there", "caption metrics": "Most frequent caption",
+        "captions": "of n = 15 repeat a reference word by word", "learning curves 2": "nothing to show",
+        "runs of the task": "Recall@1, text to video of one run",
+    },
+}  # fmt: skip
+OF_ALL = {"learning curves 1", "memory", "pipeline", "notes"}
+
+
+def test_the_dashboard_shows_what_a_task_has_and_nothing_of_another_one(task: str, task_run: RunPaths) -> None:
+    """Each panel by its words: those of folds, of rank and of calibration have none, and take no place on the page."""
+    selection = default_selection(task_run.root.parents[1])
+    shown = {panel.name: panel.bundle(selection) for panel in panels()}
+    drawn = {name: bundle["text/plain"] for name, bundle in shown.items() if not is_nothing(bundle)}
+    for name, words in OF_A_TASK[task].items():
+        assert words in drawn.pop(name), name
+    assert drawn.keys() == OF_ALL
+    for bundle in (bundle for bundle in shown.values() if is_nothing(bundle)):
+        assert "display:none" in bundle["text/html"]
+
+
+def test_another_task_in_detail_brings_its_own_metrics_and_compares_its_own_runs(
+    make_run: Callable[..., RunPaths],
+) -> None:
+    video = make_run()
+    runs_dir = video.root.parents[1]
+    images = [write_image_run(runs_dir), write_image_run(runs_dir, "run_20250307_101500_abcdef04")]
+    write_table(image_results_of(top1=0.6), TASK_RESULTS, images[1].task_results)
+    board = Dashboard(runs_dir, Selection((*images, video, write_video_text_run(runs_dir)), detail=video))
+    shown = {panel.name: panel for panel in panels()}
+    assert not is_nothing(shown["roc"].bundle(board.selection))
+    assert is_nothing(shown["confusion"].bundle(board.selection))
+    assert board.choose(detail=images[0]).metrics == ("loss", "top1")
+    assert is_nothing(shown["roc"].bundle(board.selection))
+    compared = shown["runs of the task"].draw(board.selection)
+    assert f"{images[0].run_id} has the highest Top-1 accuracy, 0.750" in title(compared)
+    assert "2 chosen runs without it or of another task left out" in subtitle(compared)
+    assert len({trace.y[0] for trace in compared.data}) == 4  # two runs and the control of each
+    assert "no difference" in shown["parameters"].bundle(board.selection)["text/plain"]
+    assert board.choose(detail=video).metrics == ("loss",)
+
+
+def test_before_there_are_results_a_panel_says_so_or_keeps_away(task: str, task_run: RunPaths) -> None:
+    task_run.task_results.unlink()
+    for table in task_run.tables.iterdir():
+        table.unlink()
+    selection = default_selection(task_run.root.parents[1])
+    shown = {panel.name: panel.bundle(selection)["text/plain"] for panel in panels()}
+    assert "No result is recorded" in shown["standing"]
+    assert "nothing to show" in shown["classes beside controls" if task == "image" else "retrieval beside chance"]
+    assert shown["captions"] == NOTHING
+
+
+def test_the_standing_has_the_colour_of_the_figures_beside_its_word(tmp_path: Path) -> None:
+    write_image_run(tmp_path)
+    weak = write_image_run(tmp_path, "run_20250307_101500_abcdef04")
+    write_table(image_results_of(top1=0.2), TASK_RESULTS, weak.task_results)
+    html = HtmlTable(runs_table(tmp_path).frame.select("run_id", "standing"))._repr_html_()
+    for standing in ("above control", "not above control"):
+        assert f'<span style="color:{STANDING_COLORS[standing]};font-weight:600">{standing}</span>' in html
+    assert clean_html(html).count("color:") == 2  # on the offline pages as well
+
+
+def title(figure: go.Figure) -> str:
+    return str(figure.layout.title.text).replace("<br>", " ")
+
+
+def subtitle(figure: go.Figure) -> str:
+    return str(figure.layout.title.subtitle.text).replace("<br>", " ")
 
 
 def test_tables_of_all_tasks_can_be_asked_in_sql(tmp_path: Path) -> None:
