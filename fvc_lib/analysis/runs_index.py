@@ -33,6 +33,7 @@ from fvc_lib.analysis.wording import (
     source_name,
     time_text,
 )
+from fvc_lib.metrics import above_control
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json, write_text
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.path_text import path_to_text
@@ -71,8 +72,8 @@ def write_runs_index(runs_dir: Path) -> Path:
     )
     body = (
         f'<div class="plain"><p class="lead">{escape(count_text(len(runs), "run"))}</p>'
-        '<p class="under">Newest first. A run is above control when its score lies above its best control\'s interval '
-        f"and its own interval above that control's value, unless its leakage audit did not pass.</p>{table}</div>"
+        '<p class="under">Newest first. A run is above control when its score exceeds that of each control by more '
+        f"than both intervals together leave open, unless its leakage audit did not pass.</p>{table}</div>"
     )
     write_text(output, page("FVC runs", body))
     return output
@@ -81,7 +82,7 @@ def write_runs_index(runs_dir: Path) -> Path:
 def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
     """A row of each run, from the rows kept where the run is as it was."""
     store = runs_dir / ".index_rows.json"
-    look = [sha256_of_file(Path(__file__)), sha256_of_file(Path(headline_measure.__file__))]
+    look = [sha256_of_file(Path(path)) for path in (__file__, headline_measure.__file__, above_control.__file__)]
     names = [path_to_text(run.root.relative_to(runs_dir.absolute())) for run in runs]
     stamps = [sha256_of_json([look, _stamp(run)]) for run in runs]
     kept = _kept(store)
