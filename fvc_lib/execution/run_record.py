@@ -153,11 +153,14 @@ def _record_held(run: RunPaths) -> Iterator[None]:
         if _locked(stream, run):
             yield
             return
-    # No locks on this disk: a name that only one can create. One that stays for so long is a dead process's.
+    # No locks on this disk: a name that only one can create. One claim that stays for so long is a dead process's;
+    # many that follow one another are not.
     claim = run.run_json.with_name("run.json.claim")
-    end = time.monotonic() + PATIENCE_SECONDS
+    seen, end = None, 0.0
     while not _created(claim):
-        if time.monotonic() > end:
+        if (found := _identity(claim)) != seen:
+            seen, end = found, time.monotonic() + PATIENCE_SECONDS
+        elif time.monotonic() > end:
             claim.unlink(missing_ok=True)
         time.sleep(0.02)
     try:
@@ -182,6 +185,15 @@ def _locked(stream: IO[bytes], run: RunPaths) -> bool:
                     "If none is alive, its host or disk hangs: try again, or from that host."
                 ) from error
         time.sleep(0.02)
+
+
+def _identity(claim: Path) -> tuple[int, int] | None:
+    """What tells one claim from the next of the same name; None: it is gone."""
+    try:
+        status = claim.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _created(claim: Path) -> bool:
