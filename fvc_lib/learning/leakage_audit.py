@@ -163,14 +163,17 @@ def _copies(folds: pl.DataFrame, augmented: pl.DataFrame) -> Row:
 def _openings(selections: Sequence[RecordedSelection | None]) -> Row:
     """An attempt that died after it had opened a fold leaves a fold that is opened twice, for one selection."""
     records = [record for record in selections if record is not None]
-    anew, lacking = sum(bool(record.earlier) for record in records), len(selections) - len(records)
+    unknown = sum(not record.is_complete for record in records)
+    records = [record for record in records if record.is_complete]
+    anew, lacking = sum(bool(record.earlier) for record in records), len(selections) - len(records) - unknown
     again = sum(record.openings > 1 and not record.earlier for record in records)
     died = f" ({_counted(again, 'fold')} more than once, as an attempt had died in between)" if again else ""
     found = (
         f"Epoch, threshold and temperature of {len(records) - anew} of {_counted(len(selections), 'fold')} were on the "
-        f"disk before the outer labels were opened{died}; {anew} chosen anew after that, {lacking} without a record."
+        f"disk before the outer labels were opened{died}; {anew} chosen anew after that, {lacking} without a record"
+        f"{f', {unknown} opened before for what is not known, since an earlier record was damaged' if unknown else ''}."
     )
-    return "chosen_after_opening", anew, None, found, anew + lacking == 0
+    return "chosen_after_opening", anew + unknown, None, found, anew + lacking + unknown == 0
 
 
 def _as_recorded(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> Row:
@@ -190,14 +193,18 @@ def _opened_before(before: EarlierOpenings) -> Row:
     fork = f"; the run was forked from {before.forked_from!r}, whose results may have been seen" * bool(
         before.forked_from
     )
+    fork += (
+        f"; of {_counted(before.unknown, 'more training')} that was replaced the record is damaged, so whether an "
+        "outer fold had been opened is not known"
+    ) * bool(before.unknown)
     warning = ": whoever trains again because of a result has chosen on the outer folds" * bool(
-        before.replaced or before.forked_from
+        before.replaced or before.forked_from or before.unknown
     )
     found = (
         f"{_counted(before.replaced, 'training')} of this run had opened an outer fold with other weights and "
         f"{'was' if before.replaced == 1 else 'were'} then replaced{fork}{warning}."
     )
-    return "opened_before", before.replaced, None, found, None
+    return "opened_before", before.replaced + before.unknown, None, found, None
 
 
 def _claims(predictions: pl.DataFrame, config: RunConfig) -> Iterator[Row]:

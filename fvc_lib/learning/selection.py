@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # results are made without torch
     from fvc_lib.learning.training_state import EpochRecord
 
 SELECTION = "selection.json"  # in the folder of a training's checkpoints
+_DAMAGED = "selection_damaged.json"  # what was found in its place and could not be read
 _logger = logging.getLogger(__name__)
 
 
@@ -89,6 +91,8 @@ class RecordedSelection:
         weights: hex SHA-256 of the weights that were judged.
         openings: how often the outer fold was opened in this training's folder, this time included.
         earlier: other selections that it had been opened for before, whose weights were lost.
+        is_complete: whether the record before this one could be read, if there was one; where not, the outer fold was
+            opened more often than is counted here, and for what is not known.
     """
 
     selection: Selection
@@ -96,12 +100,15 @@ class RecordedSelection:
     weights: str
     openings: int = 1
     earlier: int = 0
+    is_complete: bool = True
 
     def sentence(self) -> str:
         """On what was chosen, and when the outer fold was opened."""
         chosen = self.selection
         opened = "were opened once, after this was on the disk"
-        if self.earlier:
+        if not self.is_complete:
+            opened = "had been opened before, for what is not known: the record of it was damaged"
+        elif self.earlier:
             opened = f"were opened {self.openings} times, before and after weights were lost and this was chosen anew"
         elif self.openings > 1:
             opened = f"were opened {self.openings} times, each after this was on the disk: an attempt died in between"
@@ -118,10 +125,13 @@ class EarlierOpenings:
     Attributes:
         replaced: trainings of this run that had opened their outer fold, for other weights, and were then replaced.
         forked_from: the run that this one was made from, whose results may have been seen; empty where there is none.
+        unknown: trainings of this run that were replaced and have left a record that cannot be read: whether they had
+            opened their outer fold, and for which weights, is not known.
     """
 
     replaced: int = 0
     forked_from: str = ""
+    unknown: int = 0
 
 
 def select(
@@ -172,12 +182,22 @@ def record_selection(folder: Path, found: RecordedSelection) -> RecordedSelectio
     """Put ``found`` into the training's ``folder`` and on the disk; what is there of the same weights stays as it is.
 
     So an attempt that comes after one that was killed cannot choose otherwise than the one that had seen the outer
-    fold, also where it computes with other rounding.
+    fold, also where it computes with other rounding. A record that is there and cannot be read says that the fold was
+    opened, and no more: it is kept aside, and what comes after it is never called complete again.
     """
     path, kept = folder / SELECTION, found
     before = read_selection(folder)
-    if before is not None:
-        kept = replace(found, openings=before.openings + 1, earlier=before.earlier)
+    if before is None and os.path.lexists(path):
+        kept = replace(found, openings=2, is_complete=False)
+        aside = path.with_name(_DAMAGED)
+        path.replace(aside)
+        _logger.warning(
+            "%s: was damaged, so how often the outer fold was opened before, and for which weights, is not known; kept "
+            "as %s. The leakage audit will not pass; training the fold anew from its folds on, in a new run, would.",
+            path, aside.name,
+        )  # fmt: skip
+    elif before is not None:
+        kept = replace(found, openings=before.openings + 1, earlier=before.earlier, is_complete=before.is_complete)
         if (before.clips, before.weights) == (found.clips, found.weights):
             kept = replace(kept, selection=before.selection)
         elif before.selection != found.selection:
@@ -197,15 +217,19 @@ def read_selection(folder: Path) -> RecordedSelection | None:
 
 def earlier_openings(paths: RunPaths, num_folds: int) -> EarlierOpenings:
     """Which outer folds of the run in ``paths`` had been opened before the selections that it has now."""
-    replaced = 0
+    replaced, unknown = 0, 0
     for fold in range(num_folds):
         folder = paths.fold_checkpoints(fold)
         now = read_selection(folder)
         aside = sorted(paths.superseded.glob(f"*/{folder.relative_to(paths.root)}"))
         before = [found for found in map(read_selection, aside) if found is not None]
         replaced += sum(now is None or found.weights != now.weights for found in before)
+        unreadable = [place for place in aside if os.path.lexists(place / SELECTION) and read_selection(place) is None]
+        unknown += len(unreadable)
+        for place in unreadable:
+            _logger.warning("%s: cannot be read; whether this fold was opened by it is not known", place / SELECTION)
     try:
         forked_from = json.loads(paths.run_json.read_bytes()).get("forked_from", "")
     except (OSError, ValueError, AttributeError):
         forked_from = ""
-    return EarlierOpenings(replaced, forked_from if isinstance(forked_from, str) else "")
+    return EarlierOpenings(replaced, forked_from if isinstance(forked_from, str) else "", unknown)

@@ -137,6 +137,7 @@ def test_every_other_way_to_leak_fails_its_own_check(tables, folds, predictions)
     assert said.startswith("Epoch, threshold and temperature of 4 of 5 folds were on the disk before")
     assert "died" not in said
     assert audit(selections=[*records, None]) == {"chosen_after_opening": 0}
+    assert audit(selections=[*records[1:], replace(records[0], is_complete=False)]) == {"chosen_after_opening": 1}
     assert audit(selections=[replace(records[0], openings=3)]) == {}
     other = replace(records[1], selection=replace(records[1].selection, threshold=0.4))
     assert audit(selections=[records[0], other, *records[2:]]) == {"predictions_unlike_their_record": 1}
@@ -154,6 +155,9 @@ def test_outer_folds_that_were_looked_at_before_are_told_and_judged_by_nobody_bu
     assert (again["count"], again["passed"]) == (2, None)
     assert "forked from 'run_<b>'" in again["finding"]
     assert "whoever trains again because of a result has chosen on the outer folds" in again["finding"]
+    unknown = told(EarlierOpenings(unknown=1))
+    assert (unknown["count"], unknown["passed"]) == (1, None)
+    assert "of 1 more training that was replaced the record is damaged" in unknown["finding"]
 
 
 def test_what_a_split_by_row_would_have_claimed_is_computed_from_these_predictions(tables, folds, predictions) -> None:

@@ -3,6 +3,7 @@ import logging
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from fvc_lib.execution.stages import Task, stage_named
 from fvc_lib.execution.superseding import set_aside
@@ -81,9 +82,37 @@ def test_other_weights_are_chosen_for_anew_and_it_is_said(tmp_path, caplog):
     assert "weights were lost" in again.sentence()
 
 
-def test_a_record_that_is_damaged_is_made_again(tmp_path):
-    (tmp_path / SELECTION).write_text("{")
-    assert record_selection(tmp_path, recorded()).openings == 1
+@pytest.mark.parametrize("content", ["{", "", "[]", '{"selection": {}, "clips": "c"}'])
+def test_a_record_that_is_damaged_is_made_again_and_counts_as_unknown_from_then_on(tmp_path, caplog, content):
+    (tmp_path / SELECTION).write_text(content)
+    with caplog.at_level(logging.WARNING):
+        made = record_selection(tmp_path, recorded())
+    assert (made.openings, made.is_complete) == (2, False)
+    assert "was damaged, so how often the outer fold was opened before" in caplog.text
+    assert "had been opened before, for what is not known" in made.sentence()
+    assert (tmp_path / "selection_damaged.json").read_text() == content
+    again = record_selection(tmp_path, recorded())  # by the next attempt
+    assert (again.openings, again.is_complete) == (3, False)
+
+
+def test_a_record_of_before_this_was_counted_is_complete(tmp_path):
+    record_selection(tmp_path, recorded())
+    stored = json.loads((tmp_path / SELECTION).read_text())
+    del stored["is_complete"]
+    (tmp_path / SELECTION).write_text(json.dumps(stored))
+    assert record_selection(tmp_path, recorded()).is_complete
+
+
+def test_a_replaced_training_with_a_damaged_record_is_not_taken_for_one_that_opened_nothing(tmp_path, caplog):
+    run = RunPaths(tmp_path / "demo" / "run_a")
+    run.fold_checkpoints(1).mkdir(parents=True)
+    (run.fold_checkpoints(1) / SELECTION).write_text("{")
+    set_aside(run, [Task(stage_named("04_fold_training"), 1)])
+    run.fold_checkpoints(1).mkdir(parents=True)
+    record_selection(run.fold_checkpoints(1), recorded())
+    with caplog.at_level(logging.WARNING):
+        assert earlier_openings(run, 2) == EarlierOpenings(unknown=1)
+    assert "whether this fold was opened by it is not known" in caplog.text
 
 
 def test_a_training_that_was_replaced_stays_known_to_have_opened_its_outer_fold(tmp_path):
