@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fvc_lib.corpus.groups import GroupMember, join_groups
-from fvc_lib.corpus.image_likeness import SamePictures, parse_thumbnails
+from fvc_lib.corpus.image_likeness import SamePictures
 from fvc_lib.corpus.image_listing import ListedImage
 from fvc_lib.corpus.image_probing import ProbedImage
 from fvc_lib.corpus.listing import Refusal, Rejections
@@ -54,7 +54,7 @@ def copies_among(probed: Sequence[ProbedImage], near_duplicate_bits: int) -> Cop
     one_each = list({content[found.path]: found for found in probed}.values())
     links: list[tuple[int, int]] = []
     if near_duplicate_bits:
-        judge = SamePictures(parse_thumbnails([found.thumbnail for found in one_each]))
+        judge = SamePictures([found.thumbnail for found in one_each])
         links = near_duplicate_links([found.perceptual_hash for found in one_each], near_duplicate_bits, judge)
     members = [GroupMember(found.path, found.path, content[found.path]) for found in one_each]
     smallest: dict[str, str] = {}

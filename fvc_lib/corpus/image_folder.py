@@ -5,6 +5,8 @@ from __future__ import annotations
 from fvc_lib.corpus.image_listing import (
     ImageListing,
     ListedImage,
+    classes_without_images,
+    folders_of,
     image_refusal,
     parts_below,
     walk_images,
@@ -42,8 +44,10 @@ def list_folder(files: CorpusFiles, below: str = "") -> ImageListing:
             continue
         part = _PART_FOLDERS[names[0].lower()] if has_parts else None
         listing.images.append(ListedImage(text, "folder", class_label=escape_text(names[depth]), part=part))
-    num_classes = len({image.class_label for image in listing.images})
+    classes = {image.class_label for image in listing.images}
+    named = set() if has_parts else {escape_text(name) for name in folders_of(files.root / below)}
     kept = f"; the folders {', '.join(sorted(folders))} are kept as parts" if has_parts else ""
     where = f" in {below!r}" if below else ""
-    listing.notes.append(f"folder{where}: {len(listing.images):,} images in {num_classes:,} folders of classes{kept}.")
+    listing.notes.append(f"folder{where}: {len(listing.images):,} images in {len(classes):,} folders of classes{kept}.")
+    listing.notes += classes_without_images(named - classes)
     return listing

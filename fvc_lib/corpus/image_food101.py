@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from fvc_lib.corpus.image_listing import (
     ImageListing,
     ListedImage,
+    classes_without_images,
     image_refusal,
     joined,
     parts_below,
@@ -65,6 +66,7 @@ def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
         f"Food-101: {len(classes):,} classes, {counts['train']:,} images in train.txt and {counts['test']:,} in "
         "test.txt; its own split is kept."
     )
+    listing.notes += classes_without_images(classes - {image.class_label for image in listing.images})
     return listing
 
 
@@ -94,6 +96,8 @@ def _row_refusal(
             "unknown_class", f"{where}: the class {label!r} is not in classes.txt. Add it there, or drop it."
         )
     normalized = files.normalized(path)
+    if not isinstance(normalized, Refusal) and normalized != path:  # pie/../soup/1 is no picture of a pie
+        return Refusal("malformed_row", f"{where}: got {key!r}, wanted a line like apple_pie/1005649.")
     refusal = normalized if isinstance(normalized, Refusal) else image_refusal(files, path)
     return None if refusal is None else Refusal(refusal.reason, f"{where}: {refusal.detail}")
 

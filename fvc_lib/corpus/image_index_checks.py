@@ -39,7 +39,7 @@ def refuse_lost(root: Path, rejected: pl.DataFrame, num_kept: int, max_rejected_
         for reason, count in counts
     )
     if not num_kept:
-        raise DataError(f"corpus {str(root)!r}: no usable image ({shown or 'nothing is listed'}).")
+        raise DataError(f"corpus {str(root)!r}: no usable image ({shown or 'it lists none; put images into it'}).")
     raise DataError(
         f"corpus {str(root)!r}: {share:.0%} of the listed images cannot be used, at most {max_rejected_share:.0%} are "
         f"allowed ({shown}). Repair the corpus, or raise max_rejected_share."

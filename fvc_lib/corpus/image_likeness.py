@@ -78,10 +78,16 @@ def parse_thumbnails(texts: Sequence[str]) -> Thumbnails:
 
 
 class SamePictures:
-    """Judges pairs for ``near_duplicate_links``, by the thumbnails of all pictures."""
+    """Judges pairs for ``near_duplicate_links``, by what ``thumbnail_text`` gave of each picture.
 
-    def __init__(self, thumbnails: Thumbnails) -> None:
-        self._luma, self._colour = thumbnails.luma, thumbnails.colour
+    Raises:
+        ValueError: a text that is no thumbnail.
+    """
+
+    def __init__(self, thumbnails: Sequence[str]) -> None:
+        self.looks = thumbnails
+        small = parse_thumbnails(thumbnails)
+        self._luma, self._colour = small.luma, small.colour
 
     def __call__(self, one: Places, other: Places, window: Places, mirror: Codes) -> npt.NDArray[np.bool_]:
         """(K,): whether ``one``, mirrored where ``mirror`` says so, shows what the ``window`` of ``other`` does.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 
 from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections
 from fvc_lib.corpus.sources import folder_link_refusal, walk_files
+from fvc_lib.corpus.video_extensions import is_hidden
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.path_text import path_to_text
+from fvc_lib.services.path_text import escape_text, path_to_text
 
 IMAGE_EXTENSIONS = frozenset(
     {".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff",
      ".webp"}
 )  # fmt: skip
+_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,29 @@ def walk_images(files: CorpusFiles, top: str, listing: ImageListing) -> Iterator
         else:
             detail = f"{path!r} has no extension of an image. Rename it if it is one."
             listing.refuse(path_to_text(path), Refusal("unknown_extension", detail))
+
+
+def folders_of(folder: Path) -> list[str]:
+    """The names of the folders in ``folder`` that are not hidden, sorted.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"corpus {escape_text(str(folder))!r}: {error.strerror}. Allow its reading.") from error
+    return [entry.name for entry in entries if not is_hidden(entry.name) and entry.is_dir()]
+
+
+def classes_without_images(names: Iterable[str]) -> list[str]:
+    """A sentence on classes that the corpus names and has no image of, if there are any."""
+    empty = sorted(names)
+    if not empty:
+        return []
+    more = f" and {len(empty) - _MOST_SHOWN:,} more" if len(empty) > _MOST_SHOWN else ""
+    shown = ", ".join(repr(escape_text(name)) for name in empty[:_MOST_SHOWN])
+    return [f"{len(empty):,} classes have no image, so nothing is said of them: {shown}{more}."]
 
 
 def joined(*parts: str) -> str:

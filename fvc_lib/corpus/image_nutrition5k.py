@@ -74,6 +74,12 @@ def list_nutrition5k(files: CorpusFiles, below: str = "") -> ImageListing:
             _add_pictures(files, name, dish, _only(parts.get(name)), pictures[name], listing)
     _refuse_double(parts, listed)
     listing.notes.extend(_notes(listing, parts, num_videos))
+    unknown = sorted(set(parts) - set(dishes))
+    if unknown:
+        listing.notes.append(
+            f"Nutrition5k: {len(unknown):,} dishes of the official lists have no row that can be used, such as "
+            f"{escape_text(unknown[0])!r}: the parts are so much smaller than the official ones."
+        )
     return listing
 
 
@@ -85,7 +91,9 @@ def _read_dishes(folder: Path, below: str, listing: ImageListing) -> dict[str, _
         raise UsageError(f"{str(folder)!r}: has none of {', '.join(TABLES)}. Restore them, or choose an image_layout.")
     for table in present:
         where = joined(below, "metadata", table)
-        for row, cells in enumerate(csv.reader(read_lines(folder / table)), start=1):
+        for row, line in enumerate(read_lines(folder / table), start=1):
+            # Line by line: a quote that is not closed must not swallow the dishes below it.
+            cells = next(csv.reader([line]), [])
             if not cells:
                 continue
             values = _numbers(cells)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fvc_lib.corpus.image_folder import list_folder
 from fvc_lib.corpus.image_food101 import is_food101, list_food101
-from fvc_lib.corpus.image_listing import ImageListing, is_image_name, joined
+from fvc_lib.corpus.image_listing import ImageListing, folders_of, is_image_name, joined
 from fvc_lib.corpus.image_manifest import MANIFEST_NAMES, list_manifest
 from fvc_lib.corpus.image_nutrition5k import is_nutrition5k, list_nutrition5k
 from fvc_lib.corpus.listing import CorpusFiles
@@ -75,7 +75,7 @@ _READERS: dict[str, Callable[[CorpusFiles, str], ImageListing]] = {
 
 def _list_combined(files: CorpusFiles) -> tuple[ImageListing, ...]:
     """A listing for each folder that is a corpus by itself; classes of one name are one class."""
-    kinds = {name: _layout_of(files.root / name, nested=True) for name in _folders(files.root)}
+    kinds = {name: _layout_of(files.root / name, nested=True) for name in folders_of(files.root)}
     if not kinds:
         raise UsageError(f"corpus {str(files.root)!r}: has no folders to combine. {ACCEPTED}")
     return tuple(_in_folder(_READERS[kind](files, name), escape_text(name)) for name, kind in kinds.items())
@@ -98,7 +98,7 @@ def _layout_of(folder: Path, *, nested: bool = False) -> str:
         return "nutrition5k"
     if any((folder / name).is_file() for name in MANIFEST_NAMES):
         return "manifest"
-    inner = _folders(folder)
+    inner = folders_of(folder)
     if not nested and any(_layout_of(folder / name, nested=True) != "folder" for name in inner):
         return "combined"
     if not nested:
@@ -117,14 +117,6 @@ def _refuse_flat(folder: Path, inner: list[str]) -> None:
         f"corpus {str(folder)!r}: {num_images:,} images and no folders, so no image has a class or a number to learn."
         f"{hint} Sort the images into one folder per class, or list their classes or numbers in a manifest. {ACCEPTED}"
     )
-
-
-def _folders(folder: Path) -> list[str]:
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        raise UsageError(f"corpus {escape_text(str(folder))!r}: {error.strerror}. {ACCEPTED}") from error
-    return [entry.name for entry in entries if not is_hidden(entry.name) and entry.is_dir()]
 
 
 def _manifests(folder: Path) -> list[str]:

@@ -13,9 +13,10 @@ sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,19 @@ from fvc_lib.corpus.hamming_search import codes_within, num_lookups
 from fvc_lib.corpus.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
 
 Places = npt.NDArray[np.int64]
-Confirm = Callable[[Places, Places, Places, Codes], npt.NDArray[np.bool_]]
 TimeView = tuple[tuple[int, int], ...]  # the frames of the one and of the other that are compared
+
+
+class Confirmation(Protocol):
+    """Has the last word where hashes are too little to go by, as those of single pictures are."""
+
+    @property
+    def looks(self) -> Sequence[str]:
+        """For each hash all else that the answer depends on."""
+
+    def __call__(self, one: Places, other: Places, window: Places, mirror: Codes) -> npt.NDArray[np.bool_]:
+        """(K,): which candidates are right, by the places of their hashes."""
+
 
 _CLOSER_BITS = 3  # a middle frame must agree in so many bits more than the others
 _CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # what may have been cut from the start and from the end
@@ -73,7 +85,7 @@ def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tu
 
 
 def near_duplicate_links(
-    hashes: Sequence[str | None], max_bits: int, confirm: Confirm | None = None
+    hashes: Sequence[str | None], max_bits: int, confirm: Confirmation | None = None
 ) -> list[tuple[int, int]]:
     """Some of ``near_duplicate_pairs``, ascending: as few as connect all videos that those connect.
 
@@ -82,8 +94,7 @@ def near_duplicate_links(
     Args:
         hashes: as for ``near_duplicate_pairs``; their order decides which of the pairs are chosen.
         max_bits: 0 to 64.
-        confirm: where the hashes are too little to go by, as those of single pictures are, what has the last word:
-            given (one, other, window, mirror) of candidates, by their places in ``hashes``, it says which are right.
+        confirm: asked about pairs whose hashes say yes; none: they are believed.
 
     Raises:
         ValueError: as ``near_duplicate_pairs``.
@@ -91,11 +102,10 @@ def near_duplicate_links(
     known, table = _known_hashes(hashes, max_bits)
     judge = _Judge(known, table, max_bits, confirm)
     clusters = _Clusters(len(known))
-    first = _first_of_kind([hashes[place] for place in known])
+    first = _first_of_kind([(hashes[place], confirm.looks[place] if confirm else "") for place in known])
     copies = np.flatnonzero(first != np.arange(len(first)))
     _link(clusters, judge, _as_they_are(first[copies], copies))
-    # Equal hashes have equal neighbours, unless there is more to it.
-    distinct = np.unique(first) if confirm is None else np.arange(len(first))
+    distinct = np.unique(first)
     for found in _gathered(_candidates(table[distinct], max_bits), distinct, clusters):
         _link(clusters, judge, found)
     return sorted((int(known[a]), int(known[b])) for a, b in clusters.links)
@@ -108,7 +118,7 @@ class _Judge:
     known: Places
     table: Hashes
     max_bits: int
-    confirm: Confirm | None
+    confirm: Confirmation | None
 
     def show_the_same(self, found: _Candidates) -> npt.NDArray[np.bool_]:
         same = _show_the_same(self.table, found, self.max_bits)
@@ -148,10 +158,10 @@ def _known_hashes(hashes: Sequence[str | None], max_bits: int) -> tuple[Places, 
     return known, parse_hashes([text for text in hashes if text is not None])
 
 
-def _first_of_kind(texts: Sequence[str | None]) -> Places:
-    """(N,): the first video whose hash is the same to the bit."""
-    first: dict[str | None, int] = {}
-    return np.array([first.setdefault(text, place) for place, text in enumerate(texts)], np.int64)
+def _first_of_kind(kinds: Sequence[tuple[str | None, str]]) -> Places:
+    """(N,): the first of those that are the same to the bit, so that they have the same neighbours."""
+    first: dict[tuple[str | None, str], int] = {}
+    return np.array([first.setdefault(kind, place) for place, kind in enumerate(kinds)], np.int64)
 
 
 def _as_they_are(one: Places, other: Places) -> _Candidates:

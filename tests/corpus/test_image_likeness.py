@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fvc_lib.corpus.image_likeness import SamePictures, parse_thumbnails
+from fvc_lib.corpus.image_likeness import SamePictures
 from fvc_lib.corpus.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.perceptual_hash import MIRROR_BITS
 from tests.corpus.edited_pictures import EDITS, drawn, saved_anew, signature
@@ -14,7 +14,7 @@ NUM_DISHES = 12
 
 def links(signatures: list[tuple[str, str]]) -> list[tuple[int, int]]:
     hashes, thumbnails = zip(*signatures, strict=True)
-    return near_duplicate_links(hashes, 10, SamePictures(parse_thumbnails(thumbnails)))
+    return near_duplicate_links(hashes, 10, SamePictures(thumbnails))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_of_one_luma_and_other_colours_two_pictures_are_two(dishes: list[Image.I
     luma = pixels @ [0.299, 0.587, 0.114]
     opposite = np.clip(2 * luma[..., None] - pixels, 0, 255).astype(np.uint8)  # red for cyan, in equal luma
     pair = [signature(dishes[0]), signature(Image.fromarray(opposite))]
-    judge = SamePictures(parse_thumbnails([thumbnail for _, thumbnail in pair]))
+    judge = SamePictures([thumbnail for _, thumbnail in pair])
     one, none = np.array([0, 0]), np.zeros(2, np.int64)
     assert judge(one, np.array([0, 1]), none, none.astype(np.uint64)).tolist() == [True, False]
 
@@ -53,7 +53,7 @@ def test_the_answer_depends_neither_on_order_nor_on_how_many_are_judged_at_once(
     dishes: list[Image.Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = [signature(edited(dish)) for dish in dishes[:2] for edited in EDITS.values()]
-    judge = SamePictures(parse_thumbnails([thumbnail for _, thumbnail in copies]))
+    judge = SamePictures([thumbnail for _, thumbnail in copies])
     one, other = (place.ravel() for place in np.mgrid[: len(copies), : len(copies)])
     whole = np.zeros_like(one)
     for mirror in (np.zeros(len(one), np.uint64), np.full(len(one), MIRROR_BITS)):
@@ -69,12 +69,25 @@ def test_the_answer_depends_neither_on_order_nor_on_how_many_are_judged_at_once(
 def test_plain_pictures_are_like_nothing() -> None:
     grey = Image.new("RGB", (64, 64), (90, 90, 90))
     assert links([signature(grey), signature(saved_anew(grey))]) == []
-    judge = SamePictures(parse_thumbnails([signature(grey)[1]] * 2))
+    judge = SamePictures([signature(grey)[1]] * 2)
     place = np.zeros(1, np.int64)
     assert judge(place, place + 1, place, place.astype(np.uint64)).tolist() == [False]
 
 
 def test_no_pair_is_no_answer(originals: list[tuple[str, str]]) -> None:
-    judge = SamePictures(parse_thumbnails([thumbnail for _, thumbnail in originals]))
+    judge = SamePictures([thumbnail for _, thumbnail in originals])
     nothing = np.zeros(0, np.int64)
     assert judge(nothing, nothing, nothing, nothing.astype(np.uint64)).tolist() == []
+
+
+def test_pictures_that_are_equal_to_the_bit_are_connected_and_searched_once(
+    originals: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    judged = SamePictures.__call__
+    monkeypatch.setattr(
+        SamePictures, "__call__", lambda self, one, *of: asked.append(len(one)) or judged(self, one, *of)
+    )
+    found = links([*originals[:2], *originals[:1] * 500])
+    assert found == [(0, place) for place in range(2, 502)]
+    assert sum(asked) < 600

@@ -77,7 +77,30 @@ def test_a_list_cannot_lead_out_of_the_corpus(tmp_path: Path) -> None:
     assert "train.txt row 2: 'images/pie/../../../secret.jpg' leaves it by '..'" in detail_of(listing, "outside_corpus")
 
 
+def test_a_line_that_leads_to_another_class_is_no_picture_of_its_own(tmp_path: Path) -> None:
+    corpus = write_food101(tmp_path, ["pie/1", "soup/1"], ["pie/3"], classes=["pie", "soup", "cake"])
+    put(corpus / "meta" / "train.txt", "pie/1\npie/../soup/1\nsoup/1\n")
+    listing = listed(corpus)
+    assert {image.path: image.class_label for image in listing.images} == {
+        "images/pie/1.jpg": "pie", "images/soup/1.jpg": "soup", "images/pie/3.jpg": "pie",
+    }  # fmt: skip
+    assert reasons(listing) == {"malformed_row": 1}
+    assert "1 classes have no image, so nothing is said of them: 'cake'." in listing.notes
+
+
 # Nutrition5k
+
+
+def test_a_quote_that_is_not_closed_swallows_no_other_dish(tmp_path: Path) -> None:
+    rows = [dish_row("dish_1") + ',ingr_1,"half a lemon', dish_row("dish_2"), 'dish_3,1,"2', dish_row("dish_4")]
+    dishes = [f"dish_{number}" for number in range(1, 6)]
+    corpus = write_nutrition5k(tmp_path, rows, train=dishes[:3], test=dishes[3:], pictures=dict.fromkeys(dishes, 1))
+    listing = listed(corpus)
+    assert sorted(str(image.stated_group) for image in listing.images) == ["dish_1", "dish_2", "dish_4"]
+    assert reasons(listing)["malformed_row"] == 1
+    assert any(
+        "2 dishes of the official lists have no row that can be used, such as 'dish_3'" in n for n in listing.notes
+    )
 
 
 def test_nutrition5k_gives_every_frame_its_dish(tmp_path: Path) -> None:
@@ -160,7 +183,9 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     put(tmp_path / "soup" / "c.webp", 3)
     put(tmp_path / "loose.jpg", 4)
     put(tmp_path / ".hidden" / "d.jpg", 5)
+    (tmp_path / "salad").mkdir()
     listing = listed(tmp_path, wanted="folder")
+    assert listing.notes[1:] == ["1 classes have no image, so nothing is said of them: 'salad'."]
     assert {(i.path, i.class_label, i.part) for i in listing.images} == {
         ("pie/a.jpg", "pie", None), ("pie/deeper/b.PNG", "pie", None), ("soup/c.webp", "soup", None),
     }  # fmt: skip
