@@ -56,8 +56,10 @@ class Thumbnails:
 
 def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
     """The thumbnail of one picture, uint8 (3, H, W) RGB with (160, 160) of ``luma_grids``, in Base64."""
-    rgb, luma = grid_average(picture.astype(np.float32), COLOUR_SIDE), grid_average(grid, COLOUR_SIDE)
-    colour = 128 + (rgb[[2, 0]] - luma) / 2
+    # As products of matrices: ten times as fast as grid_average, whose exactness nothing here needs.
+    down, right = (_shares(np.linspace(0, side, COLOUR_SIDE + 1), side) for side in picture.shape[1:])
+    rgb = down @ picture.astype(np.float32) @ right.T
+    colour = 128 + (rgb[[2, 0]] - grid_average(grid, COLOUR_SIDE)) / 2
     small = [values.round().clip(0, 255).astype(np.uint8) for values in (grid_average(grid, THUMBNAIL_SIDE), colour)]
     return base64.b64encode(b"".join(values.tobytes() for values in small)).decode("ascii")
 
@@ -113,16 +115,18 @@ class SamePictures:
         return same
 
 
+def _shares(borders: npt.NDArray[np.float64], num_cells: int) -> npt.NDArray[np.float32]:
+    """Averages over the spans between ``borders`` as a matrix: the share of each cell in each span, each row 1."""
+    cells = np.arange(num_cells)
+    overlap = (np.minimum(borders[1:, None], cells + 1) - np.maximum(borders[:-1, None], cells)).clip(0)
+    shares: npt.NDArray[np.float32] = (overlap / overlap.sum(axis=1, keepdims=True)).astype(np.float32)
+    return shares
+
+
 def _span_averages(side: int, patch_side: int) -> npt.NDArray[np.float32]:
-    """Per span, the share that each cell of a thumbnail's side has in each of a patch's, (10, patch_side, side)."""
-    cells = np.arange(side)
-    shares = []
-    for begin, end in SPANS:
-        border = side / STEPS * (begin + (end - begin) * np.arange(patch_side + 1) / patch_side)
-        overlap = np.minimum(border[1:, None], cells + 1) - np.maximum(border[:-1, None], cells)
-        overlap = overlap.clip(0)
-        shares.append(overlap / overlap.sum(axis=1, keepdims=True))
-    return np.stack(shares).astype(np.float32)
+    """``_shares`` of a thumbnail's cells in a patch's, per span, (10, patch_side, side)."""
+    borders = [side / STEPS * np.linspace(begin, end, patch_side + 1) for begin, end in SPANS]
+    return np.stack([_shares(border, side) for border in borders])
 
 
 _AVERAGES = _span_averages(THUMBNAIL_SIDE, _PATCH_SIDE)

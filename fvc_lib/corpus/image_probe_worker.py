@@ -22,7 +22,7 @@ def probe_image(path_text: str) -> dict[str, Any]:
         facts, picture = examine_image(Path(path_text), shortest_side=GRID_SIDE)
     except StillImageError as error:
         return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
-    frames = without_bars(np.moveaxis(picture, -1, 0)[None])
+    frames = without_bars(np.ascontiguousarray(np.moveaxis(picture, -1, 0))[None])
     grids = luma_grids(frames)
     thumbnail = thumbnail_text(grids[0], frames[0])
     return {"facts": asdict(facts), "perceptual_hash": hash_of_grids(grids), "thumbnail": thumbnail}

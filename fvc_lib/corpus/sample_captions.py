@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 from fvc_lib.corpus.sample_captions_drawing import COLOURS, GROUNDS, MOTIONS, SHAPES, Drawing, make_clip
-from fvc_lib.corpus.sample_record import kept_or_made, read_checksums, write_checksums, write_if_other
+from fvc_lib.corpus.sample_record import PlannedFile, make_missing, write_if_other
 from fvc_lib.corpus.sample_scenes import generator_for
-from fvc_lib.services.errors import StoppedError
 
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "1"
 MANIFEST = "manifest.csv"
 RECORD = "sample_captions.json"
 NOTICE = "NOTICE.txt"
-MAX_THREADS = 4
 _PARTS = (("test", 64, 8), ("validation", 40, 0), ("train", 280, 40))  # captions, and how many have a second clip
 _NOTICE_TEXT = """This corpus is synthetic.
 
@@ -82,25 +78,8 @@ def generate_sample_captions(
         OSError: as the file system gave it; a later call finishes what was begun.
     """
     clips = plan_clips()
-    known = read_checksums(folder / RECORD, CORPUS_VERSION)
-    checksums = dict(known)
-    with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, MAX_THREADS)) as makers:
-        try:
-            making = makers.map(
-                lambda clip: kept_or_made(folder / clip.path, known.get(clip.path), partial(make_clip, clip.drawing)),
-                clips,
-            )
-            for done, (clip, checksum) in enumerate(zip(clips, making, strict=True), start=1):
-                checksums[clip.path] = checksum
-                if progress is not None:
-                    progress(done, len(clips))
-                if stop is not None and stop():
-                    raise StoppedError(f"stopped after {done} of {len(clips)} clips of the sample corpus; run it again")
-        except BaseException:
-            makers.shutdown(cancel_futures=True)
-            raise
-        finally:
-            write_checksums(folder / RECORD, CORPUS_VERSION, checksums)
+    files = [[PlannedFile(clip.path, partial(make_clip, clip.drawing))] for clip in clips]
+    make_missing(folder, folder / RECORD, CORPUS_VERSION, files, "clips", progress, stop)
     write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
     write_if_other(folder / MANIFEST, manifest_text(clips))
     return folder / MANIFEST

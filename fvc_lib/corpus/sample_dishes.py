@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from fvc_lib.corpus.sample_dishes_drawing import SHAPES, Dish, photograph
-from fvc_lib.corpus.sample_record import kept_or_made, read_checksums, write_checksums, write_if_other
+from fvc_lib.corpus.sample_record import PlannedFile, make_missing, write_if_other
 from fvc_lib.corpus.sample_scenes import generator_for
-from fvc_lib.services.errors import StoppedError
 
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "1"
 MANIFEST = "manifest.csv"
 RECORD = "sample_dishes.json"
 NOTICE = "NOTICE.txt"
-MAX_THREADS = 4
 DISHES_PER_FOOD = 40
 PHOTOGRAPHS_PER_DISH = 3
 MOST_PIECES = 4
@@ -137,22 +133,11 @@ def generate_sample_dishes(
         OSError: as the file system gave it; a later call finishes what was begun.
     """
     plan = plan_dishes()
-    known = read_checksums(folder / RECORD, CORPUS_VERSION)
-    checksums = dict(known)
-    with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, MAX_THREADS)) as makers:
-        try:
-            making = makers.map(lambda planned: _make(folder, planned, known), plan)
-            for done, (planned, made) in enumerate(zip(plan, making, strict=True), start=1):
-                checksums.update(zip(planned.paths, made, strict=True))
-                if progress is not None:
-                    progress(done, len(plan))
-                if stop is not None and stop():
-                    raise StoppedError(f"stopped after {done} of {len(plan)} dishes of the sample corpus; run it again")
-        except BaseException:
-            makers.shutdown(cancel_futures=True)
-            raise
-        finally:
-            write_checksums(folder / RECORD, CORPUS_VERSION, checksums)
+    files = [
+        [PlannedFile(path, partial(photograph, planned.dish, number)) for number, path in enumerate(planned.paths)]
+        for planned in plan
+    ]
+    make_missing(folder, folder / RECORD, CORPUS_VERSION, files, "dishes", progress, stop)
     write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
     write_if_other(folder / MANIFEST, manifest_text(plan))
     return folder / MANIFEST
@@ -168,11 +153,3 @@ def manifest_text(plan: Sequence[PlannedDish]) -> str:
         cells = [amounts[name] if name in planned.known else "" for name in TARGETS]
         writer.writerows([path, planned.class_label, planned.dish.name, *cells] for path in planned.paths)
     return text.getvalue()
-
-
-def _make(folder: Path, planned: PlannedDish, known: dict[str, str]) -> tuple[str, ...]:
-    """The checksums of the dish's photographs, which are written unless they are there already."""
-    return tuple(
-        kept_or_made(folder / path, known.get(path), partial(photograph, planned.dish, number))
-        for number, path in enumerate(planned.paths)
-    )

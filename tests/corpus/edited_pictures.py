@@ -41,7 +41,7 @@ def cropped(image: Image.Image, share: float) -> Image.Image:
 
 def signature(image: Image.Image) -> tuple[str, str]:
     """What the index keeps of a picture: hash and thumbnail."""
-    frames = without_bars(np.moveaxis(np.asarray(image), -1, 0)[None])
+    frames = without_bars(np.ascontiguousarray(np.moveaxis(np.asarray(image), -1, 0))[None])
     grids = luma_grids(frames)
     return hash_of_grids(grids), thumbnail_text(grids[0], frames[0])
 

@@ -19,7 +19,7 @@ from fvc_lib.corpus.video_texts import VideoTextIndex, _index, index_video_texts
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
-from fvc_lib.services.tables import REJECTED, check_table
+from fvc_lib.services.tables import REJECTED, check_table, read_table
 from fvc_lib.services.task_tables import PARTS, VIDEO_TEXTS
 from fvc_lib.video.probe import VideoProbe
 
@@ -202,7 +202,7 @@ class TestOnFiles:
         )  # fmt: skip
         return root, config
 
-    def test_a_corpus_with_everything_that_can_be_wrong(self, corpus):
+    def test_a_corpus_with_everything_that_can_be_wrong(self, corpus, tmp_path):
         root, config = corpus
         asked = iter((False, True))  # at 0 and at 1 of 6
         with pytest.raises(StoppedError, match="after 1 of 6 files"):
@@ -210,6 +210,10 @@ class TestOnFiles:
         seen: list[tuple[int, int]] = []
         index = index_video_texts(config, progress=lambda *done: seen.append(done))
         assert seen == [(number, 6) for number in range(1, 7)]  # the first is known already
+        table = tmp_path / "rejected.parquet"
+        with pytest.raises(DataError, match=r"Why each of 2 rows is not used stands in .*rejected\.parquet"):
+            index_video_texts(config.model_copy(update={"max_rejected_share": 0.1}), rejected_path=table)
+        assert set(read_table(table, REJECTED)["path"]) == {"broken.mp4", "gone.mp4"}
         assert index.root == video_text_root(config) == root
         check_table(index.pairs, VIDEO_TEXTS, "test")
         assert index.pairs.select("path", "text", "part").sort("path", "text").rows() == [
