@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # imported when it is needed: most metrics do without, and it
     import torch
 
     from fvc_lib.metrics.retrieval_positives import Positives
+    from fvc_lib.metrics.retrieval_rows import Rows
 
 KS = (1, 5, 10)
 MEMORY_BYTES = 64_000_000
@@ -146,7 +147,7 @@ def retrieval_metrics(
     """
     import torch
 
-    from fvc_lib.metrics.retrieval_counting import Direction
+    from fvc_lib.metrics.retrieval_rows import Rows, in_whole_numbers
     from fvc_lib.metrics.retrieval_stream import Stream, one_thread
 
     ks = _check_ks(ks)
@@ -166,15 +167,17 @@ def retrieval_metrics(
         tell(line)
     with one_thread():
         norms = _check_norms(videos, "video_embeddings"), _check_norms(texts, "text_embeddings")
-        to_texts, to_videos = _both_ways(videos, texts, norms, video, text)
-        stream = Stream(
-            videos, texts, norms, (Direction(to_texts, 0), Direction(to_videos, 1)), plan,
-            videos.device if device is None else torch.device(device),
-        )  # fmt: skip
+        (video_order, video), (text_order, text) = _by_number(video, len(videos)), _by_number(text, len(texts))
+        left, right = Rows(videos, *_placed(norms[0], video_order)), Rows(texts, *_placed(norms[1], text_order))
+        left, right = in_whole_numbers(left, right)
+        where = videos.device if device is None else torch.device(device)
+        stream = Stream(left, right, _both_ways(left, right, video, text), plan, where)
         stream.run(progress)
+        reached = [direction.at_least_as_similar() for direction in stream.directions]
     tell(stream.describe())
     to_text, to_video = (
-        _measure(direction.positives, direction.at_least_as_similar(), ks) for direction in stream.directions
+        _measure(direction.positives, of_positives, ks)
+        for direction, of_positives in zip(stream.directions, reached, strict=True)
     )
     return RetrievalMetrics(to_text, to_video, plan)
 
@@ -183,15 +186,30 @@ def _tell_nobody(line: str) -> None:
     pass
 
 
-def _both_ways(
-    videos: torch.Tensor, texts: torch.Tensor, norms: tuple[FloatArray, FloatArray], video: IntArray, text: IntArray
-) -> tuple[Positives, Positives]:
-    from fvc_lib.metrics.retrieval_exact import pair_similarities
-    from fvc_lib.metrics.retrieval_positives import order_positives
+def _by_number(row: IntArray, num_rows: int) -> tuple[IntArray | None, IntArray]:
+    """Which row stands at each place if those in fewer pairs come first (none: all at their own), and ``row`` by place.
+
+    So the queries of a block have about as many positives each, and all of its comparisons are of use.
+    """
+    number = np.bincount(row, minlength=num_rows)
+    if (number == number[0]).all():
+        return None, row
+    order = np.argsort(number, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(num_rows)
+    return order, place[row]
+
+
+def _placed(norms: FloatArray, order: IntArray | None) -> tuple[FloatArray, IntArray | None]:
+    return (norms if order is None else norms[order]), order
+
+
+def _both_ways(videos: Rows, texts: Rows, video: IntArray, text: IntArray) -> tuple[Positives, Positives]:
+    from fvc_lib.metrics.retrieval_positives import order_positives, pair_similarities
 
     similarity = pair_similarities(videos, texts, video, text)
-    to_texts = order_positives(videos, texts, norms, video, text, similarity)
-    return to_texts, order_positives(texts, videos, norms[::-1], text, video, similarity)
+    to_texts = order_positives(videos, texts, video, text, similarity)
+    return to_texts, order_positives(texts, videos, text, video, similarity)
 
 
 def _measure(positives: Positives, at_least_as_similar: IntArray, ks: tuple[int, ...]) -> DirectionMetrics:
@@ -200,6 +218,9 @@ def _measure(positives: Positives, at_least_as_similar: IntArray, ks: tuple[int,
     from_best = starts[positives.query + 1] - np.arange(positives.query.size)  # 1 for the most similar
     ranks = from_best + at_least_as_similar - positives.num_as_similar
     best = ranks[starts[asking + 1] - 1]
+    rows = asking if positives.queries.order is None else positives.queries.order[asking]
+    back = np.argsort(rows)  # to the order in which the embeddings were given
+    unit = positives.queries.unit * positives.candidates.unit
     return DirectionMetrics(
         ks=ks,
         recall_at_k=tuple(float(np.count_nonzero(best <= k)) / best.size for k in ks),
@@ -207,12 +228,12 @@ def _measure(positives: Positives, at_least_as_similar: IntArray, ks: tuple[int,
         mean_rank=float(best.sum()) / best.size,
         mrr=math.fsum(1 / best) / best.size,
         ndcg=_mean_ndcg(ranks, starts),
-        mean_positive_similarity=math.fsum(positives.similarity) / positives.similarity.size,
+        mean_positive_similarity=math.fsum(positives.similarity) / positives.similarity.size * unit,
         num_queries=best.size,
         num_candidates=len(positives.candidates),
-        query_indices=asking,
-        ranks=best,
-        num_positives=number[asking],
+        query_indices=rows[back],
+        ranks=best[back],
+        num_positives=number[asking][back],
     )
 
 

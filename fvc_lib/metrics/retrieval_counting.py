@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fvc_lib.metrics.retrieval_exact import BoolArray
-from fvc_lib.metrics.retrieval_masks import Mask
+from fvc_lib.metrics.retrieval_masks import Mask, Masks
 from fvc_lib.metrics.retrieval_positives import Positives
+from fvc_lib.metrics.retrieval_thresholds import Thresholds
 from fvc_lib.metrics.weighting import FloatArray, IntArray
-
-Array = npt.NDArray[np.generic]
 
 # What costs the same: comparing and counting a whole block once with a threshold per query, and taking this share of
 # its scores out to look up where each stands among the thresholds of its query.
@@ -23,6 +21,9 @@ _SHARE_WORTH_TAKING = 0.004
 _MOST_PASSES = 32
 # Where a finer format leaves more of a block than this open, many may be ties of equal rows, which need no comparison.
 _MANY_BETWEEN = 0.05
+# Where more of the queries that are compared have no further positive, the others are compared alone.
+_SHARE_WORTH_NARROWING = 0.1
+_SETTLED_AT_ONCE = 4096  # pairs: few calls, small arrays
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Block:
         starts: the first video and the first text.
         margins: float64 (V,) and (T,), of ``scale * scores``.
         is_coarse: float32 would tell more.
+        is_exact: scores are similarities, and whole numbers; ``scale`` is 1 and there are no margins.
     """
 
     scores: torch.Tensor
@@ -42,45 +44,20 @@ class Block:
     starts: tuple[int, int]
     margins: tuple[FloatArray, FloatArray]
     is_coarse: bool
+    is_exact: bool
 
 
-class Thresholds:
-    """Between what scores a candidate may or may not be as similar as a positive, of consecutive queries.
+@dataclass
+class _Between:
+    """What of a block is to be settled.
 
     Attributes:
-        first: int64 (Q,), place of each query's lowest positive in ``low`` and ``high``.
-        number: int64 (Q,), its positives.
-        low: (P,), what reaches less than this is less similar.
-        high: (P,), what reaches this is at least as similar.
+        positives: bool (P,), those of the block that ``mask`` was made with.
+        mask: scores between the two thresholds of one of them; none so far.
     """
 
-    def __init__(self, positives: Positives, start: int, margins: FloatArray, scale: float, dtype: torch.dtype) -> None:
-        starts = positives.starts[start : start + margins.size + 1]
-        self.offset = int(starts[0])  # place of the first positive among those of all queries
-        self.first, self.number = starts[:-1] - starts[0], np.diff(starts)
-        similarity = positives.similarity[starts[0] : starts[-1]]
-        around = np.repeat(margins + positives.margin[start : start + margins.size], self.number)
-        self.low = _outward((similarity - around) / scale, -1, dtype)
-        self.high = _outward((similarity + around) / scale, 1, dtype)
-        self._none = _highest(dtype)
-
-    def level(self, values: Array, level: int, queries: IntArray) -> Array:
-        """(K,): of ``queries``, that of the ``level``-th lowest positive; what nothing reaches where there is none."""
-        reached = np.full(queries.size, self._none, dtype=values.dtype)
-        has = self.number[queries] > level
-        reached[has] = values[self.first[queries[has]] + level]
-        return reached
-
-    def passed(self, values: Array, query: IntArray, scores: Array) -> IntArray:
-        """int64 (K,): how many thresholds of its query each score reaches, by bisection."""
-        left, right = np.zeros_like(query), self.number[query].copy()
-        for _ in range(int(right.max(initial=0)).bit_length()):
-            middle = (left + right) // 2
-            searching = left < right
-            place = np.minimum(self.first[query] + middle, values.size - 1)
-            reached = searching & (values[place] <= scores)
-            left, right = np.where(reached, middle + 1, left), np.where(searching & ~reached, middle, right)
-        return left
+    positives: BoolArray
+    mask: Mask | None = None
 
 
 class Direction:
@@ -90,24 +67,21 @@ class Direction:
         compared: pairs that were settled one by one.
     """
 
-    def __init__(self, positives: Positives, axis: int) -> None:
+    def __init__(self, positives: Positives, axis: Literal[0, 1], masks: Masks) -> None:
         self.positives, self.axis, self.compared = positives, axis, 0
-        self._masks: dict[tuple[str, torch.Size], Mask] = {}
-        self._kept = 0  # scores of the blocks those are for
+        self._masks = masks
+        self._open: dict[bool, list[tuple[IntArray, IntArray, IntArray]]] = {True: [], False: []}  # by is_coarse
+        self._number_open = 0
         self._reached = np.zeros(positives.query.size, dtype=np.int64)  # by scores above one threshold
         self._highest_reached = np.zeros_like(self._reached)  # by scores above this threshold and all lower ones
 
     def at_least_as_similar(self) -> IntArray:
         """int64 (P,): candidates at least as similar as each positive, positives of the same query among them."""
+        self._settle_open()
         total = np.append(0, np.cumsum(self._highest_reached))
         ends = self.positives.starts[1:][self.positives.query]
         found: IntArray = self._reached + total[ends] - total[:-1]
         return found
-
-    def forget_masks(self) -> None:
-        """Give back what comparisons of blocks take."""
-        self._masks.clear()
-        self._kept = 0
 
     def open_share(self, block: Block) -> float:
         """Of the pairs of ``block``, about how many would have to be settled one by one."""
@@ -124,52 +98,82 @@ class Direction:
         if not passes:
             return
         mask = self._compare(block.scores, thresholds, "low", 0)
-        share = mask.counts(self.axis).sum() / block.scores.numel()
-        if share <= _SHARE_WORTH_TAKING * min(passes, _MOST_PASSES):
-            self._take_out(block, block.scores, mask, thresholds, np.arange(thresholds.number.size))
+        counts = mask.counts(self.axis)
+        if counts.sum() <= _SHARE_WORTH_TAKING * min(passes, _MOST_PASSES) * block.scores.numel():
+            self._take_out(block, mask, thresholds, 0)
             return
-        many = np.flatnonzero(thresholds.number > _MOST_PASSES)
-        if many.size:
-            scores = self._of_queries(block.scores, many)
-            self._take_out(block, scores, self._compare(scores, thresholds, "low", 0, many), thresholds, many)
-            thresholds.number[many] = 0
-        self._count_passes(block, thresholds)
+        few = int(np.searchsorted(thresholds.number, _MOST_PASSES, side="right"))
+        self._count_passes(block, thresholds, few, mask, counts)
+        if few < thresholds.number.size:
+            self._take_out(block, self._compare(block.scores, thresholds, "low", 0, few), thresholds, few)
 
-    def _count_passes(self, block: Block, thresholds: Thresholds) -> None:
-        """One comparison of all scores of a query per positive."""
-        scores, held = block.scores, np.arange(thresholds.number.size)
-        for level in range(int(thresholds.number.max(initial=0))):
-            asking = thresholds.number[held] > level
-            if asking.sum() < held.size / 2:
-                scores = self._of_queries(scores, np.flatnonzero(asking))
-                held, asking = held[asking], asking[asking]
-            low = self._compare(scores, thresholds, "low", level, held)
-            high = self._compare(scores, thresholds, "high", level, held)
-            sure = high.counts(self.axis)
-            places = thresholds.offset + thresholds.first[held] + level
-            self._reached[places[asking]] += sure[asking]
-            between = low.counts(self.axis) - sure
-            if between.sum() > _MANY_BETWEEN * scores.numel() and not block.is_coarse:
-                twins = self._twins(block, places, asking)
-                if (between == twins).all():
-                    self._reached[places[asking]] += twins[asking]
-                    continue
-            if between.any():
-                low.differing(high)
-                for rows, columns in low.positions():
-                    query, candidate = self._sides(rows, columns, held)
-                    self._settle(block, query, candidate, thresholds.offset + thresholds.first[query] + level)
+    def _count_passes(self, block: Block, thresholds: Thresholds, stop: int, mask: Mask, counts: IntArray) -> None:
+        """One comparison of all scores of a query per positive, of the block's queries ``[0, stop)``.
 
-    def _twins(self, block: Block, places: IntArray, asking: BoolArray) -> IntArray:
-        """int64 (Q,): candidates of ``block`` whose numbers are those of each query's positive at ``places`` (Q,).
+        Those with fewer positives come first. ``mask`` and ``counts`` are of all queries and their lowest positives.
+        """
+        start, between = 0, _Between(np.zeros(thresholds.low.size, dtype=bool))
+        for level in range(int(thresholds.number[:stop].max(initial=0))):
+            asking = int(np.searchsorted(thresholds.number[:stop], level, side="right"))
+            if asking - start > _SHARE_WORTH_NARROWING * (stop - start):
+                self._settle_between(block, thresholds, start, between)
+                start = asking
+            if level or stop - start < thresholds.number.size:
+                mask = self._compare(block.scores, thresholds, "low", level, start, stop)
+                counts = mask.counts(self.axis)
+            self._count_level(block, thresholds, level, (start, asking, stop), mask, counts, between)
+        self._settle_between(block, thresholds, start, between)
+
+    def _count_level(
+        self,
+        block: Block,
+        thresholds: Thresholds,
+        level: int,
+        queries: tuple[int, int, int],
+        low: Mask,
+        counts: IntArray,
+        between: _Between,
+    ) -> None:
+        """Scores above the ``level``-th lowest positives of ``queries``: those compared, and from which on they ask."""
+        start, asking, stop = queries
+        places = thresholds.first[asking:stop] + level
+        if block.is_exact:
+            self._reached[thresholds.offset + places] += counts[asking - start :]
+            return
+        high = self._compare(block.scores, thresholds, "high", level, start, stop)
+        sure = high.counts(self.axis)
+        self._reached[thresholds.offset + places] += sure[asking - start :]
+        unsure = (counts - sure)[asking - start :]
+        number = int(unsure.sum())
+        if number > _MANY_BETWEEN * high.size and not block.is_coarse:
+            twins = self._twins(block, thresholds.offset + places)
+            if (unsure == twins).all():
+                self._reached[thresholds.offset + places] += twins
+                return
+        if number:
+            between.positives[places] = True
+            low.differing(high)
+            if between.mask is None:
+                between.mask = self._masks.get("between", self._of_queries(block.scores, start, stop))
+                between.mask.become(low)
+            else:
+                between.mask.add(low)
+
+    def _settle_between(self, block: Block, thresholds: Thresholds, start: int, between: _Between) -> None:
+        """Settle what lies between some thresholds of its query, from query ``start`` on."""
+        if between.mask is not None:
+            self._take_out(block, between.mask, thresholds, start, between.positives)
+        between.positives[:] = False
+        between.mask = None
+
+    def _twins(self, block: Block, places: IntArray) -> IntArray:
+        """int64 (K,): candidates of ``block`` whose numbers are those of the positives at ``places`` (K,).
 
         They are ties, and lie between every pair of thresholds. Where embeddings have collapsed they are all there is.
         """
         kinds, start = self.positives.kinds, block.starts[1 - self.axis]
         here = np.bincount(kinds[start : start + block.scores.shape[1 - self.axis]], minlength=kinds.size)
-        twins = np.zeros(places.size, dtype=np.int64)
-        twins[asking] = here[kinds[self.positives.candidate[places[asking]]]]
-        return twins
+        return np.asarray(here[kinds[self.positives.candidate[places]]])
 
     def _compare(
         self,
@@ -177,63 +181,72 @@ class Direction:
         thresholds: Thresholds,
         which: Literal["low", "high"],
         level: int,
-        queries: IntArray | None = None,
+        start: int = 0,
+        stop: int | None = None,
     ) -> Mask:
-        """Which scores of ``queries`` (none: all of the block) reach their thresholds."""
-        held = np.arange(thresholds.number.size) if queries is None else queries
-        mask = self._masks.get((which, scores.shape))
-        if mask is None:
-            mask = Mask(scores.shape[0], scores.shape[1], scores.device)
-            if scores.numel() >= self._kept:  # those of whole blocks are used again
-                self._kept = scores.numel()
-                self._masks = {at: kept for at, kept in self._masks.items() if at[1] == scores.shape}
-                self._masks[which, scores.shape] = mask
-        mask.compare(scores, thresholds.level(getattr(thresholds, which), level, held), self.axis)
+        """Which ``scores`` of the queries ``[start, stop)`` reach the thresholds of their ``level``-th positives."""
+        stop = thresholds.number.size if stop is None else stop
+        part = self._of_queries(scores, start, stop)
+        mask = self._masks.get(which, part)
+        mask.compare(part, thresholds.level(getattr(thresholds, which), level, start, stop), self.axis)
         return mask
 
-    def _take_out(self, block: Block, scores: torch.Tensor, mask: Mask, thresholds: Thresholds, held: IntArray) -> None:
-        """Look up every score that reaches the lowest threshold of its query among all of them."""
+    def _take_out(
+        self, block: Block, mask: Mask, thresholds: Thresholds, start: int, of: BoolArray | None = None
+    ) -> None:
+        """Look up scores, of the queries from ``start`` on, among all thresholds of their query.
+
+        Args:
+            block: where they are.
+            mask: of every score that reaches the lowest threshold; or of those between two.
+            thresholds: of the block.
+            start: first query in ``mask``.
+            of: bool (P,), positives of the block that are looked up; none: all, and what is sure is not counted yet.
+        """
         for rows, columns in mask.positions():
-            where = torch.from_numpy(rows).to(scores.device), torch.from_numpy(columns).to(scores.device)
-            values = scores[where].cpu().numpy()
-            query, candidate = self._sides(rows, columns, held)
+            query, candidate = self._sides(rows, columns, start)
+            row, column = (query, candidate) if self.axis == 0 else (candidate, query)
+            where = (torch.from_numpy(places).to(block.scores.device) for places in (row, column))
+            values = block.scores[tuple(where)].cpu().numpy()
             sure = thresholds.passed(thresholds.high, query, values)
             maybe = thresholds.passed(thresholds.low, query, values)
-            lowest = thresholds.offset + thresholds.first[query]
-            reached = sure > 0
-            np.add.at(self._highest_reached, (lowest + sure - 1)[reached], 1)
+            lowest = thresholds.first[query]
+            if of is None:
+                reached = sure > 0
+                np.add.at(self._highest_reached, thresholds.offset + (lowest + sure - 1)[reached], 1)
             while (still := np.flatnonzero(maybe > sure)).size:
-                self._settle(block, query[still], candidate[still], (lowest + sure)[still])
+                positive = (lowest + sure)[still]
+                if of is not None:
+                    still, positive = still[of[positive]], positive[of[positive]]
+                self._settle(block, query[still], candidate[still], thresholds.offset + positive)
                 sure = sure + 1
 
     def _settle(self, block: Block, query: IntArray, candidate: IntArray, positive: IntArray) -> None:
-        own = query + block.starts[self.axis]
-        other = candidate + block.starts[1 - self.axis]
-        holds = self.positives.holds(own, other, positive, in_single=block.is_coarse)
-        np.add.at(self._reached, positive[holds], 1)
-        self.compared += query.size
+        """Note pairs to be compared without rounding, when they are many."""
+        waiting = self._open[block.is_coarse]
+        waiting.append((query + block.starts[self.axis], candidate + block.starts[1 - self.axis], positive))
+        self._number_open += query.size
+        if self._number_open >= _SETTLED_AT_ONCE:
+            self._settle_open()
+
+    def _settle_open(self) -> None:
+        for is_coarse, waiting in self._open.items():
+            if waiting:
+                query, candidate, positive = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
+                waiting.clear()
+                holds = self.positives.holds(query, candidate, positive, in_single=is_coarse)
+                np.add.at(self._reached, positive[holds], 1)
+                self.compared += query.size
+        self._number_open = 0
 
     def _thresholds(self, block: Block) -> Thresholds:
         start, margins = block.starts[self.axis], block.margins[self.axis]
-        return Thresholds(self.positives, start, margins, block.scale, block.scores.dtype)
+        dtype = block.scores.dtype
+        return Thresholds(self.positives, start, margins, block.scale, dtype, is_exact=block.is_exact)
 
-    def _sides(self, rows: IntArray, columns: IntArray, held: IntArray) -> tuple[IntArray, IntArray]:
-        """Queries and candidates, counted from the block's first ones."""
-        return (held[rows], columns) if self.axis == 0 else (held[columns], rows)
+    def _sides(self, rows: IntArray, columns: IntArray, start: int) -> tuple[IntArray, IntArray]:
+        """Queries and candidates, counted from the block's first ones; ``start`` is the first query looked at."""
+        return (rows + start, columns) if self.axis == 0 else (columns + start, rows)
 
-    def _of_queries(self, scores: torch.Tensor, queries: IntArray) -> torch.Tensor:
-        return scores.index_select(self.axis, torch.from_numpy(queries).to(scores.device))
-
-
-def _outward(values: FloatArray, towards: int, dtype: torch.dtype) -> Array:
-    """The next number of the scores' format below (``towards`` -1) or above (1) each value."""
-    if dtype == torch.int32:
-        whole = np.floor(values) - 1 if towards < 0 else np.ceil(values) + 1
-        return np.asarray(np.clip(whole, -_highest(dtype), _highest(dtype)).astype(np.int32))
-    kind = np.float32 if dtype == torch.float32 else np.float64
-    return np.asarray(np.nextafter(values.astype(kind), kind(towards * np.inf)))
-
-
-def _highest(dtype: torch.dtype) -> float | int:
-    """What no score reaches."""
-    return 2**31 - 1 if dtype == torch.int32 else np.inf
+    def _of_queries(self, scores: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        return scores.narrow(self.axis, start, stop - start)

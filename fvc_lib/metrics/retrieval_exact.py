@@ -11,9 +11,8 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from fvc_lib.metrics.weighting import FloatArray, IntArray
+from fvc_lib.metrics.weighting import FloatArray
 
 BoolArray = npt.NDArray[np.bool_]
 SingleArray = npt.NDArray[np.float32]
@@ -43,27 +42,6 @@ def single_rounding(dimensions: int) -> float:
 def flushed(dimensions: int, norms: FloatArray | float, other_norms: FloatArray | float) -> FloatArray | float:
     """Most that it is off besides, where tiny numbers are flushed to zero."""
     return dimensions * 2.0**-125 * (1 + norms + other_norms)
-
-
-def rows_between(embeddings: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Rows ``[start, stop)`` of ``embeddings`` (N, D) as float32; a view where they are that already."""
-    return embeddings[start:stop].to(torch.float32)
-
-
-def rows_at(embeddings: torch.Tensor, rows: IntArray) -> SingleArray:
-    """float32 (R, D): rows ``rows`` (R,)."""
-    taken = embeddings.index_select(0, torch.from_numpy(rows).to(embeddings.device))
-    return taken.to(torch.float32).cpu().numpy()
-
-
-def pair_similarities(videos: torch.Tensor, texts: torch.Tensor, video: IntArray, text: IntArray) -> FloatArray:
-    """float64 (P,): dot products of rows ``video`` (P,) and ``text`` (P,), within ``double_rounding``."""
-    found = np.empty(video.size)
-    step = rows_at_once(videos.shape[1])
-    for start in range(0, video.size, step):
-        part = slice(start, start + step)
-        found[part] = double_products(rows_at(videos, video[part]), rows_at(texts, text[part]))
-    return found
 
 
 def double_products(left: SingleArray, right: SingleArray) -> FloatArray:
@@ -119,19 +97,3 @@ def _exact_parts(terms: FloatArray) -> FloatArray:
         terms -= leading
         sums.append(leading.sum(axis=1))
     return np.stack(sums, axis=1)
-
-
-def order_of_equals(videos: torch.Tensor, texts: torch.Tensor, video: IntArray, text: IntArray) -> IntArray:
-    """int64 (P,): places of the pairs by their similarity without rounding; equal ones have the same place."""
-    step = rows_at_once(videos.shape[1])
-    blocks = []
-    for start in range(0, video.size, step):
-        part = slice(start, start + step)
-        blocks.append(exact_values(rows_at(videos, video[part]), rows_at(texts, text[part])))
-    width = max(block.shape[1] for block in blocks)
-    values = np.concatenate([np.pad(block, ((0, 0), (0, width - block.shape[1]))) for block in blocks])
-    order = np.lexsort(values.T[::-1])
-    larger = (values[order][1:] != values[order][:-1]).any(axis=1)
-    places = np.empty(video.size, dtype=np.int64)
-    places[order] = np.concatenate([[0], np.cumsum(larger)])
-    return places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,21 +13,29 @@ from fvc_lib.metrics.weighting import IntArray
 
 COMPARED_BY_NUMPY = frozenset({"cpu"})  # which does it in half of torch's time
 _ROWS_PER_SUM = 128  # and a byte of a column's sum one answer of each row
-_WORDS_AT_ONCE = 4096
+_ANSWERS_AT_ONCE = 1 << 15
 
 
 class Mask:
     """Answers (R, C), each a byte of 0 or 1; rows and columns are filled up with 0 to whole sums and words.
 
-    There are at most ``retrieval_plan.MOST_TEXTS`` columns: a byte of a row's sum holds one answer of every word.
+    ``memory`` is bool, at least of the product of ``padded_shape``. There are at most ``retrieval_plan.MOST_TEXTS``
+    columns: a byte of a row's sum holds one answer of every word.
     """
 
-    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+    def __init__(self, rows: int, columns: int, memory: torch.Tensor) -> None:
         self.shape = rows, columns
-        padded = -(-rows // _ROWS_PER_SUM) * _ROWS_PER_SUM, -(-columns // 8) * 8
-        self._bytes = torch.zeros(padded, dtype=torch.bool, device=device)
+        padded = padded_shape(rows, columns)
+        self._bytes = memory[: padded[0] * padded[1]].view(padded)
+        self._bytes[rows:] = False
+        self._bytes[:, columns:] = False
         self._answers = self._bytes[:rows, :columns]
         self._words = self._bytes.view(torch.int64)
+
+    @property
+    def size(self) -> int:
+        """How many answers."""
+        return self.shape[0] * self.shape[1]
 
     def compare(self, scores: torch.Tensor, thresholds: npt.NDArray[np.generic], axis: int) -> None:
         """Answer where ``scores`` (R, C) reach ``thresholds``, one per row (axis 0) or column (axis 1)."""
@@ -51,12 +60,50 @@ class Mask:
         """Answer where this and ``other`` differ."""
         torch.bitwise_xor(self._words, other._words, out=self._words)
 
+    def become(self, other: Mask) -> None:
+        """Answer what ``other`` answers, of the same shape."""
+        self._words.copy_(other._words)
+
+    def add(self, other: Mask) -> None:
+        """Answer 1 where ``other`` does, too."""
+        torch.bitwise_or(self._words, other._words, out=self._words)
+
     def positions(self) -> Iterator[tuple[IntArray, IntArray]]:
         """Rows and columns of the answers that are 1, some at a time, in order."""
-        words = self._words.reshape(-1).nonzero().squeeze(1)
-        every = self._bytes.view(torch.uint8).reshape(-1, 8)
-        for start in range(0, len(words), _WORDS_AT_ONCE):
-            some = words[start : start + _WORDS_AT_ONCE]
-            word, byte = every[some].nonzero().cpu().numpy().T
-            places = some.cpu().numpy()[word] * 8 + byte
-            yield places // self._bytes.shape[1], places % self._bytes.shape[1]
+        counts = self.counts(0)
+        rows = np.flatnonzero(counts)
+        turns = np.cumsum(counts[rows]) // _ANSWERS_AT_ONCE
+        for some in np.split(rows, np.flatnonzero(np.diff(turns)) + 1):
+            if some.size:
+                taken = self._answers[torch.from_numpy(some).to(self._bytes.device)].cpu().numpy()
+                within, columns = np.nonzero(taken)
+                yield some[within], columns
+
+
+def padded_shape(rows: int, columns: int) -> tuple[int, int]:
+    """Of the bytes of a mask of ``rows`` x ``columns`` answers."""
+    return -(-rows // _ROWS_PER_SUM) * _ROWS_PER_SUM, -(-columns // 8) * 8
+
+
+class Masks:
+    """Masks by name, of any shape up to ``rows`` x ``columns``, each in the memory of the one before."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self._size = math.prod(padded_shape(rows, columns))
+        self._memory: dict[str, torch.Tensor] = {}
+        self._last: dict[str, Mask] = {}
+
+    def get(self, name: str, scores: torch.Tensor) -> Mask:
+        """A mask for ``scores`` (R, C); what it answered before under that name is lost."""
+        rows, columns = scores.shape
+        mask = self._last.get(name)
+        if mask is None or mask.shape != (rows, columns):
+            if name not in self._memory:
+                self._memory[name] = torch.empty(self._size, dtype=torch.bool, device=scores.device)
+            mask = self._last[name] = Mask(rows, columns, self._memory[name])
+        return mask
+
+    def forget(self) -> None:
+        """Give back what they take."""
+        self._memory.clear()
+        self._last.clear()

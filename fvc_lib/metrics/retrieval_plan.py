@@ -8,6 +8,8 @@ from dataclasses import dataclass
 _MOST_VIDEOS, _MOST_TEXTS = 1024, 1024  # of a block: its scores, 4 MB, stay in the cache and calls cost little
 MOST_TEXTS = 8 * 255  # a row's answers are summed up in bytes, eight at a time
 _LEAST = 16
+ROWS_AT_ONCE = 128  # that are converted into another format, and stay in the cache
+VIDEOS_AT_ONCE = 256  # that are multiplied limb by limb
 _FIXED_BYTES = 10_000_000  # what settling single pairs takes, and small arrays
 _BYTES_PER_ROW = 160  # positives, norms and counts of both directions, with one pair per video
 _BYTES_PER_MORE_PAIR = 165
@@ -44,10 +46,9 @@ class RetrievalPlan:
 
     @property
     def streamed_bytes(self) -> int:
-        """About what is taken at most: a block, its operands, the panel as bytes, and some numbers per row."""
-        block = _block_bytes(self.video_block, self.text_block, self.dimensions)
-        kept = _kept_bytes(self.num_videos + self.num_texts, self.more_pairs)
-        return block + self.text_panel * self.dimensions + kept
+        """About what is taken at most: a block, its operands, the panel's limbs, and some numbers per row."""
+        block = _block_bytes(self.video_block, self.text_block, self.text_panel, self.dimensions)
+        return block + _kept_bytes(self.num_videos + self.num_texts, self.more_pairs)
 
     @property
     def dense_bytes(self) -> int:
@@ -75,24 +76,30 @@ def plan_retrieval(
     Raises:
         ValueError: not even blocks of 16 x 16 fit.
     """
-    kept = _kept_bytes(num_videos + num_texts, more_pairs)
-    free = memory_bytes - kept
+    needed = least_memory_bytes(num_videos, num_texts, dimensions, more_pairs)
+    if memory_bytes < needed:
+        raise ValueError(
+            f"memory_bytes={memory_bytes:,} is too little for {num_videos:,} videos and {num_texts:,} texts of "
+            f"{dimensions:,} numbers, {num_videos + more_pairs:,} pairs of which belong together; give at least "
+            f"{needed:,} (of a run: retrieval_memory_mb {math.ceil(needed / 1e6)})"
+        )
+    free = memory_bytes - _kept_bytes(num_videos + num_texts, more_pairs)
     videos, texts = min(_MOST_VIDEOS, num_videos), min(_MOST_TEXTS, num_texts)
-    while _block_bytes(videos, texts, dimensions) > 0.8 * free:
-        if max(videos, texts) <= _LEAST:
-            needed = kept + math.ceil(_block_bytes(videos, texts, dimensions) / 0.8)
-            raise ValueError(
-                f"memory_bytes={memory_bytes:,} is too little for {num_videos:,} videos and {num_texts:,} texts of "
-                f"{dimensions:,} numbers, {num_videos + more_pairs:,} pairs of which belong together; give at least "
-                f"{needed:,} (of a run: retrieval_memory_mb {math.ceil(needed / 1e6)})"
-            )
+    while _block_bytes(videos, texts, texts, dimensions) > free:
         if videos >= texts:
             videos = math.ceil(videos / 2)
         else:
             texts = math.ceil(texts / 2)
-    blocks = (free - _block_bytes(videos, texts, dimensions)) // (texts * dimensions)
-    panel = texts * max(1, min(blocks, _parts(num_texts, texts)))
-    return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, panel, more_pairs)
+    blocks = _parts(num_texts, texts)
+    while blocks > 1 and _block_bytes(videos, texts, texts * blocks, dimensions) > free:
+        blocks -= 1
+    return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, texts * blocks, more_pairs)
+
+
+def least_memory_bytes(num_videos: int, num_texts: int, dimensions: int, more_pairs: int = 0) -> int:
+    """The least that ``plan_retrieval`` accepts for such sizes, so that who will measure later may ask before."""
+    videos, texts = min(_LEAST, num_videos), min(_LEAST, num_texts)
+    return _kept_bytes(num_videos + num_texts, more_pairs) + _block_bytes(videos, texts, texts, dimensions)
 
 
 def _kept_bytes(num_rows: int, more_pairs: int) -> int:
@@ -103,9 +110,15 @@ def _parts(whole: int, part: int) -> int:
     return math.ceil(whole / part)
 
 
-def _block_bytes(videos: int, texts: int, dimensions: int) -> int:
-    """Scores as float64, two masks for each direction, and both operands as float32 and once more as float64."""
-    return videos * texts * (8 + 4) + (videos + texts) * dimensions * 12
+def _block_bytes(videos: int, texts: int, panel: int, dimensions: int) -> int:
+    """What the blocks of one panel take at most.
+
+    Scores as float64, masks of whole blocks and of parts, and sums of limbs. Then either both operands as float32 and
+    once more as float64, or the videos' and the panel's limbs and what is being converted.
+    """
+    in_doubles = (videos + texts) * dimensions * 12
+    in_limbs = (videos + panel) * dimensions * 3 + (max(videos, texts) + 2 * ROWS_AT_ONCE) * dimensions * 4
+    return videos * texts * (8 + 3) + VIDEOS_AT_ONCE * texts * 4 + max(in_doubles, in_limbs)
 
 
 def _size(num_bytes: int) -> str:

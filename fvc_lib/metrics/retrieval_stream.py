@@ -5,29 +5,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
 from fvc_lib.metrics.retrieval_counting import Block, Direction
-from fvc_lib.metrics.retrieval_exact import rows_between
 from fvc_lib.metrics.retrieval_filters import Filter, Operand, filters_of
-from fvc_lib.metrics.retrieval_plan import RetrievalPlan
+from fvc_lib.metrics.retrieval_masks import Masks
+from fvc_lib.metrics.retrieval_plan import VIDEOS_AT_ONCE, RetrievalPlan
+from fvc_lib.metrics.retrieval_positives import Positives
+from fvc_lib.metrics.retrieval_rows import Rows
 from fvc_lib.metrics.weighting import FloatArray
 
 _ALONE = threading.RLock()
+_SAMPLED_VIDEOS, _SAMPLED_TEXTS = 64, 128  # of a row of blocks, to see how many pairs a format leaves open
 
 
-@dataclass
 class Stream:
     """Counts for both directions what is at least as similar as each positive.
 
     Attributes:
         videos: (N, D).
         texts: (M, D).
-        norms: of the videos, float64 (N,), and of the texts, float64 (M,); not less than the true ones.
         directions: with the videos and with the texts as queries.
         plan: the blocks.
         device: where they are multiplied and compared.
@@ -35,31 +35,42 @@ class Stream:
         blocks_by_filter: how many blocks each format counted.
     """
 
-    videos: torch.Tensor
-    texts: torch.Tensor
-    norms: tuple[FloatArray, FloatArray]
-    directions: tuple[Direction, Direction]
-    plan: RetrievalPlan
-    device: torch.device
-    filters: tuple[Filter, ...] = ()
-    blocks_by_filter: dict[str, int] = field(default_factory=dict)
+    def __init__(
+        self,
+        videos: Rows,
+        texts: Rows,
+        positives: tuple[Positives, Positives],
+        plan: RetrievalPlan,
+        device: torch.device,
+    ) -> None:
+        self.videos, self.texts, self.plan, self.device = videos, texts, plan, device
+        self._masks = Masks(plan.video_block, plan.text_block)
+        self.directions = Direction(positives[0], 0, self._masks), Direction(positives[1], 1, self._masks)
+        self.filters = filters_of(device, plan.dimensions)
+        self.blocks_by_filter: dict[str, int] = {}
+        self._converted: dict[int, Operand] = {}  # texts of the panel, by the first of each block
+        self._converted_by: Filter | None = None
+        self._sampled: dict[Filter, Operand] = {}  # some texts of the panel
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         """Count all blocks; ``progress(done, total)`` is told the pairs after each row of blocks."""
         largest = self.plan.video_block * self.plan.text_block
         self._scores = torch.empty(largest, dtype=torch.float64, device=self.device)
-        self.filters = self.filters or filters_of(self.device, self.plan.dimensions)
+        scratch = VIDEOS_AT_ONCE * self.plan.text_block if any(kind.limbs > 1 for kind in self.filters) else 0
+        self._scratch = torch.empty(scratch, dtype=torch.int32, device=self.device)
         done, total = 0, self.plan.num_videos * self.plan.num_texts
         for panel in _parts(0, self.plan.num_texts, self.plan.text_panel):
-            converted: dict[tuple[str, int], Operand] = {}
+            self._converted.clear()
+            self._sampled.clear()
             for start, stop in _parts(0, self.plan.num_videos, self.plan.video_block):
-                self._count_row(start, stop, panel, converted)
+                self._count_row(start, stop, panel)
                 done += (stop - start) * (panel[1] - panel[0])
                 if progress is not None:
                     progress(done, total)
-        del self._scores
-        for direction in self.directions:
-            direction.forget_masks()
+        del self._scores, self._scratch
+        self._converted.clear()
+        self._sampled.clear()
+        self._masks.forget()
 
     def describe(self) -> str:
         """A line for the log: what it took."""
@@ -67,55 +78,61 @@ class Stream:
         compared = sum(direction.compared for direction in self.directions)
         return f"similarities: blocks {blocks}; {compared:,} pairs settled one by one without rounding"
 
-    def _count_row(
-        self, start: int, stop: int, panel: tuple[int, int], converted: dict[tuple[str, int], Operand]
-    ) -> None:
+    def _count_row(self, start: int, stop: int, panel: tuple[int, int]) -> None:
         """The blocks of videos ``[start, stop)`` and the texts of ``panel``, whose conversions are kept."""
-        chosen, videos = self._choose(start, stop, panel, converted)
+        kind = self._choose(start, stop, panel)
+        videos = self._operand(kind, self.videos, start, stop)
         for first, last in _parts(*panel, self.plan.text_block):
-            block = self._block(chosen, start, videos, first, last, converted)
+            block = self._block(kind, (start, first), videos, self._texts(kind, first, last))
             for direction in self.directions:
                 direction.count(block)
-            self.blocks_by_filter[chosen.name] = self.blocks_by_filter.get(chosen.name, 0) + 1
+            self.blocks_by_filter[kind.name] = self.blocks_by_filter.get(kind.name, 0) + 1
 
-    def _choose(
-        self, start: int, stop: int, panel: tuple[int, int], converted: dict[tuple[str, int], Operand]
-    ) -> tuple[Filter, Operand]:
-        """The fastest format that leaves few pairs open, by a sample of the first block; and the videos in it."""
-        first, last = panel[0], min(panel[0] + self.plan.text_block, panel[1])
-        rows, norms = self._rows(self.videos, start, stop), self.norms[0][start:stop]
-        for kind in self.filters:
-            videos = kind.operand(rows, norms)
-            if kind is self.filters[-1]:
-                break
-            block = self._block(kind, start, videos.part(0, 64), first, last, converted)
+    def _choose(self, start: int, stop: int, panel: tuple[int, int]) -> Filter:
+        """The fastest format that leaves few pairs open, by a sample from the middle of the row and of the panel."""
+        start = (start + stop - min(stop - start, _SAMPLED_VIDEOS)) // 2
+        stop = min(stop, start + _SAMPLED_VIDEOS)
+        size = min(panel[1] - panel[0], self.plan.text_block, _SAMPLED_TEXTS)
+        first = (panel[0] + panel[1] - size) // 2
+        for kind in self.filters[:-1]:
+            videos = self._operand(kind, self.videos, start, stop)
+            if kind not in self._sampled:
+                self._sampled[kind] = self._operand(kind, self.texts, first, first + size)
+            block = self._block(kind, (start, first), videos, self._sampled[kind])
             if sum(direction.open_share(block) for direction in self.directions) <= kind.open_share:
-                break
-        return kind, videos
+                return kind
+        return self.filters[-1]
 
-    def _block(
-        self,
-        kind: Filter,
-        start: int,
-        videos: Operand,
-        first: int,
-        last: int,
-        converted: dict[tuple[str, int], Operand],
-    ) -> Block:
-        texts = converted.get((kind.name, first))
+    def _texts(self, kind: Filter, first: int, last: int) -> Operand:
+        """Texts ``[first, last)``; those of bytes are kept for the next videos, others take too much."""
+        if kind is not self._converted_by:
+            self._converted.clear()
+            self._converted_by = kind
+        texts = self._converted.get(first)
         if texts is None:
-            texts = kind.operand(self._rows(self.texts, first, last), self.norms[1][first:last])
-            if texts.values.element_size() == 1:  # the others take too much, or nothing to make
-                converted[kind.name, first] = texts
+            texts = self._operand(kind, self.texts, first, last)
+            if kind.limbs:
+                self._converted[first] = texts
+        return texts
+
+    def _operand(self, kind: Filter, rows: Rows, start: int, stop: int) -> Operand:
+        numbers = rows.between(start, stop).to(self.device).contiguous()
+        whole = self._is_exact(kind)
+        return kind.operand(numbers, rows.norms[start:stop], reverse=rows is self.texts, whole=whole)
+
+    def _block(self, kind: Filter, starts: tuple[int, int], videos: Operand, texts: Operand) -> Block:
         shape = len(videos.values), len(texts.values)
         scores = self._scores.view(kind.scores)[: shape[0] * shape[1]].view(shape)
-        kind.multiply(videos, texts, scores)
-        dimensions = self.plan.dimensions
-        margins = kind.margin(videos, texts, dimensions), kind.margin(texts, videos, dimensions)
-        return Block(scores, videos.scale * texts.scale, (start, first), margins, kind.dtype == torch.int8)
+        kind.multiply(videos, texts, scores, self._scratch)
+        dimensions, is_exact = self.plan.dimensions, self._is_exact(kind)
+        if is_exact:
+            margins = np.zeros(shape[0]), np.zeros(shape[1])
+        else:
+            margins = kind.margin(videos, texts, dimensions), kind.margin(texts, videos, dimensions)
+        return Block(scores, kind.scale(videos, texts), starts, margins, kind.limbs == 1, is_exact)
 
-    def _rows(self, embeddings: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        return rows_between(embeddings, start, stop).to(self.device).contiguous()
+    def _is_exact(self, kind: Filter) -> bool:
+        return kind.is_exact((self.videos.largest, self.texts.largest), self.plan.dimensions, self.device)
 
 
 @contextmanager
@@ -142,6 +159,6 @@ def measure_norms(embeddings: torch.Tensor, rows_at_once: int) -> FloatArray:
     """float64 (R,): the norm of each row, or a trace more; infinite or NaN where a number is."""
     found = np.empty(len(embeddings))
     for start, stop in _parts(0, len(embeddings), rows_at_once):
-        rows = rows_between(embeddings, start, stop)
+        rows = embeddings[start:stop].to(torch.float32)
         found[start:stop] = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu().numpy()
     return found * (1 + embeddings.shape[1] * 2.0**-52)

@@ -3,8 +3,6 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from fractions import Fraction
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,124 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
-from fvc_lib.metrics import retrieval_counting, retrieval_filters, retrieval_masks, retrieval_stream
+from fvc_lib.metrics import retrieval_stream
 from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.metrics.retrieval_exact import at_least, double_products, exact_values
-from fvc_lib.metrics.retrieval_filters import BYTES, DOUBLE, SINGLE
-from fvc_lib.metrics.retrieval_masks import Mask
 from fvc_lib.metrics.retrieval_plan import RetrievalPlan, plan_retrieval
-
-KS = (1, 3, 1000)
-
-
-def whole(rows: np.ndarray) -> np.ndarray:
-    """Rows of float32 numbers as whole ones, 2^149 times as large: nothing is lost, nothing overflows."""
-    return np.array([[int(Fraction(float(x)) * 2**149) for x in row] for row in rows], dtype=object)
-
-
-def naive(similarities: np.ndarray, pairs: list[tuple[int, int]]) -> dict[str, object]:
-    """One direction from the dense matrix of all similarities, candidate by candidate."""
-    ranks, best, ideal_gains = {}, [], []
-    for query in sorted({query for query, _ in pairs}):
-        right = sorted({candidate for asked, candidate in pairs if asked == query})
-        wrong = [x for candidate, x in enumerate(similarities[query]) if candidate not in right]
-        own = sorted((similarities[query][candidate] for candidate in right), reverse=True)
-        ranks[query] = [place + sum(x >= value for x in wrong) for place, value in enumerate(own, 1)]
-        best.append(ranks[query][0])
-        gain = sum(1 / math.log2(1 + rank) for rank in ranks[query])
-        ideal_gains.append(gain / sum(1 / math.log2(1 + place) for place in range(1, len(right) + 1)))
-    return {
-        "queries": list(ranks),
-        "ranks": best,
-        "num_positives": [len(of_query) for of_query in ranks.values()],
-        "recall": [sum(rank <= k for rank in best) / len(best) for k in KS],
-        "median": float(np.median(best)),
-        "mean": sum(best) / len(best),
-        "mrr": math.fsum(1 / rank for rank in best) / len(best),
-        "ndcg": sum(ideal_gains) / len(ideal_gains),
-    }
-
-
-def check_against_naive(videos: np.ndarray, texts: np.ndarray, text_of_video: np.ndarray, **options: object) -> None:
-    pairs = (
-        list(enumerate(text_of_video.tolist())) if text_of_video.ndim == 1 else [*map(tuple, text_of_video.tolist())]
-    )
-    dense = whole(videos).dot(whole(texts).T)
-    found = retrieval_metrics(videos, texts, text_of_video, KS, **options)
-    mirrored = [(text, video) for video, text in pairs]
-    similarity = math.fsum(Fraction(dense[pair], 2**298) for pair in set(pairs)) / len(set(pairs))
-    for ours, oracle in (
-        (found.video_to_text, naive(dense, pairs)),
-        (found.text_to_video, naive(dense.T, mirrored)),
-    ):
-        assert ours.query_indices.tolist() == oracle["queries"]
-        assert ours.ranks.tolist() == oracle["ranks"]
-        assert ours.num_positives.tolist() == oracle["num_positives"]
-        assert list(ours.recall_at_k) == oracle["recall"]
-        assert (ours.median_rank, ours.mean_rank, ours.mrr) == (oracle["median"], oracle["mean"], oracle["mrr"])
-        assert ours.ndcg == pytest.approx(oracle["ndcg"], rel=1e-12)  # sums of logarithms
-        assert ours.mean_positive_similarity == pytest.approx(
-            similarity, rel=1e-12, abs=1e-13 * float(np.abs(videos).max())
-        )
-
-
-@st.composite
-def samples(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Embeddings with few or many ties, near ties and rows of very different norms, and whose text is whose."""
-    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
-    num_videos, num_texts = draw(st.integers(1, 24)), draw(st.integers(1, 12))
-    dimensions = draw(st.sampled_from([1, 3, 16, 24]))
-    videos = generator.normal(size=(num_videos, dimensions)).astype(np.float32)
-    texts = generator.normal(size=(num_texts, dimensions)).astype(np.float32)
-    kind = draw(st.sampled_from(["normal", "quantised", "collapsed", "nearly tied", "outliers", "tiny"]))
-    if kind == "quantised":
-        videos, texts = np.round(videos), np.round(texts)
-    elif kind == "collapsed":
-        videos[:], texts[:] = videos[0], texts[0]
-    elif kind == "nearly tied":
-        for rows in (videos, texts):
-            rows[:] = rows[0]
-            change = generator.random(rows.shape) < 0.1
-            rows[change] = np.nextafter(rows, np.float32(generator.choice([-9, 9])))[change]
-    elif kind == "outliers":
-        videos *= np.float32(10.0) ** generator.integers(-6, 7, (num_videos, 1))
-        texts[:, 0] *= 1000
-    elif kind == "tiny":
-        videos *= np.float32(1e-30)
-        texts *= np.float32(1e-12)
-    skew = draw(st.sampled_from([1, 5]))
-    text_of_video = (num_texts * generator.random(num_videos) ** skew).astype(np.int64)
-    return videos, texts, text_of_video
-
-
-FORMATS = {"bytes": (BYTES,), "single": (SINGLE,), "double": (DOUBLE,), "in turn": (BYTES, SINGLE, DOUBLE)}
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    sample=samples(),
-    blocks=st.tuples(st.integers(1, 30), st.integers(1, 15), st.integers(1, 15)),
-    formats=st.sampled_from(sorted(FORMATS)),
-    worth_taking=st.sampled_from([0.0, 0.1, 1.0]),
-    most_passes=st.sampled_from([1, 2, 32]),
-    many_between=st.sampled_from([-1.0, 0.05, 1.0]),
-    by_torch=st.booleans(),
-)
-def test_every_metric_is_that_of_a_dense_oracle(
-    sample, blocks, formats, worth_taking, most_passes, many_between, by_torch
-) -> None:
-    videos, texts, text_of_video = sample
-    plan = RetrievalPlan(len(videos), len(texts), videos.shape[1], *blocks)
-    kinds = FORMATS[formats] if videos.shape[1] >= 16 else (SINGLE, DOUBLE)
-    with (
-        mock.patch.object(retrieval_stream, "filters_of", return_value=kinds),
-        mock.patch.object(retrieval_counting, "_SHARE_WORTH_TAKING", worth_taking),
-        mock.patch.object(retrieval_counting, "_MOST_PASSES", most_passes),
-        mock.patch.object(retrieval_counting, "_MANY_BETWEEN", many_between),
-        mock.patch.object(retrieval_masks, "COMPARED_BY_NUMPY", set() if by_torch else {"cpu"}),
-        mock.patch.object(retrieval_filters, "MULTIPLIED_BY_NUMPY", set() if by_torch else {"cpu"}),
-    ):
-        check_against_naive(videos, texts, text_of_video, plan=plan)
+from tests.metrics.retrieval_oracle import check_against_naive, samples
 
 
 @settings(max_examples=10, deadline=None)
@@ -279,35 +163,6 @@ def test_what_cannot_be_measured_is_refused(videos, texts, text_of_video, ks, me
         retrieval_metrics(videos, texts, np.array(text_of_video), ks)
 
 
-def test_a_plan_for_other_embeddings_and_too_little_memory_are_refused() -> None:
-    videos, texts, text_of_video = embedded()
-    with pytest.raises(ValueError, match="for other embeddings than 40 videos and 10 texts"):
-        retrieval_metrics(videos, texts, text_of_video, plan=RetrievalPlan(40, 10, 21, 8, 8, 8))
-    with pytest.raises(ValueError, match="at most") as error:
-        RetrievalPlan(40, 10_000, 21, 8, 2041, 2041)
-    assert "give sizes from 1 on" in str(error.value)
-    with pytest.raises(ValueError, match="memory_bytes=1,000,000 is too little"):
-        retrieval_metrics(videos, texts, text_of_video, memory_bytes=1_000_000)
-
-
-def test_a_plan_stays_within_its_memory_whatever_there_is() -> None:
-    for memory_bytes in (16_000_000, 64_000_000, 1_000_000_000):
-        for dimensions in (8, 512, 1024):
-            for num_videos in (20, 20_000):
-                plan = plan_retrieval(num_videos, 5000, dimensions, memory_bytes)
-                assert plan.streamed_bytes <= memory_bytes
-                assert plan.text_panel % plan.text_block == 0
-
-
-def test_pairs_beyond_one_for_each_video_count_as_memory() -> None:
-    assert plan_retrieval(2000, 2000, 64, 64_000_000, 200_000).streamed_bytes <= 64_000_000
-    with pytest.raises(ValueError, match=r"1,002,000 pairs of which belong together; give at least \d{3},\d{3},\d{3} "):
-        plan_retrieval(2000, 2000, 64, 64_000_000, 1_000_000)
-    videos, texts, _ = embedded()
-    every = np.argwhere(np.ones((40, 10)))
-    assert retrieval_metrics(videos, texts, every).plan.more_pairs == 360
-
-
 def test_threads_are_given_back_after_errors_and_by_calls_at_once() -> None:
     def limits() -> list[int]:
         return [torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())]
@@ -343,61 +198,3 @@ def test_the_log_says_what_was_gathered_and_how_it_was_streamed() -> None:
     described = plan_retrieval(117_120, 23_592, 512, 64_000_000).describe().splitlines()
     assert described[2] == "dense similarities would take: 11.1 GB as float32"
     assert described[3].startswith("streamed: 2,760 blocks of 1,024 x 1,024 in ")
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), spread=st.sampled_from([0, 3, 30]), dimensions=st.integers(1, 40))
-def test_comparisons_without_rounding_are_those_of_fractions(seed: int, spread: int, dimensions: int) -> None:
-    generator = np.random.default_rng(seed)
-    exponents = generator.integers(-spread, spread + 1, (3, 6, dimensions))
-    query, candidate, positive = np.ldexp(generator.normal(size=exponents.shape), exponents).astype(np.float32)
-    positive[:4] = candidate[:4]
-    positive[1:4, 0] = np.nextafter(positive[1:4, 0], np.float32(9))
-    query[3, 0] = np.float32(1e-38)
-    left, right = ((whole(query) * whole(rows)).sum(axis=1) for rows in (candidate, positive))
-    assert at_least(query, candidate, positive).tolist() == [a >= b for a, b in zip(left, right, strict=True)]
-    values = [tuple(row) for row in exact_values(np.concatenate([query] * 2), np.concatenate([candidate, positive]))]
-    exact = [*left, *right]
-    for (one, first), (other, second) in itertools.combinations(zip(values, exact, strict=True), 2):
-        assert (one < other, one == other) == (first < second, first == second)
-
-
-@pytest.mark.parametrize("kind", [BYTES, SINGLE, DOUBLE], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("scale", [1e-25, 1e-3, 1.0, 1e6])
-def test_no_format_is_further_from_the_truth_than_it_says(kind: retrieval_filters.Filter, scale: float) -> None:
-    generator = np.random.default_rng(0)
-    videos, texts = (generator.normal(size=(30, 64)).astype(np.float32) for _ in range(2))
-    videos *= np.float32(scale)
-    videos[0] *= 100  # clipped by a step that is made for the others
-    norms = [np.linalg.norm(rows.astype(np.float64), axis=1) * (1 + 1e-12) for rows in (videos, texts)]
-    left, right = (
-        kind.operand(torch.from_numpy(rows), of_rows) for rows, of_rows in zip((videos, texts), norms, strict=True)
-    )
-    scores = torch.empty(30, 30, dtype=kind.scores)
-    kind.multiply(left, right, scores)
-    truth = np.array([double_products(np.repeat(row[None], 30, axis=0), texts) for row in videos])
-    off = np.abs(scores.numpy() * (left.scale * right.scale) - truth)
-    assert (off <= kind.margin(left, right, 64)[:, None] + 1e-13 * norms[0][:, None]).all()
-    assert (off <= kind.margin(right, left, 64) + 1e-13 * norms[0].max()).all()
-
-
-def test_answers_are_counted_and_found_where_they_are() -> None:
-    scores = torch.from_numpy(np.random.default_rng(0).integers(0, 9, (300, 37)).astype(np.int32))
-    for axis, limits in ((0, np.arange(300) % 9), (1, np.arange(37) % 9)):
-        mask = Mask(300, 37, scores.device)
-        mask.compare(scores, limits.astype(np.int32), axis)
-        expected = scores.numpy() >= np.expand_dims(limits, 1 - axis)
-        np.testing.assert_array_equal(mask.counts(0), expected.sum(1))
-        np.testing.assert_array_equal(mask.counts(1), expected.sum(0))
-        places = [np.stack(part) for part in mask.positions()]
-        np.testing.assert_array_equal(np.concatenate(places, axis=1), np.nonzero(expected))
-
-
-def test_equal_sums_of_other_orders_are_ties_though_doubles_differ() -> None:
-    generator = np.random.default_rng(3)
-    rows = (generator.normal(size=(1, 64)) * 10.0 ** generator.integers(-6, 7, 64)).astype(np.float32)
-    texts = np.concatenate([rows[:, generator.permutation(64)] for _ in range(20)])
-    videos = np.full((20, 64), 0.1, dtype=np.float32)
-    assert len(set(double_products(videos, texts))) > 1
-    found = retrieval_metrics(videos, texts, np.arange(20))
-    assert set(found.video_to_text.ranks) == {20}
