@@ -98,7 +98,7 @@ def test_kill_9_of_one_rank_ends_the_others_and_the_training_goes_on_resume_equa
 @pytest.mark.long
 def test_a_rank_that_hangs_is_given_up(tasks, tmp_path):
     training = Training(Ending(tasks, 1, 2, be_stopped), tmp_path, SETTINGS)
-    first, second = start_ranks(2, train, training, patience_seconds=3.0)
+    first, second = start_ranks(2, train, training, patience_seconds=15.0)
     code, said = first.end()
     second.process.kill()
     assert code == 1
