@@ -45,13 +45,15 @@ def where_it_was(stage: StageStatus) -> str:
 
 
 def what_next(run: RunPaths, stage: StageStatus) -> str:
-    """One line with the exact command."""
+    """One line with the exact command; after an error of usage also the one that changes a parameter."""
     command = f"python run_notebooks.py --resume {shlex.quote(str(run.root))}"
     if stage.state == "interrupted":
         return f"to go on: {command}"
     if stage.next_setting is None:
         when = "once mended, go on" if stage.exit_code != 138 else "to go on"
-        return f"{when}: {command}"
+        # A run's own values never change; a corpus that could not be read may be mended where it is.
+        other = f"; with another value, in a new run: {command} --fork -p NAME VALUE" if stage.exit_code == 2 else ""
+        return f"{when}: {command}{other}"
     if stage.next_setting.startswith("--mem"):
         return f"to go on: {command}  # {meaning(stage.next_setting)} (SLURM: {stage.next_setting})"
     return f"to go on: {command} {stage.next_setting}  # {meaning(stage.next_setting)}"

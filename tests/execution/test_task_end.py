@@ -15,6 +15,7 @@ import pytest
 
 import fvc_lib
 from fvc_lib.execution.bounded_log import BoundedLog
+from fvc_lib.execution.end_lines import what_next
 from fvc_lib.execution.kernel_engine import KernelOutcome
 from fvc_lib.execution.last_metric import last_metric
 from fvc_lib.execution.next_setting import DEFAULT_BATCH, after_another_death, after_memory_ended
@@ -26,6 +27,7 @@ from fvc_lib.learning.models import default_micro_batch
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.run_paths import RunPaths
 
 READS = ("batch_size", "gradient_checkpointing", "num_workers")
 
@@ -60,6 +62,16 @@ def test_after_a_kill_for_memory_less_is_tried_step_by_step(tmp_path):
     assert next_of() == "-p batch_size 1"
     assert after_another_death(RunConfig(num_workers=2), READS) == "-p num_workers 0"
     assert after_another_death(RunConfig(), READS) is None
+
+
+def test_only_after_an_error_of_usage_a_new_run_with_another_value_is_offered(tmp_path):
+    run = RunPaths(tmp_path / "a run")
+    command = f"python run_notebooks.py --resume '{tmp_path}/a run'"
+    assert what_next(run, StageStatus(state="failed", exit_code=1)) == f"once mended, go on: {command}"
+    wrong_value = what_next(run, StageStatus(state="failed", exit_code=2))
+    assert wrong_value.startswith(f"once mended, go on: {command}; ")
+    assert wrong_value.endswith(f"in a new run: {command} --fork -p NAME VALUE")
+    assert what_next(run, StageStatus(state="failed", exit_code=138)) == f"to go on: {command}"
 
 
 def test_the_batch_sizes_assumed_are_the_models_own():
