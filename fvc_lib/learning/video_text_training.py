@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from fvc_lib.learning.video_text_samples import HiddenFrames, PreparedSamples, n
 from fvc_lib.learning.video_text_tables import refuse_nonfinite, write_test_tables
 from fvc_lib.learning.video_text_task import LossWeights, VideoTextTask
 from fvc_lib.learning.watching import MetricSink
+from fvc_lib.metrics.retrieval_plan import least_memory_bytes
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
@@ -94,10 +96,12 @@ def train_video_text(
     Raises:
         StoppedError: ``stop`` said so; everything is saved (exit code 75).
         DataError: too many videos without a clip, an empty part, or nothing finite said of the test part.
-        UsageError: losses that are all off, sizes that do not fit one another, or a text encoder that is not there.
+        UsageError: losses that are all off, sizes that do not fit one another, a text encoder that is not there, or
+            too little ``retrieval_memory_mb`` for a part.
         CheckpointMismatchError, MemoryExhaustedError, CheckpointWriteError, RankLostError: as ``train_fold``.
     """
     check_config(config)
+    check_retrieval_memory(read_table(paths.video_texts, VIDEO_TEXTS), config)
     if ranks is None and config.num_ranks > 1:
         make_clips(config, read_table(paths.video_texts, VIDEO_TEXTS), stop=stop)  # once, before ranks wait for it
         return train_stage_on_ranks(
@@ -140,6 +144,22 @@ def check_config(config: RunConfig) -> None:
         raise UsageError("masked_weight: a clip of one frame has none left to foretell it from. Take more num_frames.")
     if _encoder_folder(config):
         require_folder(_encoder_folder(config))
+
+
+def check_retrieval_memory(pairs: pl.DataFrame, config: RunConfig) -> None:
+    """Raise ``UsageError`` where retrieval among ``pairs`` (VIDEO_TEXTS) of a part could not be measured later on."""
+    if not config.contrastive_weight:
+        return
+    for part in ("validation", "test"):
+        of_part = pairs.filter(pl.col("part") == part)
+        videos, texts = of_part["video_id"].n_unique(), of_part["text_id"].n_unique()
+        num_pairs = of_part.select("video_id", "text_id").n_unique()
+        least = least_memory_bytes(videos, texts, config.embedding_size, num_pairs - videos)
+        if config.retrieval_memory_mb * 1_000_000 < least:
+            raise UsageError(
+                f"retrieval_memory_mb: got {config.retrieval_memory_mb}, wanted at least {math.ceil(least / 1e6)} for "
+                f"the {part} part's {videos:,} videos and {texts:,} texts. Give that or more."
+            )
 
 
 def tokenizer_file(paths: RunPaths) -> Path:

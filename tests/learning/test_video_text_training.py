@@ -20,6 +20,7 @@ from fvc_lib.learning.video_text_tables import read_embeddings
 from fvc_lib.learning.video_text_training import (
     STAGE,
     check_config,
+    check_retrieval_memory,
     read_parts,
     split_training,
     tokenizer_file,
@@ -252,6 +253,20 @@ def test_a_part_without_a_clip_is_named(run):
 def test_what_does_not_go_together_is_refused_before_anything_is_made(tmp_path, change, message):
     with pytest.raises(UsageError, match=message):
         check_config(tiny_config(tmp_path, **change))
+
+
+def test_too_little_memory_for_retrieval_is_refused_before_clips_are_made(run):
+    paths, config, pairs = run
+    one = pairs.filter(pl.col("part") == "test").head(1)
+    numbers = pl.Series(range(50_000)).cast(pl.String)
+    many = pl.concat([one] * len(numbers)).with_columns(pair_id="many" + numbers, video_id="video-no" + numbers)
+    write_table(pl.concat([pairs, many]), VIDEO_TEXTS, paths.video_texts)
+    little = config.model_copy(update={"retrieval_memory_mb": 16})
+    with pytest.raises(UsageError, match="retrieval_memory_mb: got 16, wanted at least 19 for the test part's 50,0"):
+        train_video_text(paths, little, metric_log=Log())
+    assert not ClipStore.of(little).has("video-no0", 0)
+    check_retrieval_memory(many, config)
+    check_retrieval_memory(many, little.model_copy(update={"contrastive_weight": 0.0}))  # nothing is ranked
 
 
 @pytest.mark.long
