@@ -128,7 +128,8 @@ def _captions(selection: Selection) -> Shown:
     shown = pl.concat([other, same.head(_SHOWN_CAPTIONS - other.height)])
     right = count_text(int(known["as_a_reference"].sum()), "caption")
     caption = f"{right} of n = {known.height:,} repeat a reference word by word; {shown.height} of all"
-    columns = ("path", "caption", pl.col("references").str.replace_all("\n", " / "), "as_a_reference")
+    # The path last: on a phone it would leave the texts no room.
+    columns = ("caption", pl.col("references").str.replace_all("\n", " / "), "as_a_reference", "path")
     return HtmlTable(shown.select(columns), caption=caption, names={"path": "Video", "as_a_reference": "Same"})
 
 

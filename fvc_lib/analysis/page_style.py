@@ -126,6 +126,7 @@ footer { color:var(--faint); font-size:12.5px; margin-top:28px; }
 @media (max-width:640px) {
   .scores td.bar, .scores th:last-child { display:none; }
   .scores td.name { white-space:normal; }
+  .fvc-table td:nth-child(n+3):last-child:not(.number) { min-width:13em; }
   details.section > summary { flex-wrap:wrap; gap:4px 12px; }
   details.section > summary h2 { flex:1 1 calc(100% - 24px); }
   details.section > summary .file { margin-left:24px; }
