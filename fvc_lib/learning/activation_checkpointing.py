@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from fvc_lib.learning.lone_samples import rounded_as_before
 from fvc_lib.services.errors import UsageError
 
 
@@ -60,7 +61,10 @@ class _RecomputedForward:
         forward = type(self._block).forward
         if not torch.is_grad_enabled():
             return forward(self._block, *inputs)
-        return checkpoint(forward, self._block, *inputs, use_reentrant=False, preserve_rng_state=True)
+        return checkpoint(
+            forward, self._block, *inputs,
+            use_reentrant=False, preserve_rng_state=True, context_fn=rounded_as_before,
+        )  # fmt: skip
 
 
 def _refuse_batch_norm(name: str, block: nn.Module) -> None:

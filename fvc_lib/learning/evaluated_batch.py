@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from fvc_lib.learning.device import release_cached_memory
-from fvc_lib.learning.joint_loss import evaluated_joint_loss, joint_part
+from fvc_lib.learning.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
+from fvc_lib.learning.lone_samples import rounded_as_several
 from fvc_lib.learning.optimisation import Precision
 from fvc_lib.learning.out_of_memory import is_out_of_memory, memory_state
 from fvc_lib.learning.shortages import Shortage, sample_shapes
 from fvc_lib.learning.task import Batch, LossSum, Outputs, Task
-from fvc_lib.learning.transaction import smaller_micro_batch
+from fvc_lib.learning.transaction import MemoryExhaustedError, comparison_too_large, smaller_micro_batch
 
 
 def evaluate_batch(
@@ -36,7 +37,7 @@ def evaluate_batch(
         Outputs by name (B, ...), the loss sum, and the micro-batch that fitted.
 
     Raises:
-        MemoryExhaustedError: one sample alone does not fit.
+        MemoryExhaustedError: one sample alone does not fit, or the comparison of all of them does not.
     """
     again = True
     while True:
@@ -45,12 +46,15 @@ def evaluate_batch(
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+            comparing = isinstance(error, ComparedMemoryError)
             failure = memory_state(error, device, model.parameters())
         gc.collect()
         release_cached_memory(device)
         used = min(micro_batch, len(batch))
-        following = used if again else used // 2 or None
+        following = used if again else None if comparing else used // 2 or None
         report(Shortage("validation", failure, used, following, sample_shapes(batch), len(batch)))
+        if not again and comparing:
+            raise MemoryExhaustedError(comparison_too_large(failure, len(batch)))
         if not again:
             micro_batch = smaller_micro_batch(failure, used, batch)
         again = False
@@ -63,7 +67,7 @@ def _outputs_in_parts(
     losses: list[LossSum] = []
     for start in range(0, len(batch), micro_batch):
         part = batch.part(start, start + micro_batch).to(device)
-        with torch.inference_mode(), precision.autocast():
+        with torch.inference_mode(), precision.autocast(), rounded_as_several(len(part), len(batch), device):
             result = task.forward(model, part)
             loss = task.loss(result, part)
         outputs.append({name: values.float().cpu() for name, values in result.items()})

@@ -1,23 +1,38 @@
 """Losses that compare the samples of an effective batch with one another, without having them in memory at once.
 
 First the outputs that are compared are computed, micro-batch by micro-batch, and kept without what led to them. Of all
-of them together, over all ranks, the loss and its gradient with respect to each are computed. Then every micro-batch is
-computed again and given its part of that gradient. So the gradients are those of the whole batch for any split (L. Gao
-et al., "Scaling deep contrastive learning batch size under memory limited setup", 2021), and a rank holds the outputs
-of all ranks, but the activations of one micro-batch. A share that is one micro-batch is computed only once.
+of them together, over all ranks, the loss and its gradient with respect to each are computed, some samples' share at a
+time and each rank its own; the ranks' gradients are added up. Then every micro-batch is computed again and given its
+part of that gradient. So the gradients are those of the whole batch for any split (L. Gao et al., "Scaling deep
+contrastive learning batch size under memory limited setup", 2021), and a rank holds the outputs of all ranks, a stripe
+of their comparison, and the activations of one micro-batch. A share that is one micro-batch is computed only once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fvc_lib.learning.lone_samples import rounded_as_several
 from fvc_lib.learning.optimisation import Precision
+from fvc_lib.learning.out_of_memory import is_out_of_memory
 from fvc_lib.learning.task import Batch, JointLoss, LossSum, Outputs, Task
+
+_CPU = torch.device("cpu")
+# Pairs of samples that are compared at once: 17 MB for each number of a pair. The softmax loss of 4,096 samples of 128
+# numbers took 104 MB so and 512 MB all at once, and not more time.
+PAIRS_AT_ONCE = 1 << 22
+
+COMPARING = "in comparing the samples of an effective batch"
+
+
+class ComparedMemoryError(MemoryError):
+    """Memory ended in comparing the samples of an effective batch, where smaller micro-batches are of no use."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +46,9 @@ class Compared:
 
     outputs: Outputs
     tensors: dict[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.outputs.values()), ()))
 
     def to_document(self) -> dict[str, Any]:
         """On the CPU, for another rank."""
@@ -52,10 +70,27 @@ class Compared:
 
 @dataclass(frozen=True)
 class FirstPass:
-    """The outputs of one rank's share; ``kept`` is the whole share with its graph, where it was one micro-batch."""
+    """The outputs of one rank's share, on the CPU; ``kept`` is all of the share with its graph, if one micro-batch."""
 
     compared: Compared
     kept: tuple[Outputs, LossSum] | None
+
+
+@dataclass(frozen=True)
+class JointPart:
+    """One rank's rows of a joint loss.
+
+    Attributes:
+        total: their share of the loss, scalar, detached.
+        gradients: of that share, by output; for all samples, as far as nobody took a part of them.
+    """
+
+    total: Tensor
+    gradients: Outputs
+
+    def of_samples(self, start: int, stop: int) -> JointPart:
+        """With the gradients of samples ``[start, stop)``."""
+        return JointPart(self.total, {name: rows[start:stop] for name, rows in self.gradients.items()})
 
 
 def joint_part(task: object) -> JointLoss | None:
@@ -79,49 +114,48 @@ def first_pass(
     *,
     precision: Precision,
     device: torch.device,
+    num_together: int = 0,
 ) -> FirstPass:
-    """Compute what is compared of ``window``, which may be empty."""
+    """Compute what is compared of ``window``, which may be empty, of an effective batch of ``num_together``."""
     if len(window) <= micro_batch:
         if not len(window):
             return FirstPass(Compared({}, {}), None)
         part = window.to(device)
-        with precision.autocast():
+        with precision.autocast(), rounded_as_several(len(part), num_together, device):
             outputs = task.forward(model, part)
             loss = task.loss(outputs, part)
-        return FirstPass(compared_of(joint, outputs, part), (outputs, loss))
+        return FirstPass(_on_cpu(compared_of(joint, outputs, part)), (outputs, loss))
     found = []
     for start in range(0, len(window), micro_batch):
         part = window.part(start, start + micro_batch).to(device)
-        with torch.no_grad(), precision.autocast():
+        with torch.no_grad(), precision.autocast(), rounded_as_several(len(part), num_together, device):
             found.append(compared_of(joint, task.forward(model, part), part).to_document())
-    return FirstPass(Compared.joined(found, device), None)
+    return FirstPass(Compared.joined(found, _CPU), None)
+
+
+def own_rows(num_samples: int, rank: int, num_ranks: int) -> range:
+    """The samples of an effective batch whose share of the joint loss ``rank`` computes: those that it trains on
+    (``sampling.share``).
+    """
+    return range(num_samples * rank // num_ranks, num_samples * (rank + 1) // num_ranks)
 
 
 def joint_gradients(
-    joint: JointLoss,
-    model: nn.Module,
-    everyone: Compared,
-    scale: Callable[[Tensor], Tensor],
-    *,
-    leads: bool,
-) -> tuple[Tensor, Outputs]:
-    """The joint loss over all ranks' samples, detached, and the gradient of what ``scale`` makes of it.
+    joint: JointLoss, model: nn.Module, everyone: Compared, scale: Callable[[Tensor], Tensor], rows: range
+) -> JointPart:
+    """The share of ``rows`` in the joint loss of ``everyone``, and the gradient of what ``scale`` makes of it.
 
-    The gradients of ``model``'s own parameters in the loss (a temperature) are added to theirs where this rank leads:
-    every rank computes the same ones, and they are to count once.
-
-    Returns:
-        The loss, and for each compared output its gradient, for all samples; zero where the loss does not read it.
+    The gradients of ``model``'s own parameters in the loss (a temperature) are added to theirs: of all ranks together
+    they count once, as each computes other rows.
     """
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in everyone.outputs.items()}
-    total = joint.joint_loss(model, leaves, everyone.tensors)
-    if leads:
-        scale(total).backward()  # type: ignore[no-untyped-call]
-        found = [leaf.grad for leaf in leaves.values()]
-    else:
-        found = [*torch.autograd.grad(scale(total), [*leaves.values()], allow_unused=True)]
-    gradients = zip(leaves.items(), found, strict=True)
-    return total.detach(), {n: torch.zeros_like(leaf) if grad is None else grad for (n, leaf), grad in gradients}
+    parts = [torch.zeros((), device=leaf.device) for leaf in leaves.values()][:1]
+    for block in _blocks(rows, len(everyone)):
+        part = joint.joint_loss(model, leaves, everyone.tensors, block)
+        scale(part).backward()  # type: ignore[no-untyped-call]
+        parts.append(part.detach())
+    gradients = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    return JointPart(sum(parts[1:], parts[0]), {name: gradient.contiguous() for name, gradient in gradients.items()})
 
 
 def carry_back(outputs: Outputs, gradients: Mapping[str, Tensor], own: Tensor) -> None:
@@ -136,11 +170,36 @@ def carry_back(outputs: Outputs, gradients: Mapping[str, Tensor], own: Tensor) -
 
 
 def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, batch: Batch) -> Tensor:
-    """The joint loss of one batch that is only looked at, on the CPU; ``outputs`` are the whole batch's."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    compared = compared_of(joint, outputs, batch)
-    values, tensors = (
-        {name: t.to(device) for name, t in each.items()} for each in (compared.outputs, compared.tensors)
-    )
-    with torch.inference_mode():
-        return joint.joint_loss(model, values, tensors).cpu()
+    """The joint loss of one batch that is only looked at, on the CPU; ``outputs`` are the whole batch's.
+
+    Raises:
+        ComparedMemoryError: memory ended.
+    """
+    device = next((parameter.device for parameter in model.parameters()), _CPU)
+    with told_as_compared(), torch.inference_mode():
+        everyone = Compared.joined([compared_of(joint, outputs, batch).to_document()], device)
+        blocks = _blocks(range(len(batch)), len(batch))
+        parts = [joint.joint_loss(model, everyone.outputs, everyone.tensors, block) for block in blocks]
+        return torch.stack(parts).sum().cpu()
+
+
+@contextmanager
+def told_as_compared() -> Iterator[None]:
+    """An out-of-memory in here leaves as ``ComparedMemoryError``."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ComparedMemoryError(str(error)) from error
+
+
+def _blocks(rows: range, num_samples: int) -> Iterator[range]:
+    """``rows`` in parts of about ``PAIRS_AT_ONCE`` pairs with all samples."""
+    step = max(1, PAIRS_AT_ONCE // max(1, num_samples))
+    for start in range(rows.start, rows.stop, step):
+        yield range(start, min(start + step, rows.stop))
+
+
+def _on_cpu(compared: Compared) -> Compared:
+    return Compared(**compared.to_document())

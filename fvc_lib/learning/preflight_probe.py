@@ -18,7 +18,17 @@ from torch import Tensor, nn
 
 from fvc_lib.learning.activation_checkpointing import recompute_activations
 from fvc_lib.learning.device import ComputeDevice, deterministic_algorithms, resolve_device
-from fvc_lib.learning.joint_loss import Compared, carry_back, first_pass, joint_gradients, joint_part
+from fvc_lib.learning.joint_loss import (
+    COMPARING,
+    Compared,
+    ComparedMemoryError,
+    carry_back,
+    first_pass,
+    joint_gradients,
+    joint_part,
+    own_rows,
+    told_as_compared,
+)
 from fvc_lib.learning.loading import load_batches
 from fvc_lib.learning.optimisation import Precision, build_optimizer, finish_gradients
 from fvc_lib.learning.out_of_memory import is_out_of_memory
@@ -44,6 +54,7 @@ class StepRequest:
         device: ``cpu``, ``cuda``, ``cuda:0``, ``mps`` or ``auto``.
         amp: ``auto`` or ``off``, as ``resolve_device`` takes it.
         num_workers: loader processes.
+        num_ranks: with so many samples each, where samples are compared: with those of all ranks.
     """
 
     task: Task
@@ -53,6 +64,7 @@ class StepRequest:
     amp: str = "auto"
     gradient_checkpointing: bool = False
     num_workers: int = 0
+    num_ranks: int = 1
 
     @property
     def window_size(self) -> int:
@@ -149,6 +161,8 @@ class StepProbe:
             if not is_out_of_memory(error):
                 raise
             failure = str(error).partition("\n")[0] or type(error).__name__
+            if isinstance(error, ComparedMemoryError):
+                failure = f"{COMPARING}: {failure}"
         else:
             return found.with_step(micro_batch, max(0, self._meter.peak() - self._reference))
         return found.with_failure(micro_batch, failure)
@@ -164,7 +178,7 @@ class StepProbe:
             optimizer = build_optimizer(model, learning_rate=1e-6, weight_decay=0.0)
             kept: list[Any] = [copy_weights(model)]
             for window in _windows(request, _STEPS):
-                _step(request.task, model, optimizer, window, micro_batch, precision, device)
+                _step(request, model, optimizer, window, micro_batch, precision, device)
                 kept[1:] = [_on_cpu([model.state_dict(), optimizer.state_dict()])]
 
 
@@ -196,7 +210,7 @@ def _limit_growth(room_bytes: int) -> None:
 
 
 def _step(
-    task: Task,
+    request: StepRequest,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     window: Batch,
@@ -206,10 +220,11 @@ def _step(
 ) -> None:
     """As the engine's, but over two micro-batches at most: the second one meets the first one's gradients.
 
-    Samples that are compared are compared with as many as in a whole effective batch.
+    Samples that are compared are compared with as many as in a whole effective batch of all ranks.
     """
+    task = request.task
     starts = range(0, min(len(window), 2 * micro_batch), micro_batch)
-    gradients = _joint_gradients(task, model, window, micro_batch, precision, device)
+    gradients = _joint_gradients(request, model, window, micro_batch, precision, device)
     for start in starts:
         part = window.part(start, start + micro_batch).to(device)
         with precision.autocast():
@@ -226,21 +241,28 @@ def _step(
 
 
 def _joint_gradients(
-    task: Task, model: nn.Module, window: Batch, micro_batch: int, precision: Precision, device: torch.device
+    request: StepRequest,
+    model: nn.Module,
+    window: Batch,
+    micro_batch: int,
+    precision: Precision,
+    device: torch.device,
 ) -> Outputs:
     """Of the outputs that the task compares; of the first samples' outputs, again and again, for a whole window."""
-    joint = joint_part(task)
+    joint = joint_part(request.task)
     if joint is None:
         return {}
     seen = window.part(0, 2 * micro_batch)
-    found = first_pass(task, joint, model, seen, micro_batch, precision=precision, device=device).compared.to_document()
-    times = -(-len(window) // len(seen))
-    compared = Compared.joined([found] * times, device)
+    found = first_pass(request.task, joint, model, seen, micro_batch, precision=precision, device=device)
+    times = -(-len(window) * request.num_ranks // len(seen))
 
     def scaled(total: Tensor) -> Tensor:
         return precision.scaler.scale(total / len(window))
 
-    return joint_gradients(joint, model, compared, scaled, leads=True)[1]
+    with told_as_compared():
+        everyone = Compared.joined([found.compared.to_document()] * times, device)
+        rows = own_rows(len(everyone), 0, request.num_ranks)
+        return joint_gradients(joint, model, everyone, scaled, rows).gradients
 
 
 def _train_once(compute: ComputeDevice) -> None:

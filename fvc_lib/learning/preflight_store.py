@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fvc_lib.learning.joint_loss import joint_part
 from fvc_lib.learning.preflight_plan import StepMeasurement
 from fvc_lib.learning.preflight_probe import StepRequest
 from fvc_lib.learning.random_state import forked_random_state
@@ -31,7 +32,9 @@ def circumstances(request: StepRequest) -> dict[str, Any]:
     compute = request.compute
     sample = request.task.training_data[0]
     allocator = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "PYTORCH_"))}
+    compared = {"ranks": request.num_ranks} if joint_part(request.task) is not None and request.num_ranks > 1 else {}
     return {
+        **compared,
         "task": f"{type(request.task).__module__}.{type(request.task).__qualname__}",
         "model": sha256_of_json([[name, list(shape)] for name, shape in _model_shapes(request.task)]),
         "sample": {name: [list(t.shape), str(t.dtype)] for name, t in sample.tensors.items()},

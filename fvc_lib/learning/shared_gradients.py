@@ -57,6 +57,13 @@ class SharedGradients(Protocol):
         """
         ...
 
+    def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
+        """Replace each of ``gradients`` by its sum over all ranks, the same bits on each.
+
+        False, and nothing is summed, where a rank has none to give: its memory ended.
+        """
+        ...
+
     def sum(self) -> None:
         """Replace ``p.grad`` by the sum over all ranks; None where no rank has one."""
         ...
@@ -78,6 +85,10 @@ class OwnGradients:
     def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         """One's own."""
         return [value]
+
+    def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
+        """One's own are all."""
+        return gradients is not None
 
     def sum(self) -> None:
         """Nothing."""
@@ -148,6 +159,15 @@ class GradientSum:
         if self._everyone is None:
             raise RuntimeError("this exchange of gradients was made without a way to exchange anything else")
         return self._everyone("compared", value)
+
+    def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
+        """One meeting, and an exchange per output."""
+        rows = self._meet("compared gradients", gradients is not None)
+        if gradients is None or not all(its_own for (its_own,) in rows):
+            return False
+        for gradient in gradients.values():
+            self._add_up("compared gradients", gradient)
+        return True
 
     def sum(self) -> None:
         """Bucket by bucket."""

@@ -144,6 +144,8 @@ class JointLoss(Protocol):
     the gradients are those of the whole batch at once, however it is split. ``forward`` must draw the same random
     numbers when it is called again from the same random state.
 
+    The loss itself is a sum over samples of what each has to say of all the others, so it is computed some rows at a
+    time, and each rank computes its own: nobody holds B x B of anything.
     """
 
     @property
@@ -156,8 +158,16 @@ class JointLoss(Protocol):
         """Names of the batch's tensors that say which samples belong together."""
         ...
 
-    def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], /) -> Tensor:
-        """The sum over the samples, scalar; their weights are those of ``loss``. May read the model's parameters."""
+    def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range, /) -> Tensor:
+        """The share of samples ``[rows.start, rows.stop)`` in the sum over all samples, scalar; shares that together
+        are of all samples add up to the loss.
+
+        Args:
+            model: may be read: a temperature gets its gradient too.
+            outputs: of all samples of the effective batch.
+            tensors: of all of them.
+            rows: whose share; with B samples in all, memory of the order len(rows) x B may be taken, not B x B.
+        """
         ...
 
 

@@ -25,11 +25,14 @@ from fvc_lib.learning.device import release_cached_memory
 from fvc_lib.learning.joint_loss import (
     Compared,
     FirstPass,
+    JointPart,
     carry_back,
     first_pass,
     joint_gradients,
     joint_part,
+    own_rows,
 )
+from fvc_lib.learning.lone_samples import rounded_as_several
 from fvc_lib.learning.optimisation import Precision
 from fvc_lib.learning.out_of_memory import MemoryState, is_out_of_memory, memory_state
 from fvc_lib.learning.random_state import RawRandomState, put_back_random_state, take_random_state
@@ -43,7 +46,7 @@ T = TypeVar("T")
 
 
 class MemoryExhaustedError(FvcError):
-    """Memory ended even with one sample at a time."""
+    """Memory ended even with one sample at a time, or where smaller micro-batches do not help."""
 
 
 class BatchNormSplitError(FvcError):
@@ -98,6 +101,7 @@ class WindowTransaction:
         self._before_retry = before_retry
         self._shared = shared or OwnGradients()
         self._where: Place = "forward"
+        self._comparing_failed = False
 
     def gradients(self, window: Batch, micro_batch: int, num_samples: int | None = None) -> WindowGradients:
         """Accumulate over ``window`` in pieces of at most ``micro_batch``; halve and start again when memory ends.
@@ -112,12 +116,13 @@ class WindowTransaction:
             num_samples: of the effective batch, over all ranks; None: ``window`` is all of it.
 
         Raises:
-            MemoryExhaustedError: one sample alone does not fit.
+            MemoryExhaustedError: one sample alone does not fit, or the comparison of all samples does not.
             BatchNormSplitError: the window must be split and the model has a training batch norm.
             FvcError: another rank cannot go on.
         """
         num_samples = len(window) if num_samples is None else num_samples
         snapshot, joint = self._snapshot(), joint_part(self._task)
+        self._comparing_failed = False
         while True:
             if joint is None:
                 agreed = self._summed(window, micro_batch, num_samples, snapshot)
@@ -143,21 +148,84 @@ class WindowTransaction:
     def _compared(
         self, joint: JointLoss, window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot
     ) -> Agreement:
-        """Of a loss that also compares samples. When memory ends after the ranks have met, all begin again."""
+        """Of a loss that also compares samples. When memory ends after the ranks have met, all begin again.
+
+        Where it ended in the comparison, that is once: then no activations are kept meanwhile, and a smaller
+        micro-batch has no more to give.
+        """
 
         def collect(fitting: int) -> FirstPass:
             return first_pass(
-                self._task, joint, self._model, window, fitting, precision=self._precision, device=self._device
-            )
+                self._task, joint, self._model, window, fitting,
+                precision=self._precision, device=self._device, num_together=num_samples,
+            )  # fmt: skip
 
         found, micro_batch = self._until_it_fits(collect, window, micro_batch, num_samples, snapshot)
-        loss, failure = self._attempt(
-            partial(self._carry_joint_loss_back, joint, found, window, micro_batch, num_samples, snapshot)
+        alone = found.kept is None
+        part, failure = self._joint_part(joint, found.compared, num_samples)
+        if part is not None:
+            loss, failure = self._attempt(
+                partial(self._carry_joint_loss_back, part, found, window, micro_batch, num_samples, snapshot)
+            )
+            if loss is not None:
+                return self._shared.agree(micro_batch, loss)
+        num_compared = num_samples if failure is not None and self._where == "joint_loss" else 0
+        del found, part  # the graph of a share that was one micro-batch is memory to be had
+        if num_compared and failure is not None:
+            smaller = self._after_comparing_failed(failure, window, micro_batch, num_compared, alone, snapshot)
+        else:
+            smaller = self._smaller(failure, window, micro_batch, snapshot)
+        return self._shared.agree(smaller, LossMean(), again=True)
+
+    def _joint_part(
+        self, joint: JointLoss, own: Compared, num_samples: int
+    ) -> tuple[JointPart | None, MemoryState | None]:
+        """This rank's rows of the loss, and its samples' gradients over all ranks; or what ended, on any of them."""
+        self._where = "joint_loss"
+        documents, failure = self._attempt(lambda: self._shared.everyones(own.to_document()))
+        if documents is None:
+            return None, failure
+
+        def compute() -> JointPart:
+            everyone = Compared.joined(documents, self._device)
+            rows = own_rows(len(everyone), self._shared.rank, self._shared.num_ranks)
+            return joint_gradients(joint, self._model, everyone, partial(self._scaled, num_samples), rows)
+
+        part, failure = self._attempt(compute)
+        if self._shared.sum_compared(None if part is None else part.gradients):
+            first = sum(len(Compared(**each)) for each in documents[: self._shared.rank])
+            return part and part.of_samples(first, first + len(own)), None
+        return None, failure or MemoryState("memory ended on another rank", None, 0, {}, [])
+
+    def _after_comparing_failed(
+        self,
+        failure: MemoryState,
+        window: Batch,
+        micro_batch: int,
+        num_samples: int,
+        alone: bool,
+        snapshot: _Snapshot,
+    ) -> int:
+        """What to begin again with, once. ``alone``: nothing but what is compared was in memory.
+
+        Raises:
+            MemoryExhaustedError: it is not the first time, and there is nothing left to free.
+        """
+        used = min(micro_batch, len(window) or micro_batch)  # without samples a rank still compares the others'
+        smaller = used // 2 or 1
+        last = self._comparing_failed and (alone or used == 1)
+        self._comparing_failed = True
+        self._roll_back(snapshot)
+        self._report(
+            Shortage("joint_loss", failure, used, None if last else smaller, sample_shapes(window), len(window))
         )
-        del found  # the graph of a share that was one micro-batch is memory to be had
-        if loss is not None:
-            return self._shared.agree(micro_batch, loss)
-        return self._shared.agree(self._smaller(failure, window, micro_batch, snapshot), LossMean(), again=True)
+        if last:
+            raise MemoryExhaustedError(comparison_too_large(failure, num_samples))
+        _logger.warning(
+            "out of memory (%s) in comparing the %d samples of an effective batch: once more, without anything else in "
+            "memory (micro-batch %d -> %d)", failure.message, num_samples, used, smaller,
+        )  # fmt: skip
+        return smaller
 
     def _until_it_fits(
         self, compute: Callable[[int], T], window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot
@@ -177,10 +245,10 @@ class WindowTransaction:
         """As it was before the window, with half the micro-batch."""
         if failure is None:
             raise RuntimeError("an attempt gave neither a result nor a shortage")
-        used = min(micro_batch, len(window) or micro_batch)  # without samples a rank still compares the others'
+        used = min(micro_batch, len(window) or micro_batch)
         self._roll_back(snapshot)
         self._report(Shortage(self._where, failure, used, used // 2 or None, sample_shapes(window), len(window)))
-        return smaller_micro_batch(failure, used, window, self._where)
+        return smaller_micro_batch(failure, used, window)
 
     def _agree(self, micro_batch: int, num_own: int, loss: LossMean) -> Agreement:
         """Meet until all have the same micro-batch, or this rank must compute again for it.
@@ -207,53 +275,47 @@ class WindowTransaction:
         losses = []
         for start in range(0, len(window), micro_batch):
             self._where = "forward"
-            loss = self._forward(window.part(start, start + micro_batch).to(self._device))[1]
+            loss = self._forward(window.part(start, start + micro_batch), num_samples)[1]
             self._where = "backward"
-            # Divided by the sample count, known beforehand, to keep half-precision gradients in range.
-            self._precision.scaler.scale(loss.total / num_samples).backward()  # type: ignore[no-untyped-call]
+            self._scaled(num_samples, loss.total).backward()  # type: ignore[no-untyped-call]
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
         self._shared.complete()
         return _mean_of(losses)
 
     def _carry_joint_loss_back(
         self,
-        joint: JointLoss,
+        compared: JointPart,
         found: FirstPass,
         window: Batch,
         micro_batch: int,
         num_samples: int,
         snapshot: _Snapshot,
     ) -> LossMean:
-        self._where, leads = "joint_loss", self._shared.rank == 0
-        documents = self._shared.everyones(found.compared.to_document())
-
-        def scaled(total: Tensor) -> Tensor:
-            return self._precision.scaler.scale(total / num_samples)
-
-        everyone = Compared.joined(documents, self._device)
-        total, gradients = joint_gradients(joint, self._model, everyone, scaled, leads=leads)
-        counts = [len(next(iter(each["outputs"].values()), ())) for each in documents]
-        first = sum(counts[: self._shared.rank])
-        own = {name: rows[first : first + len(window)] for name, rows in gradients.items()}
-        losses = [LossSum(total if leads else torch.zeros_like(total), torch.zeros_like(total))]
+        losses = [LossSum(compared.total, torch.zeros_like(compared.total))]
+        self._where = "forward"
         if found.kept is None and len(window):
             put_back_random_state(snapshot.random_state, self._device)
             self._put_back_buffers(snapshot)
         for start in range(0, len(window), micro_batch):
             part = window.part(start, start + micro_batch)
             self._where = "forward"
-            outputs, loss = found.kept or self._forward(part.to(self._device))
+            outputs, loss = found.kept or self._forward(part, num_samples)
             self._where = "backward"
-            its_gradients = {name: rows[start : start + micro_batch] for name, rows in own.items()}
-            carry_back(outputs, its_gradients, scaled(loss.total))
+            its_gradients = compared.of_samples(start, start + micro_batch).gradients
+            carry_back(outputs, its_gradients, self._scaled(num_samples, loss.total))
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
         self._shared.complete()
         return _mean_of(losses)
 
-    def _forward(self, part: Batch) -> tuple[Outputs, LossSum]:
-        with self._precision.autocast():
+    def _forward(self, part: Batch, num_samples: int) -> tuple[Outputs, LossSum]:
+        part = part.to(self._device)
+        with self._precision.autocast(), rounded_as_several(len(part), num_samples, self._device):
             outputs = self._task.forward(self._model, part)
             return outputs, self._task.loss(outputs, part)
+
+    def _scaled(self, num_samples: int, total: Tensor) -> Tensor:
+        """Divided by the sample count, known beforehand, to keep half-precision gradients in range."""
+        return self._precision.scaler.scale(total / num_samples)
 
     def _snapshot(self) -> _Snapshot:
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
@@ -288,20 +350,24 @@ def _mean_of(losses: Sequence[LossSum]) -> LossMean:
     return mean
 
 
-def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch, where: Place = "forward") -> int:
-    """Half of ``micro_batch``, said in the log; ``where`` memory ended.
+def comparison_too_large(failure: MemoryState, num_samples: int) -> str:
+    """Why a training cannot go on when what compares all samples does not fit, and what would help."""
+    return (
+        f"out of memory in the loss that compares all {num_samples} samples of an effective batch with one another, "
+        f"with {failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. A smaller batch_size does not help here. "
+        f"Next, try a smaller effective_batch_size in a new run (now {num_samples}), then a smaller embedding_size, or "
+        "give the job more memory."
+    )
+
+
+def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch) -> int:
+    """Half of ``micro_batch``, said in the log.
 
     Raises:
         MemoryExhaustedError: there is no half of one; names the sizes and what to try.
     """
     if micro_batch <= 1:
         shapes = ", ".join(f"{name} {shape}" for name, shape in sample_shapes(batch).items())
-        if where == "joint_loss":
-            raise MemoryExhaustedError(
-                f"out of memory with a single sample ({shapes}) at a time and {failure.rss_bytes / 1e6:.0f} MB "
-                f"resident, in the loss that compares all samples of an effective batch: {failure.message}. Next, try "
-                "a smaller effective_batch_size in a new run, or give the job more memory."
-            )
         raise MemoryExhaustedError(
             f"out of memory with a single sample ({shapes}) and {failure.rss_bytes / 1e6:.0f} MB resident: "
             f"{failure.message}. Next, try -p gradient_checkpointing true; then a smaller fixed_size, num_frames or "

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fvc_lib.learning.task import Batch, LossSum, Outputs, SampleSet
 from fvc_lib.learning.video_text_accumulators import RetrievalSettings, VideoTextOutputs
-from fvc_lib.learning.video_text_losses import positive_pairs
 from fvc_lib.learning.video_text_networks import JointSpace, NetworkPlan, VideoTextNetwork
 
 
@@ -98,14 +97,14 @@ class VideoTextTask:
             total = total + self._weights.masked * outputs["masked_loss"].float().sum()
         return LossSum(total, torch.tensor(float(len(batch)), device=any_output.device))
 
-    def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The contrastive loss of the whole effective batch, weighted; a sum over its samples."""
+    def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range) -> Tensor:
+        """The share of ``rows`` in the contrastive loss of the whole effective batch, weighted."""
         space = model.joint
         if not isinstance(space, JointSpace):
             raise TypeError(f"model: got a {type(model).__name__} without a joint space, wanted the task's own")
-        positives = positive_pairs(tensors["video_index"], tensors["text_index"])
         video, text = outputs["video_embedding"].float(), outputs["text_embedding"].float()
-        return self._weights.contrastive * space.scale.contrastive(video, text, positives)
+        indices = tensors["video_index"], tensors["text_index"]
+        return self._weights.contrastive * space.scale.contrastive(video, text, *indices, rows)
 
     def new_accumulator(self) -> VideoTextOutputs:
         """Embeddings and losses of a pass."""

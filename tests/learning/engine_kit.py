@@ -99,9 +99,9 @@ class _Tight:
             when_backward(outputs, lambda gradient: self.ends("backward"))
         return outputs
 
-    def joint_loss(self, model, outputs, tensors):
+    def joint_loss(self, model, outputs, tensors, rows):
         self.ends("joint_loss" if model.training else "validation")
-        return super().joint_loss(model, outputs, tensors)
+        return super().joint_loss(model, outputs, tensors, rows)
 
 
 def tight(task, ends=lambda kind: None, *, draws=True):

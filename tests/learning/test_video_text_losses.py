@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -59,6 +60,27 @@ def test_positives_are_all_pairs_that_the_batch_shows(videos, texts):
     found = positive_pairs(torch.tensor(videos), torch.tensor(texts))
     assert found.dtype == torch.bool
     assert found.tolist() == naive_positives(videos, texts)
+    for rows in (range(6), range(2, 5), range(3, 3)):
+        part = positive_pairs(torch.tensor(videos), torch.tensor(texts), rows)
+        assert part.equal(found[rows.start : rows.stop])
+        assert positive_pairs(torch.tensor(texts), torch.tensor(videos), rows).equal(found.T[rows.start : rows.stop])
+
+
+@pytest.mark.parametrize("ends", [(0, 6), (0, 3, 6), (0, 1, 1, 4, 6)])
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("videos", "texts"), CASES)
+def test_shares_of_rows_add_up_to_the_loss_and_to_its_gradients(loss, ends, videos, texts):
+    scale, indices = SimilarityScale(loss, 6).double(), (torch.tensor(videos), torch.tensor(texts))
+    video, text = embeddings()
+    read = [video, text, *scale.parameters()]
+    naive = naive_softmax if loss == "softmax" else naive_sigmoid
+    whole = naive(scale(video, text), naive_positives(videos, texts))
+    wanted = [whole, *torch.autograd.grad(whole, read)]
+    shares = [scale.contrastive(video, text, *indices, range(start, stop)) for start, stop in pairwise(ends)]
+    given = [torch.autograd.grad(share, read) for share in shares if share.requires_grad]
+    found = [sum(shares), *(sum(parts) for parts in zip(*given, strict=True))]
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("videos", "texts"), CASES)
@@ -102,7 +124,7 @@ def test_extreme_similarities_stay_finite(loss):
     with torch.no_grad():
         scale.log_scale.fill_(LOG_SCALE_BOUNDS[1])
     video = torch.eye(4, requires_grad=True)
-    value = scale.contrastive(video, -torch.eye(4), torch.eye(4, dtype=torch.bool))
+    value = scale.contrastive(video, -torch.eye(4), torch.arange(4), torch.arange(4))
     value.backward()
     assert value.isfinite()
     assert video.grad.isfinite().all()

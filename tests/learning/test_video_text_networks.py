@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from fvc_lib.learning.activation_checkpointing import recompute_activations
-from fvc_lib.learning.video_text_losses import positive_pairs
 from tests.learning.video_text_kit import PLAN, network, pairs, planned
 
 ATTENTION = ("query.weight", "query.bias", "key.weight", "value.weight", "value.bias", "output.weight", "output.bias")
@@ -60,8 +59,8 @@ def total_loss(model, tensors):
     outputs = model(tensors)
     losses = [outputs[name].sum() for name in ("caption_loss", "masked_loss") if name in outputs]
     if "video_embedding" in outputs:
-        positives = positive_pairs(tensors["video_index"], tensors["text_index"])
-        losses.append(model.joint.scale.contrastive(outputs["video_embedding"], outputs["text_embedding"], positives))
+        embeddings = outputs["video_embedding"], outputs["text_embedding"]
+        losses.append(model.joint.scale.contrastive(*embeddings, tensors["video_index"], tensors["text_index"]))
     return sum(losses)
 
 

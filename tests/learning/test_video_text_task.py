@@ -8,7 +8,7 @@ from fvc_lib.learning.optimisation import Precision
 from fvc_lib.learning.random_state import forked_random_state
 from fvc_lib.learning.task import FollowsEpochs, JointLoss
 from fvc_lib.learning.transaction import WindowTransaction
-from fvc_lib.learning.video_text_losses import positive_pairs
+from fvc_lib.learning.video_text_losses import positive_pairs, sigmoid_contrastive, softmax_contrastive
 from fvc_lib.learning.video_text_task import LossWeights, VideoTextTask
 from tests.learning.video_text_kit import CPU, RETRIEVAL, pairs, planned, tiny_task
 
@@ -31,7 +31,8 @@ def test_gradients_are_those_of_the_whole_batch_at_once(loss, micro_batch):
     model, oracle = built(task), built(task)
     outputs = oracle(batch.tensors)
     positives = positive_pairs(batch.tensors["video_index"], batch.tensors["text_index"])
-    dense = 0.7 * oracle.joint.scale.contrastive(outputs["video_embedding"], outputs["text_embedding"], positives)
+    similarities = oracle.joint.scale(outputs["video_embedding"], outputs["text_embedding"])
+    dense = 0.7 * (softmax_contrastive if loss == "softmax" else sigmoid_contrastive)(similarities, positives)
     dense = (dense + 0.5 * outputs["caption_loss"].sum()) / 6
     dense.backward()
     compute = resolve_device("cpu", "off")
@@ -76,7 +77,7 @@ def test_weights_scale_each_loss():
     model, batch = built(one), pairs(plan=plan).whole()
     outputs = {name: values.detach() for name, values in one.forward(model, batch).items()}
     torch.testing.assert_close(other.loss(outputs, batch).total, 0.5 * one.loss(outputs, batch).total)
-    joint = [each.joint_loss(model, outputs, batch.tensors) for each in (one, other)]
+    joint = [each.joint_loss(model, outputs, batch.tensors, range(6)) for each in (one, other)]
     torch.testing.assert_close(joint[1], 3 * joint[0])
 
 

@@ -1,0 +1,74 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fvc_lib.learning.activation_checkpointing import recompute_activations
+from fvc_lib.learning.image_networks import ImageModel, SmallResnet
+from fvc_lib.learning.lone_samples import rounded_as_several
+
+CPU = torch.device("cpu")
+LAYERS = {
+    "conv1d": (nn.Conv1d(3, 5, 3), (3, 9)),
+    "conv2d": (nn.Conv2d(8, 16, 3, padding=1, bias=False), (8, 12, 12)),
+    "conv3d": (nn.Conv3d(3, 4, (2, 3, 3)), (3, 4, 8, 8)),
+    "linear": (nn.Linear(48, 20), (48,)),
+    "linear of tokens": (nn.Linear(16, 64), (5, 16)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_gives_one_sample_what_it_gives_it_as_one_of_two(name):
+    """To the bit, and the same gradients as where the other sample is not looked at."""
+    layer, shape = LAYERS[name]
+    values = torch.randn(2, *shape, generator=torch.Generator().manual_seed(1))
+    wanted = layer(values)[:1]
+    wanted_gradients = torch.autograd.grad(wanted.square().sum(), [*layer.parameters()])
+    with rounded_as_several(1, 8, CPU):
+        found = layer(values[:1])
+        gradients = torch.autograd.grad(found.square().sum(), [*layer.parameters()])
+    assert found.equal(wanted)
+    for ours, theirs in zip(gradients, wanted_gradients, strict=True):
+        assert (ours - theirs).norm() <= 3e-7 * theirs.norm()
+
+
+@pytest.mark.parametrize(("samples", "together"), [(2, 8), (1, 1)])
+def test_several_samples_and_an_effective_batch_of_one_are_computed_as_they_are(samples, together, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "cat", lambda *arguments: seen.append(arguments))
+    with rounded_as_several(samples, together, CPU):
+        F.linear(torch.ones(samples, 3), torch.ones(2, 3))
+    assert seen == []
+
+
+def test_a_large_sample_takes_no_more_memory_than_it_did(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "cat", lambda *arguments: seen.append(arguments))
+    with rounded_as_several(1, 8, CPU):
+        nn.Conv2d(3, 2, 3)(torch.ones(1, 3, 84, 84))
+    assert seen == []
+
+
+def gradients_of(model, pictures, parts, *, lone):
+    model.zero_grad()
+    for part in pictures.split(parts):
+        with rounded_as_several(len(part), len(pictures) if lone else 1, CPU):
+            model(part)["class_logits"].square().sum().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_pictures_one_by_one_have_the_gradients_of_the_batch(checkpointing):
+    """Also where activations are computed again in the backward pass."""
+    torch.manual_seed(3)
+    model = ImageModel(SmallResnet((8, 16)), 3, 0).train()
+    if checkpointing:
+        recompute_activations(model)
+    pictures = 255 * torch.rand(4, 3, 16, 16)
+    whole = gradients_of(model, pictures, 4, lone=False)
+    errors = {
+        (parts, lone): float((gradients_of(model, pictures, parts, lone=lone) - whole).norm() / whole.norm())
+        for parts, lone in ((2, False), (1, True), (1, False))
+    }
+    assert errors[1, True] <= 1.2 * errors[2, False] <= 1e-6
+    assert errors[1, False] > 2 * errors[2, False], "torch rounds one sample alone no other way here: nothing is tested"
