@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from fvc_lib.learning.joint_loss import COMPARING
 from fvc_lib.learning.preflight_child import ended_by_memory, measured_in_child, room_to_measure
 from fvc_lib.learning.preflight_meter import give_back_unused
 from fvc_lib.learning.preflight_plan import (
@@ -35,6 +36,7 @@ TIME_LIMIT_SECONDS = 120.0
 # Tables and figures after training: 29 to 47 MB above where the training ended, in four folds.
 _AFTER_TRAINING_BYTES = 50_000_000
 _REMEDY = "lower fixed_size or num_frames, turn gradient_checkpointing on, or give it more memory"
+_REMEDY_OF_COMPARING = "lower effective_batch_size or embedding_size in a new run, or give it more memory"
 _MEASURE = "fvc_lib.learning.preflight_probe:measure"
 # torch loads this with its first optimizer, and it is by far the largest part of what a first training loads.
 _LOADED_BY_TRAINING = "torch._dynamo"
@@ -216,7 +218,10 @@ def _measured(
         problem = f"the measuring process died with micro-batch {found.attempting}: {answer.detail}"
         found = found.with_failure(found.attempting, answer.detail)
     if 1 in found.failures:
-        problem = f"one sample alone ran out of memory: {found.failures[1]}; if the training does too, {_REMEDY}"
+        comparing = found.failures[1].startswith(COMPARING)
+        what = "memory ran out" if comparing else "one sample alone ran out of memory:"
+        remedy = _REMEDY_OF_COMPARING if comparing else _REMEDY
+        problem = f"{what} {found.failures[1]}; if the training does too, {remedy}"
     return replace(found, attempting=None), problem
 
 

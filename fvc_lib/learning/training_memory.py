@@ -18,6 +18,7 @@ from fvc_lib.learning.device import (
     resolve_policy,
 )
 from fvc_lib.learning.engine_settings import EngineSettings
+from fvc_lib.learning.impossible_budget import refuse_impossible_budget
 from fvc_lib.learning.memory_profile import recorded_allocations
 from fvc_lib.learning.preflight import preflight
 from fvc_lib.learning.preflight_probe import StepRequest
@@ -109,6 +110,9 @@ def planned_micro_batch(
     (``memory_budget.MemoryShare``); one measures for all.
 
     The prediction is None where it was not asked for, or could not be made. A replayed training keeps its schedule.
+
+    Raises:
+        UsageError: this process alone holds more than was asked for with ``mem_gb``.
     """
     if not config.memory_preflight or settings.replay:
         return settings.micro_batch, None
@@ -120,13 +124,14 @@ def planned_micro_batch(
         amp=config.amp,
         gradient_checkpointing=settings.gradient_checkpointing,
         num_workers=settings.num_workers,
+        num_ranks=num_ranks,
     )
-    resident = psutil.Process().memory_info().rss
+    resident, budget = _resident_bytes(), device_budget(config, compute)
     observer.at(PREFLIGHT)
     try:
-        report = preflight(
-            request, budget=device_budget(config, compute), baseline_bytes=resident, store=paths.preflight
-        )
+        if compute.device.type == "cpu":
+            refuse_impossible_budget(request, config, budget, resident, paths.preflight)
+        report = preflight(request, budget=budget, baseline_bytes=resident, store=paths.preflight)
     finally:
         observer.at("setup")
     lowered = report.micro_batch < report.micro_batch_planned
@@ -193,6 +198,10 @@ def _shared(of_device: MemoryBudget, config: RunConfig) -> MemoryBudget:
     if share is None or config.num_ranks > 1:
         return of_device
     return MemoryBudget(of_device.total_bytes // share.sharers, f"1/{share.sharers} of {of_device.origin}")
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def _megabytes(num_bytes: int | None) -> float | None:

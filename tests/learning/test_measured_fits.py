@@ -11,7 +11,7 @@ from fvc_lib.learning.made_up_images import MadeUpImages, requests_on_made_up_im
 from fvc_lib.learning.measured_fits import measure_fits, seconds_per_sample
 from fvc_lib.learning.measured_fits_row import timed_step
 from fvc_lib.learning.measured_fits_tables import FitRow, fits_table, recommended
-from fvc_lib.learning.preflight_plan import StepMeasurement
+from fvc_lib.learning.preflight_plan import Footprint, StepMeasurement
 from fvc_lib.learning.preflight_probe import StepRequest
 from fvc_lib.learning.task import Sample
 from fvc_lib.services.errors import StoppedError, UsageError
@@ -49,16 +49,18 @@ class Children:
     A step takes a kilobyte and a microsecond per pixel, and ends as ``ends`` says from so many pixels on.
     """
 
-    def __init__(self, monkeypatch, from_pixels=1 << 60, answer=None, failure=None, seconds_per_pixel=1e-6):
+    def __init__(
+        self, monkeypatch, from_pixels=1 << 60, answer=None, failure=None, seconds_per_pixel=1e-6, first_use=0
+    ):
         self.asked, self.from_pixels, self.answer, self.failure = [], from_pixels, answer, failure
-        self.seconds_per_pixel = seconds_per_pixel
+        self.seconds_per_pixel, self.first_use = seconds_per_pixel, first_use
         monkeypatch.setattr(measured_fits, "measured_in_child", self)
 
     def __call__(self, function, request, footprint, budget_bytes, time_limit_seconds):
         size = request.task.training_data.image_size
         self.asked.append((request.micro_batch, size))
         pixels = request.micro_batch * size**2
-        found = StepMeasurement(attempting=request.micro_batch)
+        found = StepMeasurement(attempting=request.micro_batch, first_use_bytes=self.first_use)
         if pixels < self.from_pixels:
             seconds = request.window_size * size**2 * self.seconds_per_pixel
             document = {"found": found.with_step(request.micro_batch, 1000 * pixels).to_document()}
@@ -89,6 +91,16 @@ def test_a_row_is_measured_in_a_process_of_its_own_and_kept(tmp_path, monkeypatc
     assert again["seconds_per_epoch"][0] == pytest.approx(2 * fits["seconds_per_epoch"][0])
     with pytest.raises(pytest.fail.Exception):
         measure(store=store, image_size=24)
+
+
+def test_what_the_first_training_loads_is_counted_in_every_row_whenever_it_is_loaded(monkeypatch):
+    """Looking at a model to know a row again loads it, in this process, after the first row's footprint was taken."""
+    Children(monkeypatch, first_use=80_000_000)
+    loaded = iter([False, True, True, True])
+    monkeypatch.setattr(measured_fits, "footprint_of", lambda _, baseline: Footprint(baseline, next(loaded), 0))
+    fits = measure(batch_sizes=(1, 2, 4), image_sizes=(24,))
+    above = [peak - fits["peak_bytes"][0] for peak in fits["peak_bytes"]]
+    assert above == [1000 * 16**2 * pictures for pictures in (0, 1, 3)] + [1000 * (4 * 24**2 - 16**2)]
 
 
 @pytest.mark.parametrize(
