@@ -16,6 +16,8 @@ from fvc_lib.execution.slurm.site import CHECKOUT
 from fvc_lib.execution.status import read_status
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, read_table
+from tests.faults.stage_moments import Point, watching
+from tests.slurm.project import log_of
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 SMALL = {
@@ -66,16 +68,19 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
     site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\n")
     there, here = tmp_path / "there", tmp_path / "here"
     asked = [*parameters(corpus, num_ranks=2), "--executor", "slurm"]
-    shown = shown_by(start(there, *asked, FVC_SITE=str(site)))
+    mark = tmp_path / "mark"
+    point = Point("os.rename", r"/fold_1/checkpoint_epoch_001\.pt$")
+    shown = shown_by(start(there, *asked, FVC_SITE=str(site), **watching(tmp_path, (point,), f"hold {mark}")))
     beside = start(here, *parameters(corpus))
     (run,) = list_runs(there / "runs")
     first, train, last = submitted_jobs(run)
     assert f"job {last.job_id} after {first.job_id}, {train.job_id}" in shown
     waiting = shown_by(start(there, "status", str(run.root)))
     assert re.search(rf"job {last.job_id} .*PENDING .*Dependency", waiting)
-    log = run.metrics("04_fold_training", 1)
-    cluster.wait_for(lambda: log.exists() and '"loss"' in log.read_text(), "fold 1 to train", seconds=300)
+    cluster.wait_for(mark.exists, "fold 1 to train")
     cluster.run("scancel", "--signal=USR1", "--batch", f"{train.job_id}_1")
+    cluster.wait_for(lambda: "saves and leaves; a second" in log_of(run, f"{train.job_id}_1"), "the signal to arrive")
+    mark.with_suffix(".go").touch()  # only now can the first epoch end
     ids = (first.job_id, f"{train.job_id}_0", f"{train.job_id}_1", last.job_id)
 
     def ended() -> bool:
@@ -85,7 +90,7 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
         )
         return states == ["COMPLETED"] * 4
 
-    cluster.wait_for(ended, "the run to end", seconds=400)
+    cluster.wait_for(ended, "the run to end", seconds=600)
     assert ": done" in shown_by(start(there, "status", str(run.root))).splitlines()[0]
     assert run.report_html.is_file()
     logs = "".join(path.read_text() for path in (cluster.folder / "log").glob("slurmd.*.log"))

@@ -1,0 +1,191 @@
+"""The notebooks of image recognition and of videos and texts as jobs of a real Slurm: requeued, killed, on two ranks.
+
+The first is part of ``make test-slurm``, and so of CI; the others are in ``make test-long``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from fvc_lib.corpus.images import index_images
+from fvc_lib.corpus.video_texts import index_video_texts
+from fvc_lib.execution.run_record import begin_run
+from fvc_lib.execution.session import run_config
+from fvc_lib.execution.slurm.jobs import plan_jobs
+from fvc_lib.execution.slurm.queue import job_states
+from fvc_lib.execution.slurm.record import SubmittedJob, submitted_jobs
+from fvc_lib.execution.slurm.site import read_site
+from fvc_lib.execution.slurm.submission import submit as slurm_submit
+from fvc_lib.execution.stages import Task, stage_named
+from fvc_lib.execution.status import StageStatus, read_status
+from fvc_lib.execution.status_book import status_now
+from fvc_lib.learning.image_fits import measured_image_fits
+from fvc_lib.learning.image_results import image_results
+from fvc_lib.learning.image_training import train_images
+from fvc_lib.learning.video_text_results import video_text_results
+from fvc_lib.learning.video_text_training import train_video_text
+from fvc_lib.services.config import TASK_OF_STAGE, resolve_config
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.tables import REJECTED, read_table, write_table
+from fvc_lib.services.task_tables import IMAGE_TARGETS, IMAGES, TARGET_PREDICTIONS, VIDEO_TEXTS
+from tests.faults.small_runs import VALUES, Place, metrics_of, results_of, small_corpus
+from tests.faults.stage_moments import renamed, watching
+from tests.slurm.cluster import Cluster
+
+pytestmark = pytest.mark.long
+STAGE_OF_TASK = {task: stage for stage, task in TASK_OF_STAGE.items()}
+BAD = {"FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"}
+
+
+@pytest.fixture
+def place(tmp_path: Path, task: str) -> Place:
+    """Where a small run of ``task`` is submitted from.
+
+    Training goes on beside the thread that writes a checkpoint until the next is due: while that of the first epoch is
+    held, through the second at most, and steps are left at which it can stop.
+    """
+    return Place(tmp_path / "there", small_corpus(task, tmp_path / "some 'files'"), {**VALUES[task], "epochs": 4})
+
+
+def site_file(place: Place, **settings: object) -> Path:
+    """One processor a process."""
+    path = place.folder.parent / "site.conf"
+    values = {"cpus": 1, "time": "00:20:00", "signal_seconds": 60, "memory": 2500, **settings}
+    path.write_text("".join(f"{name.upper()}={value}\n" for name, value in values.items()))
+    return path
+
+
+def submit(
+    place: Place, variables: dict[str, str] | None = None, **site: object
+) -> tuple[RunPaths, list[SubmittedJob]]:
+    """A run from the command line, or with one that is there already, what is left of it."""
+    begun = ["--resume", "latest"] if list_runs(place.runs) else []
+    variables = {"FVC_SITE": str(site_file(place, **site)), **(variables or {})}
+    process = place.start(*begun, "--executor", "slurm", variables=variables)
+    shown, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, shown
+    (run,) = list_runs(place.runs)
+    train, last = submitted_jobs(run)[-2:]
+    assert f"job {last.job_id} after {train.job_id}" in shown
+    return run, [train, last]
+
+
+def end_well(cluster: Cluster, run: RunPaths, jobs: Sequence[SubmittedJob]) -> None:
+    """Wait until all ``jobs`` have, and say everything when one has not."""
+
+    def ended() -> bool:
+        states = [cluster.state(job.job_id) for job in jobs]
+        logs = "\n".join(path.read_text() for path in sorted(run.slurm.glob("*.out")))
+        assert not BAD & set(states), f"{states}\n{logs}\n{cluster.describe()}"
+        return set(states) == {"COMPLETED"}
+
+    cluster.wait_for(ended, "the run to end", seconds=600)
+
+
+def stage_of(run: RunPaths, task: str) -> StageStatus:
+    return read_status(run).stages[STAGE_OF_TASK[task]]
+
+
+def alone(run: RunPaths, task: str, folder: Path) -> RunPaths:
+    """The stage's work for a run of the same parameters, in this process."""
+    config, paths = run_config(run), RunPaths(folder / "alone" / run.run_id)
+    with MetricLog(paths.metrics(STAGE_OF_TASK[task]), run_id=paths.run_id, fold=None) as log:
+        if task == "image":
+            images = index_images(config)
+            write_table(images.images, IMAGES, paths.images)
+            write_table(images.targets, IMAGE_TARGETS, paths.image_targets)
+            write_table(images.rejected, REJECTED, paths.rejected)
+            measured_image_fits(paths, config)
+            train_images(paths, config, metric_log=log)
+            image_results(paths, config)
+        else:
+            pairs = index_video_texts(config)
+            write_table(pairs.pairs, VIDEO_TEXTS, paths.video_texts)
+            write_table(pairs.rejected, REJECTED, paths.rejected)
+            train_video_text(paths, config, metric_log=log)
+            video_text_results(paths, config)
+    return paths
+
+
+def assert_same(run: RunPaths, here: RunPaths) -> None:
+    """To the byte, and every metric to the bit."""
+    found, wanted = results_of(run), results_of(here)
+    assert found.keys() == wanted.keys()
+    assert [name for name, content in wanted.items() if found[name] != content] == []
+    assert metrics_of(run) == metrics_of(here)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("task", ["image"])
+def test_a_stage_requeued_in_mid_training_ends_as_one_that_ran_here(cluster, place, task, tmp_path, monkeypatch):
+    mark = tmp_path / "mark"
+    for name, value in watching(tmp_path, (renamed("checkpoint_epoch_001.pt"),), f"hold {mark}").items():
+        monkeypatch.setenv(name, value)
+    folders = {name: str(place.folder / name) for name in ("runs_dir", "cache_dir", "data_dir")}
+    config = resolve_config({**place.values, **folders, "corpus": str(place.corpus)}, environ={})
+    run, site = begin_run(config, command="a test"), read_site(site_file(place))
+    (job,) = slurm_submit(plan_jobs([Task(stage_named(STAGE_OF_TASK[task]), None)], config, site, {}), run, site)
+    here = alone(run, task, tmp_path)  # meanwhile
+    cluster.wait_for(mark.exists, "the first epoch's end")
+    cluster.run("scancel", "--signal=USR1", "--batch", job.job_id)
+    end_well(cluster, run, [job])
+    assert (stage_of(run, task).attempts, cluster.jobs()[job.job_id]["Restarts"]) == (2, "1")
+    assert_same(run, here)
+
+
+@pytest.mark.parametrize("task", ["image", "video_text"])
+def test_a_run_from_the_command_line_that_is_requeued_in_mid_training_ends_with_its_report(
+    cluster, place, task, tmp_path
+):
+    mark = tmp_path / "mark"
+    held = watching(tmp_path, (renamed("checkpoint_epoch_001.pt"),), f"hold {mark}")
+    run, (train, last) = submit(place, held)
+    cluster.wait_for(mark.exists, "the first epoch's end")
+    cluster.run("scancel", "--signal=USR1", "--batch", train.job_id)
+    end_well(cluster, run, [train, last])
+    assert (stage_of(run, task).attempts, cluster.jobs()[train.job_id]["Restarts"]) == (2, "1")
+    assert read_status(run).state == "done"
+    assert run.report_html.is_file()
+    assert_same(run, alone(run, task, tmp_path))
+
+
+@pytest.mark.parametrize("task", ["image", "video_text"])
+def test_a_training_killed_for_memory_cancels_the_report_and_goes_on_when_it_is_given_more(cluster, place, task):
+    run, (train, last) = submit(place, memory=330)
+    cluster.wait_for(lambda: cluster.state(last.job_id) == "CANCELLED", "the report to be given up")
+    assert cluster.jobs()[train.job_id]["Restarts"] == "0"
+    stage = status_now(run).stages[STAGE_OF_TASK[task]]
+    if cluster.limits_memory:
+        assert (stage.state, stage.exit_code, stage.killed_by) == ("failed", 137, "SIGKILL")
+        assert "memory" in stage.reason
+    else:
+        (state,) = (state for state in job_states(run) if state.job_id == train.job_id)
+        assert state.ended
+    end_well(cluster, run, submit(place)[1])
+    assert stage_of(run, task).attempts == 2
+    assert read_status(run).state == "done"
+
+
+@pytest.mark.parametrize("task", ["image", "video_text"])
+def test_two_ranks_on_one_node_find_what_one_finds(cluster, place, task, tmp_path):
+    values = {**place.values, "epochs": 2, "num_ranks": 2}
+    run, jobs = submit(Place(place.folder, place.corpus, values), memory=5000)
+    end_well(cluster, run, jobs)
+    train = cluster.jobs()[jobs[0].job_id]
+    assert (train["NumTasks"], train["NumNodes"]) == ("2", "1")
+    logs = "".join(path.read_text() for path in (cluster.folder / "log").glob("slurmd.*.log"))
+    assert f"launch task StepId={jobs[0].job_id}.0" in logs  # by srun
+    assert "ranks: 2" in run.executed_notebook(STAGE_OF_TASK[task]).read_text()
+    here = alone(run, task, tmp_path)
+    if task == "image":
+        ours, theirs = (read_table(each.target_predictions, TARGET_PREDICTIONS) for each in (run, here))
+        assert ours["image_id"].to_list() == theirs["image_id"].to_list()
+        assert ours["predicted"].to_list() == pytest.approx(theirs["predicted"].to_list(), rel=1e-3, abs=1e-3)
+    else:
+        ours, theirs = (load_file(each.embeddings) for each in (run, here))
+        assert all(ours[name].allclose(tensor, atol=1e-4) for name, tensor in theirs.items())
