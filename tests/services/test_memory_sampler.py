@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from fvc_lib.services.memory_observer import DeviceMemory, MemoryObserver
 from fvc_lib.services.memory_sampler import MemorySampler, NearLimit
+from fvc_lib.services.process_memory import ProcessMemory, ProcessTree
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -47,6 +49,25 @@ def sampled(tmp_path: Path):
         sampler.close()
 
 
+@pytest.fixture
+def holding(monkeypatch: pytest.MonkeyPatch):
+    """``holding(bytes)``: so much is what this process is said to hold, whatever earlier tests left in it."""
+
+    def hold(held: int) -> None:
+        monkeypatch.setattr(ProcessTree, "measure", lambda tree: ProcessMemory(held, held, held))
+
+    return hold
+
+
+@pytest.fixture
+def settled() -> Iterator[None]:
+    """Rubbish of earlier tests does not go while a test looks at what its own allocations take."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def card(allocated: int, total: int = 1000 * MEGABYTE) -> Callable[[], DeviceMemory]:
     return lambda: DeviceMemory(allocated, allocated + MEGABYTE, allocated, total, total - allocated)
 
@@ -62,6 +83,7 @@ def test_a_line_has_the_columns_it_always_had_and_the_monotonic_clock(sampled, t
     assert after["usage_percent"] == pytest.approx(100 * after["allocated_mb"] / after["total_memory_mb"], abs=0.01)
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_large_allocation_stands_in_its_phase_and_goes_with_it(sampled, tmp_path):
     sampler = sampled()
     sampler.at("train", epoch=1)
@@ -77,6 +99,7 @@ def test_a_large_allocation_stands_in_its_phase_and_goes_with_it(sampled, tmp_pa
     assert sampler.peak_bytes >= rows["validation"][0]["allocated_mb"] * MEGABYTE - 10_000
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads VmHWM")
 def test_a_peak_between_two_samples_is_not_missed_and_belongs_to_its_phase(sampled, tmp_path):
     high_before = int(next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
@@ -92,6 +115,7 @@ def test_a_peak_between_two_samples_is_not_missed_and_belongs_to_its_phase(sampl
     assert train[1]["allocated_mb"] * MEGABYTE < high_before + 50 * MEGABYTE
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resets VmHWM")
 def test_a_peak_between_two_samples_is_not_hidden_by_a_higher_one_of_an_earlier_phase(sampled, tmp_path):
     sampler = sampled()
@@ -136,7 +160,7 @@ def test_being_told_of_every_step_takes_no_sample(sampled, tmp_path):
 
 def test_the_thread_samples_by_itself(tmp_path):
     with MemorySampler(tmp_path / "samples.jsonl", interval_seconds=0.01):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while len((tmp_path / "samples.jsonl").read_text().splitlines()) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert len(lines_of(tmp_path / "samples.jsonl")) >= 3
@@ -181,9 +205,9 @@ def test_a_device_that_fails_is_no_longer_asked(sampled, tmp_path, caplog):
     ]
 
 
-def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path, caplog):
-    mem_gb = psutil.Process().memory_info().rss * 1.02 / 1e9
-    sampler = sampled(mem_gb=mem_gb)
+def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path, caplog, holding):
+    holding(98 * MEGABYTE)
+    sampler = sampled(mem_gb=0.1)
     for _ in range(5):
         sampler.sample()
     (record,) = caplog.records
@@ -192,8 +216,8 @@ def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path,
         assert words in record.message
     (event,) = lines_of(tmp_path / "events.jsonl")
     assert (event["kind"], event["message"]) == ("near_limit", record.message)
-    assert event["details"]["usage_percent"] > 90
-    assert event["details"]["budget_mb"] == pytest.approx(mem_gb * 1000, abs=0.01)
+    assert event["details"]["usage_percent"] == 98
+    assert event["details"]["budget_mb"] == 100
 
 
 @pytest.mark.parametrize(
@@ -215,19 +239,21 @@ def test_the_first_sample_is_that_of_the_opening(sampled, tmp_path):
     sampled()
     (row,) = lines_of(tmp_path / "samples.jsonl")
     assert row["phase"] == "setup"
-    assert row["elapsed_seconds"] < 1
+    assert row["elapsed_seconds"] < 600  # when the thread would take its first
 
 
-def test_a_device_and_the_host_are_warned_of_apart(sampled, tmp_path, caplog):
-    sampler = sampled(mem_gb=psutil.Process().memory_info().rss * 1.02 / 1e9)
+def test_a_device_and_the_host_are_warned_of_apart(sampled, tmp_path, caplog, holding):
+    holding(98 * MEGABYTE)
+    sampler = sampled(mem_gb=0.1)
     sampler.watch_device("cuda:0", card(950 * MEGABYTE))
     sampler.sample()
     assert [event["details"]["device"] for event in lines_of(tmp_path / "events.jsonl")] == ["cpu", "cuda:0"]
     assert "950 of 1,000 MB (what cuda:0 can give this process)" in caplog.records[1].message
 
 
-def test_far_from_the_budget_nothing_is_said(sampled, tmp_path, caplog):
-    sampler = sampled()
+def test_far_from_the_budget_nothing_is_said(sampled, tmp_path, caplog, holding):
+    holding(90 * MEGABYTE)
+    sampler = sampled(mem_gb=0.1)
     sampler.watch_device("cuda:0", card(900 * MEGABYTE))
     sampler.sample()
     assert caplog.records == []

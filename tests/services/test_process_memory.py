@@ -44,7 +44,7 @@ for _ in range(4):
         own = bytearray(OWN << 20)
         for place in range(0, len(own), 4096): own[place] = 1
         os.write(there, b"x")
-        time.sleep(60)
+        time.sleep(600)
     pids.append(pid)
 for _ in pids: os.read(here, 1)
 """
@@ -66,7 +66,7 @@ def test_what_children_hold_of_their_own_counts():
 
 @linux_only
 def test_a_childs_child_counts_too():
-    grandchild = "import time; block = bytearray(b'1') * (80 << 20); print('there', flush=True); time.sleep(60)"
+    grandchild = "import time; block = bytearray(b'1') * (80 << 20); print('there', flush=True); time.sleep(600)"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
     with subprocess.Popen(
         [sys.executable, "-c", child], stdout=subprocess.PIPE, start_new_session=True, text=True
@@ -120,13 +120,14 @@ def test_the_peak_is_not_that_of_the_program_that_started_this_one():
 
 YOUNG_CHILD = """
 child = subprocess.Popen(
-    [sys.executable, "-c", "import time; time.sleep(0.3); import polars; print(1, flush=True); time.sleep(60)"],
-    stdout=subprocess.PIPE,
+    [sys.executable, "-c", "print(0, flush=True); input(); import polars; print(1, flush=True); input()"],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
 )
+child.stdout.readline()
 tree = ProcessTree()
 tree.measure()  # it has loaded nothing yet
-time.sleep(0.15)
-tree.measure()
+child.stdin.write(b"\\n")
+child.stdin.flush()
 child.stdout.readline()
 now = tree.measure()
 fields = dict(line.split(":") for line in open(f"/proc/{child.pid}/smaps_rollup").read().splitlines()[1:])
