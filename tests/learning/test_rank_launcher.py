@@ -54,7 +54,7 @@ class Launched:
 
     def has_ended(self) -> bool:
         """All of it, within a time that is only there to end a test that has failed."""
-        _, alive = psutil.wait_procs(self.ranks, timeout=60)
+        _, alive = psutil.wait_procs(self.ranks, timeout=600)
         return not alive
 
 
@@ -193,7 +193,7 @@ def test_a_launcher_that_fails_ends_the_ranks_under_srun(under_srun, two_ranks):
 
     with pytest.raises(OSError, match="No space left"):
         train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=Full())
-    assert psutil.wait_procs(ranks_of_run(two_ranks.paths.root), timeout=60)[1] == []
+    assert psutil.wait_procs(ranks_of_run(two_ranks.paths.root), timeout=600)[1] == []
 
 
 def test_ranks_that_are_told_to_stop_before_they_listen_were_stopped(two_ranks):

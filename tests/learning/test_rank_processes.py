@@ -24,7 +24,7 @@ def test_srun_is_ended_so_that_it_ends_its_tasks(tmp_path):
     while len(tasks) < 2:
         tasks += [psutil.Process(int(line)) for line in ranks.heard()]
     ranks.close()
-    assert psutil.wait_procs(tasks, timeout=60)[1] == []
+    assert psutil.wait_procs(tasks, timeout=600)[1] == []
     assert ranks.codes() == [128 + signal.SIGKILL]  # its own end: it has seen its tasks'
     assert ranks.ended_by_signal() == []
 

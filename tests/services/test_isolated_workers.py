@@ -36,7 +36,7 @@ def work(item):
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("held")
         lock.flush()
-        time.sleep(20)
+        time.sleep(60)
         lock.write(" until it was done")
     return value
 """
@@ -115,7 +115,7 @@ def test_a_hanging_child_does_not_outlive_a_killed_parent(function: str, tmp_pat
     held = tmp_path / "held"
     code = (
         "from fvc_lib.services.isolated_workers import run_isolated\n"
-        f"list(run_isolated({function!r}, [['hold', {str(held)!r}]], workers=1, timeout_seconds=0.5))\n"
+        f"list(run_isolated({function!r}, [['hold', {str(held)!r}]], workers=1, timeout_seconds=4))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
         while not (held.exists() and held.read_text() == "held"):
