@@ -7,73 +7,24 @@ not how well they tell fakes.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbclient
 import nbformat
 import polars as pl
-import psutil
 import pytest
 
-from fvc_lib.corpus import sample
-from fvc_lib.corpus.sample_plan import plan_events
-from fvc_lib.execution.stages import STAGES
+from fvc_lib.execution.session import run_config
+from fvc_lib.execution.stages import stages_of
 from fvc_lib.execution.status import read_status
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, RESULTS, read_table
+from tests.faults.small_runs import SMALL, VALUES, Place, results_of, small_corpus, wait_for_no_orphans
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
-SMALL = {
-    "num_folds": 2, "fixed_size": 32, "num_frames": 4, "epochs": 2, "model": "frame_cnn", "augmentations_per_video": 1,
-    "bootstrap_replicates": 100, "inner_validation_share": 0.34,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Place:
-    """A machine as a run sees it: its own folders, and where it is started from."""
-
-    folder: Path
-    corpus: Path
-
-    @property
-    def runs(self) -> Path:
-        return self.folder / "runs"
-
-    def environment(self) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        return {
-            **inherited,  # but for the threads: as many as a user's run has
-            "FVC_RUNS_DIR": str(self.runs),
-            "FVC_CACHE_DIR": str(self.folder / "cache"),
-            "FVC_DATA_DIR": str(self.folder / "data"),
-        }
-
-    def start(self, *arguments: str, **values: object) -> subprocess.Popen[str]:
-        given = [] if "--resume" in arguments else ["-p", "corpus", str(self.corpus)]
-        for name, value in ({} if "--resume" in arguments else {**SMALL, **values}).items():
-            given += ["-p", name, str(value)]
-        self.folder.mkdir(exist_ok=True)
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "run_notebooks.py"), *given, *arguments],
-            cwd=self.folder, env=self.environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
-    def run(self, *arguments: str, **values: object) -> tuple[RunPaths, str]:
-        """Run to the end; returns the run and what the terminal showed."""
-        process = self.start(*arguments, **values)
-        shown, _ = process.communicate(timeout=600)
-        assert process.returncode == 0, shown
-        return list_runs(self.runs)[-1], shown
 
 
 def scores(run: RunPaths) -> pl.DataFrame:
@@ -84,11 +35,7 @@ def scores(run: RunPaths) -> pl.DataFrame:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first six events of each label of the sample corpus; only these are drawn and encoded."""
-    events = plan_events()
-    few = [event for label in ("real", "fake") for event in [e for e in events if e.label == label][:6]]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample, "plan_events", lambda: tuple(few))
-        return sample.generate_sample_corpus(tmp_path_factory.mktemp("corpus") / "videos & 'more'")
+    return small_corpus("video", tmp_path_factory.mktemp("corpus") / "videos & 'more'")
 
 
 @pytest.fixture(scope="module")
@@ -176,19 +123,21 @@ def test_the_straight_pass_elsewhere_gives_the_same_bits_and_tracks_nothing(fini
 
 
 @pytest.mark.long
-def test_every_notebook_runs_by_hand_on_the_newest_run_and_changes_nothing(finished, place, monkeypatch):
-    run, _ = finished
-    before = {path: path.read_bytes() for path in sorted(run.tables.iterdir())}
+@pytest.mark.parametrize("task", VALUES)
+def test_every_notebook_of_a_task_runs_by_hand_on_the_newest_run_and_changes_nothing(task, tmp_path, monkeypatch):
+    place = Place(tmp_path / "here", small_corpus(task, tmp_path / "files"), VALUES[task])
+    run, _ = place.run()
+    before = results_of(run)
     for name, value in place.environment().items():
         monkeypatch.setenv(name, value)
-    for stage in STAGES:
+    for stage in stages_of(run_config(run)):
         document = nbformat.read(ROOT / "notebooks" / f"{stage.name}.ipynb", as_version=4)
         nbclient.NotebookClient(
             document, timeout=300, resources={"metadata": {"path": str(ROOT / "notebooks")}}
         ).execute()
         record = nbformat.read(run.executed_notebook(stage.name, 0 if stage.per_fold else None), as_version=4)
         assert figures(document) == figures(record), stage.name
-    assert {path: path.read_bytes() for path in sorted(run.tables.iterdir())} == before
+    assert results_of(run) == before
     assert list_runs(place.runs) == [run]
 
 
@@ -204,49 +153,7 @@ def figures(document: nbformat.NotebookNode) -> list[str]:
     return [title for title in shown if not any(words in title for words in ("Memory", " takes ", "The run took"))]
 
 
-# What of this is quick is in tests/execution and tests/faults; `make kills` kills anywhere.
-@pytest.mark.long
-@pytest.mark.parametrize("stage", ["01_data_index", "04_fold_training_fold_0", "05_kfold_results"])
-@pytest.mark.fault(1)
-def test_a_run_killed_in_any_stage_ends_as_if_it_had_not_been(finished, corpus, tmp_path, stage):
-    place = Place(tmp_path / "killed", corpus)
-    victim = place.start()
-    wait_until_running(place, stage, victim)
-    time.sleep(1.5)  # somewhere inside the stage; any moment must do
-    for process in [*psutil.Process(victim.pid).children(recursive=True), psutil.Process(victim.pid)]:
-        process.send_signal(signal.SIGKILL)
-    victim.communicate()
-    run = list_runs(place.runs)[-1]
-    done_before = {key for key, s in read_status(run).stages.items() if s.state == "done"}
-    resumed, _ = place.run("--resume", "latest")
-    assert resumed == run
-    status = read_status(run)
-    assert {status.stages[key].attempts for key in done_before} <= {1}
-    assert scores(run).equals(scores(finished[0]))
-
-
-def wait_until_running(place: Place, stage: str, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 300
-    while time.monotonic() < end and process.poll() is None:
-        runs = list_runs(place.runs)
-        if runs and (known := read_status(runs[-1]).stages.get(stage)) and known.state != "pending":
-            return
-        time.sleep(0.05)
-    pytest.fail(f"{stage} never started: {process.communicate()[0]}")
-
-
 @pytest.fixture(autouse=True)
 def no_orphans() -> Iterator[None]:
-    """A killed runner's kernel must leave by itself within seconds."""
     yield
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        if not [p for p in psutil.process_iter(["cmdline", "ppid"]) if _is_orphaned_kernel(p)]:
-            return
-        time.sleep(0.2)
-    pytest.fail("a kernel outlived its runner")
-
-
-def _is_orphaned_kernel(process: psutil.Process) -> bool:
-    command = " ".join(process.info["cmdline"] or ())
-    return "ipykernel_launcher" in command and "fvc-" in command and process.info["ppid"] == 1
+    wait_for_no_orphans()
