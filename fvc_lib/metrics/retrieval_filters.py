@@ -63,7 +63,15 @@ class Filter:
     open_share: float
     limbs: int = 0
 
-    def operand(self, rows: torch.Tensor, norms: FloatArray, *, reverse: bool = False, whole: bool = False) -> Operand:
+    def operand(
+        self,
+        rows: torch.Tensor,
+        norms: FloatArray,
+        *,
+        reverse: bool = False,
+        whole: bool = False,
+        memory: torch.Tensor | None = None,
+    ) -> Operand:
         """``rows`` in this format.
 
         Args:
@@ -71,16 +79,20 @@ class Filter:
             norms: float64 (R,), not less than the true ones.
             reverse: the last limb first.
             whole: numbers that this format ``is_exact`` for.
+            memory: int8, flat, where bytes are kept; none: in memory of their own.
         """
         none = np.zeros((0, len(rows)))
-        if self.limbs == 0 or whole:
+        if self.limbs == 0:
             return Operand(rows.to(self.dtype), 1.0, norms, np.zeros(len(rows)), none)
-        return self._in_limbs(rows, norms, reverse)
+        size = self.limbs * rows.numel()
+        memory = torch.empty(size, dtype=torch.int8, device=rows.device) if memory is None else memory[:size]
+        if whole:
+            return Operand(memory.view(rows.shape).copy_(rows), 1.0, norms, np.zeros(len(rows)), none)
+        return self._in_limbs(rows, norms, reverse, memory.view(len(rows), self.limbs, -1))
 
-    def _in_limbs(self, rows: torch.Tensor, norms: FloatArray, reverse: bool) -> Operand:
+    def _in_limbs(self, rows: torch.Tensor, norms: FloatArray, reverse: bool, values: torch.Tensor) -> Operand:
         dimensions = rows.shape[1]
         per_step = float(np.float32(1 / _step(rows, clip=self.limbs == 1)))
-        values = torch.empty(len(rows), self.limbs, dimensions, dtype=torch.int8, device=rows.device)
         lengths = torch.empty(self.limbs + 1, len(rows), device=rows.device)  # of all limbs and of what is left
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)

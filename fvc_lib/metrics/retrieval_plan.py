@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _MOST_VIDEOS, _MOST_TEXTS = 1024, 1024  # of a block: its scores, 4 MB, stay in the cache and calls cost little
 MOST_TEXTS = 8 * 255  # a row's answers are summed up in bytes, eight at a time
 _LEAST = 16
+_SHARE_PLANNED = 0.8  # of what is free beside what is kept: allocators leave holes
 ROWS_AT_ONCE = 128  # that are converted into another format, and stay in the cache
 VIDEOS_AT_ONCE = 256  # that are multiplied limb by limb
 _FIXED_BYTES = 10_000_000  # what settling single pairs takes, and small arrays
@@ -91,7 +92,7 @@ def plan_retrieval(
         else:
             texts = math.ceil(texts / 2)
     blocks = _parts(num_texts, texts)
-    while blocks > 1 and _block_bytes(videos, texts, texts * blocks, dimensions) > free:
+    while blocks > 1 and _block_bytes(videos, texts, texts * blocks, dimensions) > _SHARE_PLANNED * free:
         blocks -= 1
     return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, texts * blocks, more_pairs)
 

@@ -58,6 +58,8 @@ class Stream:
         self._scores = torch.empty(largest, dtype=torch.float64, device=self.device)
         scratch = VIDEOS_AT_ONCE * self.plan.text_block if any(kind.limbs > 1 for kind in self.filters) else 0
         self._scratch = torch.empty(scratch, dtype=torch.int32, device=self.device)
+        kept = max(kind.limbs for kind in self.filters) * self.plan.text_panel * self.plan.dimensions
+        self._panel = torch.empty(kept, dtype=torch.int8, device=self.device)  # once: pieces would leave holes
         done, total = 0, self.plan.num_videos * self.plan.num_texts
         for panel in _parts(0, self.plan.num_texts, self.plan.text_panel):
             self._converted.clear()
@@ -67,7 +69,7 @@ class Stream:
                 done += (stop - start) * (panel[1] - panel[0])
                 if progress is not None:
                     progress(done, total)
-        del self._scores, self._scratch
+        del self._scores, self._scratch, self._panel
         self._converted.clear()
         self._sampled.clear()
         self._masks.forget()
@@ -110,15 +112,17 @@ class Stream:
             self._converted_by = kind
         texts = self._converted.get(first)
         if texts is None:
-            texts = self._operand(kind, self.texts, first, last)
+            place = first % self.plan.text_panel * kind.limbs * self.plan.dimensions
+            texts = self._operand(kind, self.texts, first, last, self._panel[place:])
             if kind.limbs:
                 self._converted[first] = texts
         return texts
 
-    def _operand(self, kind: Filter, rows: Rows, start: int, stop: int) -> Operand:
+    def _operand(self, kind: Filter, rows: Rows, start: int, stop: int, memory: torch.Tensor | None = None) -> Operand:
         numbers = rows.between(start, stop).to(self.device).contiguous()
         whole = self._is_exact(kind)
-        return kind.operand(numbers, rows.norms[start:stop], reverse=rows is self.texts, whole=whole)
+        norms, reverse = rows.norms[start:stop], rows is self.texts
+        return kind.operand(numbers, norms, reverse=reverse, whole=whole, memory=memory)
 
     def _block(self, kind: Filter, starts: tuple[int, int], videos: Operand, texts: Operand) -> Block:
         shape = len(videos.values), len(texts.values)
