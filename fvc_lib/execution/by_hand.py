@@ -1,10 +1,45 @@
-"""What a notebook that was opened by hand leaves for the runner, which may go on with its work."""
+"""What a notebook that was opened by hand begins with, and what it leaves for the runner, which may go on with it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from fvc_lib.execution.code_state import CHECKOUT
 from fvc_lib.execution.stages import Task, stage_named
 from fvc_lib.execution.superseding import begin_training_state
+from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.run_paths import RunPaths
+
+# What the built-in corpus of each task is learned with; the defaults are for larger pictures and clips of one's own.
+_BUILT_IN = {"video": "demo", "image": "image", "video_text": "video_text"}
+
+
+def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
+    """The configuration of a run that begins by hand, and a sentence where it is not what the notebook's cell says.
+
+    A cell that nobody edited, without a corpus, means the built-in one: it gets the values that the task's demo has.
+
+    Args:
+        given: the values of the parameters cell, and the task.
+
+    Raises:
+        UsageError: a value is not allowed.
+    """
+    asked = resolve_config(given)
+    defaults = resolve_config({"task": asked.task}, environ={})
+    told = resolve_config(given, environ={})
+    path = CHECKOUT / "params" / f"{_BUILT_IN[asked.task]}.yaml"
+    edited = [name for name in given if getattr(told, name) != getattr(defaults, name)]
+    if edited or asked.corpus or not path.is_file():
+        return asked, ""
+    values = read_params_file(path)
+    begun = resolve_config({**given, **values})
+    differs = ", ".join(f"{name} {getattr(begun, name)}" for name in values if name not in ("task", "experiment"))
+    return begun, (
+        f"There is no run yet and nothing in the cell above was edited: a run on the built-in corpus begins, with the "
+        f'values of params/{path.name} ({differs}). For a run with the cell\'s own values: run_dir = "new".'
+    )
 
 
 def note_training_by_hand(run: RunPaths, stage: str, fold: int | None) -> None:

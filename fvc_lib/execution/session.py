@@ -18,7 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from fvc_lib.execution.by_hand import note_training_by_hand
+from fvc_lib.execution.by_hand import note_training_by_hand, values_to_begin_with
 from fvc_lib.execution.progress import Report, bar_reporter, file_reporter, progress_path
 from fvc_lib.execution.run_lock import is_worked_on
 from fvc_lib.execution.run_record import begin_run
@@ -178,6 +178,9 @@ def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool, only_loo
             "run_dir is 'new'. Begin one: make demo, or run_notebooks.py -p corpus PATH."
         )
     if to_begin:
+        if not run_dir:
+            fresh, note = values_to_begin_with(given)
+            print(note, end="\n" if note else "")
         return begin_run(fresh, command="by hand, from a notebook", state="by hand"), fresh
     paths = own[-1] if own else find_run(runs_dir, run_dir or "latest")
     config = run_config(paths)

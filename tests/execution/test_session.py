@@ -51,6 +51,38 @@ def test_without_any_run_a_new_one_begins_with_the_cells_values(runs_dir, opened
     assert not session.headless
 
 
+@pytest.mark.parametrize(
+    ("stage", "cell", "begun_with"),
+    [
+        ("01_data_index", {"seed": 0}, {"fixed_size": 96, "epochs": 12, "experiment": "demo"}),
+        ("10_image_recognition", {"image_size": 224, "epochs": 20}, {"image_size": 64, "epochs": 24}),
+        ("20_video_text", {"fixed_size": 112}, {"fixed_size": 64, "epochs": 50, "batch_size": 32}),
+    ],
+)
+def test_an_untouched_notebook_without_any_run_does_what_its_demo_does_and_says_so(
+    runs_dir, capsys, stage, cell, begun_with
+):
+    session = open_stage(stage, {"run_dir": "", "corpus": "", **cell})
+    session.memory.close()
+    assert {name: getattr(session.config, name) for name in begun_with} == begun_with
+    told = capsys.readouterr().out
+    assert "the values of params/" in told
+    assert all(f"{name} {value}" in told for name, value in begun_with.items() if name != "experiment")
+    again = open_stage(stage, {"run_dir": "", "corpus": "", **cell})
+    again.memory.close()
+    assert (again.paths, again.config) == (session.paths, session.config)
+
+
+@pytest.mark.parametrize("values", [{"run_dir": "new"}, {"corpus": "my_pictures"}, {"epochs": 21}])
+def test_edited_values_a_corpus_or_a_new_run_are_taken_as_the_cell_says(runs_dir, capsys, values):
+    session = open_stage(
+        "10_image_recognition", {"run_dir": "", "corpus": "", "epochs": 20, "image_size": 224} | values
+    )
+    session.memory.close()
+    assert (session.config.image_size, session.config.epochs) == (224, values.get("epochs", 20))
+    assert capsys.readouterr().out == ""
+
+
 def test_a_notebook_of_another_task_works_on_the_newest_run_of_that_task_and_on_no_other(runs_dir):
     image = begin(runs_dir, task="image", epochs=4)
     video = begin(runs_dir, epochs=9)
