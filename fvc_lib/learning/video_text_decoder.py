@@ -18,11 +18,12 @@ from fvc_lib.learning.video_text_transformer import Transformer, later_places, t
 
 @dataclass(frozen=True)
 class TokenNumbers:
-    """The tokens that are no text: filling, and where a text begins and ends."""
+    """The tokens that are no text: filling, where a text begins and ends, and others that none may hold (a mask)."""
 
     padding: int
     begin: int
     end: int
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class CaptionDecoder(nn.Module):
         for place in range(1, self._max_tokens):
             states = self._states(beams.tokens[:, :, :place].flatten(0, 1), seen)[:, -1]
             following = (states @ self.embedding.weight.T).float().log_softmax(1)
-            following[:, [numbers.padding, numbers.begin]] = -torch.inf
+            following[:, [numbers.padding, numbers.begin, *numbers.others]] = -torch.inf
             beams = beams.extended(following.view(batch, beam_width, -1), place, numbers)
             # Longer is never likelier: an ended text that leads is overtaken by none.
             if bool(beams.ended[:, 0].all()):

@@ -25,7 +25,7 @@ from fvc_lib.learning.split_training import (
     trained_split,
 )
 from fvc_lib.learning.stage_outcome import StageOutcome
-from fvc_lib.learning.text_tokenizer import BEGIN, END, PAD, TextTokenizer
+from fvc_lib.learning.text_tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
 from fvc_lib.learning.video_text_accumulators import RetrievalSettings, VideoTextOutputs
 from fvc_lib.learning.video_text_adapters import OWN, encoder_fingerprint, encoder_tensors, require_folder
 from fvc_lib.learning.video_text_data import (
@@ -280,7 +280,7 @@ def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
         num_frames=config.num_frames,
         vocabulary_size=vocabulary_size,
         max_tokens=config.max_text_tokens,
-        numbers=TokenNumbers(PAD, BEGIN, END),
+        numbers=TokenNumbers(PAD, BEGIN, END, (MASK,)),
         embedding_size=config.embedding_size,
         width=config.text_width,
         layers=config.text_layers,

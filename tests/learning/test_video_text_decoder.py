@@ -4,7 +4,7 @@ import itertools
 import pytest
 import torch
 
-from fvc_lib.learning.video_text_decoder import CaptionDecoder
+from fvc_lib.learning.video_text_decoder import CaptionDecoder, TokenNumbers
 from tests.learning.video_text_kit import NUMBERS
 
 
@@ -123,3 +123,15 @@ def test_nothing_follows_the_end():
 
 def test_more_beams_than_there_are_texts_is_no_error():
     assert decoder(vocabulary_size=4, max_tokens=3).write(memories(2), 32).shape == (2, 3)
+
+
+@pytest.mark.parametrize("beam_width", [1, 3])
+def test_marks_that_are_no_text_are_never_written(beam_width):
+    free = decoder(sharpness=25)
+    mark = int(free.write(memories(12), beam_width)[:, 1:].flatten().bincount(minlength=7)[3:].argmax()) + 3
+    barred = CaptionDecoder(
+        7, 6, width=8, heads=2, layers=1, numbers=TokenNumbers(NUMBERS.padding, NUMBERS.begin, NUMBERS.end, (mark,))
+    ).eval()
+    barred.load_state_dict(free.state_dict())
+    assert mark in free.write(memories(12), beam_width)
+    assert mark not in barred.write(memories(12), beam_width)
