@@ -42,28 +42,39 @@ def build_backbone(name: str, weights: Path | None = None) -> Backbone:
         UsageError: unknown name, a package that is not installed or does not start, a file that cannot be read or
             does not fit.
     """
+    backbone = named_backbone(name)
+    if weights is not None:
+        load_weights(backbone_network(backbone), weights)
+    elif isinstance(backbone, AdaptedBackbone) and backbone.has_batch_norm:
+        _logger.warning(
+            "backbone %s: batch norm keeps the statistics it begins with, and without backbone_weights these are of "
+            "no picture. Give weights, or take small_resnet, which learns from scratch.",
+            name,
+        )
+    return backbone
+
+
+def named_backbone(name: str) -> Backbone:
+    """The named backbone from scratch.
+
+    Raises:
+        UsageError: as ``build_backbone``.
+    """
     package, colon, inner = name.partition(":")
     if name == SMALL_RESNET:
-        backbone: Backbone = SmallResnet()
-        if weights is not None:
-            load_weights(backbone, weights)
-        return backbone
+        return SmallResnet()
     if not colon or package not in _PACKAGES or not inner:
         known = (SMALL_RESNET, *(f"torchvision:{each}" for each in _TORCHVISION_NAMES))
         raise UsageError(
             f"backbone {name!r}: unknown.{did_you_mean(name, known)} Wanted {SMALL_RESNET}, torchvision:NAME or "
             "timm:NAME, such as torchvision:efficientnet_b0."
         )
-    adapted = _torchvision_backbone(inner) if package == "torchvision" else _timm_backbone(inner)
-    if weights is not None:
-        load_weights(adapted.network, weights)
-    elif adapted.has_batch_norm:
-        _logger.warning(
-            "backbone %s: batch norm keeps the statistics it begins with, and without backbone_weights these are of "
-            "no picture. Give weights, or take small_resnet, which learns from scratch.",
-            name,
-        )
-    return adapted
+    return _torchvision_backbone(inner) if package == "torchvision" else _timm_backbone(inner)
+
+
+def backbone_network(backbone: Backbone) -> nn.Module:
+    """What a file of weights belongs to."""
+    return backbone.network if isinstance(backbone, AdaptedBackbone) else backbone
 
 
 class AdaptedBackbone(Backbone):
@@ -238,6 +249,15 @@ def load_weights(network: nn.Module, path: Path) -> None:
     """Give ``network`` the weights of a file; those of a class layer that the file has beside them are left out.
 
     Raises:
+        UsageError: as ``fitting_weights``.
+    """
+    network.load_state_dict(fitting_weights(network, path))
+
+
+def fitting_weights(network: nn.Module, path: Path) -> dict[str, Tensor]:
+    """What ``load_weights`` gives ``network``, of which only names and shapes are looked at.
+
+    Raises:
         UsageError: the file cannot be read, lacks weights, or has some of another shape or name.
     """
     found = {name: tensor for name, tensor in read_weights(path).items() if not name.startswith("num_batches")}
@@ -259,7 +279,7 @@ def load_weights(network: nn.Module, path: Path) -> None:
             f"backbone_weights {str(path)!r} does not fit the backbone ({type(network).__name__}): "
             f"{'; '.join(problems)}. Give the weights of the network that backbone names."
         )
-    network.load_state_dict({name: found.get(name, wanted[name]) for name in wanted})
+    return {name: found.get(name, wanted[name]) for name in wanted}
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 
 from fvc_lib.corpus.images import image_root
 from fvc_lib.learning.image_accumulators import ImageScores
+from fvc_lib.learning.image_backbones import backbone_network, fitting_weights, named_backbone
 from fvc_lib.learning.image_data import ImageAugmentation, ImageDataset, balancing_weights
 from fvc_lib.learning.image_labels import write_labels
 from fvc_lib.learning.image_mixing import MixSettings
 from fvc_lib.learning.image_records import ImageParts, ImageRecords, image_parts, require_files
 from fvc_lib.learning.image_task import ImageTask, ImageTaskSettings
-from fvc_lib.learning.random_state import stable_seed
+from fvc_lib.learning.random_state import forked_random_state, stable_seed
 from fvc_lib.learning.ranks import Ranks
 from fvc_lib.learning.split_training import (
     Progress,
@@ -122,6 +124,24 @@ def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str,
     # Not where the file lies but what is in it.
     parameters["backbone_weights"] = _content(Path(config.backbone_weights)) if config.backbone_weights else ""
     return parameters
+
+
+def require_backbone(config: RunConfig) -> None:
+    """Refuse a backbone, or weights, that the training could not begin with: before an index of hours, not after it.
+
+    Raises:
+        UsageError: as ``build_backbone``; or ``gradient_checkpointing`` with a backbone that has nothing for it.
+    """
+    with forked_random_state(config.seed, torch.device("cpu")):
+        try:
+            with torch.device("meta"):  # names and shapes are enough, and take no memory
+                backbone = named_backbone(config.backbone)
+        except (RuntimeError, NotImplementedError):  # its set-up computes with values
+            backbone = named_backbone(config.backbone)
+    if config.backbone_weights:
+        fitting_weights(backbone_network(backbone), Path(config.backbone_weights))
+    if config.gradient_checkpointing:
+        backbone.recomputable_blocks()
 
 
 def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImageParts]:

@@ -1,10 +1,12 @@
 """Task image from tables to results, on pictures of patterns whose brightness is the number."""
 
 import json
+import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from fvc_lib.corpus.images import index_images
@@ -12,12 +14,14 @@ from fvc_lib.execution.forking import Inheritance, take_over
 from fvc_lib.execution.stages import Task, stage_named
 from fvc_lib.execution.status import RunStatus
 from fvc_lib.learning.image_labels import read_labels
+from fvc_lib.learning.image_networks import SmallResnet
 from fvc_lib.learning.image_results import confusion, image_results, worst_mistakes, worst_numbers
 from fvc_lib.learning.image_training import (
     STAGE,
     image_split_training,
     labels_file,
     read_image_parts,
+    require_backbone,
     train_images,
     training_parameters,
 )
@@ -34,6 +38,9 @@ SETTINGS = {
     "task": "image", "image_size": 16, "epochs": 2, "effective_batch_size": 12, "batch_size": 12, "device": "cpu",
     "learning_rate": 2e-3, "memory_preflight": False, "early_stopping_epochs": 0, "bootstrap_replicates": 100,
 }  # fmt: skip
+
+
+FIRST = next(iter(SmallResnet().state_dict()))
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +283,32 @@ def test_drawing_classes_evenly_needs_a_class_of_every_picture(run):
 def test_a_backbone_that_is_not_there_is_a_usage_error(run):
     with pytest.raises(UsageError, match="torchvision"):
         run("adapter", backbone="torchvision:no_such_net").train()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"backbone": "small_resnt"}, "Did you mean 'small_resnet'"),
+        ({"backbone": "torchvision:resnet50"}, "torchvision is not installed"),
+        ({"backbone_weights": "nowhere.pt"}, "nowhere.pt.*No such file"),
+        ({"backbone_weights": "other.pt"}, rf"{FIRST} \(1, 1\) instead of"),
+    ],
+)
+def test_what_no_training_could_begin_with_is_refused_before_the_index(tmp_path, monkeypatch, asked, said):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)
+    shapes = SmallResnet().state_dict()
+    torch.save({**shapes, FIRST: torch.zeros(1, 1)}, tmp_path / "other.pt")
+    asked = {name: str(tmp_path / value) if name == "backbone_weights" else value for name, value in asked.items()}
+    with pytest.raises(UsageError, match=said):
+        require_backbone(RunConfig(task="image", **asked))
+
+
+def test_what_a_training_can_begin_with_is_let_through_and_changes_no_random_number(tmp_path):
+    torch.save(SmallResnet().state_dict(), tmp_path / "w.pt")
+    before = torch.get_rng_state()
+    require_backbone(RunConfig(task="image", backbone_weights=str(tmp_path / "w.pt"), gradient_checkpointing=True))
+    assert torch.get_rng_state().equal(before)
 
 
 def test_weights_of_a_file_bind_the_checkpoint_by_content(run, trained, tmp_path):
