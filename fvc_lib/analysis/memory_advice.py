@@ -20,7 +20,7 @@ from fvc_lib.analysis.memory_wording import (
     where_text,
 )
 from fvc_lib.analysis.wording import count_text
-from fvc_lib.services.memory_observer import PREFLIGHT
+from fvc_lib.services.memory_observer import MEASURING, PREFLIGHT
 
 COMFORTABLE_PERCENT = 50.0  # below it there is room for more
 FULL_SHARE = 0.8  # a plan that fills more of the budget has no room for what was not foreseen
@@ -47,7 +47,7 @@ def memory_advice(found: MemoryFindings, asked: Mapping[str, object]) -> tuple[A
     """
     if found.usage.is_empty():
         return (Advice("No memory samples are recorded.", "Nothing can be said before a stage has run."),)
-    measuring, found = found.near_limit.filter(phase=PREFLIGHT), found.of_the_work()
+    measuring, found = found.near_limit.filter(pl.col("phase").is_in(MEASURING)), found.of_the_work()
     urgent = [
         *_after_shortages(found),
         *_after_preflight(found),
@@ -121,9 +121,12 @@ def _after_near_limit(found: MemoryFindings, asked: Mapping[str, object]) -> lis
 def _after_measuring(spells: pl.DataFrame) -> list[Advice]:
     if spells.is_empty():
         return []
-    highest = spells.sort("usage_percent")["usage_percent"][-1]
-    seen = f"Measuring a step before the training took up to {highest:.0f}% of the budget."
-    return [Advice(seen, "-p memory_preflight false spares it, once a batch_size is known to fit.")]
+    highest = spells.sort("usage_percent").row(-1, named=True)
+    usage = f"took up to {highest['usage_percent']:.0f}% of the budget."
+    if highest["phase"] == PREFLIGHT:
+        change = "-p memory_preflight false spares it, once a batch_size is known to fit."
+        return [Advice(f"Measuring a step before the training {usage}", change)]
+    return [Advice(f"Measuring what fits {usage}", "-p measure_fits false spares it, once that is known.")]
 
 
 def _larger_batch(found: MemoryFindings, asked: Mapping[str, object]) -> list[Advice]:

@@ -13,7 +13,7 @@ from fvc_lib.analysis.queries import memory_samples
 from fvc_lib.analysis.records import Answer, log_files
 from fvc_lib.analysis.sandbox import ask
 from fvc_lib.analysis.trend import growth
-from fvc_lib.services.memory_observer import PREFLIGHT
+from fvc_lib.services.memory_observer import MEASURING
 from fvc_lib.services.run_paths import RunPaths
 
 WHOLE_STAGE = "whole_stage"  # the phase of a stage that tells no phases of its own
@@ -284,7 +284,7 @@ _SHORTAGE_SCHEMA = {
 }  # fmt: skip
 
 
-_IS_WORK = pl.col("phase") != PREFLIGHT
+_IS_WORK = ~pl.col("phase").is_in(MEASURING)
 
 
 def _in_whole_stages(events: pl.DataFrame, usage: pl.DataFrame) -> pl.DataFrame:

@@ -41,10 +41,10 @@ def read_samples(files: Sequence[LogFile]) -> Answer:
             FROM stamped WINDOW written AS (PARTITION BY file_number ORDER BY line)
         ), judged AS (
             -- A clock that began anew shows less than before; or, after an attempt that was over at once, another start
-            -- in a phase that no training comes back to (after its preflight a stage goes on setting up).
+            -- in a phase that no training comes back to (after measuring beforehand a stage goes on setting up).
             SELECT *, elapsed_seconds IS NOT NULL AND (
                 elapsed_before IS NULL OR elapsed_seconds < elapsed_before
-                OR (phase = 'setup' AND phase_before NOT IN ('setup', 'preflight')
+                OR (phase = 'setup' AND phase_before NOT IN ('setup', 'fits', 'preflight')
                     AND abs(at_seconds - elapsed_seconds - at_before + elapsed_before) > 0.005)
             ) AS clock_began
             FROM beside

@@ -9,7 +9,7 @@ from fvc_lib.analysis.memory_findings import NEAR_LIMIT_PERCENT, MemoryFindings
 from fvc_lib.analysis.memory_wording import megabytes_text
 
 PHASE_COLORS = {
-    "setup": "#B8BDC4", "whole_stage": "#B8BDC4", "preflight": "#CC79A7",
+    "setup": "#B8BDC4", "whole_stage": "#B8BDC4", "preflight": "#CC79A7", "fits": "#E3B5CF",
     "train": "#0072B2", "validation": "#E69F00", "test": "#009E73",
     "control_train": "#7FB8D8", "control_validation": "#F2CF80", "control_test": "#80CEB9",
     "report": "#D9DCE1",

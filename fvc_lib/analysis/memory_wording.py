@@ -154,7 +154,9 @@ def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
         share = f"{found.peak['usage_percent']:.1f}% used at most{place}"
         facts.append(("Memory budget", f"{megabytes_text(found.peak['budget_mb'])}, {share}"))
     if found.preflight_peak_mb is not None:
-        facts.append(("Preflight", f"{megabytes_text(found.preflight_peak_mb)} while a step was measured beforehand"))
+        facts.append(
+            ("Measuring", f"{megabytes_text(found.preflight_peak_mb)} while steps were measured before the training")
+        )
     compared = found.predictions.filter(pl.col("error_percent").is_not_null())
     if compared.height:
         worst = compared.sort(pl.col("error_percent").abs(), descending=True).row(0, named=True)

@@ -24,7 +24,7 @@ from fvc_lib.analysis.run_parameters import differing, read_parameters
 from fvc_lib.analysis.sandbox import Limits, ask
 from fvc_lib.analysis.training_records import read_training
 from fvc_lib.services import tables, task_tables
-from fvc_lib.services.memory_observer import PREFLIGHT
+from fvc_lib.services.memory_observer import MEASURING
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
@@ -127,7 +127,7 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
 
 
 def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
-    """The highest memory of each stage, its preflight left out: ``run_id stage fold num_samples peak_rss_bytes
+    """The highest memory of each stage, measuring beforehand left out: ``run_id stage fold num_samples peak_rss_bytes
     peak_device_bytes``.
 
     The log's megabytes are 1e6 bytes. On a CPU ``allocated_mb`` is the process with its children, which is what a job's
@@ -140,11 +140,12 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
                     FILTER (is_work) * 1000000 AS BIGINT) AS peak_rss_bytes,
                CAST(max(CASE WHEN NOT on_cpu THEN greatest(allocated_mb, max_allocated_mb) END)
                     FILTER (is_work) * 1000000 AS BIGINT) AS peak_device_bytes
-        FROM (SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu, phase IS DISTINCT FROM $preflight AS is_work
+        FROM (SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu,
+                     NOT coalesce(list_contains($measuring, phase), FALSE) AS is_work
               FROM samples)
         GROUP BY run_id, stage, fold ORDER BY run_id, stage, fold
     """
-    return Answer(ask(query, {"samples": samples.frame}, {"preflight": PREFLIGHT}), samples.notes)
+    return Answer(ask(query, {"samples": samples.frame}, {"measuring": list(MEASURING)}), samples.notes)
 
 
 def results(runs: Sequence[RunPaths]) -> Answer:

@@ -18,7 +18,13 @@ import psutil
 from fvc_lib.learning.measured_fits_tables import FitRow, fits_table
 from fvc_lib.learning.preflight import footprint_of
 from fvc_lib.learning.preflight_child import ended_by_memory, measured_in_child, room_to_measure
-from fvc_lib.learning.preflight_plan import Footprint, StepMeasurement, predicted_peak, reserved_bytes
+from fvc_lib.learning.preflight_plan import (
+    Footprint,
+    StepMeasurement,
+    estimate,
+    predicted_peak,
+    reserved_bytes,
+)
 from fvc_lib.learning.preflight_probe import StepRequest
 from fvc_lib.learning.preflight_store import circumstances
 from fvc_lib.learning.sampling import num_windows
@@ -31,17 +37,19 @@ IMAGE_SIZES = (112, 160, 224, 384, 512, 1024)
 ROW_SECONDS = 40.0
 _MEASURE = "fvc_lib.learning.measured_fits_row:measure"
 _DEADLINE_ROWS = 4  # a row may take so many times what it was expected to, on a machine that does other things as well
-_FORMAT = 1
+_FORMAT = 2
 
 MakeRequest = Callable[[int, int], StepRequest]
+Keep = Callable[[StepRequest, StepMeasurement], None]
 
 
 @dataclass(frozen=True)
 class _Finding:
-    """What one row's process found; ``step_seconds`` of a full effective batch."""
+    """What one row's process found; the times as of ``measured_fits_row.TimedStep``."""
 
     found: StepMeasurement
     step_seconds: float | None
+    own_step_seconds: float | None = None
     problem: str = ""
 
 
@@ -57,14 +65,16 @@ def measure_fits(
     loading_seconds: float = 0.0,
     store: Path | None = None,
     row_seconds: float = ROW_SECONDS,
+    keep: Keep | None = None,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> pl.DataFrame:
     """Train a few steps with each batch size at ``image_size`` pixels, and at each resolution with ``batch_size``.
 
-    Takes from five seconds per row; a row that is expected to take more than ``row_seconds``, or is larger than one
-    that did not fit, is not tried and says so. An epoch's time is that of its steps, each as long as a full effective
-    batch takes after two steps to warm up, and of loading; validation is not in it.
+    Takes from five seconds per row. A row is not tried, and says so, where it is larger than one that did not fit, is
+    expected to compute for more than ``row_seconds`` (but what is asked for, and all that is smaller, is always tried),
+    or where to measure it beside this process would take more than the budget. An epoch's time is that of its steps,
+    each as long as a full effective batch takes after two steps to warm up, and of loading; validation is not in it.
 
     Args:
         make_request: ``make_request(batch_size, image_size)``, a step with so many images at once, of which there must
@@ -77,7 +87,8 @@ def measure_fits(
         image_sizes: to try, in pixels; in any order.
         loading_seconds: for one sample of the real data in one process (``seconds_per_sample``).
         store: JSON file that keeps what was measured; None: keep nothing.
-        row_seconds: most that a row may be expected to take.
+        row_seconds: most that a row may be expected to compute for, with nothing else at work on the machine.
+        keep: told what was found of each row that was tried or looked up.
         progress: called with (rows done, rows).
         stop: asked before each row.
 
@@ -94,7 +105,10 @@ def measure_fits(
         [("batch_size", size, image_size) for size in sorted(set(batch_sizes))],
         [("image_size", batch_size, size) for size in sorted(set(image_sizes))],
     )
-    measuring = _Measuring(make_request, budget, num_samples, loading_seconds, _FitStore(store), row_seconds)
+    asked_pixels = batch_size * image_size**2
+    measuring = _Measuring(
+        make_request, budget, num_samples, loading_seconds, _FitStore(store), row_seconds, asked_pixels, keep
+    )
     rows: list[FitRow] = []
     count = sum(map(len, tables))
     for table in tables:
@@ -127,6 +141,8 @@ class _Measuring:
         loading_seconds: float,
         store: _FitStore,
         row_seconds: float,
+        asked_pixels: int,
+        keep: Keep | None,
     ) -> None:
         self._make_request = make_request
         self._budget = budget
@@ -134,8 +150,12 @@ class _Measuring:
         self._loading_seconds = loading_seconds
         self._store = store
         self._row_seconds = row_seconds
+        self._asked_pixels = asked_pixels
+        self._keep = keep or (lambda request, found: None)
+        self._step_bytes: dict[int, int] = {}  # by pixels, as measured; and all that was found with the last of them
+        self._like = StepMeasurement()
         self._done: dict[tuple[int, int], tuple[FitRow, float]] = {}
-        self._baseline_bytes = int(psutil.Process().memory_info().rss)
+        self._baseline_bytes = _resident_bytes()
         self._before: Footprint | None = None
 
     def rows(self, table: Sequence[tuple[str, int, int]], stop: Callable[[], bool]) -> Iterator[FitRow]:
@@ -149,7 +169,7 @@ class _Measuring:
             pixels, sizes = batch_size * image_size**2, (batch_size, image_size)
             seconds = expected[1] * pixels / expected[0] if expected is not None and sizes not in self._done else 0.0
             too_long = f"it would take about {seconds:.0f} s to find out, more than {self._row_seconds:.0f} s"
-            if reason or seconds > self._row_seconds:
+            if reason or (seconds > self._row_seconds and pixels > self._asked_pixels):
                 device = request.compute.describe()
                 yield FitRow(varied, *sizes, None, None, None, device, f"not tried: {reason or too_long}")
                 continue
@@ -175,9 +195,17 @@ class _Measuring:
         """The row, and the seconds that its steps took without the process around them."""
         budget_bytes, footprint = self._budget.total_bytes, self._footprint(request)
         row = FitRow(varied, batch_size, image_size, None, None, None, request.compute.describe(), "")
-        if not room_to_measure(request, footprint, budget_bytes):
-            return replace(row, detail=f"{_budget_text(self._budget)} has no room for a process that measures"), 0.0
-        finding = self._looked_up_or_measured(request, footprint, budget_bytes)
+        pixels = batch_size * image_size**2
+        kept = self._store.get(_key(request, budget_bytes))
+        if kept is None:
+            expected = estimate(self._step_bytes, pixels) or 0
+            held = replace(footprint, resident_bytes=max(footprint.resident_bytes, _resident_bytes()))
+            if not room_to_measure(request, held, budget_bytes - expected):
+                return self._without_room(row, footprint, expected), 0.0
+        finding = kept or self._newly_measured(request, footprint, budget_bytes)
+        self._keep(request, finding.found)
+        if batch_size in finding.found.step_bytes:
+            self._step_bytes[pixels], self._like = finding.found.step_bytes[batch_size], finding.found
         if batch_size in finding.found.failures:
             return replace(row, fits=False, detail=f"memory ended: {finding.found.failures[batch_size]}"), 0.0
         peak = predicted_peak(finding.found, footprint, batch_size)
@@ -190,7 +218,17 @@ class _Measuring:
         if not row.fits:
             row = replace(row, detail=f"{needed / 1e9:.2f} GB are needed, more than {_budget_text(self._budget)}")
         shown = min(1.0, 2 * batch_size / request.window_size)  # of an effective batch, what the process computes
-        return row, 3 * shown * finding.step_seconds
+        return row, 3 * shown * (finding.own_step_seconds or finding.step_seconds)
+
+    def _without_room(self, row: FitRow, footprint: Footprint, expected_bytes: int) -> FitRow:
+        """Told from smaller rows that it does not fit, where there were some; else nothing is known of it."""
+        like = replace(self._like, step_bytes={row.batch_size: expected_bytes})
+        peak = predicted_peak(like, footprint, row.batch_size) or 0
+        needed = peak + reserved_bytes(like, footprint)
+        if len(self._step_bytes) > 1 and needed > self._budget.total_bytes:
+            detail = f"not tried: about {needed / 1e9:.2f} GB are needed, more than {_budget_text(self._budget)}"
+            return replace(row, fits=False, peak_bytes=peak, detail=detail)
+        return replace(row, detail=f"{_budget_text(self._budget)} has no room for a process that measures")
 
     def _footprint(self, request: StepRequest) -> Footprint:
         """This process as it was before the first row.
@@ -211,14 +249,10 @@ class _Measuring:
         workers = min(request.num_workers, num_windows(self._num_samples, request.effective_batch_size))
         return max(computing, loading / workers) if workers else computing + loading
 
-    def _looked_up_or_measured(self, request: StepRequest, footprint: Footprint, budget_bytes: int) -> _Finding:
-        key = _key(request, budget_bytes)
-        kept = self._store.get(key)
-        if kept is not None:
-            return kept
+    def _newly_measured(self, request: StepRequest, footprint: Footprint, budget_bytes: int) -> _Finding:
         finding = _measured(request, footprint, budget_bytes, _DEADLINE_ROWS * self._row_seconds)
         if not finding.problem:
-            self._store.keep(key, finding)
+            self._store.keep(_key(request, budget_bytes), finding)
         return finding
 
 
@@ -226,15 +260,15 @@ def _measured(request: StepRequest, footprint: Footprint, budget_bytes: int, tim
     try:
         answer, document = measured_in_child(_MEASURE, request, footprint, budget_bytes, time_limit_seconds)
     except FvcError as error:
-        return _Finding(StepMeasurement(), None, str(error))
+        return _Finding(StepMeasurement(), None, problem=str(error))
     if document is None:
-        return _Finding(StepMeasurement(), None, answer.detail)
-    found, step_seconds = StepMeasurement.from_document(document["found"]), document["step_seconds"]
+        return _Finding(StepMeasurement(), None, problem=answer.detail)
+    found = StepMeasurement.from_document(document["found"])
     if answer.failure is None:
-        return _Finding(found, step_seconds)
+        return _Finding(found, document["step_seconds"], document["own_step_seconds"])
     if ended_by_memory(answer) and found.attempting:
         return _Finding(found.with_failure(found.attempting, f"the process died of it ({answer.detail})"), None)
-    return _Finding(found, None, answer.detail)
+    return _Finding(found, None, problem=answer.detail)
 
 
 class _FitStore:
@@ -247,14 +281,14 @@ class _FitStore:
         """None: not known."""
         entry = self._read().get(key)
         try:
-            return None if entry is None else _Finding(StepMeasurement.from_document(entry[0]), entry[1])
+            return None if entry is None else _Finding(StepMeasurement.from_document(entry[0]), entry[1], entry[2])
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             return None
 
     def keep(self, key: str, finding: _Finding) -> None:
         """Atomically."""
         if self._path is not None:
-            rows = {**self._read(), key: [finding.found.to_document(), finding.step_seconds]}
+            rows = {**self._read(), key: [finding.found.to_document(), finding.step_seconds, finding.own_step_seconds]}
             write_json(self._path, {"format": _FORMAT, "rows": rows})
 
     def _read(self) -> dict[str, Any]:
@@ -270,6 +304,10 @@ class _FitStore:
 
 def _key(request: StepRequest, budget_bytes: int) -> str:
     return sha256_of_json([circumstances(request), request.micro_batch, budget_bytes, request.num_workers])
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def _budget_text(budget: MemoryBudget) -> str:

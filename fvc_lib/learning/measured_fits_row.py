@@ -6,11 +6,10 @@ It trains as the engine does, and may die instead of the training.
 from __future__ import annotations
 
 import pickle
-import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,10 @@ _MOST_TIMED_STEPS = 5
 
 
 def measure(item: Mapping[str, Any]) -> None:
-    """Measure steps with ``largest_micro_batch``, writing ``found`` and ``step_seconds`` to ``item["findings"]``.
+    """Measure steps with ``largest_micro_batch``, writing ``found`` and both times of a ``TimedStep`` to
+    ``item["findings"]``.
 
-    ``step_seconds`` is null until the last moment, and ``found["attempting"]`` set.
+    The times are null until the last moment, and ``found["attempting"]`` set.
 
     Args:
         item: ``request``, the path of a pickled StepRequest; ``findings``, the path of the JSON to write; ``footprint``
@@ -55,22 +55,35 @@ def measure(item: Mapping[str, Any]) -> None:
         _write(findings, found, None)
         return
     _write(findings, replace(found, attempting=micro_batch), None)
-    step_seconds, fitted = timed_step(request)
-    if fitted < micro_batch:
-        found = found.with_failure(micro_batch, f"the third step came to micro-batch {fitted}")
-    _write(findings, found, step_seconds)
+    timed = timed_step(request)
+    if timed.fitted < micro_batch:
+        found = found.with_failure(micro_batch, f"the third step came to micro-batch {timed.fitted}")
+    _write(findings, found, timed)
 
 
-def timed_step(request: StepRequest) -> tuple[float, int]:
-    """Seconds of one training step on a full effective batch, and the micro-batch that fitted.
+@dataclass(frozen=True)
+class TimedStep:
+    """What one training step on a full effective batch takes.
 
-    Timed over two micro-batches at most, which stand for the others, and over the optimizer's step.
+    Attributes:
+        seconds: of the quickest of several, which other processes disturbed least.
+        own_seconds: what of them this process computed, on the CPU; elsewhere the same.
+        fitted: the micro-batch that fitted.
     """
+
+    seconds: float
+    own_seconds: float
+    fitted: int
+
+
+def timed_step(request: StepRequest) -> TimedStep:
+    """Timed over two micro-batches at most, which stand for the others, and over the optimizer's step."""
     task, compute, micro_batch = request.task, request.compute, request.largest_micro_batch
     (window,) = load_batches(
         task.training_data, [list(range(min(request.window_size, 2 * micro_batch)))], num_workers=0
     )
     times: list[float] = []
+    own: list[float] = []
     with deterministic_algorithms(compute.device):
         model = task.build_model().to(compute.device).train()
         if request.gradient_checkpointing:
@@ -82,14 +95,15 @@ def timed_step(request: StepRequest) -> tuple[float, int]:
         transaction = WindowTransaction(task, model, precision, compute.device)
         fitted = micro_batch
         while len(times) < _MOST_TIMED_STEPS and sum(times) < _TIMED_SECONDS and fitted == micro_batch:
-            begun = _now(compute.device)
+            begun, own_begun = _now(compute.device), _own_now(compute.device)
             result = transaction.gradients(window, micro_batch)
-            computed = _now(compute.device)
+            computed, own_computed = _now(compute.device), _own_now(compute.device)
             stepper.take(result, 1e-6)
-            taken = _now(compute.device)
+            taken, own_taken = _now(compute.device), _own_now(compute.device)
             fitted = min(fitted, result.micro_batch)
             times.append((computed - begun) * request.window_size / len(window) + (taken - computed))
-    return statistics.median(times), fitted
+            own.append((own_computed - own_begun) * request.window_size / len(window) + (own_taken - own_computed))
+    return TimedStep(min(times), min(own), fitted)
 
 
 def _now(device: torch.device) -> float:
@@ -101,5 +115,11 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _write(findings: Path, found: StepMeasurement, step_seconds: float | None) -> None:
-    write_json(findings, {"found": found.to_document(), "step_seconds": step_seconds})
+def _own_now(device: torch.device) -> float:
+    """Seconds that this process has computed with all of its threads at work; on an accelerator simply the time."""
+    return time.process_time() / torch.get_num_threads() if device.type == "cpu" else _now(device)
+
+
+def _write(findings: Path, found: StepMeasurement, timed: TimedStep | None) -> None:
+    times = [timed.seconds, timed.own_seconds] if timed is not None else [None, None]
+    write_json(findings, {"found": found.to_document(), "step_seconds": times[0], "own_step_seconds": times[1]})

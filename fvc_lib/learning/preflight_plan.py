@@ -145,6 +145,8 @@ def next_to_measure(found: StepMeasurement, footprint: Footprint, planned: int, 
     is all.
     """
     tried = {*found.step_bytes, *found.failures}
+    if planned in found.step_bytes and fitting_micro_batch(found, footprint, planned, budget_bytes) == planned:
+        return None
     if 1 not in tried:
         return 1
     if fitting_micro_batch(found, footprint, 1, budget_bytes) is None:

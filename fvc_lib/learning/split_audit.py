@@ -67,12 +67,13 @@ def video_text_split_audit(
     config: RunConfig,
     *,
     progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> pl.DataFrame:
     """The same of VIDEO_TEXTS; each video is counted once for all of its texts."""
     files = pairs.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
     paths = files["path"].unique(maintain_order=True).to_list()
     probed, _ = probe_files(
-        root, paths, Path(config.cache_dir) / "index", workers=config.probe_workers, progress=progress
+        root, paths, Path(config.cache_dir) / "index", workers=config.probe_workers, progress=progress, stop=stop
     )
     found = [probed[path] for path in files["path"]]
     known = [each.content_sha256 if each.probe is not None else None for each in found]

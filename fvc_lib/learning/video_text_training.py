@@ -27,7 +27,7 @@ from fvc_lib.learning.split_training import (
 from fvc_lib.learning.stage_outcome import StageOutcome
 from fvc_lib.learning.text_tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
 from fvc_lib.learning.video_text_accumulators import RetrievalSettings, VideoTextOutputs
-from fvc_lib.learning.video_text_adapters import OWN, encoder_fingerprint, encoder_tensors, require_folder
+from fvc_lib.learning.video_text_adapters import OWN, encoder_fingerprint, encoder_tensors
 from fvc_lib.learning.video_text_data import (
     PairNumbers,
     VideoTextDataset,
@@ -132,7 +132,7 @@ def train_video_text(
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise ``UsageError`` for parameters that cannot go together."""
+    """Raise ``UsageError`` for parameters that cannot go together, or a text encoder that cannot be begun with."""
     if not config.contrastive_weight and not config.caption_weight:
         raise UsageError(
             "contrastive_weight and caption_weight are both 0: nothing would be learned that can be measured. Give one "
@@ -143,7 +143,7 @@ def check_config(config: RunConfig) -> None:
     if config.masked_weight and config.num_frames < 2:
         raise UsageError("masked_weight: a clip of one frame has none left to foretell it from. Take more num_frames.")
     if _encoder_folder(config):
-        require_folder(_encoder_folder(config))
+        encoder_tensors(_encoder_folder(config), ["a text"], config.max_text_tokens)
 
 
 def check_retrieval_memory(pairs: pl.DataFrame, config: RunConfig) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 EventDetail = str | int | float | bool | None
-PREFLIGHT = "preflight"  # the phase of measuring beforehand: its memory is not what the work itself needs
+# The phases of measuring beforehand, a step or what fits: their memory is not what the work itself needs.
+PREFLIGHT, FITS = "preflight", "fits"
+MEASURING = (PREFLIGHT, FITS)
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class MemoryObserver(Protocol):
     ) -> None:
         """Say where the training is.
 
-        Phases: setup, preflight, train, validation and test, the last three also after ``control_``, and report when
-        training is over.
+        Phases: setup, fits, preflight, train, validation and test, the last three also after ``control_``, and report
+        when training is over.
         """
         ...
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fvc_lib.services.memory_budget import memory_budget
-from fvc_lib.services.memory_observer import PREFLIGHT, DeviceMemory, EventDetail
+from fvc_lib.services.memory_observer import FITS, PREFLIGHT, DeviceMemory, EventDetail
 from fvc_lib.services.metric_log import JsonLines
 from fvc_lib.services.process_memory import ProcessTree, reset_high_water
 
@@ -46,6 +46,8 @@ def _remedy(phase: str) -> str:
         return "Next to try: a lower batch_size, then gradient_checkpointing true, then num_workers 0."
     if phase == PREFLIGHT:
         return "It is the measuring before the training: memory_preflight false spares it."
+    if phase == FITS:
+        return "It is the measuring of what fits: measure_fits false spares it."
     return "No batch is in memory here: give it more, with mem_gb or the job's limit."
 
 

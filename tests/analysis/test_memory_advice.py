@@ -5,6 +5,7 @@ import pytest
 from fvc_lib.analysis.memory_advice import advice_table, memory_advice
 from fvc_lib.analysis.memory_findings import run_memory
 from fvc_lib.analysis.memory_wording import memory_facts
+from fvc_lib.analysis.queries import memory_peaks
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
 
@@ -85,9 +86,11 @@ def test_workers_are_named_where_they_hold_much_of_a_full_budget(run: RunPaths) 
     assert "-p num_workers" in told[0].change
 
 
-def measured_run(run: RunPaths, budget_mb: float, trained_mb: float, planned: int = 2) -> StoryWriter:
+def measured_run(
+    run: RunPaths, budget_mb: float, trained_mb: float, planned: int = 2, phase: str = "preflight"
+) -> StoryWriter:
     """A fold that was measured with up to 1,900 MB and then trained with ``trained_mb``."""
-    writer = StoryWriter(run, budget_mb=budget_mb).sample(500, "setup").sample(1900, "preflight", children_mb=1300)
+    writer = StoryWriter(run, budget_mb=budget_mb).sample(500, "setup").sample(1900, phase, children_mb=1300)
     writer.sample(700, "setup").event(
         "preflight", phase="setup", predicted_peak_mb=trained_mb, micro_batch=2, micro_batch_planned=planned,
         budget_mb=budget_mb,
@@ -117,6 +120,16 @@ def test_only_what_measured_came_near_the_limit_and_can_be_spared(run: RunPaths)
     assert told[0].seen == "Measuring a step before the training took up to 95% of the budget."
     assert "memory_preflight false" in told[0].change
     assert not any("batch_size 4" in advice.change or "FVC_MEM_GB" in advice.change for advice in told)
+
+
+def test_what_measured_what_fits_is_spared_by_its_own_switch_and_is_nothing_that_the_training_needs(
+    run: RunPaths,
+) -> None:
+    measured_run(run, budget_mb=2000, trained_mb=1000, phase="fits")
+    told = memory_advice(run_memory(run), {"batch_size": 8})
+    assert told[0].seen == "Measuring what fits took up to 95% of the budget."
+    assert told[0].change == "-p measure_fits false spares it, once that is known."
+    assert memory_peaks([run]).frame["peak_rss_bytes"].to_list() == [1_000_000_000]
 
 
 def test_a_training_that_was_lowered_to_fill_its_budget_is_told_once_what_would_leave_room(run: RunPaths) -> None:

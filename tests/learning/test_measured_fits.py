@@ -50,10 +50,11 @@ class Children:
     """
 
     def __init__(
-        self, monkeypatch, from_pixels=1 << 60, answer=None, failure=None, seconds_per_pixel=1e-6, first_use=0
-    ):
+        self, monkeypatch, from_pixels=1 << 60, answer=None, failure=None, seconds_per_pixel=1e-6, first_use=0,
+        own_share=1.0,
+    ):  # fmt: skip
         self.asked, self.from_pixels, self.answer, self.failure = [], from_pixels, answer, failure
-        self.seconds_per_pixel, self.first_use = seconds_per_pixel, first_use
+        self.seconds_per_pixel, self.first_use, self.own_share = seconds_per_pixel, first_use, own_share
         monkeypatch.setattr(measured_fits, "measured_in_child", self)
 
     def __call__(self, function, request, footprint, budget_bytes, time_limit_seconds):
@@ -64,10 +65,12 @@ class Children:
         if pixels < self.from_pixels:
             seconds = request.window_size * size**2 * self.seconds_per_pixel
             document = {"found": found.with_step(request.micro_batch, 1000 * pixels).to_document()}
-            return Answer(0, None), {**document, "step_seconds": seconds}
+            times = {"step_seconds": seconds, "own_step_seconds": self.own_share * seconds}
+            return Answer(0, None), {**document, **times}
         if self.failure:
             found = found.with_failure(request.micro_batch, self.failure)
-        return self.answer or Answer(0, None), {"found": found.to_document(), "step_seconds": None}
+        times = {"step_seconds": None, "own_step_seconds": None}
+        return self.answer or Answer(0, None), {"found": found.to_document(), **times}
 
 
 def test_a_row_is_measured_in_a_process_of_its_own_and_kept(tmp_path, monkeypatch):
@@ -136,14 +139,31 @@ def test_larger_rows_are_not_tried_once_one_did_not_fit(monkeypatch):
 
 
 def test_what_is_over_the_budget_does_not_fit_though_it_ran(monkeypatch):
+    """Of the first row nothing is known before it is measured."""
     Children(monkeypatch)
     roomy = measure()["peak_bytes"][0]
     budget = MemoryBudget(roomy + 400_000_000, "by design")
+    fits = measure(budget=budget, image_size=512, image_sizes=(512,))
+    assert fits["fits"].to_list() == [False, False]
+    assert fits["peak_bytes"][0] == pytest.approx(roomy + 1000 * 4 * (512**2 - 16**2), abs=2e8)
+    assert "GB are needed, more than the budget of " in fits["detail"][0]
+    assert fits["detail"][0].endswith("(by design)")
+
+
+def test_what_measuring_would_take_beside_this_process_stays_within_the_budget(monkeypatch):
+    """A row's step is estimated from smaller ones; from one alone nothing is said of whether it would fit."""
+    children = Children(monkeypatch)
+    roomy = measure()["peak_bytes"][0]
+    budget = MemoryBudget(roomy + 400_000_000, "by design")
     fits = measure(budget=budget, image_sizes=(16, 512))
-    assert fits["fits"].to_list() == [True, True, False]
-    assert fits["peak_bytes"][2] == pytest.approx(roomy + 1000 * 4 * (512**2 - 16**2), abs=2e8)
-    assert "GB are needed, more than the budget of " in fits["detail"][2]
-    assert fits["detail"][2].endswith("(by design)")
+    assert fits["fits"].to_list() == [True, True, None]
+    assert fits["detail"][2].endswith("(by design) has no room for a process that measures")
+    fits = measure(budget=budget, image_sizes=(16, 32, 512, 1024))
+    assert fits["fits"].to_list() == [True, True, True, False, None]
+    assert fits["peak_bytes"][3] == pytest.approx(roomy + 1000 * 4 * (512**2 - 16**2), abs=2e8)
+    assert fits["detail"][3].startswith("not tried: about ")
+    assert fits["detail"][3].endswith("GB (by design)")
+    assert {size for _, size in children.asked} == {16, 32}
 
 
 def test_what_would_take_too_long_is_not_tried(monkeypatch):
@@ -155,6 +175,17 @@ def test_what_would_take_too_long_is_not_tried(monkeypatch):
         "not tried: it would take about 10 s to find out, more than 4 s",
         "not tried: it would take about 39 s to find out, more than 4 s",
     ]
+
+
+def test_neighbours_on_the_machine_do_not_decide_what_is_tried_nor_is_what_was_asked_for_left_out(monkeypatch):
+    children = Children(monkeypatch, seconds_per_pixel=1e-4, own_share=0.1)
+    fits = measure(image_sizes=(16, 32, 64, 128), row_seconds=4.0)
+    assert fits["fits"].to_list() == [True] * 5
+    assert len(children.asked) == 4
+    slow = Children(monkeypatch, seconds_per_pixel=1.0)
+    fits = measure(image_size=64, batch_size=8, batch_sizes=(4, 8, 16), image_sizes=(16, 64, 128), row_seconds=4.0)
+    assert slow.asked == [(4, 64), (8, 64), (8, 16)]
+    assert fits["fits"].to_list() == [True, True, None, True, True, None]
 
 
 def test_where_no_process_has_room_beside_this_one_nothing_is_started(monkeypatch):
@@ -226,9 +257,21 @@ def test_a_timed_step_stands_for_a_whole_effective_batch(monkeypatch):
     monkeypatch.setattr(measured_fits_row, "_now", lambda device: clock[0])
     monkeypatch.setattr(measured_fits_row, "Stepper", SlowStepper)
     request = requests(Slow(), effective_batch_size=32)(4, 16)
-    seconds, fitted = timed_step(request)
-    assert fitted == 4
-    assert seconds == pytest.approx(8 * 0.02 + 0.5)
+    timed = timed_step(request)
+    assert timed.fitted == 4
+    assert timed.seconds == pytest.approx(8 * 0.02 + 0.5)
+    assert 0 < timed.own_seconds < 60  # by a clock of its own
+
+
+def test_a_step_that_waits_for_others_has_computed_less_than_it_took():
+    class Waits(PictureTask):
+        def forward(self, model, batch):
+            time.sleep(0.3)
+            return super().forward(model, batch)
+
+    timed = timed_step(requests(Waits())(4, 16))
+    assert timed.seconds > 0.6
+    assert timed.own_seconds < timed.seconds - 0.5
 
 
 def test_made_up_images_are_like_a_sample_but_for_their_pictures():

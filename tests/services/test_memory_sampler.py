@@ -225,6 +225,7 @@ def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path,
     [
         ("control_train", "a lower batch_size, then gradient_checkpointing true, then num_workers 0."),
         ("preflight", "memory_preflight false"),
+        ("fits", "measure_fits false"),
         ("report", "mem_gb or the job's limit"),
     ],
 )
