@@ -8,53 +8,50 @@ one were off by 8e-5 of those of the batch, with the sample as one of two by 5e-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 _MOST_NUMBERS = 20_480  # of an input that is padded; larger ones are computed alike anyway
 _BATCHED_DIMENSIONS = {torch.conv1d: (3,), torch.conv2d: (4,), torch.conv3d: (5,), F.linear: (2, 3, 4)}
 
 
-_active: ContextVar[bool] = ContextVar("as_one_of_two", default=False)
-
-
-def rounded_as_several(num_samples: int, num_together: int, device: torch.device) -> AbstractContextManager[None]:
+def rounded_as_several(num_samples: int, num_together: int, device: torch.device) -> AbstractContextManager[Any]:
     """For the forward pass of ``num_samples`` of an effective batch of ``num_together``.
 
     Where that is one of several, on the CPU, convolutions and linear maps of small inputs are given a second sample of
-    zeros and their results of it are left out: no gradient comes from it, and it draws no random number.
+    zeros and their results of it are left out: no gradient comes from it, and it draws no random number. Not so what a
+    model itself has ``torch.utils.checkpoint`` compute again: in a backward pass, where torch calls no mode, it would
+    find other shapes than it had.
     """
     if num_samples != 1 or num_together < 2 or device.type != "cpu":
         return nullcontext()
-    return _as_one_of_two()
+    return _AsOneOfTwo()
 
 
-def rounded_as_before() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def rounded_as_before() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """For ``torch.utils.checkpoint``: of a forward pass that is under way, and of its repetition in the backward pass.
 
     Torch calls no mode in a backward pass, not even one that is in force.
     """
-    return nullcontext(), _as_one_of_two() if _active.get() else nullcontext()
-
-
-@contextmanager
-def _as_one_of_two() -> Iterator[None]:
-    before = _active.set(True)
-    try:
-        with _AsOneOfTwo():
-            yield
-    finally:
-        _active.reset(before)
+    if not any(isinstance(mode, _AsOneOfTwo) for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
+        return nullcontext(), nullcontext()
+    return _AsOneOfTwo(), _AsOneOfTwo()
 
 
 class _AsOneOfTwo(TorchFunctionMode):
+    """May be entered again after it was left."""
+
+    def __enter__(self) -> _AsOneOfTwo:
+        self._hooks = _saved_tensors_hooks()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -63,7 +60,7 @@ class _AsOneOfTwo(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if args and _is_lone(func, args[0]):
+        if args and _is_lone(func, args[0]) and self._hooks == _saved_tensors_hooks():
             return func(torch.cat([args[0], torch.zeros_like(args[0])]), *args[1:], **kwargs)[:1]
         return func(*args, **kwargs)
 
@@ -77,3 +74,8 @@ def _is_lone(func: Callable[..., Any], value: Any) -> bool:
         and value.shape[0] == 1
         and value.numel() <= _MOST_NUMBERS
     )
+
+
+def _saved_tensors_hooks() -> Any:
+    """Those in force, by which ``torch.utils.checkpoint`` notes the shapes that it wants to find again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)

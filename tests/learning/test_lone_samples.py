@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.learning.activation_checkpointing import recompute_activations
 from fvc_lib.learning.image_networks import ImageModel, SmallResnet
@@ -72,3 +73,39 @@ def test_pictures_one_by_one_have_the_gradients_of_the_batch(checkpointing):
     }
     assert errors[1, True] <= 1.2 * errors[2, False] <= 1e-6
     assert errors[1, False] > 2 * errors[2, False], "torch rounds one sample alone no other way here: nothing is tested"
+
+
+class OwnCheckpoint(nn.Module):
+    """As a user's model may have it: what it computes again is its own affair."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.stem, self.body = nn.Conv2d(3, 8, 3), nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(inplace=True))
+        self.reentrant = reentrant
+
+    def forward(self, images):
+        return checkpoint(self.body, self.stem(images), use_reentrant=self.reentrant).mean((2, 3))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_model_that_computes_activations_again_by_itself_finds_the_shapes_that_it_had(reentrant):
+    torch.manual_seed(3)
+    model, image = OwnCheckpoint(reentrant), torch.rand(1, 3, 9, 9)
+    found = []
+    for together in (1, 8):
+        model.zero_grad()
+        with rounded_as_several(1, together, CPU):
+            outputs = model(image)
+        outputs.square().sum().backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert (found[1] - found[0]).norm() <= 1e-6 * found[0].norm()
+
+
+def test_activations_that_are_needed_twice_are_computed_again_twice():
+    torch.manual_seed(3)
+    model = ImageModel(SmallResnet((8, 16)), 3, 0).train()
+    recompute_activations(model)
+    with rounded_as_several(1, 4, CPU):
+        loss = model(255 * torch.rand(1, 3, 16, 16))["class_logits"].square().sum()
+    first, second = (torch.autograd.grad(loss, [*model.parameters()], retain_graph=True) for _ in range(2))
+    assert all(one.equal(other) for one, other in zip(first, second, strict=True))
