@@ -172,6 +172,18 @@ class JointLoss(Protocol):
 
 
 @runtime_checkable
+class BoundedGradients(Protocol):
+    """A module of a model that changes its gradients once they are those of a whole effective batch of all ranks.
+
+    What it does in its own backward pass it does to parts: of a micro-batch, or of a rank's share.
+    """
+
+    def bound_gradients(self) -> None:
+        """Change ``p.grad`` of its own parameters, which may be None; on every rank alike."""
+        ...
+
+
+@runtime_checkable
 class FollowsEpochs(Protocol):
     """A task whose trainable parameters change from epoch to epoch."""
 

@@ -38,7 +38,7 @@ from fvc_lib.learning.out_of_memory import MemoryState, is_out_of_memory, memory
 from fvc_lib.learning.random_state import RawRandomState, put_back_random_state, take_random_state
 from fvc_lib.learning.shared_gradients import Agreement, OwnGradients, SharedGradients, is_usable
 from fvc_lib.learning.shortages import Place, Shortage, sample_shapes
-from fvc_lib.learning.task import Batch, JointLoss, LossSum, Outputs, Task
+from fvc_lib.learning.task import Batch, BoundedGradients, JointLoss, LossSum, Outputs, Task
 from fvc_lib.services.errors import FvcError
 
 _logger = logging.getLogger(__name__)
@@ -100,6 +100,7 @@ class WindowTransaction:
         self._report = report
         self._before_retry = before_retry
         self._shared = shared or OwnGradients()
+        self._bounded = [module for module in model.modules() if isinstance(module, BoundedGradients)]
         self._where: Place = "forward"
         self._comparing_failed = False
 
@@ -134,6 +135,8 @@ class WindowTransaction:
             micro_batch = agreed.micro_batch
         if is_usable(agreed.loss):
             self._shared.sum()
+            for module in self._bounded:
+                module.bound_gradients()
         return WindowGradients(agreed.loss, num_samples, agreed.micro_batch)
 
     def _summed(self, window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot) -> Agreement:

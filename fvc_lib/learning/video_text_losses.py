@@ -102,6 +102,16 @@ class SimilarityScale(nn.Module):
         similarities = video @ text.T * scale
         return similarities + self.bias if self._loss == "sigmoid" else similarities
 
+    def bound_gradients(self) -> None:
+        """Beyond a bound of the scale keep only a gradient that leads back inside.
+
+        Of the whole effective batch: some rows may lead out where all of them lead back.
+        """
+        value, gradient = self.log_scale.detach(), self.log_scale.grad
+        if gradient is not None:
+            low, high = LOG_SCALE_BOUNDS
+            gradient.masked_fill_(((value <= low) & (gradient > 0)) | ((value >= high) & (gradient < 0)), 0.0)
+
     def contrastive(
         self, video: Tensor, text: Tensor, video_index: Tensor, text_index: Tensor, rows: range | None = None
     ) -> Tensor:
@@ -126,16 +136,12 @@ class SimilarityScale(nn.Module):
 
 
 class _Bounded(torch.autograd.Function):
-    """Clamp to ``LOG_SCALE_BOUNDS`` that lets a gradient pass that leads back inside; ``clamp``'s own lets none."""
+    """Clamp to ``LOG_SCALE_BOUNDS`` that lets every gradient pass; ``clamp``'s own lets none from outside."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
-        ctx.save_for_backward(value)
         return value.clamp(*LOG_SCALE_BOUNDS)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (value,), (gradient,) = ctx.saved_tensors, gradients
-        low, high = LOG_SCALE_BOUNDS
-        leads_out = ((value <= low) & (gradient > 0)) | ((value >= high) & (gradient < 0))
-        return gradient.masked_fill(leads_out, 0.0)
+        return gradients[0]

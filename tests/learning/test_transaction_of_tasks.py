@@ -273,6 +273,38 @@ def test_a_joint_loss_in_blocks_of_any_size_has_the_same_gradients(pairs, monkey
     assert result.loss.mean() == pytest.approx(loss, rel=1e-12)
 
 
+@pytest.mark.parametrize("leads_back", [False, True])
+def test_a_temperature_beyond_its_bound_is_led_back_by_all_rows_together(tasks, leads_back, monkeypatch):
+    """Some of them alone would lead it back, others out."""
+    task, found = contrastive_only(tasks, "softmax"), []
+    monkeypatch.setattr(task, "joint_loss", opposed(10.0 if leads_back else 1.0), raising=False)
+    build = task.build_model
+
+    def beyond():
+        model = build()
+        nn.init.constant_(model.joint.scale.log_scale, 5.0)
+        return model
+
+    monkeypatch.setattr(task, "build_model", beyond, raising=False)
+    for pairs in (1, 14, 1000):
+        monkeypatch.setattr(joint_loss, "PAIRS_AT_ONCE", pairs)
+        found.append(gradients(task, 3)[0]["joint.scale.log_scale"])
+    assert bool(found[0] > 0) is leads_back
+    for one in found:
+        torch.testing.assert_close(one, found[0], rtol=1e-5, atol=0)
+
+
+def opposed(weight):
+    """A joint loss: even rows want less similarity of their own pair, ``weight`` times as much; odd ones more."""
+
+    def loss(model, outputs, tensors, rows):
+        video, text = outputs["video_embedding"], outputs["video_embedding"]
+        signs = torch.tensor([weight if row % 2 == 0 else -2.0 for row in rows])
+        return (signs * model.joint.scale(video[rows], text).diagonal(rows.start)).sum()
+
+    return loss
+
+
 class OtherRanksSamples(OwnGradients):
     """As rank 1 of two, when rank 0 has all samples of the window."""
 

@@ -150,4 +150,5 @@ def test_the_scale_is_bounded_and_finds_its_way_back(at, push, passes):
     low, high = LOG_SCALE_BOUNDS
     assert float(similarity.detach()) == pytest.approx(math.exp(min(max(at, low), high)))
     (push * similarity).sum().backward()
+    scale.bound_gradients()
     assert bool(scale.log_scale.grad != 0) is passes
