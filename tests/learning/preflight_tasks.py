@@ -55,6 +55,21 @@ def _raise():
     raise ValueError(f"broken in a process with oom_score_adj {score.read_text().strip() if score.exists() else 1000}")
 
 
+class ComparingTask(TroubledTask):
+    """Also compares its samples; ``trouble`` comes once ``from_size`` of them are compared."""
+
+    joint_outputs, joint_tensors = ("y",), ()
+
+    def forward(self, model, batch):
+        return {"y": model(batch.tensors["x"]).squeeze(1)}
+
+    def joint_loss(self, model, outputs, tensors, rows):
+        y = outputs["y"]
+        if len(y) >= self.from_size:
+            _TROUBLES[self.trouble]()
+        return (y[rows.start : rows.stop, None] - y).square().mean(1).sum()
+
+
 _TROUBLES = {
     "raise": _raise,
     "hang": lambda: time.sleep(3600),

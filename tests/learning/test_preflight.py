@@ -22,7 +22,7 @@ from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import MemoryBudget
 from fvc_lib.video.clip_store import ClipStore
-from tests.learning.preflight_tasks import TroubledTask
+from tests.learning.preflight_tasks import ComparingTask, TroubledTask
 
 ROOT = Path(__file__).parents[2]
 PLENTY = MemoryBudget(1 << 40, "plenty")
@@ -157,6 +157,23 @@ def test_one_sample_too_many_starts_with_one(tmp_path):
     assert (report.micro_batch, report.predicted_peak_bytes) == (1, None)
     assert "one sample alone ran out of memory" in report.message()
     assert "lower fixed_size or num_frames" in report.message()
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_memory_that_ends_in_comparing_all_ranks_samples_asks_for_a_smaller_effective_batch(num_ranks):
+    """Sixteen on each rank, where 32 are too many: a smaller micro-batch, or a smaller sample, would be of no use."""
+    request = replace(troubled("raise", 99), task=ComparingTask("take_64_gib", 32), num_ranks=num_ranks)
+    report = check(request, MemoryBudget(8 << 30, "8 GiB"))
+    message = report.message()
+    if num_ranks == 1:
+        assert (report.micro_batch, report.problem) == (8, "")
+        assert report.fits
+        return
+    assert (report.micro_batch, report.predicted_peak_bytes) == (1, None)
+    assert "memory ran out in comparing the samples of an effective batch" in message
+    assert "lower effective_batch_size or embedding_size in a new run" in message
+    assert "one sample alone" not in message
+    assert "fixed_size" not in message
 
 
 def test_a_micro_batch_is_no_larger_than_an_effective_batch():
