@@ -1,4 +1,4 @@
-"""Of which metrics less is better, and of which more."""
+"""Of which metrics less is better, of which more, and which are shares of a whole."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ _KINDS: tuple[tuple[str, Direction], ...] = (
     ("r2_", "higher"),
     ("recall@", "higher"),
 )
+
+
+_SHARES = frozenset(
+    {
+        "roc_auc", "average_precision", "f1", "balanced_accuracy", "accuracy", "top1", "top5", "precision", "recall",
+        "macro_precision", "macro_recall", "macro_f1", "mrr", "ndcg", "token_f1", "content_word_recall", "exact_match",
+        "bleu4", "token_accuracy",
+    }
+)  # fmt: skip
+
+
+def is_share(metric: str) -> bool:
+    """Whether ``metric`` lies in [0, 1] and is read against both ends."""
+    name = metric.rpartition("/")[2]
+    return name in _SHARES or name.startswith("recall@")
 
 
 def direction(metric: str) -> Direction:

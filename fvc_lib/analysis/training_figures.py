@@ -11,6 +11,7 @@ from fvc_lib.analysis.corpus_figures import LEGEND
 from fvc_lib.analysis.figure_parts import of_fold
 from fvc_lib.analysis.memory_findings import memory_usage
 from fvc_lib.analysis.memory_wording import megabytes_text, phase_text
+from fvc_lib.analysis.metric_direction import is_share
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name, number_text
 from fvc_lib.services.config import TASK_OF_STAGE
 
@@ -50,6 +51,8 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
     figure.update_annotations(font={"size": 12, "color": theme.NEUTRAL})
     figure.update_xaxes(title_text="Step", row=num_rows)
     figure.update_yaxes(title_text=figure_text(name), col=1)
+    if is_share(metric):  # a curve that never moves would get an axis from below nothing to above everything
+        figure.update_yaxes(range=[-0.03, 1.03])
     # Beside the subtitle: the panels' own titles take the place above them.
     beside = {"y": 1 - 42 / height, "yref": "container", "yanchor": "top"}
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", **beside})

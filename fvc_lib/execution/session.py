@@ -51,13 +51,12 @@ class StageSession:
 
     def settings(self) -> pl.DataFrame:
         """The resolved parameters this notebook reads: columns parameter, value, meaning."""
-        fields = type(self.config).model_fields
         values = self.config.model_dump(mode="json")
         return pl.DataFrame(
             {
                 "parameter": list(self.parameters),
                 "value": [_as_text(values[name]) for name in self.parameters],
-                "meaning": [fields[name].description or "" for name in self.parameters],
+                "meaning": [self.config.meaning(name) for name in self.parameters],
             },
             schema={"parameter": pl.String, "value": pl.String, "meaning": pl.String},
         )

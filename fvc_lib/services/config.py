@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.config_meanings import meaning_for
 from fvc_lib.services.config_values import split_names
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.image_config import ImageFields
@@ -233,11 +234,15 @@ class RunConfig(VideoTextFields, ImageFields, BaseModel):
         values = self.model_dump(mode="json")
         return {name: values[name] for name in read_by(self.task, values)}
 
+    def meaning(self, name: str) -> str:
+        """What the field ``name`` means to this run's task, one line."""
+        return meaning_for(self.task, name) or type(self).model_fields[name].description or ""
+
     def to_yaml(self) -> str:
         """The resolved parameters as YAML in field order, each with its description as a comment."""
         lines = []
         for name, value in self.relevant().items():
-            description = type(self).model_fields[name].description
+            description = self.meaning(name)
             text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()
             lines.append(f"{name}: {text}  # {description}")
         return "\n".join(lines) + "\n"

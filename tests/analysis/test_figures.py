@@ -134,6 +134,13 @@ def test_making_figures_changes_nothing_global(run: RunPaths) -> None:
     assert (plotly.io.templates.default, plotly.io.renderers.default) == before
 
 
+def test_a_share_that_never_moves_has_an_axis_from_nothing_to_all(run):
+    curves = queries.learning_curves([run]).frame.filter(pl.col("metric") == "loss")
+    flat = curves.with_columns(metric=pl.lit("top1"), value=pl.lit(0.25))
+    assert learning_curves_figure(flat, "top1").layout.yaxis.range == (-0.03, 1.03)
+    assert learning_curves_figure(curves).layout.yaxis.range is None
+
+
 def test_the_controls_figure_shows_each_score_with_its_interval(run: RunPaths) -> None:
     results = tables.read_table(run.results, RESULTS)
     figure = controls_figure(results)

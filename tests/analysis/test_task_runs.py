@@ -28,8 +28,8 @@ from fvc_lib.analysis.runs_index import write_runs_index
 from fvc_lib.analysis.theme import STANDING_COLORS
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import write_table
-from fvc_lib.services.task_tables import TASK_RESULTS
+from fvc_lib.services.tables import read_table, write_table
+from fvc_lib.services.task_tables import IMAGES, TASK_RESULTS
 from tests.analysis.task_runs import (
     framed,
     image_results_of,
@@ -130,6 +130,17 @@ def test_report_list_and_terminal_tell_the_same_number(task: str, task_run: RunP
         assert "0 · 0.5 · 1" in text
     assert ("30 images" if task == "image" else "30 texts") in listed
     assert ("images        30 in 15 groups" if task == "image" else "texts         30 in 15 groups") in told
+
+
+def test_images_tested_on_their_numbers_only_are_counted_beside_those_with_a_class(tmp_path: Path) -> None:
+    run = write_image_run(tmp_path)
+    assert "with a class" not in "\n".join(summary_lines(run))
+    images = read_table(run.images, IMAGES)
+    first = images.filter(part="test")["image_id"].head(4).implode()
+    without = pl.when(pl.col("image_id").is_in(first)).then(None).otherwise("class_label")
+    write_table(images.with_columns(class_label=without), IMAGES, run.images)
+    told = "images        30 in 15 groups with a class; 4 more have numbers only: 30 images tested in 15 groups"
+    assert told in "\n".join(summary_lines(run))
 
 
 def test_the_list_notices_a_changed_result(task_run: RunPaths) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 from hypothesis import given
@@ -129,3 +131,14 @@ def test_what_another_task_reads_is_neither_written_nor_hashed():
     assert "text_width" not in image.relevant()
     assert video.model_copy(update={"image_size": 64}).config_hash == video.config_hash
     assert image.model_copy(update={"image_size": 64}).config_hash != image.config_hash
+
+
+@pytest.mark.parametrize(
+    ("task", "foreign"), [("image", "fold|clip|video|FVC-2018"), ("video_text", "fold|image|FVC-2018")]
+)
+def test_what_a_field_means_is_said_in_the_words_of_the_runs_own_task(task, foreign):
+    config = resolve_config({"task": task}, environ={})
+    told = {name: config.meaning(name) for name in config.relevant() if name != "task"}
+    assert [name for name, text in told.items() if re.search(rf"\b({foreign})s?\b", text)] == []
+    assert told["batch_size"] in config.to_yaml()
+    assert resolve_config({}, environ={}).meaning("batch_size").startswith("clips in memory at once")
