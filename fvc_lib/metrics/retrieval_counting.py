@@ -24,6 +24,7 @@ _MANY_BETWEEN = 0.05
 # Where more of the queries that are compared have no further positive, the others are compared alone.
 _SHARE_WORTH_NARROWING = 0.1
 _SETTLED_AT_ONCE = 4096  # pairs: few calls, small arrays
+_QUERIES_AT_ONCE = 64  # whose scores are copied out of a block
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,6 @@ class Block:
     margins: tuple[FloatArray, FloatArray]
     is_coarse: bool
     is_exact: bool
-
-
-@dataclass
-class _Between:
-    """What of a block is to be settled.
-
-    Attributes:
-        positives: bool (P,), those of the block that ``mask`` was made with.
-        mask: scores between the two thresholds of one of them; none so far.
-    """
-
-    positives: BoolArray
-    mask: Mask | None = None
 
 
 class Direction:
@@ -103,68 +91,66 @@ class Direction:
             self._take_out(block, mask, thresholds, 0)
             return
         few = int(np.searchsorted(thresholds.number, _MOST_PASSES, side="right"))
-        self._count_passes(block, thresholds, few, mask, counts)
+        self._count_passes(block, thresholds, few, counts)
         if few < thresholds.number.size:
             self._take_out(block, self._compare(block.scores, thresholds, "low", 0, few), thresholds, few)
 
-    def _count_passes(self, block: Block, thresholds: Thresholds, stop: int, mask: Mask, counts: IntArray) -> None:
+    def _count_passes(self, block: Block, thresholds: Thresholds, stop: int, counts: IntArray) -> None:
         """One comparison of all scores of a query per positive, of the block's queries ``[0, stop)``.
 
-        Those with fewer positives come first. ``mask`` and ``counts`` are of all queries and their lowest positives.
+        Those with fewer positives come first. ``counts`` are of all queries and their lowest positives.
         """
-        start, between = 0, _Between(np.zeros(thresholds.low.size, dtype=bool))
+        start = 0
         for level in range(int(thresholds.number[:stop].max(initial=0))):
             asking = int(np.searchsorted(thresholds.number[:stop], level, side="right"))
             if asking - start > _SHARE_WORTH_NARROWING * (stop - start):
-                self._settle_between(block, thresholds, start, between)
                 start = asking
             if level or stop - start < thresholds.number.size:
-                mask = self._compare(block.scores, thresholds, "low", level, start, stop)
-                counts = mask.counts(self.axis)
-            self._count_level(block, thresholds, level, (start, asking, stop), mask, counts, between)
-        self._settle_between(block, thresholds, start, between)
+                counts = self._compare(block.scores, thresholds, "low", level, start, stop).counts(self.axis)
+            self._count_level(block, thresholds, level, (start, asking, stop), counts)
 
     def _count_level(
-        self,
-        block: Block,
-        thresholds: Thresholds,
-        level: int,
-        queries: tuple[int, int, int],
-        low: Mask,
-        counts: IntArray,
-        between: _Between,
+        self, block: Block, thresholds: Thresholds, level: int, queries: tuple[int, int, int], counts: IntArray
     ) -> None:
         """Scores above the ``level``-th lowest positives of ``queries``: those compared, and from which on they ask."""
         start, asking, stop = queries
-        places = thresholds.first[asking:stop] + level
+        places = thresholds.offset + thresholds.first[asking:stop] + level
         if block.is_exact:
-            self._reached[thresholds.offset + places] += counts[asking - start :]
+            self._reached[places] += counts[asking - start :]
             return
         high = self._compare(block.scores, thresholds, "high", level, start, stop)
         sure = high.counts(self.axis)
-        self._reached[thresholds.offset + places] += sure[asking - start :]
+        self._reached[places] += sure[asking - start :]
         unsure = (counts - sure)[asking - start :]
-        number = int(unsure.sum())
-        if number > _MANY_BETWEEN * high.size and not block.is_coarse:
-            twins = self._twins(block, thresholds.offset + places)
+        if unsure.sum() > _MANY_BETWEEN * high.size and not block.is_coarse:
+            twins = self._twins(block, places)
             if (unsure == twins).all():
-                self._reached[thresholds.offset + places] += twins
+                self._reached[places] += twins
                 return
-        if number:
-            between.positives[places] = True
-            low.differing(high)
-            if between.mask is None:
-                between.mask = self._masks.get("between", self._of_queries(block.scores, start, stop))
-                between.mask.become(low)
-            else:
-                between.mask.add(low)
+        # A positive always lies between its own thresholds; where it alone does, nothing is open.
+        own = self._in_block(block, self.positives.candidate[places])
+        alone = unsure == own
+        self._reached[places] += own & alone
+        still = np.flatnonzero(~alone)
+        for first in range(0, still.size, _QUERIES_AT_ONCE):
+            part = still[first : first + _QUERIES_AT_ONCE]
+            self._look_between(block, thresholds, level, asking + part)
 
-    def _settle_between(self, block: Block, thresholds: Thresholds, start: int, between: _Between) -> None:
-        """Settle what lies between some thresholds of its query, from query ``start`` on."""
-        if between.mask is not None:
-            self._take_out(block, between.mask, thresholds, start, between.positives)
-        between.positives[:] = False
-        between.mask = None
+    def _look_between(self, block: Block, thresholds: Thresholds, level: int, queries: IntArray) -> None:
+        """Settle what lies between the two thresholds of the ``level``-th lowest positives of ``queries`` (K,)."""
+        scores = block.scores.index_select(self.axis, torch.from_numpy(queries).to(block.scores.device)).cpu().numpy()
+        place = thresholds.first[queries] + level
+        shape = (-1, 1) if self.axis == 0 else (1, -1)
+        between = scores >= thresholds.low[place].reshape(shape)
+        between &= scores < thresholds.high[place].reshape(shape)
+        rows, columns = np.divmod(np.flatnonzero(between), between.shape[1])
+        which, candidate = (rows, columns) if self.axis == 0 else (columns, rows)
+        self._settle(block, queries[which], candidate, thresholds.offset + place[which])
+
+    def _in_block(self, block: Block, candidates: IntArray) -> BoolArray:
+        """Which ``candidates`` (K,) are in ``block``: bool (K,)."""
+        start = block.starts[1 - self.axis]
+        return np.asarray((candidates >= start) & (candidates < start + block.scores.shape[1 - self.axis]))
 
     def _twins(self, block: Block, places: IntArray) -> IntArray:
         """int64 (K,): candidates of ``block`` whose numbers are those of the positives at ``places`` (K,).
@@ -191,18 +177,8 @@ class Direction:
         mask.compare(part, thresholds.level(getattr(thresholds, which), level, start, stop), self.axis)
         return mask
 
-    def _take_out(
-        self, block: Block, mask: Mask, thresholds: Thresholds, start: int, of: BoolArray | None = None
-    ) -> None:
-        """Look up scores, of the queries from ``start`` on, among all thresholds of their query.
-
-        Args:
-            block: where they are.
-            mask: of every score that reaches the lowest threshold; or of those between two.
-            thresholds: of the block.
-            start: first query in ``mask``.
-            of: bool (P,), positives of the block that are looked up; none: all, and what is sure is not counted yet.
-        """
+    def _take_out(self, block: Block, mask: Mask, thresholds: Thresholds, start: int) -> None:
+        """Look up every score that reaches the lowest threshold of its query, from ``start`` on, among all of them."""
         for rows, columns in mask.positions():
             query, candidate = self._sides(rows, columns, start)
             row, column = (query, candidate) if self.axis == 0 else (candidate, query)
@@ -210,15 +186,11 @@ class Direction:
             values = block.scores[tuple(where)].cpu().numpy()
             sure = thresholds.passed(thresholds.high, query, values)
             maybe = thresholds.passed(thresholds.low, query, values)
-            lowest = thresholds.first[query]
-            if of is None:
-                reached = sure > 0
-                np.add.at(self._highest_reached, thresholds.offset + (lowest + sure - 1)[reached], 1)
+            lowest = thresholds.offset + thresholds.first[query]
+            reached = sure > 0
+            np.add.at(self._highest_reached, (lowest + sure - 1)[reached], 1)
             while (still := np.flatnonzero(maybe > sure)).size:
-                positive = (lowest + sure)[still]
-                if of is not None:
-                    still, positive = still[of[positive]], positive[of[positive]]
-                self._settle(block, query[still], candidate[still], thresholds.offset + positive)
+                self._settle(block, query[still], candidate[still], (lowest + sure)[still])
                 sure = sure + 1
 
     def _settle(self, block: Block, query: IntArray, candidate: IntArray, positive: IntArray) -> None:

@@ -56,18 +56,6 @@ class Mask:
             sums = by_part.view(torch.uint8).sum(0)[:columns]
         return sums.cpu().numpy().astype(np.int64)
 
-    def differing(self, other: Mask) -> None:
-        """Answer where this and ``other`` differ."""
-        torch.bitwise_xor(self._words, other._words, out=self._words)
-
-    def become(self, other: Mask) -> None:
-        """Answer what ``other`` answers, of the same shape."""
-        self._words.copy_(other._words)
-
-    def add(self, other: Mask) -> None:
-        """Answer 1 where ``other`` does, too."""
-        torch.bitwise_or(self._words, other._words, out=self._words)
-
     def positions(self) -> Iterator[tuple[IntArray, IntArray]]:
         """Rows and columns of the answers that are 1, some at a time, in order."""
         counts = self.counts(0)
@@ -76,9 +64,7 @@ class Mask:
         for some in np.split(rows, np.flatnonzero(np.diff(turns)) + 1):
             if some.size:
                 words = self._words[torch.from_numpy(some).to(self._bytes.device)].cpu().numpy().reshape(-1)
-                held = np.flatnonzero(
-                    words
-                )  # few, and eight answers each: looking at every answer takes six times as long
+                held = np.flatnonzero(words)  # mostly few; to look at every answer takes six times as long
                 word, byte = np.nonzero(words[held].view(np.uint8).reshape(-1, 8))
                 within, columns = np.divmod(held[word] * 8 + byte, self._bytes.shape[1])
                 yield some[within], columns
