@@ -74,7 +74,9 @@ def _least(request: StepRequest, config: RunConfig, limit: MemoryBudget, residen
     least = report.predicted_peak_bytes + report.reserved_bytes
     if config.num_ranks > 1:
         least = KERNEL_BYTES + config.num_ranks * least
-    return f"The least that can work is about mem_gb {math.ceil(least / 1e8) / 10:g}, with one sample at a time."
+    mem_gb = f"mem_gb {math.ceil(least / 1e8) / 10:g}"
+    # Results do not depend on it, so it is no reason for a new run.
+    return f"The least that can work is about {mem_gb}, with one sample at a time; --resume RUN -p {mem_gb} goes on."
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -3,7 +3,11 @@
 Torch takes other kernels for a single sample: a convolution of one small picture on the CPU goes past oneDNN (in
 ATen's ``use_mkldnn``: one sample of at most 20,480 numbers), and matrix products of few rows go another way. The sums
 are as good, but a number next to zero may fall on the other side of a ReLU: gradients of 64 px pictures taken one by
-one were off by 8e-5 of those of the batch, with the sample as one of two by 5e-7, what two by two are off by.
+one were off by 8e-5 of those of the batch, with the sample as one of two by 5e-7, what two by two are off by. At 224 px
+all splits are 1e-6 from the batch, itself 3e-6 from float64: there the sums round more than the kernels differ.
+
+It costs time where samples are taken one by one, and only there: a step took 2.5 times the CPU time with pictures of 32
+px, 1.7 times with 64, 1.1 times with 224, and 1.4 times with clips of 6 x 64 x 64.
 """
 
 from __future__ import annotations
