@@ -126,7 +126,9 @@ footer { color:var(--faint); font-size:12.5px; margin-top:28px; }
 @media (max-width:640px) {
   .scores td.bar, .scores th:last-child { display:none; }
   .scores td.name { white-space:normal; }
-  .fvc-table td:nth-child(n+3):last-child:not(.number) { min-width:13em; }
+  .fvc-table td.sentence { min-width:12em; }
+  .fvc-table td.broken { min-width:7em; overflow-wrap:anywhere; }
+  .fvc-table td, .fvc-table th { padding-right:10px; }
   details.section > summary { flex-wrap:wrap; gap:4px 12px; }
   details.section > summary h2 { flex:1 1 calc(100% - 24px); }
   details.section > summary .file { margin-left:24px; }
