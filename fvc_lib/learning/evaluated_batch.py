@@ -10,7 +10,6 @@ from torch import nn
 
 from fvc_lib.learning.device import release_cached_memory
 from fvc_lib.learning.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
-from fvc_lib.learning.lone_samples import rounded_as_several
 from fvc_lib.learning.optimisation import Precision
 from fvc_lib.learning.out_of_memory import is_out_of_memory, memory_state
 from fvc_lib.learning.shortages import Shortage, sample_shapes
@@ -67,7 +66,7 @@ def _outputs_in_parts(
     losses: list[LossSum] = []
     for start in range(0, len(batch), micro_batch):
         part = batch.part(start, start + micro_batch).to(device)
-        with torch.inference_mode(), precision.autocast(), rounded_as_several(len(part), len(batch), device):
+        with torch.inference_mode(), precision.autocast():
             result = task.forward(model, part)
             loss = task.loss(result, part)
         outputs.append({name: values.float().cpu() for name, values in result.items()})

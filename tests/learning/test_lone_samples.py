@@ -5,8 +5,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.learning.activation_checkpointing import recompute_activations
+from fvc_lib.learning.device import resolve_device
+from fvc_lib.learning.evaluated_batch import evaluate_batch
 from fvc_lib.learning.image_networks import ImageModel, SmallResnet
 from fvc_lib.learning.lone_samples import rounded_as_several
+from fvc_lib.learning.optimisation import Precision
+from fvc_lib.learning.task import LossSum, Sample, stack_samples
 
 CPU = torch.device("cpu")
 LAYERS = {
@@ -109,3 +113,26 @@ def test_activations_that_are_needed_twice_are_computed_again_twice():
         loss = model(255 * torch.rand(1, 3, 16, 16))["class_logits"].square().sum()
     first, second = (torch.autograd.grad(loss, [*model.parameters()], retain_graph=True) for _ in range(2))
     assert all(one.equal(other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_looking_leaves_torch_s_fast_paths_to_a_model():
+    """Under a mode an encoder in evaluation leaves its fast one, which puts noughts where samples are padded."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1).eval()
+    padded = torch.tensor([[False, False, True]] * 3)
+
+    class Encodes:
+        joint_outputs = ()
+
+        def forward(self, model, batch):
+            values = batch.tensors["x"]
+            return {"y": model(values, src_key_padding_mask=padded[: len(values)])}
+
+        def loss(self, outputs, batch):
+            return LossSum(outputs["y"].sum(), torch.tensor(float(len(batch))))
+
+    window = stack_samples([Sample(str(n), {"x": torch.randn(3, 8)}) for n in range(3)])
+    compute = resolve_device("cpu")
+    whole, apart = (evaluate_batch(Encodes(), model, window, Precision(compute), CPU, size)[0]["y"] for size in (3, 1))
+    torch.testing.assert_close(apart, whole, rtol=1e-5, atol=1e-6)
