@@ -106,12 +106,12 @@ class SamePictures:
         return same
 
     def _like(self, one: Places, other: Places, window: Places, turned: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        whole, part = _patches(self._luma[one], _AVERAGES), _patches(self._luma[other], _AVERAGES, window)
-        same = _explained(_turned(whole, turned), part) >= _LEAST_EXPLAINED
+        whole, part = patches(self._luma[one], _AVERAGES), patches(self._luma[other], _AVERAGES, window)
+        same = _explained(mirrored_where(whole, turned), part) >= _LEAST_EXPLAINED
         near = np.flatnonzero(same)
-        whole = _patches(self._colour[one[near]], _COLOUR_AVERAGES)
-        part = _patches(self._colour[other[near]], _COLOUR_AVERAGES, window[near])
-        same[near] = _colours_agree(_turned(whole, turned[near]), part)
+        whole = patches(self._colour[one[near]], _COLOUR_AVERAGES)
+        part = patches(self._colour[other[near]], _COLOUR_AVERAGES, window[near])
+        same[near] = _colours_agree(mirrored_where(whole, turned[near]), part)
         return same
 
 
@@ -123,31 +123,32 @@ def _shares(borders: npt.NDArray[np.float64], num_cells: int) -> npt.NDArray[np.
     return shares
 
 
-def _span_averages(side: int, patch_side: int) -> npt.NDArray[np.float32]:
+def span_averages(side: int, patch_side: int) -> npt.NDArray[np.float32]:
     """``_shares`` of a thumbnail's cells in a patch's, per span, (10, patch_side, side)."""
     borders = [side / STEPS * np.linspace(begin, end, patch_side + 1) for begin, end in SPANS]
     return np.stack([_shares(border, side) for border in borders])
 
 
-_AVERAGES = _span_averages(THUMBNAIL_SIDE, _PATCH_SIDE)
-_COLOUR_AVERAGES = _span_averages(COLOUR_SIDE, _COLOUR_PATCH_SIDE)
+_AVERAGES = span_averages(THUMBNAIL_SIDE, _PATCH_SIDE)
+_COLOUR_AVERAGES = span_averages(COLOUR_SIDE, _COLOUR_PATCH_SIDE)
 
 
-def _patches(
+def patches(
     thumbnails: npt.NDArray[np.uint8], averages: npt.NDArray[np.float32], window: Places | None = None
 ) -> _Patches:
-    """Of each thumbnail (K, ..., side, side) a window, or the whole of it."""
+    """Of each thumbnail (K, side, side) or (K, channels, side, side) a window, or the whole of it."""
     window = np.zeros(len(thumbnails), np.int64) if window is None else window
     down, right = averages[_DOWN[window]], averages[_RIGHT[window]].transpose(0, 2, 1)
     if thumbnails.ndim == 4:
         down, right = down[:, None], right[:, None]
-    patches: _Patches = down @ thumbnails.astype(np.float32) @ right
-    return patches
+    cut: _Patches = down @ thumbnails.astype(np.float32) @ right
+    return cut
 
 
-def _turned(patches: _Patches, is_mirrored: npt.NDArray[np.bool_]) -> _Patches:
-    is_mirrored = is_mirrored.reshape(-1, *[1] * (patches.ndim - 1))
-    return np.where(is_mirrored, patches[..., ::-1], patches)
+def mirrored_where(pictures: _Patches, is_mirrored: npt.NDArray[np.bool_]) -> _Patches:
+    """(K, ..., side, side), those mirrored left to right that (K,) says."""
+    is_mirrored = is_mirrored.reshape(-1, *[1] * (pictures.ndim - 1))
+    return np.where(is_mirrored, pictures[..., ::-1], pictures)
 
 
 def _colours_agree(one: _Patches, other: _Patches) -> npt.NDArray[np.bool_]:

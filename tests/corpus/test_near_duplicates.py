@@ -46,7 +46,7 @@ def mirror_bit_by_bit(value: int) -> int:
 
 
 def frames_of(text: str) -> list[list[int]]:
-    """Per frame its windows, by another way than ``parse_hashes``."""
+    """Per frame its windows, by another way than ``parse_hashes``, of a text without looks."""
     raw = [base64.b64decode(frame) for frame in text.split("-")]
     return [[int.from_bytes(frame[i : i + 8], "big") for i in range(0, len(frame), 8)] for frame in raw]
 
@@ -208,7 +208,7 @@ def test_copies_are_found_and_strangers_are_not(copy):
 
 def test_mirroring_turns_the_same_bits_in_every_hash():
     frames = footage(3)
-    hashes = parse_hashes([perceptual_hash(frames), perceptual_hash(frames[..., ::-1])])
+    hashes, _ = parse_hashes([perceptual_hash(frames), perceptual_hash(frames[..., ::-1])])
     assert [mirror_bit_by_bit(int(value)) for value in hashes[0, :, 0]] == hashes[1, :, 0].tolist()
 
 
@@ -225,7 +225,7 @@ PLAIN = {
 def test_plain_pictures_join_nothing():
     hashes = [perceptual_hash(np.ascontiguousarray(PLAIN[name])) for name in PLAIN for _ in range(2)]
     assert near_duplicate_pairs(hashes, 32) == []
-    assert not parse_hashes(hashes).any()
+    assert not parse_hashes(hashes)[0].any()
 
 
 def test_videos_that_share_only_black_frames_are_not_joined():

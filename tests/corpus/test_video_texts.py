@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fvc_lib.corpus import sample_captions
 from fvc_lib.corpus.listing import Rejections
+from fvc_lib.corpus.perceptual_hash import perceptual_hash
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.corpus.sample_captions import plan_clips
 from fvc_lib.corpus.video_text_manifest import PairListing, PairRow
@@ -22,6 +23,8 @@ from fvc_lib.services.errors import DataError, LeakageError, StoppedError, Usage
 from fvc_lib.services.tables import REJECTED, check_table, read_table
 from fvc_lib.services.task_tables import PARTS, VIDEO_TEXTS
 from fvc_lib.video.probe import VideoProbe
+from tests.corpus.test_footage_likeness import GREEN, PLAIN, YELLOW, drawn
+from tests.corpus.test_near_duplicates import noisy
 
 CONFIG = RunConfig(task="video_text")
 PROBE = VideoProbe("h264", "mov", "yuv420p", 64, 64, 8.0, 12, 1.5, 0, False, 1000, None)
@@ -130,6 +133,17 @@ def test_the_order_of_the_rows_does_not_matter_and_no_group_is_on_two_sides(draw
         assert first.pairs.group_by(column).agg(pl.col("part").n_unique())["part"].max() == 1
     assert first.pairs.height + first.rejected.height == len(rows)
     assert check_table(first.rejected, REJECTED, "test").filter(pl.col("reason") != "duplicate_pair").is_empty()
+
+
+def test_drawn_clips_that_differ_in_colour_or_movement_are_not_left_out_as_copies():
+    clips = {"green": (GREEN, "right"), "yellow": (YELLOW, "right"), "back": (GREEN, "left")}
+    hashes = {name: perceptual_hash(drawn(PLAIN, *clip)) for name, clip in clips.items()}
+    hashes["again"] = perceptual_hash(noisy(drawn(PLAIN, *clips["green"]), 3))
+    rows = [("green", "x", "test", None), *((name, "y", "train", None) for name in ("yellow", "back", "again")), *SPLIT]
+    index = indexed(rows, [probe_of(name, hashed=text) for name, text in hashes.items()])
+    assert index.rejected.select("path", "reason").rows() == [("again", "copy_across_split")]
+    groups = dict(index.pairs.select("path", "group_id").iter_rows())
+    assert len({groups[name] for name in clips}) == 3
 
 
 def test_training_copies_of_what_is_tested_on_are_left_out_and_said():

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fvc_lib.corpus import footage_likeness, near_duplicates
+from fvc_lib.corpus.footage_likeness import SameFootage
+from fvc_lib.corpus.near_duplicates import near_duplicate_links, near_duplicate_pairs
+from fvc_lib.corpus.perceptual_hash import hash_text, parse_hashes, perceptual_hash
+from fvc_lib.corpus.sample_scenes import generator_for, texture
+from tests.corpus.test_near_duplicates import COPIES, footage, noisy
+
+NUM_FRAMES, SIDE = 6, 64
+GREEN, YELLOW, WHITE, RED = (30, 200, 40), (230, 220, 30), (245, 245, 245), (220, 30, 30)
+DOWN, RIGHT = np.mgrid[:SIDE, :SIDE]
+PLAIN = np.full((SIDE, SIDE, 3), 90.0)
+PATHS = {
+    "right": lambda share: (0.5, 0.2 + 0.6 * share),
+    "left": lambda share: (0.5, 0.8 - 0.6 * share),
+    "down": lambda share: (0.2 + 0.6 * share, 0.4),
+    "still": lambda share: (0.5, 0.4),
+}
+
+
+def scene() -> np.ndarray:
+    return texture(generator_for("a still scene"), SIDE, SIDE, (40, 20, 9), 40)[..., None] + np.full(3, 110.0)
+
+
+def drawn(ground: np.ndarray, colour: tuple[int, int, int], path: str, reach: float = 9, shape: str = "square"):
+    """uint8 (T, 3, H, W): something of one colour, of twice ``reach`` pixels, that moves over a ground."""
+    frames = np.repeat(ground[None], NUM_FRAMES, axis=0)
+    for number, frame in enumerate(frames):
+        down, right = (SIDE * place for place in PATHS[path](number / (NUM_FRAMES - 1)))
+        off = np.abs(DOWN - down), np.abs(RIGHT - right)
+        inside = {"square": np.maximum(*off) < reach, "bar": (off[0] < reach / 2) & (off[1] < 1.6 * reach)}[shape]
+        frame[inside] = colour
+    return np.ascontiguousarray(frames.clip(0, 255).astype(np.uint8).transpose(0, 3, 1, 2))
+
+
+def without_looks(text: str) -> str:
+    return hash_text(parse_hashes([text])[0][0])
+
+
+TWO_CLIPS = {
+    "another colour": (drawn(PLAIN, GREEN, "right"), drawn(PLAIN, YELLOW, "right")),
+    "a colour and none": (drawn(PLAIN, YELLOW, "down"), drawn(PLAIN, WHITE, "down")),
+    "the other way": (drawn(PLAIN, GREEN, "right"), drawn(PLAIN, GREEN, "left")),
+    "another colour in a scene": (drawn(scene(), GREEN, "down", 4), drawn(scene(), RED, "down", 4)),
+    "another movement in a scene": (drawn(scene(), GREEN, "right", 4), drawn(scene(), GREEN, "down", 4)),
+    "nothing moves in one": (drawn(scene(), GREEN, "right", 4), drawn(scene(), GREEN, "still", 4)),
+}
+
+
+@pytest.mark.parametrize("difference", TWO_CLIPS)
+def test_clips_that_only_their_hashes_confuse_are_two(difference: str) -> None:
+    hashes = [perceptual_hash(frames) for frames in TWO_CLIPS[difference]]
+    assert near_duplicate_pairs([without_looks(text) for text in hashes], 10) == [(0, 1)]
+    assert near_duplicate_pairs(hashes, 10) == near_duplicate_links(hashes, 10) == []
+
+
+def test_another_shape_is_another_clip() -> None:
+    hashes = [perceptual_hash(drawn(PLAIN, GREEN, "down", shape=shape)) for shape in ("square", "bar")]
+    assert near_duplicate_links(hashes, 10) == []
+
+
+@pytest.mark.parametrize("edit", ["noise", "smaller", "brighter", "letterboxed", "one frame replaced"])
+@pytest.mark.parametrize("clip", TWO_CLIPS)
+def test_copies_of_drawn_clips_are_found(edit: str, clip: str) -> None:
+    original = TWO_CLIPS[clip][0]
+    copy = np.concatenate([footage(77, SIDE, SIDE)[:1], original[1:]])
+    if edit != "one frame replaced":
+        copy = noisy(original, 3) if edit == "noise" else COPIES[edit](original)
+    assert near_duplicate_links([perceptual_hash(original), perceptual_hash(copy)], 10) == [(0, 1)]
+
+
+def test_looks_only_take_links_away() -> None:
+    clips = [frames for pair in TWO_CLIPS.values() for frames in pair]
+    clips += [noisy(footage(seed, SIDE, SIDE), 3 + seed) for seed in (1, 1, 2)]
+    hashes = [perceptual_hash(frames) for frames in clips]
+    plain = set(near_duplicate_pairs([without_looks(text) for text in hashes], 10))
+    assert set(near_duplicate_pairs(hashes, 10)) < plain
+
+
+def test_hashes_of_before_looks_were_kept_are_believed() -> None:
+    one, other = (perceptual_hash(frames) for frames in TWO_CLIPS["another colour"])
+    assert near_duplicate_links([without_looks(one), other], 10) == [(0, 1)]
+    assert near_duplicate_links([one, without_looks(other)], 10) == [(0, 1)]
+
+
+def test_the_answer_depends_neither_on_order_nor_on_how_many_are_judged_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clips = [*TWO_CLIPS["another colour"], *TWO_CLIPS["nothing moves in one"]]
+    hashes = [perceptual_hash(frames) for clip in clips for frames in (clip, noisy(clip, 3), COPIES["brighter"](clip))]
+    pairs = near_duplicate_pairs(hashes, 10)
+    assert len(pairs) >= 3 * len(clips)
+    monkeypatch.setattr(footage_likeness, "_AT_ONCE", 7)
+    assert near_duplicate_pairs(hashes, 10) == pairs
+    last = len(hashes) - 1
+    turned = near_duplicate_pairs(hashes[::-1], 10)
+    assert sorted((last - other, last - one) for one, other in turned) == pairs
+
+
+def test_what_is_connected_or_the_same_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    agree = SameFootage.agree
+    monkeypatch.setattr(SameFootage, "agree", lambda self, one, *of: asked.append(len(one)) or agree(self, one, *of))
+    codes, looks = parse_hashes([perceptual_hash(footage(3, SIDE, SIDE))])
+    rng = np.random.default_rng(0)
+    near = [codes[0] ^ (np.uint64(1) << rng.integers(0, 64, codes[0].shape, np.uint64)) for _ in range(150)]
+    hashes = [hash_text(frames, looks[0]) for frames in [*near, *near[:1] * 500]]
+    assert len(near_duplicate_links(hashes, 10)) == len(hashes) - 1
+    assert sum(asked) < 2 * near_duplicates._ASKED_AT_ONCE
