@@ -122,15 +122,15 @@ class SameFootage:
         used = is_near[:, :, None, None, None].astype(np.float32)
         is_plain = np.minimum(*(_share_off_median(values, is_near) for values in luma)) < _PLAIN_SHARE
         first, second = (values - values.mean(axis=(3, 4), keepdims=True) for values in luma)
-        # Stored are halves; their squares are weighed by half, as two of three channels are luma's too.
-        reds = [2 * (values - np.median(values, axis=(3, 4), keepdims=True)) for values in colour]
-        hue, saturation = _colours(reds[0], reds[1], used)
+        # Halves are stored.
+        colours = [2 * (values - np.median(values, axis=(3, 4), keepdims=True)) for values in colour]
+        hue, saturation = _colours(colours[0], colours[1], used)
         energy = [_total(values**2 * used) for values in (first, second)]
         return _Measures(
             is_plain,
             hue,
             _ratio(_total(first * second * used), np.sqrt(energy[0] * energy[1])),
-            _motion_alike((first, second), (reds[0], reds[1]), used),
+            _motion_alike((first, second), (colours[0], colours[1]), used),
             saturation,
             np.sqrt(_ratio(np.maximum(*energy), np.minimum(*energy))),
         )
