@@ -52,8 +52,12 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
     if stage.next_setting is None:
         when = "once mended, go on" if stage.exit_code != 138 else "to go on"
         # A run's own values never change; a corpus that could not be read may be mended where it is.
-        other = f"; with another value, in a new run: {command} --fork -p NAME VALUE" if stage.exit_code == 2 else ""
-        return f"{when}: {command}{other}"
+        if stage.exit_code != 2:
+            return f"{when}: {command}"
+        return (
+            f"{when}: {command}; with another budget, device or number of workers: add -p NAME VALUE; with another "
+            f"value of what the results depend on, in a new run: {command} --fork -p NAME VALUE"
+        )
     if stage.next_setting.startswith("--mem"):
         return f"to go on: {command}  # {meaning(stage.next_setting)} (SLURM: {stage.next_setting})"
     return f"to go on: {command} {stage.next_setting}  # {meaning(stage.next_setting)}"

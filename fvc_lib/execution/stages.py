@@ -139,23 +139,26 @@ STAGES = (
         (),
         lambda run, _: (),
         lambda run, _: (
-            run.images, run.rejected, run.image_targets, run.image_predictions, run.target_predictions,
-            run.measured_fits, run.task_results,
+            run.images, run.rejected, run.image_targets, run.leakage_audit, run.image_predictions,
+            run.target_predictions, run.measured_fits, run.task_results,
         ),
         training_module="fvc_lib.learning.image_training",
         tasks=("image",),
         schemas=(
-            IMAGES, REJECTED, IMAGE_TARGETS, IMAGE_PREDICTIONS, TARGET_PREDICTIONS, MEASURED_FITS, TASK_RESULTS,
+            IMAGES, REJECTED, IMAGE_TARGETS, LEAKAGE_AUDIT, IMAGE_PREDICTIONS, TARGET_PREDICTIONS, MEASURED_FITS,
+            TASK_RESULTS,
         ),
     ),
     Stage(
         "20_video_text",
         (),
         lambda run, _: (),
-        lambda run, _: (run.video_texts, run.rejected, run.retrieval_ranks, run.captions, run.task_results),
+        lambda run, _: (
+            run.video_texts, run.rejected, run.leakage_audit, run.retrieval_ranks, run.captions, run.task_results,
+        ),
         training_module="fvc_lib.learning.video_text_training",
         tasks=("video_text",),
-        schemas=(VIDEO_TEXTS, REJECTED, RETRIEVAL_RANKS, CAPTIONS, TASK_RESULTS),
+        schemas=(VIDEO_TEXTS, REJECTED, LEAKAGE_AUDIT, RETRIEVAL_RANKS, CAPTIONS, TASK_RESULTS),
     ),
 )  # fmt: skip
 
