@@ -26,12 +26,13 @@ from fvc_lib.execution.status_book import status_now
 from fvc_lib.learning.image_fits import measured_image_fits
 from fvc_lib.learning.image_results import image_results
 from fvc_lib.learning.image_training import train_images
+from fvc_lib.learning.split_audit import image_split_audit, video_text_split_audit
 from fvc_lib.learning.video_text_results import video_text_results
 from fvc_lib.learning.video_text_training import train_video_text
 from fvc_lib.services.config import TASK_OF_STAGE, resolve_config
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tables import REJECTED, read_table, write_table
+from fvc_lib.services.tables import LEAKAGE_AUDIT, REJECTED, read_table, write_table
 from fvc_lib.services.task_tables import IMAGE_TARGETS, IMAGES, TARGET_PREDICTIONS, VIDEO_TEXTS
 from tests.faults.small_runs import VALUES, Place, metrics_of, results_of, small_corpus
 from tests.faults.stage_moments import renamed, watching
@@ -100,6 +101,8 @@ def alone(run: RunPaths, task: str, folder: Path) -> RunPaths:
             write_table(images.images, IMAGES, paths.images)
             write_table(images.targets, IMAGE_TARGETS, paths.image_targets)
             write_table(images.rejected, REJECTED, paths.rejected)
+            audit = image_split_audit(images.images, images.root, config)
+            write_table(audit, LEAKAGE_AUDIT, paths.leakage_audit)
             measured_image_fits(paths, config)
             train_images(paths, config, metric_log=log)
             image_results(paths, config)
@@ -107,6 +110,8 @@ def alone(run: RunPaths, task: str, folder: Path) -> RunPaths:
             pairs = index_video_texts(config)
             write_table(pairs.pairs, VIDEO_TEXTS, paths.video_texts)
             write_table(pairs.rejected, REJECTED, paths.rejected)
+            audit = video_text_split_audit(pairs.pairs, pairs.root, config)
+            write_table(audit, LEAKAGE_AUDIT, paths.leakage_audit)
             train_video_text(paths, config, metric_log=log)
             video_text_results(paths, config)
     return paths
