@@ -54,8 +54,7 @@ class Stream:
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         """Count all blocks; ``progress(done, total)`` is told the pairs after each row of blocks."""
-        largest = self.plan.video_block * self.plan.text_block
-        self._scores = torch.empty(largest, dtype=torch.float64, device=self.device)
+        self._scores = self._room_for_scores(torch.float32)
         scratch = VIDEOS_AT_ONCE * self.plan.text_block if any(kind.limbs > 1 for kind in self.filters) else 0
         self._scratch = torch.empty(scratch, dtype=torch.int32, device=self.device)
         kept = max(kind.limbs for kind in self.filters) * self.plan.text_panel * self.plan.dimensions
@@ -126,6 +125,8 @@ class Stream:
 
     def _block(self, kind: Filter, starts: tuple[int, int], videos: Operand, texts: Operand) -> Block:
         shape = len(videos.values), len(texts.values)
+        if kind.scores.itemsize > self._scores.itemsize:  # doubles: seldom, and twice as much
+            self._scores = self._room_for_scores(kind.scores)
         scores = self._scores.view(kind.scores)[: shape[0] * shape[1]].view(shape)
         kind.multiply(videos, texts, scores, self._scratch)
         dimensions, is_exact = self.plan.dimensions, self._is_exact(kind)
@@ -134,6 +135,9 @@ class Stream:
         else:
             margins = kind.margin(videos, texts, dimensions), kind.margin(texts, videos, dimensions)
         return Block(scores, kind.scale(videos, texts), starts, margins, kind.limbs == 1, is_exact)
+
+    def _room_for_scores(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(self.plan.video_block * self.plan.text_block, dtype=dtype, device=self.device)
 
     def _is_exact(self, kind: Filter) -> bool:
         return kind.is_exact((self.videos.largest, self.texts.largest), self.plan.dimensions, self.device)
