@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from fvc_lib import CHECKOUT
 from fvc_lib.command_line.clips_command import clips
 from fvc_lib.command_line.command_group import EXIT_CODES, Commands
 from fvc_lib.command_line.comparing import compare
@@ -18,7 +19,7 @@ from fvc_lib.command_line.wanted import Executor, Wanted
 from fvc_lib.execution.asked_values import ask
 from fvc_lib.services.errors import UsageError
 
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = CHECKOUT / "notebooks"
 
 
 @click.group(

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-Codes = npt.NDArray[np.uint64]
+from fvc_lib.corpus.perceptual_hash import Codes
+
 Places = npt.NDArray[np.int64]
 
 # Every third bit: the neighbours of a bit (frequencies next to each other) are spread over the blocks.

@@ -9,14 +9,15 @@ from typing import Any
 
 import PIL
 
-from fvc_lib.corpus import image_likeness, image_probe_worker, perceptual_hash
 from fvc_lib.corpus.probing import FileKind, probe_all
-from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
-from fvc_lib.video import jpeg_damage, still_image
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.video.still_image import ImageFacts
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
-_PROBING_CODE = (still_image, jpeg_damage, perceptual_hash, image_likeness, image_probe_worker)
+_PROBING_CODE = (
+    "fvc_lib.video.still_image", "fvc_lib.video.jpeg_damage", "fvc_lib.corpus.perceptual_hash",
+    "fvc_lib.corpus.image_likeness", "fvc_lib.corpus.image_probe_worker",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,5 +60,4 @@ def _read_result(path: str, said: Mapping[str, Any]) -> ProbedImage:
 
 
 def _code_version() -> str:
-    modules = [sha256_of_file(Path(str(module.__file__))) for module in _PROBING_CODE]
-    return sha256_of_json([PIL.__version__, *modules])[:16]
+    return sha256_of_json([PIL.__version__, code_hash("fvc_lib.corpus.image_probe_worker", _PROBING_CODE)])[:16]

@@ -15,18 +15,18 @@ from typing import Any, Generic, TypeVar
 import av
 
 from fvc_lib.corpus.remembered_files import FileState, file_state, remembered_rows, store_for
-from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
+from fvc_lib.execution.code_version import code_hash
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import Answer, run_isolated
 from fvc_lib.services.metric_log import JsonLines
 from fvc_lib.services.path_text import path_from_text
-from fvc_lib.video.code_version import code_hash
 from fvc_lib.video.probe import VideoProbe
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 DEFAULT_PROBE_FUNCTION = "fvc_lib.corpus.probe_worker:probe_file"
 
-_PROBING_CODE = ("perceptual_hash.py", "probe_worker.py")
+_PROBING_CODE = ("fvc_lib.video", "fvc_lib.corpus.perceptual_hash", "fvc_lib.corpus.probe_worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,7 @@ def _what_was_said(kind: FileKind[Result], answer: Answer) -> dict[str, Any]:
 
 
 def _code_version() -> str:
-    here = {name: sha256_of_file(Path(__file__).with_name(name)) for name in _PROBING_CODE}
-    return sha256_of_json([av.__version__, code_hash("probe"), code_hash("decode"), here])[:16]
+    return sha256_of_json([av.__version__, code_hash("fvc_lib.corpus.probe_worker", _PROBING_CODE)])[:16]
 
 
 def _read_known(kind: FileKind[Result], store: Path, states: Mapping[str, FileState | None]) -> dict[str, Result]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fvc_lib.execution.code_state import CHECKOUT
+from fvc_lib import CHECKOUT
 from fvc_lib.execution.stages import Task, stage_named
 from fvc_lib.execution.superseding import begin_training_state
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config

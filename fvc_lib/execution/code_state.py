@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fvc_lib import CHECKOUT
 from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.redaction import Redactor
 
-CHECKOUT = Path(__file__).parents[2]
 # Of the files that git does not know, those that can change what a run does.
 _CODE = ("*.py", "*.pyi", "*.ipynb", "*.yaml", "*.yml", "*.toml", "*.lock", "*.cfg", "*.sh", "*.sbatch", "Makefile")
 _LARGEST_FILE_BYTES = 1 << 20

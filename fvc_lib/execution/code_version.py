@@ -18,14 +18,14 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-import fvc_lib
+from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError
 
 # What a notebook's first call reaches but never runs when the runner started it: beginning and locking a run and noting
 # its code is done before, by the runner itself. A test shows that a headless stage opens without them.
 NOT_RUN_HEADLESS = frozenset(
-    {"fvc_lib.execution.by_hand", "fvc_lib.execution.run_record", "fvc_lib.execution.run_lock"}
+    {"fvc_lib.execution.run_record", "fvc_lib.execution.run_lock"}
 )
 
 
@@ -75,6 +75,38 @@ def modules_behind(
     return tuple(sorted(_closure(sources, package, leaving_out)))
 
 
+def code_hash(module: str, within: str | tuple[str, ...] = "fvc_lib") -> str:
+    """Hex SHA-256 over ``module`` and all that it depends on, as far as that lies in ``within``.
+
+    What mended code makes must not be taken for what the code before it made: clips and probes are stored under it.
+
+    Args:
+        module: a dotted name.
+        within: dotted names; only modules that lie in one of these packages count.
+
+    Raises:
+        OSError: a module cannot be read.
+    """
+    return _code_hash(module, (within,) if isinstance(within, str) else within)
+
+
+@cache
+def _code_hash(module: str, within: tuple[str, ...]) -> str:
+    files = _files(CHECKOUT / "fvc_lib")
+    inside = {name: file for name, file in files.items() if any(f"{name}.".startswith(f"{part}.") for part in within)}
+    if module not in inside:
+        raise ValueError(f"code_hash: got module {module!r}, wanted one that lies in {', '.join(within)}")
+    found: dict[str, str] = {}
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            source = _read(*inside[name], "fvc_lib")
+            found[name] = source.digest
+            todo += _modules(source.names, inside)
+    return sha256_of_json(found)
+
+
 def notebook_sources(path: Path) -> list[str]:
     """The code cells of a notebook.
 
@@ -109,7 +141,7 @@ def _patterns(package: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def _closure(sources: Iterable[str], package: Path | None, leaving_out: Collection[str]) -> dict[str, _Source]:
-    package = package or Path(fvc_lib.__file__).parent
+    package = package or CHECKOUT / "fvc_lib"
     files = _files(package)
     found: dict[str, _Source] = {}
     todo = [module for source in sources for module in _modules(names_in(source, package.name), files)]

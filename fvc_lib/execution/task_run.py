@@ -11,9 +11,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-import fvc_lib
+from fvc_lib import CHECKOUT
 from fvc_lib.execution.end_lines import what_happened, what_next, where_it_was
 from fvc_lib.execution.kernel_engine import KernelOutcome, execute
 from fvc_lib.execution.kernel_log import never_started_hint, tail_of
@@ -193,7 +192,7 @@ class TaskRun:
         name, fold = self.task.stage.name, self.task.fold
         self.run.logs.mkdir(exist_ok=True)
         # The code that the record speaks of, whatever is installed in this interpreter; children of the kernel as well.
-        path = os.pathsep.join(filter(None, [str(Path(fvc_lib.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
         attempt = {ATTEMPT_VARIABLE: str(self._attempt)}
         given = {"PYTHONPATH": path, **attempt, "FVC_RUNS_DIR": self.config.runs_dir, **self._extra}
         try:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fvc_lib.learning.preflight import footprint_of, preflight
-from fvc_lib.learning.preflight_alone import KERNEL_BYTES
+from fvc_lib.learning.preflight_plan import KERNEL_BYTES
 from fvc_lib.learning.preflight_probe import StepRequest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError

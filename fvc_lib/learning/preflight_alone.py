@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fvc_lib.learning.preflight_plan import KERNEL_BYTES
 from fvc_lib.services.allocator_settings import allocator_environment
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from fvc_lib.video.clip_file import Pixels, Shape
 
 TIME_LIMIT_SECONDS = 240.0
-# Of a kernel with all that notebook 04 imports, before its first step: 448.8 to 449.6 MB in five folds (Linux, x86-64,
-# torch 2.13 for CPU, one thread).
-KERNEL_BYTES = 450_000_000
 # Of a process that trains and shows nothing, once it is ready for its first step; the preflight's is such a one.
 _PROCESS_BYTES = 260_000_000
 _PREDICT = "fvc_lib.learning.preflight_alone:predict"

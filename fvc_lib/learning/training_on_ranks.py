@@ -9,13 +9,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import psutil
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from fvc_lib import CHECKOUT
 from fvc_lib.learning.rank_launcher import launch_from_here
 from fvc_lib.learning.rank_place import loopback
 from fvc_lib.learning.rank_processes import RankProcesses
@@ -151,8 +151,7 @@ def _srun(size: int) -> list[str]:
 
 def _common_environment() -> dict[str, str]:
     """This process's, with this very package on the path."""
-    checkout = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (checkout, os.environ.get("PYTHONPATH", "")) if part)
+    path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
     return {**os.environ, "PYTHONPATH": path}
 
 

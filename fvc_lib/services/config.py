@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config_meanings import meaning_for
 from fvc_lib.services.config_values import split_names
@@ -62,8 +63,7 @@ MAY_CHANGE_ON_RESUME = (NOT_HASHED - {"corpus", "experiment", "runs_dir", "clip_
 
 def _beside_the_code(name: str) -> str:
     """A default folder in the checkout, from whatever folder a command or notebook is started."""
-    checkout = Path(__file__).resolve().parents[2]
-    base = checkout if (checkout / "run_notebooks.py").is_file() else Path.cwd()
+    base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
     return str(base / name)
 
 

@@ -21,9 +21,9 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+from fvc_lib import CHECKOUT
 from fvc_lib.services.errors import FvcError
 
 DEFAULT_MEMORY_BYTES = 4 << 30
@@ -264,7 +264,6 @@ def _limit_memory(memory_bytes: int) -> None:
 
 
 def _child_environment() -> dict[str, str]:
-    package_parent = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (package_parent, os.environ.get("PYTHONPATH", "")) if part)
+    path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
     # One child per core is the parallelism; threads inside each would only fight over the cores and reserve memory.
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 import polars as pl
 
+from fvc_lib.execution.code_version import code_hash
 from fvc_lib.services.atomic_files import sweep_temporaries
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
@@ -25,7 +26,6 @@ from fvc_lib.services.path_text import path_from_text
 from fvc_lib.services.tables import AUGMENTED, write_table
 from fvc_lib.video.augmentation import apply_augmentation, draw_augmentation
 from fvc_lib.video.clip_store import CLIPS_FOLDER, ClipStore
-from fvc_lib.video.code_version import code_hash
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 DEFAULT_DECODE_FUNCTION = "fvc_lib.video.clip_worker:make_original"
@@ -191,7 +191,7 @@ def _decoded(
             "content_sha256": video.content_sha256,
             "num_frames": store.num_frames,
             "fixed_size": store.fixed_size,
-            "code": code_hash("decode"),
+            "code": code_hash("fvc_lib.video.decode", "fvc_lib.video"),
         }
         for source, video in zip(sources, todo, strict=True)
     ]

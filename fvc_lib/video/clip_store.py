@@ -12,6 +12,7 @@ from pathlib import Path
 
 import av
 
+from fvc_lib.execution.code_version import code_hash
 from fvc_lib.services.atomic_files import sha256_of_json, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -25,7 +26,6 @@ from fvc_lib.video.clip_file import (
     map_clip_file,
     write_clip_file,
 )
-from fvc_lib.video.code_version import code_hash
 
 CLIPS_FOLDER = "clips"
 SETTINGS_FILE = "settings.json"
@@ -54,13 +54,13 @@ class ClipStore:
     @cached_property
     def decode_hash(self) -> str:
         """Hex SHA-256 of what decides an original clip besides the video's content: settings, code and PyAV's build."""
-        made_by = {"code": code_hash("decode"), "av": av.__version__}
+        made_by = {"code": code_hash("fvc_lib.video.decode", "fvc_lib.video"), "av": av.__version__}
         return sha256_of_json({**made_by, "frames": self.num_frames, "size": self.fixed_size})
 
     @cached_property
     def augmentation_hash(self) -> str:
         """Hex SHA-256 of what decides an augmented clip besides the original: settings and code."""
-        return sha256_of_json([self.augmentation.settings_hash, code_hash("augmentation")])
+        return sha256_of_json([self.augmentation.settings_hash, code_hash("fvc_lib.video.augmentation", "fvc_lib.video")])
 
     @cached_property
     def settings_hash(self) -> str:

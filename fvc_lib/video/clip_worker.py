@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fvc_lib.execution.code_version import code_hash
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.video.clip_file import Pixels, write_clip_file
-from fvc_lib.video.code_version import code_hash
 from fvc_lib.video.decode import decode_clip
 from fvc_lib.video.errors import UnreadableVideo, VideoError
 
@@ -27,7 +27,7 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
         ``video_error``: what is wrong with the video, in words; or ``write_error``: errno, text and file of the
         operating system when the clip cannot be written, which is no fault of the video. Nothing when all is well.
     """
-    if item["code"] != code_hash("decode"):
+    if item["code"] != code_hash("fvc_lib.video.decode", "fvc_lib.video"):
         return {"code_changed": True}
     try:
         frames = _decode(Path(item["source"]), item["content_sha256"], item["num_frames"], item["fixed_size"])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.code_state import CHECKOUT
+from fvc_lib import CHECKOUT
 from fvc_lib.execution.doctor import diagnosis as doctor
 from fvc_lib.execution.doctor import machine as doctor_machine
 from fvc_lib.execution.doctor import software as doctor_software

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.execution.slurm.site import CHECKOUT
+from fvc_lib import CHECKOUT
 
 SCRIPTS = sorted((CHECKOUT / "slurm").glob("*.sh"))
 # Says how it was called and what it was sent, and leaves as `ends` says: {last word: exit code}. `slow` words wait for

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fvc_lib.execution.code_state import CHECKOUT
+from fvc_lib import CHECKOUT
 from fvc_lib.execution.doctor import machine, software
 from fvc_lib.execution.doctor.finding import Finding, ok, warning
 from fvc_lib.services.config import RunConfig

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
+
+from fvc_lib import CHECKOUT
 
 State = Literal["ok", "warning", "problem"]
 CHILD_SECONDS = 45.0
@@ -67,10 +68,9 @@ class Told:
 
 def ask_child(probe: str, seconds: float = CHILD_SECONDS) -> Told:
     """Run function ``probe`` of ``doctor.probes`` in a fresh interpreter; its crash or hang is told, not suffered."""
-    package_parent = str(Path(__file__).resolve().parents[3])
     given = os.environ.get("PYTHONPATH", "")
     # Ours last: what stands in a user's PYTHONPATH is what a kernel would import, and so what is to be tried.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (given, package_parent)))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (given, str(CHECKOUT))))}
     code = f"from fvc_lib.execution.doctor import probes; probes.{probe}()"
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import fvc_lib
+from fvc_lib import CHECKOUT
 from fvc_lib.execution.code_state import code_state
 from fvc_lib.execution.doctor.finding import Finding, Told, ask_child, ok, problem, warning
 from fvc_lib.execution.doctor.probes import SAMPLE_ENCODERS
@@ -63,7 +64,7 @@ def _lock_drift(checkout: Path) -> Finding:
 
 
 def _own_package(checkout: Path) -> Finding:
-    name, here = "fvc_lib", Path(fvc_lib.__file__).resolve().parents[1]
+    name, here = "fvc_lib", CHECKOUT
     installed = _installed("fvc_lib")
     mend = "python -m pip install --no-deps --editable ."
     if here != checkout.resolve():

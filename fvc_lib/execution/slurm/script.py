@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fvc_lib import CHECKOUT
 from fvc_lib.execution.slurm.jobs import PIPELINE, SlurmJob
-from fvc_lib.execution.slurm.site import CHECKOUT, SITE_VARIABLE, Site
+from fvc_lib.execution.slurm.site import SITE_VARIABLE, Site
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fvc_lib import CHECKOUT
 from fvc_lib.services.errors import UsageError, did_you_mean
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 SITE_VARIABLE = "FVC_SITE"
 _ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
 _TIME = r"(\d+-)?\d+(:\d+){0,2}"
