@@ -30,6 +30,7 @@ import sklearn.metrics
 
 from fvc_lib.metrics.calibration import reliability_bins
 from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds
 from fvc_lib.metrics.intervals import (
     cluster_bootstrap,
     cluster_bootstrap_many,
@@ -37,7 +38,6 @@ from fvc_lib.metrics.intervals import (
     group_codes,
     one_vote_per_group,
 )
-from fvc_lib.metrics.over_folds import METRICS, measure_over_folds
 
 Ends = tuple[float, float]
 NUM_FOLDS = 5

@@ -27,23 +27,19 @@ import numpy as np
 import polars as pl
 import torch
 
-from fvc_lib.execution.task_run import KERNEL_ENVIRONMENT
-from fvc_lib.learning import engine as engine_module
-from fvc_lib.learning.data import ClipDataset, ClipRow, ClipSource
-from fvc_lib.learning.device import resolve_device
-from fvc_lib.learning.engine import Engine
-from fvc_lib.learning.fold_settings import engine_settings
-from fvc_lib.learning.loading import load_batches
-from fvc_lib.learning.sampling import epoch_order
-from fvc_lib.learning.video_task import VideoTask
+from fvc_lib.engine import loop as engine_module
+from fvc_lib.engine.device import resolve_device
+from fvc_lib.engine.loading import load_batches
+from fvc_lib.engine.loop import Engine
+from fvc_lib.engine.random_state import epoch_order
+from fvc_lib.execution.run.task import KERNEL_ENVIRONMENT
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import AUGMENTED
-from fvc_lib.video.clip_file import Pixels
-from fvc_lib.video.clip_store import ClipStore
-from fvc_lib.video.shard_reading import ClipShards
-from fvc_lib.video.shard_stream import ClipStream, StreamPosition
-from fvc_lib.video.shards import write_shards
+from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource
+from fvc_lib.tasks.video.task import VideoTask, engine_settings
+from fvc_lib.video.clips.shards import ClipShards, ClipStream, StreamPosition, write_shards
+from fvc_lib.video.clips.store import ClipStore, Pixels
 
 T = TypeVar("T")
 Reader = Callable[[], Iterator[Pixels]]

@@ -29,14 +29,14 @@ import av
 import numpy as np
 from av.video.stream import VideoStream
 
+from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text
 from fvc_lib.corpus.folds import check_folds, make_folds
 from fvc_lib.corpus.index import build_index
-from fvc_lib.corpus.perceptual_hash import WINDOWS, hash_text
 from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION
-from fvc_lib.corpus.sources import read_corpus
+from fvc_lib.corpus.sources.recognised import read_corpus
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.tables import FOLDS, INDEX, read_table, write_table
-from fvc_lib.video.probe import VideoProbe
+from fvc_lib.video.decode.probe import VideoProbe
 
 Result = TypeVar("Result")
 

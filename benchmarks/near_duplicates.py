@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.index import status_bytes
-from fvc_lib.corpus.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.perceptual_hash import LOOK_BYTES, WINDOWS, Hashes, hash_text
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
+from fvc_lib.corpus.copies.perceptual_hash import LOOK_BYTES, WINDOWS, Hashes, hash_text
 
 NUM_FRAMES = 6
 BITS = 10

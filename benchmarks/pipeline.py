@@ -28,12 +28,11 @@ import papermill
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fvc_lib.execution.notebook_files import Notebook, read_notebook
-from fvc_lib.execution.plan import make_plan
-from fvc_lib.execution.run_record import begin_run
-from fvc_lib.execution.runner import Runner
-from fvc_lib.execution.stages import Stage
-from fvc_lib.execution.terminal import Terminal
+from fvc_lib.execution.plan.notebook_files import Notebook, read_notebook
+from fvc_lib.execution.plan.plan import make_plan
+from fvc_lib.execution.plan.stages import Stage
+from fvc_lib.execution.run.record import begin_run
+from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.services.config import resolve_config
 
 NUM_NOTEBOOKS = 10

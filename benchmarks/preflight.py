@@ -25,16 +25,15 @@ import numpy as np
 import polars as pl
 import psutil
 
-from fvc_lib.learning.data import ClipDataset, clip_rows
-from fvc_lib.learning.fold_training import train_fold
-from fvc_lib.learning.preflight import StepRequest, preflight
-from fvc_lib.learning.video_task import VideoTask
+from fvc_lib.engine.memory.preflight import StepRequest, preflight
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory_budget import memory_budget
-from fvc_lib.services.process_memory import ProcessTree, peak_rss_bytes
+from fvc_lib.services.memory_budget import ProcessTree, memory_budget, peak_rss_bytes
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, write_table
-from fvc_lib.video.clip_store import ClipStore
+from fvc_lib.tasks.video.data import ClipDataset, clip_rows
+from fvc_lib.tasks.video.task import VideoTask
+from fvc_lib.tasks.video.training import train_fold
+from fvc_lib.video.clips.store import ClipStore
 
 ALLOWED = 0.25
 

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.memory_budget import peak_rss_bytes
 from fvc_lib.services.metric_log import MetricLog
-from fvc_lib.services.process_memory import peak_rss_bytes
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 METRICS = ("loss", "learning_rate", "gradient_norm", "samples_per_second", "data_seconds")
@@ -98,7 +98,7 @@ Questions = tuple[Callable[[], Any], Callable[[], Any], Callable[[Any, Any], tup
 
 
 def _fvc(folder: Path) -> Questions:
-    from fvc_lib.analysis.queries import best_per_run, learning_curves
+    from fvc_lib.analysis.read.queries import best_per_run, learning_curves
 
     runs = list_runs(folder)
     return (
@@ -150,7 +150,7 @@ def fill_mlflow(folder: Path, shape: Shape) -> None:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
-    from fvc_lib.analysis.queries import learning_curves
+    from fvc_lib.analysis.read.queries import learning_curves
 
     client = MlflowClient(_store(folder))
     experiment = client.create_experiment("benchmark", artifact_location=str(folder / "artifacts"))
@@ -239,7 +239,7 @@ def _cpu_seconds() -> float:
 
 def compact(folder: Path) -> float:
     """Compact every run; CPU seconds."""
-    from fvc_lib.analysis.compaction import compact_metrics
+    from fvc_lib.analysis.read.logs import compact_metrics
 
     before = _cpu_seconds()
     if not all(map(compact_metrics, list_runs(folder))):

@@ -17,7 +17,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.execution.status import RunStatus, read_status
+from fvc_lib.execution.run.status import RunStatus, read_status
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
 

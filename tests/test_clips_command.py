@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fvc_lib.execution.run_lock import run_lock
-from fvc_lib.execution.run_record import begin_run
+from fvc_lib.execution.run.lock import run_lock
+from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.config import RunConfig
-from fvc_lib.video.clip_store import ClipStore
+from fvc_lib.video.clips.store import ClipStore
 from run_notebooks import main
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.headline import run_headline
+from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import RESULTS, read_table
 

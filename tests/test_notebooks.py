@@ -12,8 +12,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from fvc_lib.execution.notebook_files import STAGE_PARAMETERS, read_notebook
-from fvc_lib.execution.stages import STAGES, stage_named
+from fvc_lib.execution.plan.notebook_files import STAGE_PARAMETERS, read_notebook
+from fvc_lib.execution.plan.stages import STAGES, stage_named
 from fvc_lib.services.config import TASK_OF_STAGE, RunConfig, resolve_config
 from fvc_lib.services.run_paths import RunPaths
 

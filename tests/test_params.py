@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.learning.models import default_micro_batch
+from fvc_lib.detectors.own.video import default_micro_batch
 from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig, read_params_file, resolve_config
 
 FOLDER = Path(__file__).parents[1] / "params"

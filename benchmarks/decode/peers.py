@@ -77,7 +77,7 @@ def channels_first(frames: Sequence[Pixels]) -> Pixels:
 
 def decode_ours(path: Path, num_frames: int, size: int) -> Pixels:
     """What is measured."""
-    from fvc_lib.video.decode import decode_clip
+    from fvc_lib.video.decode.clip import decode_clip
 
     clip = decode_clip(path, num_frames, size)
     box = clip.content
@@ -188,7 +188,7 @@ def torchcodec_ffmpeg() -> str:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(OURS, ("fvc_lib.video.decode",), "fvc_lib", decode_ours, pyav_ffmpeg),
+        Peer(OURS, ("fvc_lib.video.decode.clip",), "fvc_lib", decode_ours, pyav_ffmpeg),
         Peer(TORCHCODEC, ("torch", "torchcodec.decoders"), "torchcodec", decode_torchcodec, torchcodec_ffmpeg),
         Peer("torchcodec Resize", ("torch", "torchcodec.transforms"), "torchcodec", decode_torchcodec_resize),
         Peer(DECORD, ("av", "decord"), "decord", decode_decord),

@@ -30,7 +30,7 @@ Corpus = Sequence[tuple[Video, Path]]
 _WORKER_PROGRAM = """
 import sys
 from pathlib import Path
-from fvc_lib.video.decode import decode_clip
+from fvc_lib.video.decode.clip import decode_clip
 decode_clip(Path(sys.argv[1]), 16, 224)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(peak.split()[1], "torch" in sys.modules)

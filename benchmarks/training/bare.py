@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.learning.engine_settings import EngineSettings
-from fvc_lib.learning.loading import load_batches
-from fvc_lib.learning.optimisation import build_optimizer, learning_rate_at, set_learning_rate
-from fvc_lib.learning.random_state import forked_random_state, stable_seed
-from fvc_lib.learning.sampling import epoch_order, num_windows, windows
-from fvc_lib.learning.video_task import VideoTask
+from fvc_lib.engine.device import build_optimizer, learning_rate_at, set_learning_rate
+from fvc_lib.engine.loading import load_batches
+from fvc_lib.engine.loop import EngineSettings
+from fvc_lib.engine.random_state import epoch_order, forked_random_state, num_windows, stable_seed, windows
 from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.tasks.video.task import VideoTask
 
 
 class BareLoop:

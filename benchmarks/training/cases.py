@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.clips import fill, video_id
-from fvc_lib.learning.data import ClipDataset, ClipRow
-from fvc_lib.learning.engine_settings import EngineSettings
-from fvc_lib.learning.fold_settings import engine_settings
-from fvc_lib.learning.video_task import VideoTask
+from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.services.config import RunConfig
-from fvc_lib.video.clip_store import ClipStore
+from fvc_lib.tasks.video.data import ClipDataset, ClipRow
+from fvc_lib.tasks.video.task import VideoTask, engine_settings
+from fvc_lib.video.clips.store import ClipStore
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.clips import NoLog
-from fvc_lib.learning.watching import MetricSink
+from fvc_lib.engine.watching import MetricSink
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.memory_observer import DeviceMemory, EventDetail, MemoryObserver, NoObserver
+from fvc_lib.services.memory_policy import DeviceMemory, EventDetail, MemoryObserver, NoObserver
 from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
 

@@ -12,10 +12,10 @@ from benchmarks.training.bare import BareLoop
 from benchmarks.training.cases import Training
 from benchmarks.training.extras import CurrentObserver, Extras
 from benchmarks.training.figures import Figure
-from fvc_lib.learning.device import resolve_device
-from fvc_lib.learning.engine import Engine
+from fvc_lib.engine.device import resolve_device
+from fvc_lib.engine.loop import Engine
+from fvc_lib.services.memory_budget import ProcessTree, peak_rss_bytes
 from fvc_lib.services.memory_sampler import SAMPLE_INTERVAL_SECONDS
-from fvc_lib.services.process_memory import ProcessTree, peak_rss_bytes
 
 WINDOWS, EPOCHS, NUM_VALIDATION = 8, 2, 16
 

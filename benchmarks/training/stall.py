@@ -16,13 +16,12 @@ from torch.nn import functional as F
 
 from benchmarks.clips import NoLog
 from benchmarks.training.figures import Figure
-from fvc_lib.learning.device import resolve_device
-from fvc_lib.learning.engine import Engine
-from fvc_lib.learning.engine_settings import EngineSettings
-from fvc_lib.learning.task import Batch, LossSum, Outputs, Sample
+from fvc_lib.engine.device import resolve_device
+from fvc_lib.engine.loop import Engine, EngineSettings
+from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.garbage import frozen_garbage
-from fvc_lib.services.process_memory import ProcessTree
+from fvc_lib.services.memory_budget import ProcessTree
+from fvc_lib.services.memory_policy import frozen_garbage
 
 TARGET_MS = 60.0
 _WIDTH, _DEPTH = 1646, 4  # the weights and two moments of these layers are 130 MB in float32

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from benchmarks.clips import data_wait, fill
 from benchmarks.training.figures import Figure
-from fvc_lib.learning.data import clip_rows
 from fvc_lib.services.config import RunConfig
-from fvc_lib.video.clip_store import ClipStore
+from fvc_lib.tasks.video.data import clip_rows
+from fvc_lib.video.clips.store import ClipStore
 
 TARGET_PERCENT = 5.0
 

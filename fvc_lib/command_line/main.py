@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from fvc_lib import CHECKOUT
-from fvc_lib.command_line.clips_command import clips
-from fvc_lib.command_line.command_group import EXIT_CODES, Commands
-from fvc_lib.command_line.comparing import compare
-from fvc_lib.command_line.doctor_command import doctor
-from fvc_lib.command_line.looking_commands import status
-from fvc_lib.command_line.mlflow_command import export_mlflow
-from fvc_lib.command_line.reporting import index, report
-from fvc_lib.command_line.wanted import Executor, Wanted
-from fvc_lib.execution.asked_values import ask
-from fvc_lib.services.errors import UsageError
+from fvc_lib.command_line.commands import clips, compare, doctor, export_mlflow, index, report, status
+from fvc_lib.command_line.run_command import Executor, Wanted
+from fvc_lib.execution.plan.forking import ask
+from fvc_lib.services.errors import FvcError, UsageError
+
+# ----------------------------------------------------------------------------------------------------
+# A group of commands whose failures are one clear line and the exit code that README's table explains.
+
+
+EXIT_CODES = (
+    "Exit codes: 0 ok, 1 a cell failed, 2 usage, 3 data or leakage gate, 75 stopped and resumable, "
+    "130/143 interrupted, 137 killed for memory, 138 the kernel died otherwise."
+)
+
+
+class Commands(click.Group):
+    """Turns FVC's errors, and those of a disk, into a message; everything else is a bug and shows its traceback."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(context)
+        except FvcError as error:
+            click.echo(f"error: {error}", err=True)
+            context.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            context.exit(130)
+        except BrokenPipeError:  # who read this has seen enough (`status | head`); click knows what to do
+            raise
+        except OSError as error:
+            where = error.filename or "a file"
+            click.echo(f"error: {where}: {error.strerror}. Is there space, and may it be written?", err=True)
+            for note in getattr(error, "__notes__", ()):
+                click.echo(note, err=True)
+            context.exit(1)
+
 
 NOTEBOOKS = CHECKOUT / "notebooks"
 
@@ -112,9 +140,9 @@ def main(
             )
         return
     # What runs notebooks takes a second to load, and looking at a run shall not wait for it.
+    from fvc_lib.command_line.commands import print_notebooks
     from fvc_lib.command_line.run_command import RunCommand
-    from fvc_lib.command_line.showing import print_notebooks
-    from fvc_lib.execution.plan import read_notebooks
+    from fvc_lib.execution.plan.plan import read_notebooks
 
     if list_only:
         print_notebooks(read_notebooks(NOTEBOOKS))

@@ -5,41 +5,172 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from fvc_lib.command_line.mlflow_command import export_when_asked
-from fvc_lib.command_line.reporting import report_run
-from fvc_lib.command_line.showing import print_fork, print_plan
-from fvc_lib.command_line.submitting import HowToSubmit, described, run_to_be, submitted
-from fvc_lib.command_line.wanted import Wanted
-from fvc_lib.execution.asked_values import Asked, changes, config_of_fork, config_to_resume
-from fvc_lib.execution.forking import inheritance, take_over
-from fvc_lib.execution.notebook_files import Notebook
-from fvc_lib.execution.plan import PlannedTask, make_plan, read_notebooks
-from fvc_lib.execution.predicted_memory import PredictedPeak, predicted_peaks
-from fvc_lib.execution.run_record import begin_run, record_resumption
-from fvc_lib.execution.runner import Runner
-from fvc_lib.execution.session import run_config
-from fvc_lib.execution.stages import Task, refuse_stage_of_another_task, stage_named, task_keys
-from fvc_lib.execution.status_book import status_now
-from fvc_lib.services.allocator_settings import check_allocator_environment
+from fvc_lib.command_line.commands import export_when_asked, print_fork, print_plan, report_run
+from fvc_lib.execution.plan.forking import Asked, changes, config_of_fork, config_to_resume, inheritance, take_over
+from fvc_lib.execution.plan.memory import PredictedPeak, predicted_peaks
+from fvc_lib.execution.plan.notebook_files import Notebook
+from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
+from fvc_lib.execution.plan.stages import Task, refuse_stage_of_another_task, stage_named, task_keys
+from fvc_lib.execution.plan.superseding import put_back, set_aside
+from fvc_lib.execution.run.lock import run_lock
+from fvc_lib.execution.run.record import begin_run, record_resumption
+from fvc_lib.execution.run.runner import Runner
+from fvc_lib.execution.run.session import run_config
+from fvc_lib.execution.run.status_book import leave_to_jobs, status_now
+from fvc_lib.execution.slurm.jobs import SlurmJob, plan_jobs, plan_one_job
+from fvc_lib.execution.slurm.site import Site, read_site
+from fvc_lib.execution.slurm.submission import describe, submit
 from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.memory_policy import check_allocator_environment
 from fvc_lib.services.run_paths import RunPaths, find_run
+
+# ----------------------------------------------------------------------------------------------------
+# What a command asks to be done, beside parameters.
+
+
+Executor = Literal["local", "slurm"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of the command line that say what to do, by their names there (``start`` is ``--from``)."""
+
+    experiment: str | None = None
+    resume: str | None = None
+    fork: bool = False
+    only: str | None = None
+    start: str | None = None
+    force: tuple[str, ...] = ()
+    tasks: tuple[str, ...] | None = None
+    jobs: int = 1
+    executor: Executor = "local"
+    one_job: bool = False
+
+    @property
+    def of_a_run(self) -> bool:
+        """Whether it is about a run that is there already."""
+        return any(given is not None for given in (self.resume, self.only, self.start)) or bool(self.force)
+
+    def check(self) -> None:
+        """Refuse what cannot be meant.
+
+        Raises:
+            UsageError: options that exclude or need each other.
+        """
+        for name, given in (("--resume", self.resume), ("--only", self.only), ("--from", self.start)):
+            if given == "":  # an empty variable of a script, which must not begin a run of its own
+                raise UsageError(f"{name}: got nothing, wanted {'a run' if name == '--resume' else 'a stage'}.")
+        if self.tasks is not None and not self.tasks:
+            raise UsageError("--tasks: got nothing, wanted keys or stages, for example 04_fold_training_fold_2.")
+        chosen = [name for name, given in (("--only", self.only), ("--from", self.start)) if given]
+        if len(chosen) > 1 or (self.only and self.force):
+            raise UsageError(f"{' and '.join([*chosen, *(['--force'] * bool(self.force))])} exclude each other.")
+        if self.fork and not self.resume:
+            raise UsageError("--fork starts a new run from another one. Name that run: --resume RUN --fork.")
+        if self.tasks and (not self.resume or self.fork or chosen or self.force):
+            raise UsageError("--tasks works on a part of one run beside other jobs: --resume RUN --tasks KEY[,KEY].")
+        if self.executor == "slurm" and self.tasks:
+            raise UsageError("--tasks is what a submitted job itself is started with; leave --executor slurm out.")
+        if self.one_job and self.executor != "slurm":
+            raise UsageError("--one-job says how to submit: give --executor slurm as well.")
+
+
+# ----------------------------------------------------------------------------------------------------
+# A run handed to SLURM instead of being worked on here.
+
+
+@dataclass(frozen=True)
+class HowToSubmit:
+    """One job for all instead of one per fold (``one_job``), and how many folds that job runs at once (``jobs``)."""
+
+    one_job: bool
+    jobs: int
+
+
+def run_to_be(config: RunConfig) -> RunPaths:
+    """The run that a dry run speaks of; its folder is not made."""
+    return RunPaths(Path(config.runs_dir) / config.experiment / "run_TO_BE")
+
+
+def described(
+    plan: Sequence[PlannedTask],
+    config: RunConfig,
+    run: RunPaths,
+    predicted: Mapping[str, PredictedPeak],
+    how: HowToSubmit,
+) -> str:
+    """The batch scripts and the commands that would submit them."""
+    site = read_site()
+    return describe(_jobs(plan, config, site, predicted, how), run, site)
+
+
+def submitted(
+    run: RunPaths,
+    make_plan: Callable[[], Sequence[PlannedTask]],
+    config: RunConfig,
+    predicted: Mapping[str, PredictedPeak],
+    how: HowToSubmit,
+) -> Iterator[str]:
+    """Submit what is left of ``run``; yields lines that tell what was submitted and how to watch it.
+
+    Raises:
+        UsageError: somebody is at work on the run, or the site's settings cannot be meant.
+        SlurmError: SLURM is not here, or refused.
+    """
+    site = read_site()
+    with run_lock(run):
+        plan = make_plan()
+        jobs = _jobs(plan, config, site, predicted, how)
+        # A job goes on with what is unfinished; what is to be repeated must not look finished to it.
+        moved = set_aside(run, [planned.task for planned in plan if planned.redo])
+        leave_to_jobs(run, [planned.task for planned in plan if planned.run])
+    yield f"run {run.root}"
+    try:
+        submitted_jobs = submit(jobs, run, site)
+    except FvcError as error:
+        put_back(moved)
+        go_on = f"python run_notebooks.py --resume {shlex.quote(str(run.root))} --executor slurm"
+        raise type(error)(f"{error} The run is there and waits: {go_on}") from error
+    for job, handed_in in zip(jobs, submitted_jobs, strict=True):
+        after = f" after {', '.join(handed_in.after)}" if handed_in.after else ""
+        folds = "" if job.folds is None else f", {len(job.folds)} folds"
+        yield f"  job {handed_in.job_id}{after}: {job.name}{folds}, {job.memory_mib} MiB ({job.memory_why})"
+    if jobs:
+        yield f"watch it: python run_notebooks.py status {run.root}"
+    else:
+        yield "nothing to submit: every task is finished"
+
+
+def _jobs(
+    plan: Sequence[PlannedTask],
+    config: RunConfig,
+    site: Site,
+    predicted: Mapping[str, PredictedPeak],
+    how: HowToSubmit,
+) -> list[SlurmJob]:
+    tasks = [planned.task for planned in plan if planned.run]
+    if how.one_job:
+        return plan_one_job(tasks, config, site, predicted, at_once=how.jobs)
+    return plan_jobs(tasks, config, site, predicted)
+
 
 _NO_MLFLOW = (
     "tracker is mlflow, which is not installed (make setup-mlflow, or pip install 'fvc_lib[mlflow]'): unless it is "
     "when this run ends, the run is not exported; run_notebooks.py export-mlflow does it later"
 )
 _READER_OF_CORPUS = {
-    "video": "fvc_lib.corpus.sources",
-    "image": "fvc_lib.corpus.image_sources",
-    "video_text": "fvc_lib.corpus.video_text_manifest",
+    "video": "fvc_lib.corpus.sources.recognised",
+    "image": "fvc_lib.corpus.sources.images.recognised",
+    "video_text": "fvc_lib.corpus.sources.video_text_manifest",
 }
 
 
@@ -141,7 +272,7 @@ class RunCommand:
         """The memory that each stage is expected to take, by what is known, else by trying one step out."""
 
         def measure(config: RunConfig) -> int | None:
-            from fvc_lib.learning.preflight_alone import measured_training_peak  # torch takes seconds to load
+            from fvc_lib.tasks.video.preflight import measured_training_peak  # torch takes seconds to load
 
             click.echo("one training step is tried out to predict its memory; about ten seconds", err=True)
             return measured_training_peak(config)

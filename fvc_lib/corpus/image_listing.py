@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 
-from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections
-from fvc_lib.corpus.sources import folder_link_refusal, walk_files
-from fvc_lib.corpus.video_extensions import is_hidden
+from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_hidden
+from fvc_lib.corpus.sources.recognised import folder_link_refusal, walk_files
+from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.path_text import escape_text, path_to_text
 
 IMAGE_EXTENSIONS = frozenset(
     {".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff",

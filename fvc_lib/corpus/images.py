@@ -2,35 +2,211 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
-from fvc_lib.corpus.image_contents import settle_contents
-from fvc_lib.corpus.image_copies import Copies, copies_among, groups_of_images, known_parts, without_copies_across
-from fvc_lib.corpus.image_dev_subset import dev_subset
-from fvc_lib.corpus.image_index_checks import (
-    class_notes,
-    classes_of,
-    refuse_lost,
-    refuse_unlearnable,
-    rejection_notes,
+from fvc_lib.corpus.copies.images import (
+    Copies,
+    copies_among,
+    groups_of_images,
+    known_parts,
+    settle_contents,
+    without_copies_across,
 )
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage, joined_units
 from fvc_lib.corpus.image_probing import probe_images
-from fvc_lib.corpus.image_sources import list_images
-from fvc_lib.corpus.image_targets import asked_targets, strata_of
-from fvc_lib.corpus.index import video_ids
-from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections
-from fvc_lib.corpus.part_split import split_parts
-from fvc_lib.corpus.refused_tables import written_when_refused
-from fvc_lib.corpus.sample_dishes import generate_sample_dishes
+from fvc_lib.corpus.index import video_ids, written_when_refused
+from fvc_lib.corpus.listing import NOT_A_LOSS, CorpusFiles, Refusal, Rejections
+from fvc_lib.corpus.samples.dishes import generate_sample_dishes
+from fvc_lib.corpus.sources.images.recognised import list_images
+from fvc_lib.corpus.split import split_parts
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import check_table
-from fvc_lib.services.task_tables import IMAGE_TARGETS, IMAGES
-from fvc_lib.video.still_image import ImageFacts
+from fvc_lib.services.errors import DataError, UsageError, did_you_mean
+from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, PARTS, check_table
+from fvc_lib.video.decode.still_image import ImageFacts
+
+# ----------------------------------------------------------------------------------------------------
+# Refusal of an index of images that nothing can be made of, and sentences about one that can.
+
+
+# Left out without anything being wrong with the corpus.
+_NO_LOSS = NOT_A_LOSS | {"copy_across_split", "duplicate_row", "no_picture", "nothing_to_learn"}
+_MOST_REASONS = 3
+_MOST_CLASSES = 8
+
+
+def classes_of(images: pl.DataFrame) -> tuple[str, ...]:
+    """The classes that occur in an IMAGES table, sorted."""
+    return tuple(sorted(images["class_label"].drop_nulls().unique().to_list()))
+
+
+def refuse_lost(root: Path, rejected: pl.DataFrame, num_kept: int, max_rejected_share: float) -> None:
+    """Stop where too little is left of what a corpus lists.
+
+    Raises:
+        DataError: no usable image, or more than ``max_rejected_share`` of the listed ones lost. Copies, files nobody
+            listed and images with nothing to learn are no loss.
+    """
+    lost = rejected.filter(~pl.col("reason").is_in(sorted(_NO_LOSS)))
+    share = lost.height / max(1, lost.height + num_kept)
+    if num_kept and share <= max_rejected_share:
+        return
+    counts = Counter((lost if lost.height else rejected)["reason"].to_list()).most_common(_MOST_REASONS)
+    shown = "; ".join(
+        f"{count:,} x {reason}, such as: {rejected.filter(pl.col('reason') == reason)['detail'][0]}"
+        for reason, count in counts
+    )
+    if not num_kept:
+        raise DataError(f"corpus {str(root)!r}: no usable image ({shown or 'it lists none; put images into it'}).")
+    raise DataError(
+        f"corpus {str(root)!r}: {share:.0%} of the listed images cannot be used, at most {max_rejected_share:.0%} are "
+        f"allowed ({shown}). Repair the corpus, or raise max_rejected_share."
+    )
+
+
+def refuse_unlearnable(images: pl.DataFrame, targets: pl.DataFrame) -> None:
+    """Stop on tables that a model cannot be trained on, chosen by and tested with.
+
+    Raises:
+        DataError: a part without images, or one class alone and no numbers.
+    """
+    counts = Counter(images["part"].to_list())
+    empty = [part for part in PARTS if not counts[part]]
+    if empty:
+        have = ", ".join(f"{counts[part]:,} {part}" for part in PARTS if counts[part])
+        raise DataError(
+            f"the split leaves no image for {' and '.join(empty)} ({have}). Add images of other groups, or change the "
+            "corpus's own split."
+        )
+    classes = classes_of(images)
+    if len(classes) < 2 and targets.is_empty():
+        raise DataError(
+            f"the images have {len(classes)} class ({', '.join(classes)}) and no number to predict: one class alone "
+            "cannot be told from anything. Add images of another class, or a manifest with numbers."
+        )
+
+
+def class_notes(images: pl.DataFrame) -> list[str]:
+    """A sentence about classes that are never trained on."""
+    trained = set(images.filter(part="train")["class_label"].to_list())
+    never = [name for name in classes_of(images) if name not in trained]
+    if not never:
+        return []
+    names = ", ".join(repr(name) for name in never[:_MOST_CLASSES])
+    return [f"{len(never):,} classes have no training image, so none of their test images can be right: {names}."]
+
+
+def rejection_notes(rejected: pl.DataFrame) -> list[str]:
+    """A sentence that counts what is left out, by reason."""
+    if rejected.is_empty():
+        return []
+    counts = ", ".join(f"{count:,} x {reason}" for reason, count in Counter(rejected["reason"].to_list()).most_common())
+    return [f"Left out: {counts}."]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Dev mode: a small part of a corpus, chosen by seed, on which a run takes minutes instead of hours.
+
+
+def dev_subset(
+    names: Sequence[str], strata: Sequence[str | None], parts: Sequence[str], *, per_stratum: int, seed: int
+) -> list[int]:
+    """Places of the rows that stay.
+
+    Of every stratum (class) of the training part at most ``per_stratum`` rows stay. Validation and test keep the same
+    share of each stratum as training does, and at least one row, so that they stay representative of one another but
+    cost no more than they are worth; a stratum that training does not have keeps what the others keep together. Rows
+    are chosen in the order of a hash of their names: a larger subset contains the smaller ones.
+
+    Args:
+        names: (N,), unique, from content.
+        strata: (N,).
+        parts: (N,), ``train``, ``validation`` or ``test``.
+        per_stratum: at least 1.
+        seed: chooses.
+
+    Returns:
+        Places in rising order.
+    """
+    places: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, (stratum, part) in enumerate(zip(strata, parts, strict=True)):
+        places[part, "" if stratum is None else f"={stratum}"].append(place)
+    sizes = {stratum: len(found) for (part, stratum), found in places.items() if part == "train"}
+    kept_overall = sum(min(size, per_stratum) for size in sizes.values()) / max(1, sum(sizes.values()))
+    kept = []
+    for (part, stratum), found in places.items():
+        share = min(1.0, per_stratum / sizes[stratum]) if stratum in sizes else kept_overall
+        count = min(len(found), per_stratum) if part == "train" else max(1, round(share * len(found)))
+        kept.extend(sorted(found, key=lambda place: _order(seed, names[place]))[:count])
+    return sorted(kept)
+
+
+def _order(seed: int, name: str) -> bytes:
+    return hashlib.sha256(f"dev\x1f{seed}\x1f{name}".encode("utf-8", "surrogateescape")).digest()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which numbers of a corpus are asked for, and how images without a class are spread over the parts by them.
+
+
+NO_TARGETS = "none"
+_QUARTERS = (0.25, 0.5, 0.75)
+_LEAST_GROUPS = 12  # without a class, for each quarter to have one for every part
+
+
+def asked_targets(asked: Sequence[str], units: Mapping[str, str]) -> dict[str, str]:
+    """The targets to predict with their units, in the order asked for.
+
+    Args:
+        asked: names, with or without their unit (``calories`` or ``calories_kcal``); empty: all; ``none`` alone: none.
+        units: what the corpus has.
+
+    Raises:
+        UsageError: a name the corpus does not have, or ``none`` beside others.
+    """
+    if not asked:
+        return dict(units)
+    if tuple(asked) == (NO_TARGETS,):
+        return {}
+    if NO_TARGETS in asked:
+        raise UsageError(f"targets: got {', '.join(asked)}; 'none' stands alone. Name the targets, or none of them.")
+    spelt = {f"{name}_{unit}": name for name, unit in units.items() if unit} | {name: name for name in units}
+    found = {}
+    for name in asked:
+        if name not in spelt:
+            have = f"The corpus has {', '.join(units)}" if units else "The corpus has no column of numbers"
+            raise UsageError(f"targets: the corpus has no {name!r}.{did_you_mean(name, spelt)} {have}.")
+        found[spelt[name]] = units[spelt[name]]
+    return found
+
+
+def strata_of(images: Sequence[ListedImage], targets: Sequence[str]) -> list[str | None]:
+    """What each image is spread evenly by: its class, or the quarter its first known number lies in, else None.
+
+    Few images without a class are not divided further.
+    """
+    without_class = [image for image in images if image.class_label is None]
+    if len({image.stated_group or image.path for image in without_class}) < _LEAST_GROUPS:
+        return [image.class_label for image in images]
+    unnamed = [dict(image.targets) for image in without_class]
+    edges: dict[str, list[float]] = {}
+    for name in targets:
+        values = [known[name] for known in unnamed if name in known]
+        edges[name] = np.quantile(values, _QUARTERS).tolist() if values else []
+    return [image.class_label or _quarter(dict(image.targets), edges) for image in images]
+
+
+def _quarter(values: Mapping[str, float], edges: Mapping[str, list[float]]) -> str | None:
+    known = next((name for name in edges if name in values), None)
+    if known is None:
+        return None
+    return f"{known} quarter {1 + int(np.searchsorted(edges[known], values[known], side='left'))}"
 
 
 @dataclass(frozen=True)

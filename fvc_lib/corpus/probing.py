@@ -6,27 +6,139 @@ it, and for that a decoder that crashes or hangs on one file costs that file alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import av
+import av.logging
+import numpy as np
 
-from fvc_lib.corpus.remembered_files import FileState, file_state, remembered_rows, store_for
-from fvc_lib.execution.code_version import code_hash
-from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
+from fvc_lib.services.atomic_files import path_from_text, sha256_of_file, sha256_of_json
+from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import Answer, run_isolated
 from fvc_lib.services.metric_log import JsonLines
-from fvc_lib.services.path_text import path_from_text
-from fvc_lib.video.probe import VideoProbe
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.probe import VideoProbe, probe_video
+from fvc_lib.video.decode.source import RefusedVideo, VideoError, check_size
+
+# ----------------------------------------------------------------------------------------------------
+# What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
+#
+# Imported by every worker, so it imports only what that needs.
+#
+
+
+HASH_FRAMES = 6
+HASH_SIZE = 160  # side in pixels of the square the frames are decoded to
+
+# Above 268 million pixels ffmpeg itself declines, with the same error as for damage; its log tells the difference.
+_IMPOSSIBLE_SIZE = re.compile(r"Picture size (\d+)x(\d+) is invalid")
+
+
+def probe_file(path_text: str) -> dict[str, Any]:
+    """``probe``, ``content_sha256`` and ``perceptual_hash`` of a file, or ``reason`` and ``detail`` why not.
+
+    The frames are those that a clip of six frames is made of, so a file whose frames are missing or damaged is found
+    now and not in the middle of a run.
+    """
+    path = Path(path_text)
+    try:
+        probe = probe_video(path)
+        clip = decode_clip(path, HASH_FRAMES, HASH_SIZE)
+        content_sha256 = sha256_of_file(path)
+    except VideoError as error:
+        shown = error if isinstance(error, RefusedVideo) else _claimed_too_much(path) or error
+        return {"reason": shown.reason, "detail": f"{shown.detail}. {shown.remedy}"}
+    except MemoryError:
+        shown = RefusedVideo(path, "its frames need more memory than a worker is given")
+        return {"reason": shown.reason, "detail": f"{shown.detail}. {shown.remedy}"}
+    except OSError as error:
+        return {"reason": "unreadable", "detail": f"{error.strerror}. Check that the file exists and may be read."}
+    box = clip.content
+    picture = clip.frames[:, :, box.top : box.top + box.height, box.left : box.left + box.width]
+    return {
+        "probe": asdict(probe),
+        "content_sha256": content_sha256,
+        "perceptual_hash": perceptual_hash(np.ascontiguousarray(picture)),
+    }
+
+
+def _claimed_too_much(path: Path) -> RefusedVideo | None:
+    """The refusal, when what fails in ``path`` are frames of an impossible size.
+
+    The log is one for the whole process and Python handlers would print it: it is on only here, in a worker of one
+    thread.
+    """
+    av.logging.set_level(av.logging.ERROR)
+    try:
+        with av.logging.Capture() as messages, contextlib.suppress(VideoError):
+            probe_video(path)
+    finally:
+        av.logging.set_level(None)
+    for _, _, message in messages:
+        claimed = _IMPOSSIBLE_SIZE.search(message)
+        if claimed is not None:
+            try:
+                check_size(path, int(claimed[1]), int(claimed[2]))
+            except RefusedVideo as refusal:
+                return refusal
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# What was found out about files before, for as long as they are unchanged and the code that found it is the same.
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What tells that a file is unchanged."""
+
+    size_bytes: int
+    mtime_ns: int
+
+
+def file_state(path: Path) -> FileState | None:
+    """Of ``path`` now; None where it cannot be looked at."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return FileState(status.st_size, status.st_mtime_ns)
+
+
+def store_for(work_dir: Path, kind: str, root: Path) -> Path:
+    """The file of JSON lines in ``work_dir`` about the files below ``root``."""
+    return work_dir / f"{kind}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}.jsonl"
+
+
+def remembered_rows(store: Path, version: str) -> Iterator[dict[str, Any]]:
+    """The rows of ``store`` that code of ``version`` wrote, oldest first; torn and foreign lines are passed over."""
+    if not store.is_file():
+        return
+    with store.open("rb") as stream:
+        for line in stream:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and row.get("version") == version:
+                yield row
+
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
-DEFAULT_PROBE_FUNCTION = "fvc_lib.corpus.probe_worker:probe_file"
+DEFAULT_PROBE_FUNCTION = "fvc_lib.corpus.probing:probe_file"
 
-_PROBING_CODE = ("fvc_lib.video", "fvc_lib.corpus.perceptual_hash", "fvc_lib.corpus.probe_worker")
+_PROBING_CODE = ("fvc_lib.video", "fvc_lib.corpus.copies.perceptual_hash", "fvc_lib.corpus.probing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +270,7 @@ def _what_was_said(kind: FileKind[Result], answer: Answer) -> dict[str, Any]:
 
 
 def _code_version() -> str:
-    return sha256_of_json([av.__version__, code_hash("fvc_lib.corpus.probe_worker", _PROBING_CODE)])[:16]
+    return sha256_of_json([av.__version__, code_hash("fvc_lib.corpus.probing", _PROBING_CODE)])[:16]
 
 
 def _read_known(kind: FileKind[Result], store: Path, states: Mapping[str, FileState | None]) -> dict[str, Result]:

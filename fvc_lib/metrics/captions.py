@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.row_measures import measure_of_rows
-from fvc_lib.metrics.weighting import FloatArray, Metric, divide
+from fvc_lib.metrics.classification import FloatArray, Metric, divide
+from fvc_lib.metrics.intervals import measure_of_rows
 
 _WORD = re.compile(r"\w+")
 _LONGEST = 4  # words of an n-gram in BLEU

@@ -1,31 +1,338 @@
-"""Metrics of a two-class decision: 1 is fake, 0 is real, a score is the probability of fake.
+"""One definition per metric: every metric is written once, over rows that carry weights.
 
-Every metric is called as ``metric(labels (N,), scores (N,))`` and gives a float; with ``weights`` (..., N) it
-gives an array of shape (...). Bad input (shape, NaN, labels other than 0 and 1, negative weights) raises
-``ValueError``.
-
-Where the weighted rows hold only one class, a metric that compares the classes is NaN: no number would say
-anything about telling them apart. ``brier_score`` and ``log_loss`` judge each row by itself and stay defined.
-NaN is also the answer where all weights are zero.
+A plain value is the metric with all weights one, a value with one vote per group is the metric with weights
+one over the group's size, and a bootstrap replicate is the metric with weights that count how often each row
+was drawn. So a definition takes weights (R, N) and returns (R,), and ``weighted_metric`` makes the public
+function of it.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.curves import ConfusionCurve, confusion_curve, curve_metric
-from fvc_lib.metrics.weighting import (
-    FloatArray,
-    IntArray,
-    check_labels,
-    check_probabilities,
-    check_scores,
-    divide,
-    sums_metric,
-)
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+Definition = Callable[..., FloatArray]
+
+
+class Metric(Protocol):
+    """``metric(labels (N,), scores (N,))`` is a float; with ``weights`` (..., N) an array of shape (...)."""
+
+    __name__: str
+
+    @overload
+    def __call__(
+        self, labels: npt.ArrayLike, scores: npt.ArrayLike, weights: None = None, **settings: Any
+    ) -> float: ...
+    @overload
+    def __call__(
+        self, labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike, **settings: Any
+    ) -> FloatArray: ...
+
+
+def weighted_metric(definition: Definition) -> Metric:
+    """Turn ``definition(labels int64 (N,), scores float64 (N,), weights float64 (R, N)) -> (R,)`` into a
+    ``Metric``.
+
+    The public function checks its input, so that all metrics refuse the same things with the same words.
+
+    Raises:
+        ValueError: (from the function returned) see ``check_labels``, ``check_scores`` and ``check_weights``.
+    """
+
+    @functools.wraps(definition)
+    def metric(
+        labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike | None = None, **settings: Any
+    ) -> float | FloatArray:
+        checked_labels = check_labels(labels)
+        checked_scores = check_scores(scores, checked_labels.size)
+        if weights is None:
+            ones = np.ones((1, checked_labels.size))
+            return float(definition(checked_labels, checked_scores, ones, **settings)[0])
+        table = check_weights(weights, checked_labels.size)
+        values = definition(checked_labels, checked_scores, table.reshape(-1, checked_labels.size), **settings)
+        return values.reshape(table.shape[:-1])
+
+    return metric  # type: ignore[return-value]  # the two overloads are told apart by ``weights`` at run time
+
+
+@dataclass(frozen=True)
+class SumsReading:
+    """How a metric is read from weighted sums of columns, which need no more than each group's own sums.
+
+    Attributes:
+        columns: from labels (N,) and scores (N,) to float64 (N, C).
+        of_sums: from the columns' sums (R, C) under R sets of weights to (R,).
+    """
+
+    columns: Callable[[IntArray, FloatArray], FloatArray]
+    of_sums: Callable[[FloatArray], FloatArray]
+
+
+def sums_metric(columns: Callable[..., FloatArray]) -> Callable[[Callable[[FloatArray], FloatArray]], Metric]:
+    """A decorator that makes a ``Metric`` of ``of_sums(sums (R, C)) -> (R,)``, sums over the rows of ``columns``.
+
+    Args:
+        columns: ``columns(labels (N,), scores (N,), **settings)`` gives float64 (N, C).
+    """
+
+    def decorate(of_sums: Callable[[FloatArray], FloatArray]) -> Metric:
+        @functools.wraps(of_sums)
+        def definition(labels: IntArray, scores: FloatArray, weights: FloatArray, **settings: Any) -> FloatArray:
+            return of_sums(weights @ columns(labels, scores, **settings))
+
+        metric = weighted_metric(definition)
+        metric.reading = SumsReading(columns, of_sums)  # type: ignore[attr-defined]  # of a function, with defaults
+        return metric
+
+    return decorate
+
+
+def check_labels(labels: npt.ArrayLike) -> IntArray:
+    """``labels`` as int64 (N,), N >= 1.
+
+    Raises:
+        ValueError: another shape, no rows, or a value other than 0 (real) and 1 (fake).
+    """
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"labels: got shape {array.shape}, wanted (N,) with at least one row.")
+    if not np.isin(array, (0, 1)).all():
+        found = ", ".join(repr(value) for value in np.unique(array)[:5].tolist())
+        raise ValueError(f"labels: got values {found}, wanted only 0 (real) and 1 (fake).")
+    return array.astype(np.int64)
+
+
+def check_scores(scores: npt.ArrayLike, num_rows: int) -> FloatArray:
+    """``scores`` as float64 (N,).
+
+    Raises:
+        ValueError: not ``num_rows`` numbers, or a value that is NaN or infinite.
+    """
+    array = np.asarray(scores, dtype=np.float64)
+    if array.shape != (num_rows,):
+        raise ValueError(f"scores: got shape {array.shape}, wanted ({num_rows},), one score per label.")
+    bad = int((~np.isfinite(array)).sum())
+    if bad:
+        raise ValueError(f"scores: {bad} of {num_rows} are NaN or infinite; wanted finite numbers.")
+    return array
+
+
+def check_probabilities(scores: FloatArray) -> FloatArray:
+    """``scores`` unchanged.
+
+    Raises:
+        ValueError: a value outside [0, 1].
+    """
+    if scores.min() < 0 or scores.max() > 1:
+        raise ValueError(f"scores: got [{scores.min():g}, {scores.max():g}], wanted probabilities in [0, 1].")
+    return scores
+
+
+def check_weights(weights: npt.ArrayLike, num_rows: int) -> FloatArray:
+    """``weights`` as float64 (..., N).
+
+    Raises:
+        ValueError: the last axis is not ``num_rows`` long, or a value is negative, NaN or infinite.
+    """
+    array = np.asarray(weights, dtype=np.float64)
+    if array.ndim == 0 or array.shape[-1] != num_rows:
+        raise ValueError(f"weights: got shape {array.shape}, wanted (..., {num_rows}), one weight per row.")
+    if array.size and not (array.min() >= 0 and array.max() < np.inf):
+        raise ValueError("weights: got a negative, NaN or infinite value; wanted finite numbers >= 0.")
+    return array
+
+
+def divide(numerator: FloatArray, denominator: FloatArray, undefined: float = np.nan) -> FloatArray:
+    """Elementwise quotient; ``undefined`` where the denominator is zero, without a warning."""
+    numerator, denominator = np.broadcast_arrays(numerator, denominator)
+    quotient = np.full(denominator.shape, undefined)
+    np.divide(numerator, denominator, out=quotient, where=denominator != 0)
+    return quotient
+
+
+# ----------------------------------------------------------------------------------------------------
+# Counts of true and false positives at every threshold: what all ranking metrics are read from.
+#
+# The decision rule everywhere is ``score >= threshold`` means fake. Equal scores fall on the same side of any
+# threshold, so they are one point of a curve; that is what gives ties half a win in the area under it.
+#
+
+
+@dataclass(frozen=True)
+class ConfusionCurve:
+    """Weighted counts at the K distinct scores as thresholds, strictest first, for R sets of row weights.
+
+    Attributes:
+        thresholds: float64 (K,), descending.
+        true_positives: float64 (R, K), weight of the fakes with a score at or above the threshold.
+        false_positives: float64 (R, K), weight of the reals with a score at or above the threshold.
+    """
+
+    thresholds: FloatArray
+    true_positives: FloatArray
+    false_positives: FloatArray
+
+    @property
+    def num_fake(self) -> FloatArray:
+        """Weight of all fakes, (R,)."""
+        return self.true_positives[:, -1]
+
+    @property
+    def num_real(self) -> FloatArray:
+        """Weight of all reals, (R,)."""
+        return self.false_positives[:, -1]
+
+    @property
+    def true_positive_rates(self) -> FloatArray:
+        """(R, K + 1), from 0 (nothing called fake) to 1; NaN without fakes."""
+        return _with_origin(divide(self.true_positives, self.num_fake[:, None]))
+
+    @property
+    def false_positive_rates(self) -> FloatArray:
+        """(R, K + 1), from 0 (nothing called fake) to 1; NaN without reals."""
+        return _with_origin(divide(self.false_positives, self.num_real[:, None]))
+
+    def points_while(self, holds: Callable[[FloatArray, FloatArray], npt.NDArray[np.bool_]]) -> IntArray:
+        """How many thresholds, from the strictest on, satisfy ``holds``, (R,): between 0 and K.
+
+        Found by bisection, so ``holds`` must not hold again once it has failed, which is so for whatever only becomes
+        worse as counts grow.
+
+        Args:
+            holds: from the counts (R,) of true and of false positives at one threshold each to bool (R,).
+        """
+        low = np.zeros(self.num_fake.size, dtype=np.int64)
+        high = np.full(low.size, self.thresholds.size)
+        while (low < high).any():
+            middle = (low + high) // 2
+            held = holds(*self.counts_at(np.minimum(middle, self.thresholds.size - 1)))
+            # Where both ends have met, middle is where they did: neither may move on.
+            low, high = np.where(held & (low < high), middle + 1, low), np.where(held, high, middle)
+        return low
+
+    def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
+        """True and false positives (R,) at one threshold each, by number; -1 is nothing called fake."""
+        cells = np.arange(points.size), np.maximum(points, 0)
+        called = points >= 0
+        return self.true_positives[cells] * called, self.false_positives[cells] * called
+
+
+@dataclass(frozen=True)
+class RankedRows:
+    """Rows in the order in which a falling threshold calls them fake; sorted once for any number of weights.
+
+    Attributes:
+        rows: int64 (n,), which rows: first the fakes, then the reals, each strictest first.
+        fakes_called: int64 (K,), how many fakes reach each distinct score.
+        reals_called: int64 (K,), how many reals do.
+        thresholds: float64 (K,), the distinct scores, descending.
+    """
+
+    rows: IntArray
+    fakes_called: IntArray
+    reals_called: IntArray
+    thresholds: FloatArray
+
+    def curve(self, weights: FloatArray) -> ConfusionCurve:
+        """The curve under weights (R, n) of these rows in this order: a cumulative sum over each class."""
+        split = int(self.fakes_called[-1])
+        counts = [
+            np.take(_cumulative(part), called, axis=1)
+            for part, called in ((weights[:, :split], self.fakes_called), (weights[:, split:], self.reals_called))
+        ]
+        return ConfusionCurve(self.thresholds, *counts)
+
+
+def rank_rows(labels: IntArray, scores: FloatArray, rows: IntArray | None = None) -> RankedRows:
+    """Sort ``rows`` (all, if not given) by falling score.
+
+    Args:
+        labels: int64 (N,) of 0 and 1.
+        scores: float64 (N,).
+        rows: int64 (n,), n >= 1.
+    """
+    chosen = np.arange(scores.size) if rows is None else rows
+    order = chosen[np.argsort(-scores[chosen], kind="stable")]
+    descending, is_fake = scores[order], labels[order] == 1
+    last_of_tie = np.append(np.flatnonzero(np.diff(descending)), order.size - 1)
+    return RankedRows(
+        np.concatenate([order[is_fake], order[~is_fake]]),
+        np.cumsum(is_fake)[last_of_tie],
+        np.cumsum(~is_fake)[last_of_tie],
+        descending[last_of_tie],
+    )
+
+
+def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -> ConfusionCurve:
+    """Sort once, then two cumulative sums for all R sets of weights: O(N log N + R N).
+
+    Args:
+        labels: int64 (N,) of 0 and 1.
+        scores: float64 (N,).
+        weights: float64 (R, N).
+    """
+    ranked = rank_rows(labels, scores)
+    return ranked.curve(weights[:, ranked.rows])
+
+
+@dataclass(frozen=True)
+class CurveReading:
+    """How a ranking metric is read from curves, so that several can be read from the same ones.
+
+    Attributes:
+        of_curves: from the curves of each fold to (R,).
+        fold_of_row: int64 (N,), or None: all rows are one ranking.
+    """
+
+    of_curves: Callable[[list[ConfusionCurve]], FloatArray]
+    fold_of_row: IntArray | None = None
+
+
+def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
+    """The ``Metric`` of ``of_curve(curve, **settings) -> (R,)``; its ``reading`` is that with default settings."""
+
+    @functools.wraps(of_curve)
+    def definition(labels: IntArray, scores: FloatArray, weights: FloatArray, **settings: Any) -> FloatArray:
+        return of_curve(confusion_curve(labels, scores, weights), **settings)
+
+    return with_reading(weighted_metric(definition), CurveReading(lambda curves: of_curve(curves[0])))
+
+
+def with_reading(metric: Metric, reading: CurveReading) -> Metric:
+    """``metric``, known to be ``reading`` of curves."""
+    metric.reading = reading  # type: ignore[attr-defined]  # of a function, which ``shared_rows`` looks for
+    return metric
+
+
+def _cumulative(weights: FloatArray) -> FloatArray:
+    """(R, n + 1): ``[:, k]`` is the sum of the first k."""
+    sums = np.zeros((weights.shape[0], weights.shape[1] + 1))
+    np.cumsum(weights, axis=1, out=sums[:, 1:])
+    return sums
+
+
+def _with_origin(rates: FloatArray) -> FloatArray:
+    return np.concatenate([np.zeros((rates.shape[0], 1)), rates], axis=1)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Metrics of a two-class decision: 1 is fake, 0 is real, a score is the probability of fake.
+#
+# Every metric is called as ``metric(labels (N,), scores (N,))`` and gives a float; with ``weights`` (..., N) it
+# gives an array of shape (...). Bad input (shape, NaN, labels other than 0 and 1, negative weights) raises
+# ``ValueError``.
+#
+# Where the weighted rows hold only one class, a metric that compares the classes is NaN: no number would say
+# anything about telling them apart. ``brier_score`` and ``log_loss`` judge each row by itself and stay defined.
+# NaN is also the answer where all weights are zero.
+#
 
 
 @curve_metric
@@ -241,3 +548,53 @@ def _unweighted_curve(labels: npt.ArrayLike, scores: npt.ArrayLike) -> Confusion
 
 def _where_two_classes(values: FloatArray, fakes: FloatArray, reals: FloatArray) -> FloatArray:
     return np.where((fakes > 0) & (reals > 0), values, np.nan)
+
+
+# ----------------------------------------------------------------------------------------------------
+# From a score to a decision: fake where the score reaches the threshold.
+
+
+def decide(scores: npt.ArrayLike, threshold: npt.ArrayLike) -> IntArray:
+    """1 (fake) where ``scores`` (N,) reach ``threshold``, a number or (N,) (say one per fold), else 0."""
+    return (np.asarray(scores, dtype=np.float64) >= np.asarray(threshold, dtype=np.float64)).astype(np.int64)
+
+
+def best_threshold(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+    """The threshold in [0, 1] with the highest balanced accuracy on ``labels`` (N,) and ``scores`` (N,).
+
+    Candidates lie midway between neighbouring distinct scores (and between the outermost scores and 0 or 1),
+    so that no validation video sits on the threshold. Among equally good ones the nearest to 0.5 wins, then
+    the lower: the same for any order of the rows. With one class no threshold is better than another, and the
+    answer is 0.5.
+
+    To be called on the inner validation part only.
+
+    Raises:
+        ValueError: labels or scores that cannot be meant (shape, NaN, labels other than 0 and 1, scores
+        outside [0, 1]).
+    """
+    checked = check_labels(labels)
+    probabilities = check_probabilities(check_scores(scores, checked.size))
+    if checked.min() == checked.max():
+        return 0.5
+    curve = confusion_curve(checked, probabilities, np.ones((1, checked.size)))
+    # Counts times the other class's size: balanced accuracy in integers, so that equally good means equal.
+    fakes, reals = curve.num_fake[0], curve.num_real[0]
+    merit = np.append(0.0, curve.true_positives[0] * reals - curve.false_positives[0] * fakes)
+    candidates = _midpoints(curve.thresholds)
+    usable = candidates <= 1
+    best = candidates[usable & (merit == merit[usable].max())]
+    return float(best[np.lexsort((best, np.abs(best - 0.5)))[0]])
+
+
+def _midpoints(descending: FloatArray) -> FloatArray:
+    """(K + 1,): ``[k]`` separates the k highest of K distinct scores from the rest.
+
+    Where the highest score is 1, no threshold in [0, 1] calls nothing fake: that candidate is infinite.
+    """
+    upper, lower = np.append(1.0, descending), np.append(descending, 0.0)
+    middle = lower + (upper - lower) / 2
+    # Between neighbouring floats the midpoint rounds to one of them; the lower one would be called fake.
+    middle = np.where(middle <= lower, upper, middle)
+    middle[0] = middle[0] if descending[0] < 1 else np.inf
+    return middle

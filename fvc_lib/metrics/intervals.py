@@ -7,14 +7,122 @@ training data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.shared_rows import SharedRows
-from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, check_labels, check_weights
+from fvc_lib.metrics.classification import (
+    CurveReading,
+    FloatArray,
+    IntArray,
+    Metric,
+    RankedRows,
+    SumsReading,
+    check_labels,
+    check_scores,
+    check_weights,
+    rank_rows,
+    sums_metric,
+)
+
+# ----------------------------------------------------------------------------------------------------
+# Several metrics of the same rows in many bootstrap replicates: what they have in common is computed once.
+#
+# Metrics that are read from curves share the curves of the same scores and folds. Metrics that are read from sums
+# need no
+# rows at all: a replicate's sums are those of its groups. Any other metric is given the row weights.
+#
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """One ranking of the rows (or one in each fold), and which measures are read from its curves."""
+
+    parts: list[RankedRows]
+    readers: list[tuple[int, CurveReading]] = field(default_factory=list)
+
+
+class SharedRows:
+    """``measures`` of rows that are sorted once and drawn again and again.
+
+    Args:
+        labels: int64 (N,), checked.
+        measures: each a metric and the float (N,) it takes.
+        group_of_row: int64 (N,), codes 0 .. G - 1.
+        num_groups: G.
+        row_weights: float64 (N,), or None: all one.
+
+    Raises:
+        ValueError: values of another length or not finite, or from a metric that refuses its values.
+    """
+
+    def __init__(
+        self,
+        labels: IntArray,
+        measures: Sequence[tuple[Metric, npt.ArrayLike]],
+        group_of_row: IntArray,
+        num_groups: int,
+        row_weights: FloatArray | None = None,
+    ) -> None:
+        self._labels = labels
+        self._group_of_row = group_of_row
+        self._row_weights = row_weights
+        self._measures = [(metric, check_scores(values, labels.size)) for metric, values in measures]
+        self._rankings: dict[tuple[bytes, bytes], _Ranking] = {}
+        self._sums: list[tuple[int, SumsReading, FloatArray]] = []
+        self._others: list[int] = []
+        for number, (metric, values) in enumerate(self._measures):
+            reading = getattr(metric, "reading", None)
+            if isinstance(reading, CurveReading):
+                self._ranking_of(values, reading.fold_of_row).readers.append((number, reading))
+            elif isinstance(reading, SumsReading):
+                self._sums.append((number, reading, self._sums_of_groups(reading.columns(labels, values), num_groups)))
+            else:
+                self._others.append(number)
+
+    def values(self) -> FloatArray:
+        """(M,), the measures of the rows as they are, each by its own definition."""
+        weights = np.ones(self._labels.size) if self._row_weights is None else self._row_weights
+        return np.array([float(metric(self._labels, values, weights)) for metric, values in self._measures])
+
+    def replicates(self, counts: FloatArray) -> FloatArray:
+        """(M, R), the measures in R replicates, in which the groups count ``counts`` (R, G)."""
+        found: dict[int, FloatArray] = {
+            number: reading.of_sums(counts @ of_groups) for number, reading, of_groups in self._sums
+        }
+        for ranking in self._rankings.values():
+            curves = [part.curve(self._weights(counts, part.rows)) for part in ranking.parts]
+            found |= {number: reading.of_curves(curves) for number, reading in ranking.readers}
+        if self._others:
+            weights = self._weights(counts, np.arange(self._labels.size))
+        for number in self._others:
+            metric, values = self._measures[number]
+            found[number] = metric(self._labels, values, weights)
+        return np.stack([found[number] for number in range(len(self._measures))])
+
+    def _weights(self, counts: FloatArray, rows: IntArray) -> FloatArray:
+        """(R, n), what each of ``rows`` (n,) counts in each replicate."""
+        drawn = counts[:, self._group_of_row[rows]]
+        return drawn if self._row_weights is None else drawn * self._row_weights[rows]
+
+    def _sums_of_groups(self, columns: FloatArray, num_groups: int) -> FloatArray:
+        """(G, C), the sums over each group's rows."""
+        weighted = columns if self._row_weights is None else columns * self._row_weights[:, None]
+        sums = [np.bincount(self._group_of_row, weights=column, minlength=num_groups) for column in weighted.T]
+        return np.stack(sums, axis=1)
+
+    def _ranking_of(self, scores: FloatArray, fold_of_row: IntArray | None) -> _Ranking:
+        folds = np.zeros(scores.size, dtype=np.int64) if fold_of_row is None else fold_of_row
+        if folds.size != scores.size:
+            raise ValueError(f"labels: got {scores.size} rows, wanted {folds.size}, one per entry of folds.")
+        key = scores.tobytes(), folds.tobytes()
+        if key not in self._rankings:
+            parts = [np.flatnonzero(folds == fold) for fold in range(int(folds.max(initial=0)) + 1)]
+            self._rankings[key] = _Ranking([rank_rows(self._labels, scores, rows) for rows in parts])
+        return self._rankings[key]
+
 
 # Weights held at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.
 _WEIGHTS_PER_BLOCK = 1 << 17
@@ -274,3 +382,99 @@ def percentiles(drawn: FloatArray, confidence: float) -> tuple[float, float]:
     tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail])
     return float(low), float(high)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Intervals of metrics whose rows carry more than a two-class label: many classes, or numbers.
+#
+# ``cluster_bootstrap`` is given labels of 0 and 1 and one number per row. A measure of classes or of numbers brings its
+# rows along instead: it is bound to them when it is made, is read from weighted sums of columns, and goes through the
+# same draws of whole groups as every other metric.
+#
+
+
+OfSums = Callable[[FloatArray], FloatArray]
+
+
+def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums) -> Metric:
+    """A metric that knows its rows already: whatever labels and scores it is called with, only their number counts.
+
+    Args:
+        name: its ``__name__``.
+        columns: float64 (N, C), a row of numbers per row.
+        of_sums: from the columns' sums (R, C) under R sets of weights to the metric (R,).
+
+    Raises:
+        ValueError: (from the function returned) called with another number of rows.
+    """
+
+    def own_columns(labels: IntArray, _scores: FloatArray) -> FloatArray:
+        if labels.size != len(columns):
+            raise ValueError(f"{name}: got {labels.size} rows, wanted the {len(columns)} rows it was made of.")
+        return columns
+
+    def own_sums(sums: FloatArray) -> FloatArray:
+        return of_sums(sums)
+
+    own_sums.__name__ = name
+    return sums_metric(own_columns)(own_sums)
+
+
+def weighted_value(columns: FloatArray, of_sums: OfSums, weights: npt.ArrayLike | None) -> float | FloatArray:
+    """The metric itself: a float, or with ``weights`` (..., N) an array of shape (...).
+
+    Raises:
+        ValueError: see ``weighting.check_weights``.
+    """
+    if weights is None:
+        return float(of_sums(columns.sum(axis=0, keepdims=True))[0])
+    table = check_weights(weights, len(columns))
+    return of_sums(table.reshape(-1, len(columns)) @ columns).reshape(table.shape[:-1])
+
+
+def intervals_over_groups(
+    measures: Sequence[Metric],
+    groups: npt.ArrayLike,
+    *,
+    row_weights: npt.ArrayLike | None = None,
+    replicates: int = 2000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> tuple[Interval, ...]:
+    """Percentile intervals of measures of the same N rows, whole groups being drawn: see ``cluster_bootstrap``.
+
+    There is one stratum, so a replicate may lack a class; a metric over the classes that occur is then one over the
+    classes of the replicate. With fewer than two groups the values stand without intervals.
+
+    Args:
+        measures: made by ``top_k_measure``, ``macro_f1_measure``, ``regression_measures`` and the like.
+        groups: (N,) of group ids, all text or all numbers.
+        row_weights: float (N,), what each row counts by itself; all one if not given.
+        replicates: how often the groups are drawn.
+        seed: of the draws; they depend on it and on ``groups`` only, so intervals of several models are paired.
+        confidence: coverage in (0, 1).
+
+    Returns:
+        An interval per measure, in their order.
+
+    Raises:
+        ValueError: no rows, measures of another number of rows, no replicate, or a confidence outside (0, 1).
+    """
+    drawn = replicates_over_groups(measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
+    return percentile_intervals(drawn, confidence)
+
+
+def replicates_over_groups(
+    measures: Sequence[Metric],
+    groups: npt.ArrayLike,
+    *,
+    row_weights: npt.ArrayLike | None = None,
+    replicates: int = 2000,
+    seed: int = 0,
+) -> ReplicateValues:
+    """The measures in every replicate, for differences between them. Arguments: see ``intervals_over_groups``."""
+    nothing = np.zeros(np.asarray(groups, dtype=object).shape[0])
+    return replicate_values(
+        nothing, [(measure, nothing) for measure in measures], groups,
+        row_weights=row_weights, replicates=replicates, seed=seed,
+    )  # fmt: skip

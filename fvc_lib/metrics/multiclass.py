@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.row_measures import measure_of_rows, weighted_value
-from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, check_weights, divide
+from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, check_weights, divide
+from fvc_lib.metrics.intervals import measure_of_rows, weighted_value
 
 # Scores compared with the label's own at once: the comparison must not take several times the scores' memory.
 _SCORES_PER_BLOCK = 1 << 20

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.row_measures import measure_of_rows, weighted_value
-from fvc_lib.metrics.weighting import FloatArray, Metric, divide
+from fvc_lib.metrics.classification import FloatArray, Metric, divide
+from fvc_lib.metrics.intervals import measure_of_rows, weighted_value
 
 # Sums of squares about the weighted mean below this share of those about a fixed centre are rounding: the rows that
 # carry weight have one value.

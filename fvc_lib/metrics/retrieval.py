@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fvc_lib.metrics.retrieval_plan import RetrievalPlan, plan_retrieval
-from fvc_lib.metrics.weighting import FloatArray, IntArray
+from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.metrics.retrieval_blocks import RetrievalPlan, plan_retrieval
 
-if TYPE_CHECKING:  # imported when it is needed: most metrics do without, and it takes a second
+if TYPE_CHECKING:
     import torch
 
-    from fvc_lib.metrics.retrieval_positives import Positives
-    from fvc_lib.metrics.retrieval_rows import Rows
+    from fvc_lib.metrics.retrieval_blocks import Positives, Rows
 
 KS = (1, 5, 10)
 MEMORY_BYTES = 64_000_000
@@ -147,7 +146,7 @@ def retrieval_metrics(
     """
     import torch
 
-    from fvc_lib.metrics.retrieval_rows import Rows, in_whole_numbers
+    from fvc_lib.metrics.retrieval_blocks import Rows, in_whole_numbers
     from fvc_lib.metrics.retrieval_stream import Stream, one_thread
 
     ks = _check_ks(ks)
@@ -205,7 +204,7 @@ def _placed(norms: FloatArray, order: IntArray | None) -> tuple[FloatArray, IntA
 
 
 def _both_ways(videos: Rows, texts: Rows, video: IntArray, text: IntArray) -> tuple[Positives, Positives]:
-    from fvc_lib.metrics.retrieval_positives import order_positives, pair_similarities
+    from fvc_lib.metrics.retrieval_blocks import order_positives, pair_similarities
 
     similarity = pair_similarities(videos, texts, video, text)
     to_texts = order_positives(videos, texts, video, text, similarity)
@@ -284,7 +283,7 @@ def _as_rows(embeddings: np.ndarray | torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _check_norms(embeddings: torch.Tensor, name: str) -> FloatArray:
-    from fvc_lib.metrics.retrieval_exact import rows_at_once
+    from fvc_lib.metrics.retrieval_blocks import rows_at_once
     from fvc_lib.metrics.retrieval_stream import measure_norms
 
     norms = measure_norms(embeddings, rows_at_once(embeddings.shape[1]))

@@ -16,12 +16,222 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.config_meanings import meaning_for
-from fvc_lib.services.config_values import split_names
 from fvc_lib.services.errors import UsageError, did_you_mean
-from fvc_lib.services.image_config import ImageFields
-from fvc_lib.services.task_fields import read_by, remedy, tasks_that_read
-from fvc_lib.services.video_text_config import VideoTextFields
+
+# ----------------------------------------------------------------------------------------------------
+# What a field of the configuration means to one task, where its own description speaks of another's things.
+#
+# Fields are shared, and are described for the task video; a table of settings of a run with images should not speak of
+# clips and folds.
+#
+
+
+_IMAGES, _PAIRS = "image", "video_text"
+
+
+def _both(image: str, video_text: str) -> Mapping[str, str]:
+    return {_IMAGES: image, _PAIRS: video_text}
+
+
+def _same(text: str) -> Mapping[str, str]:
+    return _both(text, text)
+
+
+_MEANINGS: Mapping[str, Mapping[str, str]] = {
+    "corpus": _both(
+        "folder or manifest of images; empty: the generated pictures of dishes",
+        "manifest of videos and texts, or a folder with one; empty: the generated clips with captions",
+    ),
+    "max_rejected_share": _both(
+        "stop when more than this share of the listed images is unusable",
+        "stop when more than this share of the listed videos is unusable",
+    ),
+    "near_duplicate_bits": _both(
+        "pictures with hashes closer than this that look alike join groups; 0: off",
+        "videos with perceptual hashes closer than this many of 64 bits join groups; 0: off",
+    ),
+    "split_validation_share": _same("share of the training groups that chooses the epoch"),
+    "split_test_share": _same("share of the groups tested on, where the corpus has no split of its own"),
+    "model": {_PAIRS: "network of the video encoder"},
+    "epochs": _same("at most this many passes over the training part"),
+    "batch_size": _both(
+        "images in memory at once; 0: the safe default (8)", "pairs in memory at once; 0: the safe default (8)"
+    ),
+    "effective_batch_size": _both(
+        "images per optimizer step, reached by accumulation", "pairs per optimizer step, reached by accumulation"
+    ),
+    "class_balance": {_IMAGES: "loss: weigh classes; sampler: draw them evenly; none"},
+    "early_stopping_epochs": _same("stop after this many epochs without a better validation loss; 0: never"),
+    "num_ranks": _same("processes, one per GPU where there are any, that share the training"),
+    "max_nonfinite_steps": _same("so many steps with a NaN or infinite loss are skipped; one more stops the stage"),
+    "micro_batch_recovery_steps": _both(
+        "after an out-of-memory, double the images again after so many steps; 0: never",
+        "after an out-of-memory, double the pairs again after so many steps; 0: never",
+    ),
+    "cache_dir": _both(
+        "where what is known of each image is shared between runs", "where decoded clips are shared between runs"
+    ),
+}
+
+
+def meaning_for(task: str, name: str) -> str | None:
+    """What the field ``name`` means to ``task``; None where that is what its description says."""
+    return _MEANINGS.get(name, {}).get(task)
+
+
+# ----------------------------------------------------------------------------------------------------
+# How values given as text become a field's own type.
+
+
+def split_names(value: Any) -> Any:
+    """``-p augmentations flip,noise`` means the same as a YAML list, also as one given as text: ``[flip, noise]``."""
+    if isinstance(value, str):
+        listed = value.strip()
+        if listed.startswith("[") and listed.endswith("]"):
+            listed = listed[1:-1]
+        return tuple(name.strip(" '\"") for name in listed.split(",") if name.strip(" '\""))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def split_numbers(value: Any) -> Any:
+    """``-p recall_at 1,5,10`` and a YAML list mean the same."""
+    names = split_names(value)
+    return tuple(int(name) if isinstance(name, str) and name.isdecimal() else name for name in names)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What image recognition (``task: image``) is asked beside what every task shares.
+
+
+class ImageFields(BaseModel):
+    """Fields that 10_image_recognition reads; ``RunConfig`` has them among its own."""
+
+    # Images
+    image_layout: Literal["auto", "food101", "nutrition5k", "combined", "folder", "manifest"] = Field(
+        "auto", description="how the corpus of images is laid out; auto: by what lies in it"
+    )
+    image_size: int = Field(224, ge=16, le=2048, description="side in pixels of the square an image is brought to")
+    targets: Annotated[tuple[str, ...], BeforeValidator(split_names)] = Field(
+        (), description="numeric columns to predict beside the class; empty: all the corpus has; none: no regression"
+    )
+    dev_samples_per_class: int = Field(
+        0, ge=0, description="dev mode: a seeded subset of so many training images per class; 0: all"
+    )
+
+    # Image model and loss
+    backbone: str = Field(
+        "small_resnet", description="small_resnet, or torchvision:NAME or timm:NAME where that package is installed"
+    )
+    backbone_weights: str = Field("", description="file of the backbone's weights; empty: from scratch")
+    freeze_backbone_epochs: int = Field(0, ge=0, description="train only the heads for so many epochs first")
+    unfreeze_stage_epochs: int = Field(
+        0, ge=0, description="then free the backbone's stages one by one, the last first, each so long; 0: all at once"
+    )
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="share of the class target spread over all classes")
+    focal_gamma: float = Field(0.0, ge=0, le=5, description="weighs well-classified images down; 0: cross-entropy")
+    regression_weight: float = Field(1.0, ge=0, description="of the regression loss beside the class loss's 1")
+    mixup_alpha: float = Field(0.2, ge=0, description="Beta parameter of mixup; 0: off")
+    cutmix_alpha: float = Field(1.0, ge=0, description="Beta parameter of cutmix; 0: off")
+    mix_share: float = Field(0.3, ge=0, le=1, description="share of the training images mixed with another one")
+    measure_fits: bool = Field(
+        True, description="try out which batch sizes and resolutions fit this machine, in child processes"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# What video-text training (``task: video_text``) is asked beside what every task shares.
+
+
+class VideoTextFields(BaseModel):
+    """Fields that 20_video_text reads; ``RunConfig`` has them among its own."""
+
+    # Videos and texts
+    manifest_separator: str = Field(",", min_length=1, description="between the manifest's columns; any text")
+    max_text_tokens: int = Field(32, ge=4, le=512, description="longer texts are cut; beginning and end count")
+    vocabulary_size: int = Field(2000, ge=300, description="most byte-pair tokens learned from the training texts")
+
+    # Video-text model and losses
+    text_encoder: str = Field("own", description="own: the small transformer; or the folder of a transformers model")
+    embedding_size: int = Field(128, ge=8, description="numbers in the space that videos and texts share")
+    text_width: int = Field(128, ge=16, description="numbers per token in the text transformer and the decoder")
+    text_layers: int = Field(2, ge=1, description="layers of the text transformer, and of the decoder")
+    text_heads: int = Field(4, ge=1, description="attention heads; divides text_width")
+    contrastive_loss: Literal["softmax", "sigmoid"] = Field(
+        "softmax", description="softmax as in CLIP, or sigmoid with a bias as in SigLIP"
+    )
+    contrastive_weight: float = Field(1.0, ge=0, description="of the contrastive loss; 0: off")
+    caption_weight: float = Field(1.0, ge=0, description="of the captioning loss; 0: no decoder")
+    masked_weight: float = Field(0.0, ge=0, description="of masked modelling of the clip's features; 0: off")
+    masked_share: float = Field(0.3, gt=0, lt=1, description="share of a clip's frames hidden in masked modelling")
+    beam_width: int = Field(1, ge=1, le=32, description="captions are searched with so many beams; 1: greedily")
+
+    # Retrieval
+    recall_at: Annotated[tuple[int, ...], BeforeValidator(split_numbers)] = Field(
+        (1, 5, 10), description="the k of recall@k"
+    )
+    retrieval_memory_mb: int = Field(64, ge=16, description="retrieval metrics take no more beyond the embeddings")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which task reads which field of a run's configuration; a field that is not named here is read by all three.
+
+
+TASKS = ("video", "image", "video_text")
+
+_READ_BY: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(ImageFields.model_fields, ("image",)),
+    **dict.fromkeys(VideoTextFields.model_fields, ("video_text",)),
+    **dict.fromkeys(
+        (
+            "annotations_only", "num_folds", "inner_validation_share", "augmentations_per_video", "augmentations",
+            "augmentation_strength", "clip_source", "shuffle_labels", "shuffled_label_control",
+        ),
+        ("video",),
+    ),
+    **dict.fromkeys(("num_frames", "fixed_size", "model"), ("video", "video_text")),
+    **dict.fromkeys(("split_validation_share", "split_test_share"), ("image", "video_text")),
+    "class_balance": ("video", "image"),
+}  # fmt: skip
+
+_OF_ONE_TASK = frozenset({*ImageFields.model_fields, *VideoTextFields.model_fields})
+_ONE_SPLIT = "A run of this task has one split; split_validation_share and split_test_share say how large its parts are"
+_BY_LABEL = "Labels are shuffled where videos are told real from fake"
+# What to do instead, by field and task.
+_INSTEAD: Mapping[tuple[str, str], str] = {
+    **dict.fromkeys(
+        ((name, task) for name in ("num_folds", "inner_validation_share") for task in ("image", "video_text")),
+        _ONE_SPLIT,
+    ),
+    **dict.fromkeys(
+        ((name, task) for name in ("shuffle_labels", "shuffled_label_control") for task in ("image", "video_text")),
+        _BY_LABEL,
+    ),
+    ("clip_source", "video_text"): "This task reads its clips from the store's files, with equal results",
+    ("fixed_size", "image"): "The side of an image is image_size",
+    ("image_size", "video"): "The side of a video's frames is fixed_size",
+    ("image_size", "video_text"): "The side of a video's frames is fixed_size",
+    ("model", "image"): "The network of this task is backbone",
+    ("backbone", "video"): "The network of this task is model",
+    ("backbone", "video_text"): "The network of this task is model",
+}
+
+
+def tasks_that_read(name: str) -> tuple[str, ...]:
+    """The tasks of which some stage reads the field ``name``."""
+    return _READ_BY.get(name, TASKS)
+
+
+def read_by(task: str, names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that ``task`` reads, in their order, but the fields of the tasks image and video_text last."""
+    own = [name for name in names if task in tasks_that_read(name)]
+    return sorted(own, key=lambda name: name in _OF_ONE_TASK)
+
+
+def remedy(name: str, task: str) -> str:
+    """What somebody who gave ``task`` the field ``name`` may have wanted, a sentence; empty: nothing is like it."""
+    instead = _INSTEAD.get((name, task), "")
+    return f"{instead}." if instead else ""
+
 
 AugmentationName = Literal[
     "flip", "affine", "color", "noise", "blur", "cutout", "frame_drop", "frame_duplicate", "frame_reverse"

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from fvc_lib.services.memory_budget import memory_budget
-from fvc_lib.services.memory_observer import FITS, PREFLIGHT, DeviceMemory, EventDetail
+from fvc_lib.services.memory_budget import ProcessTree, memory_budget, reset_high_water
+from fvc_lib.services.memory_policy import FITS, PREFLIGHT, DeviceMemory, EventDetail
 from fvc_lib.services.metric_log import JsonLines
-from fvc_lib.services.process_memory import ProcessTree, reset_high_water
 
 SAMPLE_INTERVAL_SECONDS = 1.0
 WARN_PERCENT = 90.0

@@ -1,9 +1,4 @@
-"""The schemas stages talk through, checked on every write and every read.
-
-Videos are named by ``video_id`` (from content, so it is the same in any folder of any machine); every table carries
-``group_id``, which has no default: rows of one group never sit on both sides of a split. Labels are ``real`` and
-``fake`` here and 0 and 1 only inside a model.
-"""
+"""Columns that many tables have."""
 
 from __future__ import annotations
 
@@ -16,25 +11,54 @@ from pandera.errors import SchemaError, SchemaErrors
 
 from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.table_columns import LABELS as LABELS
-from fvc_lib.services.table_columns import group_column as _group
-from fvc_lib.services.table_columns import label_column as _label
-from fvc_lib.services.table_columns import text_column as _text
+
+LABELS = ("real", "fake")
+
+
+def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:
+    """Any text."""
+    return pa.Column(pl.String, checks, unique=unique, nullable=nullable)
+
+
+def label_column() -> pa.Column:
+    """``real`` or ``fake``."""
+    return text_column(checks=pa.Check.isin(LABELS))
+
+
+def group_column() -> pa.Column:
+    """What must stay on one side of a split; has no default."""
+    return text_column(checks=pa.Check.str_length(min_value=1))
+
+
+def finite_column(*, nullable: bool = False) -> pa.Column:
+    """A float64 that is a number."""
+    finite = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()))
+    return pa.Column(pl.Float64, finite, nullable=nullable)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The schemas stages talk through, checked on every write and every read.
+#
+# Videos are named by ``video_id`` (from content, so it is the same in any folder of any machine); every table carries
+# ``group_id``, which has no default: rows of one group never sit on both sides of a split. Labels are ``real`` and
+# ``fake`` here and 0 and 1 only inside a model.
+#
+
 
 INDEX = pa.DataFrameSchema(
     {
-        "video_id": _text(unique=True, checks=pa.Check.str_length(min_value=8)),
-        "path": _text(unique=True),  # relative to the corpus root, with '/'
-        "label": _label(),
-        "group_id": _group(),
-        "source_id": _text(),  # the platform's id, or the path: what the label source calls the video
-        "label_source": _text(),  # folder, manifest or fvc2018
-        "stated_group": _text(nullable=True),  # the group the label source gave, before any were joined
-        "manipulation": _text(nullable=True),
-        "platform": _text(nullable=True),
-        "codec": _text(),
-        "container": _text(),
-        "pixel_format": _text(nullable=True),
+        "video_id": text_column(unique=True, checks=pa.Check.str_length(min_value=8)),
+        "path": text_column(unique=True),  # relative to the corpus root, with '/'
+        "label": label_column(),
+        "group_id": group_column(),
+        "source_id": text_column(),  # the platform's id, or the path: what the label source calls the video
+        "label_source": text_column(),  # folder, manifest or fvc2018
+        "stated_group": text_column(nullable=True),  # the group the label source gave, before any were joined
+        "manipulation": text_column(nullable=True),
+        "platform": text_column(nullable=True),
+        "codec": text_column(),
+        "container": text_column(),
+        "pixel_format": text_column(nullable=True),
         "width": pa.Column(pl.Int64, pa.Check.gt(0)),
         "height": pa.Column(pl.Int64, pa.Check.gt(0)),
         "frames_per_second": pa.Column(pl.Float64, nullable=True),
@@ -44,8 +68,8 @@ INDEX = pa.DataFrameSchema(
         "has_audio": pa.Column(pl.Boolean),
         "size_bytes": pa.Column(pl.Int64, pa.Check.gt(0)),
         "bits_per_second": pa.Column(pl.Float64, nullable=True),
-        "content_sha256": _text(checks=pa.Check.str_length(64, 64)),
-        "perceptual_hash": _text(nullable=True),
+        "content_sha256": text_column(checks=pa.Check.str_length(64, 64)),
+        "perceptual_hash": text_column(nullable=True),
     },
     strict=True,
     ordered=True,
@@ -54,12 +78,12 @@ INDEX = pa.DataFrameSchema(
 
 REJECTED = pa.DataFrameSchema(
     {
-        "path": _text(),
-        "source_id": _text(nullable=True),
+        "path": text_column(),
+        "source_id": text_column(nullable=True),
         "row": pa.Column(pl.Int64, nullable=True),  # 1-based data row of the manifest that listed it
-        "label": _text(nullable=True),
-        "reason": _text(),  # one of a small vocabulary, for counting
-        "detail": _text(),  # what exactly, and the remedy
+        "label": text_column(nullable=True),
+        "reason": text_column(),  # one of a small vocabulary, for counting
+        "detail": text_column(),  # what exactly, and the remedy
     },
     strict=True,
     ordered=True,
@@ -68,9 +92,9 @@ REJECTED = pa.DataFrameSchema(
 
 FOLDS = pa.DataFrameSchema(
     {
-        "video_id": _text(unique=True),
-        "group_id": _group(),
-        "label": _label(),
+        "video_id": text_column(unique=True),
+        "group_id": group_column(),
+        "label": label_column(),
         "fold": pa.Column(pl.Int64, pa.Check.ge(0)),
     },
     strict=True,
@@ -80,14 +104,14 @@ FOLDS = pa.DataFrameSchema(
 
 AUGMENTED = pa.DataFrameSchema(
     {
-        "clip_id": _text(unique=True),
-        "video_id": _text(),
-        "group_id": _group(),
-        "label": _label(),
+        "clip_id": text_column(unique=True),
+        "video_id": text_column(),
+        "group_id": group_column(),
+        "label": label_column(),
         "augmentation_index": pa.Column(pl.Int64, pa.Check.ge(0)),  # 0 is the original clip
-        "operations": _text(),  # JSON: what was drawn, with parameters
-        "settings_hash": _text(),
-        "clip_path": _text(),  # relative to the clip store
+        "operations": text_column(),  # JSON: what was drawn, with parameters
+        "settings_hash": text_column(),
+        "clip_path": text_column(),  # relative to the clip store
     },
     strict=True,
     ordered=True,
@@ -96,9 +120,9 @@ AUGMENTED = pa.DataFrameSchema(
 
 PREDICTIONS = pa.DataFrameSchema(
     {
-        "video_id": _text(unique=True),
-        "group_id": _group(),
-        "label": _label(),
+        "video_id": text_column(unique=True),
+        "group_id": group_column(),
+        "label": label_column(),
         "fold": pa.Column(pl.Int64, pa.Check.ge(0)),
         "score": pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # probability of fake
         "threshold": pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # chosen on inner validation, constant in a fold
@@ -107,7 +131,7 @@ PREDICTIONS = pa.DataFrameSchema(
         "temperature": pa.Column(pl.Float64, pa.Check.gt(0)),  # chosen on inner validation, constant in a fold
         # The same training on labels shuffled by group: its score, and the shuffled label it is judged by.
         "control_score": pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),
-        "control_label": _text(checks=pa.Check.isin(LABELS), nullable=True),
+        "control_label": text_column(checks=pa.Check.isin(LABELS), nullable=True),
     },
     strict=True,
     ordered=True,
@@ -116,9 +140,9 @@ PREDICTIONS = pa.DataFrameSchema(
 
 RESULTS = pa.DataFrameSchema(
     {
-        "source": _text(),  # model, or the control's name
-        "scope": _text(),  # all: a vote per video; all_by_group: a vote per group; or fold_K
-        "metric": _text(),
+        "source": text_column(),  # model, or the control's name
+        "scope": text_column(),  # all: a vote per video; all_by_group: a vote per group; or fold_K
+        "metric": text_column(),
         "value": pa.Column(pl.Float64, nullable=True),
         "low": pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups; scope "all" only
         "high": pa.Column(pl.Float64, nullable=True),
@@ -135,11 +159,11 @@ RESULTS = pa.DataFrameSchema(
 
 GROUP_LINKS = pa.DataFrameSchema(
     {
-        "group_id": _group(),  # the group that both sides are in now
-        "why": _text(),  # same_source, same_content or near_duplicate
-        "evidence": _text(),  # the source id, the start of the content hash, or the two paths
-        "first": _text(),  # stated group, or path of a video that had none
-        "second": _text(),
+        "group_id": group_column(),  # the group that both sides are in now
+        "why": text_column(),  # same_source, same_content or near_duplicate
+        "evidence": text_column(),  # the source id, the start of the content hash, or the two paths
+        "first": text_column(),  # stated group, or path of a video that had none
+        "second": text_column(),
     },
     strict=True,
     ordered=True,
@@ -149,13 +173,13 @@ GROUP_LINKS = pa.DataFrameSchema(
 # Every row of a corpus's label tables, also of videos that are absent and of labels that are not trained on.
 ANNOTATIONS = pa.DataFrameSchema(
     {
-        "source_id": _text(),
-        "origin": _text(),  # the table it stands in
+        "source_id": text_column(),
+        "origin": text_column(),  # the table it stands in
         "row": pa.Column(pl.Int64, pa.Check.ge(1)),  # 1-based data row
-        "label": _text(nullable=True),  # as it stands there, in lower case
-        "stated_group": _text(nullable=True),
-        "group_id": _group(),  # after all that the annotations alone join
-        "platform": _text(nullable=True),
+        "label": text_column(nullable=True),  # as it stands there, in lower case
+        "stated_group": text_column(nullable=True),
+        "group_id": group_column(),  # after all that the annotations alone join
+        "platform": text_column(nullable=True),
         "is_present": pa.Column(pl.Boolean),  # there is a file for it
     },
     strict=True,
@@ -165,9 +189,9 @@ ANNOTATIONS = pa.DataFrameSchema(
 
 SLICES = pa.DataFrameSchema(
     {
-        "slice_by": _text(),  # platform, label_source, manipulation, duration, resolution, codec ...
-        "value": _text(),
-        "metric": _text(),
+        "slice_by": text_column(),  # platform, label_source, manipulation, duration, resolution, codec ...
+        "value": text_column(),
+        "metric": text_column(),
         "number": pa.Column(pl.Float64, nullable=True),
         "low": pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups
         "high": pa.Column(pl.Float64, nullable=True),
@@ -184,10 +208,10 @@ SLICES = pa.DataFrameSchema(
 
 LEAKAGE_AUDIT = pa.DataFrameSchema(
     {
-        "check": _text(),
+        "check": text_column(),
         "count": pa.Column(pl.Int64, nullable=True),  # what was counted, where something was
         "number": pa.Column(pl.Float64, nullable=True),  # a metric, where one was computed
-        "finding": _text(),  # one sentence
+        "finding": text_column(),  # one sentence
         "passed": pa.Column(pl.Boolean, nullable=True),  # null: for information, nothing to pass
     },
     strict=True,
@@ -255,3 +279,173 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}. Run the stage that writes it again.") from error
     return check_table(frame, schema, str(path))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The schemas of the tasks image and video_text: one split instead of folds, made of whole groups like those.
+#
+# Read and written with ``tables.read_table`` and ``write_table``; what cannot be used stands in ``tables.REJECTED``.
+#
+
+
+PARTS = ("train", "validation", "test")
+
+
+def _part() -> pa.Column:
+    return text_column(checks=pa.Check.isin(PARTS))
+
+
+def _sha256() -> pa.Column:
+    return text_column(checks=pa.Check.str_length(64, 64))
+
+
+IMAGES = pa.DataFrameSchema(
+    {
+        "image_id": text_column(unique=True, checks=pa.Check.str_length(min_value=8)),  # from content
+        "path": text_column(unique=True),  # relative to the corpus root, with '/'
+        "class_label": text_column(nullable=True),  # null: the corpus says none of this image
+        "group_id": group_column(),  # dish, stated group or content: never on both sides of the split
+        "part": _part(),
+        "split_source": text_column(checks=pa.Check.isin(("official", "made"))),
+        "source": text_column(),  # food101, nutrition5k, folder or manifest
+        "width": pa.Column(pl.Int64, pa.Check.gt(0)),
+        "height": pa.Column(pl.Int64, pa.Check.gt(0)),
+        "size_bytes": pa.Column(pl.Int64, pa.Check.gt(0)),
+        "content_sha256": _sha256(),
+    },
+    strict=True,
+    ordered=True,
+    name="images",
+)
+
+# Only what is known: an image without a row for a target has no such number.
+IMAGE_TARGETS = pa.DataFrameSchema(
+    {
+        "image_id": text_column(),
+        "group_id": group_column(),
+        "target": text_column(),  # calories, mass, fat, carbohydrate, protein, or the manifest's column
+        "unit": text_column(),  # kcal, g, or empty
+        "value": finite_column(),
+    },
+    unique=["image_id", "target"],
+    strict=True,
+    ordered=True,
+    name="image_targets",
+)
+
+# Of the test part, images with a class.
+IMAGE_PREDICTIONS = pa.DataFrameSchema(
+    {
+        "image_id": text_column(unique=True),
+        "group_id": group_column(),
+        "path": text_column(),
+        "class_label": text_column(),
+        "predicted_label": text_column(),
+        "probability": pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # of the predicted class
+        "rank_of_class": pa.Column(pl.Int64, pa.Check.ge(1)),  # 1: top-1; ties count against the model
+    },
+    strict=True,
+    ordered=True,
+    name="image_predictions",
+)
+
+# Of the test part, where the number is known.
+TARGET_PREDICTIONS = pa.DataFrameSchema(
+    {
+        "image_id": text_column(),
+        "group_id": group_column(),
+        "path": text_column(),
+        "target": text_column(),
+        "unit": text_column(),
+        "value": finite_column(),
+        "predicted": finite_column(),
+    },
+    unique=["image_id", "target"],
+    strict=True,
+    ordered=True,
+    name="target_predictions",
+)
+
+MEASURED_FITS = pa.DataFrameSchema(
+    {
+        "varied": text_column(checks=pa.Check.isin(("batch_size", "image_size"))),
+        "batch_size": pa.Column(pl.Int64, pa.Check.gt(0)),  # images at once
+        "image_size": pa.Column(pl.Int64, pa.Check.gt(0)),  # pixels
+        "fits": pa.Column(pl.Boolean, nullable=True),  # null: could not be tried, see detail
+        "peak_bytes": pa.Column(pl.Int64, pa.Check.ge(0), nullable=True),  # predicted for the whole training process
+        "seconds_per_epoch": pa.Column(pl.Float64, pa.Check.ge(0), nullable=True),  # over the training part
+        "device": text_column(),
+        "detail": text_column(),  # how memory ended, or why nothing could be measured; else empty
+    },
+    strict=True,
+    ordered=True,
+    name="measured_fits",
+)
+
+# One row per pair of a video and a text: a text may stand beside many videos, a video beside several texts.
+VIDEO_TEXTS = pa.DataFrameSchema(
+    {
+        "pair_id": text_column(unique=True),
+        "video_id": text_column(checks=pa.Check.str_length(min_value=8)),  # from content, as in tables.INDEX
+        "path": text_column(),  # relative to the manifest, with '/'
+        "text_id": text_column(),  # from the text: equal texts are one
+        "text": text_column(checks=pa.Check.str_length(min_value=1)),
+        "group_id": group_column(),
+        "part": _part(),
+        "split_source": text_column(checks=pa.Check.isin(("official", "made"))),
+        "num_frames": pa.Column(pl.Int64, pa.Check.gt(0)),
+        "duration_seconds": pa.Column(pl.Float64, nullable=True),
+        "content_sha256": _sha256(),
+    },
+    strict=True,
+    ordered=True,
+    name="video_texts",
+)
+
+# Of the test part: at which place a query found the first of what belongs to it.
+RETRIEVAL_RANKS = pa.DataFrameSchema(
+    {
+        "direction": text_column(checks=pa.Check.isin(("video_to_text", "text_to_video"))),
+        "query_id": text_column(),  # video_id or text_id
+        "group_id": group_column(),
+        "rank": pa.Column(pl.Int64, pa.Check.ge(1)),  # ties count against the model
+        "num_candidates": pa.Column(pl.Int64, pa.Check.ge(1)),
+        "num_positives": pa.Column(pl.Int64, pa.Check.ge(1)),
+    },
+    unique=["direction", "query_id"],
+    strict=True,
+    ordered=True,
+    name="retrieval_ranks",
+)
+
+CAPTIONS = pa.DataFrameSchema(
+    {
+        "video_id": text_column(unique=True),
+        "group_id": group_column(),
+        "path": text_column(),
+        "caption": text_column(),  # as the model wrote it; may be empty
+        "references": text_column(),  # the texts that stand beside the video, one per line
+    },
+    strict=True,
+    ordered=True,
+    name="captions",
+)
+
+# Long, like tables.RESULTS: what, of which part, by whom.
+TASK_RESULTS = pa.DataFrameSchema(
+    {
+        "source": text_column(),  # model, or the control's name: majority_class, mean_predictor, chance, ...
+        "subject": text_column(),  # all, class:NAME, target:NAME, video_to_text, text_to_video, captions
+        "metric": text_column(),
+        "unit": text_column(),  # kcal, g, or empty for a number without one
+        "value": pa.Column(pl.Float64, nullable=True),
+        "low": pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups, where it was made
+        "high": pa.Column(pl.Float64, nullable=True),
+        "num_samples": pa.Column(pl.Int64),
+        "num_groups": pa.Column(pl.Int64),
+    },
+    unique=["source", "subject", "metric"],
+    strict=True,
+    ordered=True,
+    name="task_results",
+)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvc_lib.analysis import mlflow_connection
-from fvc_lib.analysis.mlflow_model import FoldNetwork
+from fvc_lib.analysis.mlflow import export as mlflow_connection
+from fvc_lib.analysis.mlflow.model import FoldNetwork
 from fvc_lib.services.run_paths import RunPaths
 
 

@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.annotation_figures import (
+from fvc_lib.analysis.figures.corpus import (
     group_links_figure,
     group_lookup_figure,
     group_sizes_figure,

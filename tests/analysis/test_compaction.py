@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.analysis import compaction, queries
-from fvc_lib.analysis.compaction import compact_metrics, read_compacted
-from fvc_lib.analysis.records import Answer, log_files
+from fvc_lib.analysis.read import logs as compaction
+from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read.logs import compact_metrics, read_compacted
+from fvc_lib.analysis.read.records import Answer, log_files
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths

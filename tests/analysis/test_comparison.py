@@ -8,19 +8,17 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.comparable_runs import run_names
-from fvc_lib.analysis.comparison import compare, lines, p_text
-from fvc_lib.learning.results import kfold_results
+from fvc_lib.analysis.read.comparison import compare, lines, p_text, run_names
 from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.cross_validation import METRICS, within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
-from fvc_lib.metrics.over_folds import METRICS
-from fvc_lib.metrics.within_folds import within_folds
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
+from fvc_lib.tasks.video.results import kfold_results
 
 MakeRun = Callable[..., RunPaths]
 
@@ -180,7 +178,7 @@ def test_a_run_being_trained_is_refused_and_the_others_are_compared(
     status = json.loads(three_runs[0].status_json.read_text())
     status["stages"]["04_fold_training_fold_2"]["state"] = "running"
     write_json(three_runs[0].status_json, status)
-    monkeypatch.setattr("fvc_lib.analysis.run_state.is_held", lambda lock: True)
+    monkeypatch.setattr("fvc_lib.analysis.read.records.is_held", lambda lock: True)
     comparison = compare(three_runs, replicates=100)
     assert [refusal.reason for refusal in comparison.refusals] == [
         "run_a: it is being trained (04_fold_training_fold_2). Compare it when its training has ended."

@@ -12,17 +12,12 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from fvc_lib.analysis.dashboard import Dashboard, dashboard
-from fvc_lib.analysis.dashboard_controls import Controls
-from fvc_lib.analysis.dashboard_panel import Panel, is_nothing
-from fvc_lib.analysis.dashboard_panels import dashboard_notes, panels
-from fvc_lib.analysis.dashboard_selection import Selection, default_selection
-from fvc_lib.analysis.figure_display import figure_bundle
-from fvc_lib.analysis.figure_html import PLOTLY
-from fvc_lib.analysis.figure_parts import with_fold_highlighted
-from fvc_lib.analysis.fold_clicks import NO_FOLD
-from fvc_lib.analysis.live_refresh import LiveRefresh, any_at_work
-from fvc_lib.analysis.notebook_html import WIDGET
+from fvc_lib.analysis.dashboard.dashboard import NO_FOLD, Controls, Dashboard, LiveRefresh, any_at_work, dashboard
+from fvc_lib.analysis.dashboard.panels import Panel, dashboard_notes, is_nothing, panels
+from fvc_lib.analysis.dashboard.selection import Selection, default_selection
+from fvc_lib.analysis.figures.theme import with_fold_highlighted
+from fvc_lib.analysis.pages.display import PLOTLY, figure_bundle
+from fvc_lib.analysis.pages.notebook_html import WIDGET
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -242,7 +237,8 @@ def test_headless_and_live_show_the_same_figures_and_controls_redraw_them(runs: 
     folder = str(runs_dir(runs))
     copied = runs_dir(runs) / "copied" / "run_20250306_000000_abcdef04"
     sources = [
-        f"from fvc_lib.analysis.dashboard import dashboard\nboard = dashboard({folder!r})\ndashboard({folder!r})",
+        "from fvc_lib.analysis.dashboard.dashboard import dashboard\n"
+        f"board = dashboard({folder!r})\ndashboard({folder!r})",
         "board",
         "board.controls.widgets['metrics'].value = ('roc_auc',)\nboard.controls.widgets['folds'].value = (3,)",
         f"import shutil\nshutil.copytree({str(runs[0].root)!r}, {str(copied)!r})\nboard.refresh()",

@@ -4,9 +4,8 @@ import re
 import plotly.graph_objects as go
 import pytest
 
-from fvc_lib.analysis import theme
-from fvc_lib.analysis.figure_display import figure_bundle
-from fvc_lib.analysis.figure_html import PLOTLY, figure_html
+from fvc_lib.analysis.figures import theme
+from fvc_lib.analysis.pages.display import PLOTLY, figure_bundle, figure_html
 
 HOSTILE = "</p><script>alert('x')</script><img src=x onerror=alert(1)>"
 

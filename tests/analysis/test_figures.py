@@ -9,27 +9,30 @@ import plotly.io
 import polars as pl
 import pytest
 
-from fvc_lib.analysis import queries, theme
-from fvc_lib.analysis.annotation_figures import (
+from fvc_lib.analysis.figures import theme
+from fvc_lib.analysis.figures.corpus import (
+    fold_balance_figure,
     group_links_figure,
     group_lookup_figure,
     group_sizes_figure,
+    index_overview_figure,
     label_kinds_figure,
 )
-from fvc_lib.analysis.calibration_figures import calibration_figure
-from fvc_lib.analysis.corpus_figures import fold_balance_figure, index_overview_figure
-from fvc_lib.analysis.leakage_figures import audit_figure
-from fvc_lib.analysis.memory_figures import growth_figure, phase_peaks_figure
-from fvc_lib.analysis.memory_findings import run_memory
-from fvc_lib.analysis.memory_timeline import stage_timeline_figure
-from fvc_lib.analysis.metric_figures import metrics_figure
-from fvc_lib.analysis.pipeline_figures import pipeline_figure, pipeline_spans
-from fvc_lib.analysis.ranking_figures import pr_figure, roc_figure
-from fvc_lib.analysis.records import read_tables
-from fvc_lib.analysis.result_figures import controls_figure, run_comparison_figure, score_distribution_figure
-from fvc_lib.analysis.selective_figures import risk_coverage_figure
-from fvc_lib.analysis.slice_figures import slices_figure
-from fvc_lib.analysis.training_figures import learning_curves_figure, memory_timeline_figure, smoothed
+from fvc_lib.analysis.figures.leakage import audit_figure
+from fvc_lib.analysis.figures.pipeline import pipeline_figure, pipeline_spans
+from fvc_lib.analysis.figures.ranking import calibration_figure, pr_figure, risk_coverage_figure, roc_figure
+from fvc_lib.analysis.figures.results import (
+    controls_figure,
+    metrics_figure,
+    run_comparison_figure,
+    score_distribution_figure,
+    slices_figure,
+)
+from fvc_lib.analysis.figures.training import learning_curves_figure, memory_timeline_figure, smoothed
+from fvc_lib.analysis.memory.figures import growth_figure, phase_peaks_figure, stage_timeline_figure
+from fvc_lib.analysis.memory.findings import run_memory
+from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read.records import read_tables
 from fvc_lib.services import tables
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import RESULTS

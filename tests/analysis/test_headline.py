@@ -4,9 +4,16 @@ from collections.abc import Callable
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.headline import Score, judge, overall_scores, run_headline, runs_table, stage_table
-from fvc_lib.analysis.queries import results
-from fvc_lib.analysis.run_cautions import interval_cautions
+from fvc_lib.analysis.read.headline import (
+    Score,
+    interval_cautions,
+    judge,
+    overall_scores,
+    run_headline,
+    runs_table,
+    stage_table,
+)
+from fvc_lib.analysis.read.queries import results
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from fvc_lib.analysis.image_gallery import (
+from fvc_lib.analysis.figures.image import (
     GONE,
     Card,
     Gallery,
@@ -23,7 +23,7 @@ from fvc_lib.analysis.image_gallery import (
     strip,
     thumbnail,
 )
-from fvc_lib.analysis.notebook_html import clean_html
+from fvc_lib.analysis.pages.notebook_html import clean_html
 from fvc_lib.services.errors import DataError
 from tests.analysis.task_runs import HOSTILE, captions_of, image_predictions_of, images_of, pairs_of, targets_of
 

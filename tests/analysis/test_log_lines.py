@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.analysis import log_lines
-from fvc_lib.analysis.log_lines import METRIC_LINES, read_log_lines
-from fvc_lib.analysis.records import LogFile
+from fvc_lib.analysis.read import logs as log_lines
+from fvc_lib.analysis.read.logs import METRIC_LINES, read_log_lines
+from fvc_lib.analysis.read.records import LogFile
 from fvc_lib.services.metric_log import MetricLog
 
 

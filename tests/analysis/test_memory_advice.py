@@ -2,10 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.analysis.memory_advice import advice_table, memory_advice
-from fvc_lib.analysis.memory_findings import run_memory
-from fvc_lib.analysis.memory_wording import memory_facts
-from fvc_lib.analysis.queries import memory_peaks
+from fvc_lib.analysis.memory.findings import run_memory
+from fvc_lib.analysis.memory.wording import advice_table, memory_advice, memory_facts
+from fvc_lib.analysis.read.queries import memory_peaks
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
 

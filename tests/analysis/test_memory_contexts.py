@@ -3,10 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fvc_lib.analysis.memory_contexts import largest_tensors
-from fvc_lib.analysis.memory_findings import run_memory
-from fvc_lib.learning.out_of_memory import memory_state
-from fvc_lib.learning.shortages import Shortage, ShortageFolder
+from fvc_lib.analysis.memory.findings import run_memory
+from fvc_lib.analysis.memory.wording import largest_tensors
+from fvc_lib.engine.oom import Shortage, ShortageFolder, memory_state
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter

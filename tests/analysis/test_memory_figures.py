@@ -6,9 +6,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from fvc_lib.analysis.memory_figures import growth_figure, phase_peaks_figure, prediction_figure
-from fvc_lib.analysis.memory_findings import MemoryFindings, run_memory
-from fvc_lib.analysis.memory_timeline import stage_timeline_figure
+from fvc_lib.analysis.memory.figures import growth_figure, phase_peaks_figure, prediction_figure, stage_timeline_figure
+from fvc_lib.analysis.memory.findings import MemoryFindings, run_memory
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
 

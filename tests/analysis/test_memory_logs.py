@@ -3,9 +3,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis import queries
-from fvc_lib.analysis.memory_findings import run_memory
-from fvc_lib.services.memory_observer import DeviceMemory
+from fvc_lib.analysis.memory.findings import run_memory
+from fvc_lib.analysis.read import queries
+from fvc_lib.services.memory_policy import DeviceMemory
 from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter

@@ -9,8 +9,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.analysis.memory_report import main
-from fvc_lib.analysis.memory_text import BLOCKS, spark_line
+from fvc_lib.analysis.memory.report import BLOCKS, main, spark_line
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
 
@@ -112,13 +111,13 @@ def test_no_sentence_ends_twice(troubled: RunPaths, tmp_path: Path) -> None:
 
 def test_help_teaches_by_example() -> None:
     shown = report("--help").stdout
-    assert "python -m fvc_lib.analysis.memory_report runs/demo/run_" in shown
+    assert "python -m fvc_lib.analysis.memory.report runs/demo/run_" in shown
     assert "Exit codes: 0 reported, 2" in shown.replace("\n  ", " ")
 
 
 def test_it_needs_no_terminal_and_no_unicode(troubled: RunPaths) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    command = [sys.executable, "-m", "fvc_lib.analysis.memory_report", str(troubled.root)]
+    command = [sys.executable, "-m", "fvc_lib.analysis.memory.report", str(troubled.root)]
     done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     shown = done.stdout.decode("ascii")

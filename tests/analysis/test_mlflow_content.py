@@ -7,12 +7,11 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from fvc_lib.analysis.mlflow_connection import default_tracking_uri, shown_uri
-from fvc_lib.analysis.mlflow_content import run_content
-from fvc_lib.analysis.mlflow_export import export_run
-from fvc_lib.command_line import mlflow_command
-from fvc_lib.command_line.command_group import Commands
-from fvc_lib.command_line.mlflow_command import export_mlflow, export_when_asked
+from fvc_lib.analysis.mlflow.content import run_content
+from fvc_lib.analysis.mlflow.export import default_tracking_uri, export_run, shown_uri
+from fvc_lib.command_line import commands as mlflow_command
+from fvc_lib.command_line.commands import export_mlflow, export_when_asked
+from fvc_lib.command_line.main import Commands
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from tests.analysis.mlflow_store import shorten

@@ -19,11 +19,17 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from fvc_lib.analysis import mlflow_connection
-from fvc_lib.analysis.mlflow_connection import TrackingError, artifact_location, default_tracking_uri, shown_uri
-from fvc_lib.analysis.mlflow_export import ExportReport, export_run
-from fvc_lib.command_line.command_group import Commands
-from fvc_lib.command_line.mlflow_command import export_mlflow, export_when_asked
+from fvc_lib.analysis.mlflow import export as mlflow_connection
+from fvc_lib.analysis.mlflow.export import (
+    ExportReport,
+    TrackingError,
+    artifact_location,
+    default_tracking_uri,
+    export_run,
+    shown_uri,
+)
+from fvc_lib.command_line.commands import export_mlflow, export_when_asked
+from fvc_lib.command_line.main import Commands
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.metric_log import MetricLog
@@ -373,10 +379,9 @@ def trained_run(short_run: RunPaths) -> RunPaths:
     """With real weights of the small network for small clips."""
     import torch
 
-    from fvc_lib.learning.models import build_model
-    from fvc_lib.learning.selection import RecordedSelection, Selection, record_selection
-    from fvc_lib.services.checkpoint_files import write_weights_with_digest
-    from fvc_lib.services.checkpoints import BEST
+    from fvc_lib.detectors.own.video import build_model
+    from fvc_lib.services.checkpoints import BEST, write_weights_with_digest
+    from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection
 
     config = RunConfig(experiment="demo", num_frames=2, fixed_size=32, tracker="mlflow")
     short_run.params_yaml.write_text(config.to_yaml())
@@ -403,7 +408,7 @@ def run_command(*arguments: str):
 def test_the_command_exports_and_the_registered_model_gives_the_scores_of_the_network(trained_run, template):
     import torch
 
-    from fvc_lib.command_line.mlflow_command import load_fold_network
+    from fvc_lib.command_line.commands import load_fold_network
 
     runs = trained_run.root.parent.parent
     uri = copied(template, runs)
@@ -437,7 +442,7 @@ def test_a_failing_export_at_a_runs_end_is_a_warning_with_the_command_that_repea
 
 
 def test_damaged_weights_register_no_model_and_say_so(trained_run, uri):
-    from fvc_lib.command_line.mlflow_command import load_fold_network
+    from fvc_lib.command_line.commands import load_fold_network
     from fvc_lib.services.checkpoints import BEST
 
     for number in range(2):
@@ -458,7 +463,7 @@ def test_an_export_asks_nobody_outside_and_leaves_nothing_behind(short_run, temp
                 print("ASKED", address)
                 raise OSError("no network")
         socket.socket.connect = refuse
-        from fvc_lib.analysis.mlflow_export import export_run
+        from fvc_lib.analysis.mlflow.export import export_run
         from fvc_lib.services.run_paths import RunPaths
         assert "mlflow" not in sys.modules and "torch" not in sys.modules
         export_run(RunPaths(Path({str(short_run.root)!r})), tracking_uri={uri!r})

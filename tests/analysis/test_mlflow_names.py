@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.analysis.mlflow_names import MAX_KEY, fitted, key_of, parts_of
+from fvc_lib.analysis.mlflow.content import MAX_KEY, fitted, key_of, parts_of
 
 HOSTILE = [
     "<script>alert(1)</script>",

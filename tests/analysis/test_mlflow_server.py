@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.analysis.mlflow_export import export_run
+from fvc_lib.analysis.mlflow.export import export_run
 from tests.analysis.mlflow_store import shorten, stored, tiny_network
 
 PATIENCE_SECONDS = 180.0

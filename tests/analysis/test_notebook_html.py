@@ -5,8 +5,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 
-from fvc_lib.analysis.figure_html import PLOTLY
-from fvc_lib.analysis.notebook_html import WIDGET, clean_html, render_notebook
+from fvc_lib.analysis.pages.display import PLOTLY
+from fvc_lib.analysis.pages.notebook_html import WIDGET, clean_html, render_notebook
 from fvc_lib.services.errors import DataError
 
 HOSTILE = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.analysis.provenance import provenance_html
+from fvc_lib.analysis.pages.report import provenance_html
 from fvc_lib.services.run_paths import RunPaths
 
 ATTEMPT = {

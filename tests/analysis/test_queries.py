@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.analysis import queries
-from fvc_lib.analysis.compaction import compact_metrics
-from fvc_lib.analysis.metric_direction import direction
-from fvc_lib.analysis.sandbox import Limits, ask_bounded
-from fvc_lib.metrics.over_folds import LOWER_IS_BETTER, METRICS
+from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read.logs import compact_metrics
+from fvc_lib.analysis.read.metric_direction import direction
+from fvc_lib.analysis.read.sandbox import Limits, ask_bounded
+from fvc_lib.metrics.cross_validation import LOWER_IS_BETTER, METRICS
 from fvc_lib.services import tables
+from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.metric_log import JsonLines, MetricLog
-from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 

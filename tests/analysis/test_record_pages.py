@@ -11,10 +11,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from fvc_lib.analysis.figure_html import PLOTLY
-from fvc_lib.analysis.notebook_html import render_notebook
-from fvc_lib.analysis.record_pages import records_of, write_record_pages
-from fvc_lib.analysis.run_summary import write_run_report
+from fvc_lib.analysis.pages.display import PLOTLY
+from fvc_lib.analysis.pages.notebook_html import render_notebook
+from fvc_lib.analysis.pages.runs_index import records_of, write_record_pages, write_run_report
 from fvc_lib.services.run_paths import RunPaths
 
 FIGURE = {PLOTLY: {"data": [{"y": [1, 2]}], "layout": {}}}

@@ -3,7 +3,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.records import read_json_object, read_tables, run_names
+from fvc_lib.analysis.read.records import read_json_object, read_tables, run_names
 from fvc_lib.services import tables
 from fvc_lib.services.run_paths import RunPaths
 

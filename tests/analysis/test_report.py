@@ -11,15 +11,14 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from fvc_lib.analysis import queries
-from fvc_lib.analysis.figure_display import figure_bundle
-from fvc_lib.analysis.headline import run_headline
-from fvc_lib.analysis.ranking_figures import roc_figure
-from fvc_lib.analysis.report import write_report
-from fvc_lib.analysis.result_figures import controls_figure
-from fvc_lib.analysis.run_summary import write_run_report
-from fvc_lib.analysis.runs_index import write_runs_index
-from fvc_lib.analysis.training_figures import learning_curves_figure
+from fvc_lib.analysis.figures.ranking import roc_figure
+from fvc_lib.analysis.figures.results import controls_figure
+from fvc_lib.analysis.figures.training import learning_curves_figure
+from fvc_lib.analysis.pages.display import figure_bundle
+from fvc_lib.analysis.pages.report import write_report
+from fvc_lib.analysis.pages.runs_index import write_run_report, write_runs_index
+from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 

@@ -14,18 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
-from fvc_lib.analysis import queries
-from fvc_lib.analysis.calibration_figures import binned_shares, calibration_figure
-from fvc_lib.analysis.html_table import HtmlTable
-from fvc_lib.analysis.leakage_figures import audit_facts, audit_figure, audit_table, failed_checks
-from fvc_lib.analysis.metric_figures import metrics_figure
-from fvc_lib.analysis.mistakes import CLIP_GONE, mistakes_gallery, worst_mistakes
-from fvc_lib.analysis.pipeline_figures import BEFORE, pipeline_figure, pipeline_spans
-from fvc_lib.analysis.pr_bands import pr_band
-from fvc_lib.analysis.ranking_figures import pr_figure
-from fvc_lib.analysis.result_tables import chosen_table, control_table, metric_table
-from fvc_lib.analysis.selective_figures import risk_coverage_figure
-from fvc_lib.analysis.slice_figures import slices_figure
+from fvc_lib.analysis.figures.bands import pr_band
+from fvc_lib.analysis.figures.leakage import audit_facts, audit_figure, audit_table, failed_checks
+from fvc_lib.analysis.figures.mistakes import CLIP_GONE, mistakes_gallery, worst_mistakes
+from fvc_lib.analysis.figures.pipeline import BEFORE, pipeline_figure, pipeline_spans
+from fvc_lib.analysis.figures.ranking import binned_shares, calibration_figure, pr_figure, risk_coverage_figure
+from fvc_lib.analysis.figures.results import chosen_table, control_table, metric_table, metrics_figure, slices_figure
+from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.read import queries
 from fvc_lib.metrics.calibration import expected_calibration_error
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json

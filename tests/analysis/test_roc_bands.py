@@ -5,12 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fvc_lib.analysis.pr_bands import pr_band
-from fvc_lib.analysis.ranking_figures import roc_figure
-from fvc_lib.analysis.roc_bands import roc_band
+from fvc_lib.analysis.figures.bands import pr_band, roc_band
+from fvc_lib.analysis.figures.ranking import roc_figure
 from fvc_lib.metrics.classification import roc_auc, true_positive_rate_at
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
-from fvc_lib.metrics.within_folds import within_folds
 
 
 def sample(seed: int, num_rows: int = 60, num_folds: int = 3, num_scores: int = 8) -> tuple[np.ndarray, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.analysis.run_state import GONE, is_held, run_status
+from fvc_lib.analysis.read.records import GONE, is_held, run_status
 from fvc_lib.services.run_paths import RunPaths
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.analysis import runs_index
-from fvc_lib.analysis.headline import run_headline
-from fvc_lib.analysis.runs_index import write_runs_index
+from fvc_lib.analysis.pages import runs_index
+from fvc_lib.analysis.pages.runs_index import write_runs_index
+from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.analysis.wording import bytes_text
 from fvc_lib.services.run_paths import RunPaths
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis import queries
-from fvc_lib.analysis.sandbox import Limits, ask_bounded
-from fvc_lib.analysis.sql_examples import SQL_EXAMPLES
+from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read.sandbox import Limits, ask_bounded
+from fvc_lib.analysis.read.sql import SQL_EXAMPLES
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.metric_log import MetricLog

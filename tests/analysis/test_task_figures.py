@@ -14,21 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.analysis.figure_display import figure_bundle
-from fvc_lib.analysis.headline_measure import task_scores
-from fvc_lib.analysis.image_figures import classes_figure, confusion_figure, fits_figure, target_scatter_figure
-from fvc_lib.analysis.target_error_figures import target_errors_figure
-from fvc_lib.analysis.task_figures import beside_controls_figure, runs_beside_controls_figure
-from fvc_lib.analysis.task_result_tables import (
+from fvc_lib.analysis.figures.image import classes_figure, confusion_figure, fits_figure, target_scatter_figure
+from fvc_lib.analysis.figures.tasks import (
+    beside_controls_figure,
     class_table,
     fits_shown,
     metric_and_control_table,
     part_table,
     rejected_table,
+    runs_beside_controls_figure,
+    target_errors_figure,
     target_table,
     training_means,
 )
-from fvc_lib.analysis.video_text_figures import chance_within, found_within_figure, text_use_figure
+from fvc_lib.analysis.figures.video_text import chance_within, found_within_figure, text_use_figure
+from fvc_lib.analysis.pages.display import figure_bundle
+from fvc_lib.analysis.read.headline import task_scores
 from tests.analysis.task_runs import (
     CLASSES,
     HOSTILE,

@@ -10,26 +10,22 @@ import polars as pl
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
 
-from fvc_lib.analysis.comparison import compare
-from fvc_lib.analysis.dashboard import Dashboard
-from fvc_lib.analysis.dashboard_panel import NOTHING, is_nothing
-from fvc_lib.analysis.dashboard_panels import panels
-from fvc_lib.analysis.dashboard_selection import Selection, default_selection
-from fvc_lib.analysis.headline import judge, run_headline, runs_table
-from fvc_lib.analysis.headline_measure import Score, task_scores
-from fvc_lib.analysis.html_table import HtmlTable
-from fvc_lib.analysis.memory_findings import run_memory
-from fvc_lib.analysis.mlflow_tags import run_tags
-from fvc_lib.analysis.notebook_html import clean_html
-from fvc_lib.analysis.queries import SQL_TABLES, ask_sql
-from fvc_lib.analysis.report import interval_bar
-from fvc_lib.analysis.run_summary import summary_lines, write_run_report
-from fvc_lib.analysis.runs_index import write_runs_index
-from fvc_lib.analysis.theme import STANDING_COLORS
+from fvc_lib.analysis.dashboard.dashboard import Dashboard
+from fvc_lib.analysis.dashboard.panels import NOTHING, is_nothing, panels
+from fvc_lib.analysis.dashboard.selection import Selection, default_selection
+from fvc_lib.analysis.figures.theme import STANDING_COLORS
+from fvc_lib.analysis.memory.findings import run_memory
+from fvc_lib.analysis.mlflow.content import run_tags
+from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.pages.notebook_html import clean_html
+from fvc_lib.analysis.pages.report import interval_bar
+from fvc_lib.analysis.pages.runs_index import summary_lines, write_run_report, write_runs_index
+from fvc_lib.analysis.read.comparison import compare
+from fvc_lib.analysis.read.headline import Score, judge, run_headline, runs_table, task_scores
+from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import read_table, write_table
-from fvc_lib.services.task_tables import IMAGES, TASK_RESULTS
+from fvc_lib.services.tables import IMAGES, TASK_RESULTS, read_table, write_table
 from tests.analysis.task_runs import (
     framed,
     image_results_of,

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from fvc_lib.analysis import queries
-from fvc_lib.learning.fold_outcome import TrainingSummary
-from fvc_lib.learning.stage_outcome import StageOutcome, write_stage_outcome
-from fvc_lib.learning.training_record import TrainingRecord
-from fvc_lib.learning.training_state import EpochRecord
+from fvc_lib.analysis.read import queries
+from fvc_lib.engine.checkpoint import EpochRecord, TrainingRecord
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.training import StageOutcome, write_stage_outcome
+from fvc_lib.tasks.video.training import TrainingSummary
 
 TRAINING = {
     "history": [{"epoch": 1}, {"epoch": 2}], "best_epoch": 2, "threshold": 0.4, "temperature": 1.5, "steps": 12,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.analysis.trend import Growth, growth, mann_kendall_p, theil_sen_slope
+from fvc_lib.analysis.memory.findings import Growth, growth, mann_kendall_p, theil_sen_slope
 
 SERIES = st.lists(st.integers(-5, 5).map(float), min_size=2, max_size=6)
 

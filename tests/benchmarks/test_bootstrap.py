@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import bootstrap
 from benchmarks.bootstrap import CONTESTANTS, SAME_DRAWS, Sample, main, nine_by_scikit_learn, report, take_turns
-from fvc_lib.metrics.over_folds import METRICS, measure_over_folds
+from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds
 
 SMALL = Sample(num_rows=120, num_groups=40, replicates=40)
 

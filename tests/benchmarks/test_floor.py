@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.decode.floor import Floor, PacketFacts, necessary_runs
 from benchmarks.decode.videos import Encoding, Video, make_video
-from fvc_lib.video.decode import decode_clip
+from fvc_lib.video.decode.clip import decode_clip
 
 
 def packets(text: str) -> list[PacketFacts]:

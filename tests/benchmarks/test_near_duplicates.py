@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.near_duplicates import BITS, CASES, with_looks
-from fvc_lib.corpus.near_duplicates import near_duplicate_links
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 
 LINKS = {"strangers": 0, "with copies": 90, "near cluster": 29, "same cluster": 29, "one frame": 0, "black": 0}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.decode.comparison import count_wrong_frames, worst_difference
 from benchmarks.decode.peers import decode_pyav, uniform_places
 from benchmarks.decode.videos import Encoding, Scene, Video, make_video, number_strip, read_numbers
-from fvc_lib.video.decode import decode_clip
+from fvc_lib.video.decode.clip import decode_clip
 
 SMALL = Video("small", Encoding("libx264", 160, 96, 30, 10, 300, (("preset", "veryfast"), ("bf", "2"))))
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.run_summary import write_run_report
-from fvc_lib.execution.run_record import begin_run
-from fvc_lib.learning.selection import RecordedSelection, Selection, record_selection
+from fvc_lib.analysis.pages.runs_index import write_run_report
+from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services import tables
+from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
+from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection
 from tests.analysis.conftest import write_run
 from tests.browser.chromium import SENTINEL
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.status import read_status
+from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import tables
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import read_table

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from fvc_lib.corpus.image_likeness import thumbnail_text
-from fvc_lib.corpus.perceptual_hash import hash_of_grids, luma_grids, without_bars
-from fvc_lib.corpus.sample_dishes import plan_dishes
-from fvc_lib.corpus.sample_dishes_drawing import photograph
+from fvc_lib.corpus.copies.likeness import thumbnail_text
+from fvc_lib.corpus.copies.perceptual_hash import hash_of_grids, luma_grids, without_bars
+from fvc_lib.corpus.samples.dishes import photograph, plan_dishes
 
 
 def drawn(count: int) -> list[Image.Image]:

@@ -17,14 +17,14 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.index import build_index
-from fvc_lib.corpus.probe_worker import probe_file
+from fvc_lib.corpus.probing import probe_file
+from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.path_text import path_from_text
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
-from fvc_lib.video.source import MAX_PIXELS
+from fvc_lib.video.decode.source import MAX_PIXELS
 
 MakeVideo = Callable[..., Path]
-PROBE = "fvc_lib.corpus.probe_worker:probe_file"
+PROBE = "fvc_lib.corpus.probing:probe_file"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
 
 # What each file of media/broken is, by the first part of its name: how its index row counts it, or "used".
@@ -232,7 +232,7 @@ def test_memory_per_worker_is_limited(tmp_path: Path) -> None:
 
 def test_a_probing_worker_is_small() -> None:
     """No torch, polars, pandas or DuckDB in the process that meets untrusted files."""
-    code = "import sys, fvc_lib.corpus.probe_worker, fvc_lib.video.decode; print(*sorted(sys.modules))"
+    code = "import sys, fvc_lib.corpus.probing, fvc_lib.video.decode.clip; print(*sorted(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "numpy" in found
     assert not {"torch", "polars", "pandas", "duckdb", "pyarrow", "scipy", "sklearn", "pydantic"} & set(found)
@@ -288,7 +288,7 @@ def test_a_file_without_permission_is_a_row_with_its_own_remedy(tmp_path: Path, 
     path.chmod(0)
     code = (
         "import os, sys\n"
-        "from fvc_lib.corpus.probe_worker import probe_file\n"
+        "from fvc_lib.corpus.probing import probe_file\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"  # root may read everything
         "print(probe_file(sys.argv[1]))\n"
     )

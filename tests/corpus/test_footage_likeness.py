@@ -3,11 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fvc_lib.corpus import footage_likeness, near_duplicates
-from fvc_lib.corpus.footage_likeness import SameFootage
-from fvc_lib.corpus.near_duplicates import near_duplicate_links, near_duplicate_pairs
-from fvc_lib.corpus.perceptual_hash import hash_text, parse_hashes, perceptual_hash
-from fvc_lib.corpus.sample_scenes import generator_for, texture
+from fvc_lib.corpus.copies import likeness as footage_likeness
+from fvc_lib.corpus.copies import near_duplicates
+from fvc_lib.corpus.copies.likeness import SameFootage
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links, near_duplicate_pairs
+from fvc_lib.corpus.copies.perceptual_hash import hash_text, parse_hashes, perceptual_hash
+from fvc_lib.corpus.samples.scenes import generator_for, texture
 from tests.corpus.test_near_duplicates import COPIES, footage, noisy
 
 NUM_FRAMES, SIDE = 6, 64

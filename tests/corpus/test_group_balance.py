@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedGroupKFold
 
-from fvc_lib.corpus.group_balance import balance_groups
+from fvc_lib.corpus.folds import balance_groups
 
 COUNTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)).filter(any), min_size=4, max_size=8)
 

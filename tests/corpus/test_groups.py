@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.corpus.fvc2018 import read_fvc2018
-from fvc_lib.corpus.groups import GroupMember, join_groups
+from fvc_lib.corpus.copies.groups import GroupMember, join_groups
+from fvc_lib.corpus.sources.general.fvc2018 import read_fvc2018
 
 
 def sha(name: object) -> str:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.corpus import hamming_search
-from fvc_lib.corpus.hamming_search import codes_within, num_lookups
+from fvc_lib.corpus.copies import near_duplicates as hamming_search
+from fvc_lib.corpus.copies.near_duplicates import codes_within, num_lookups
 
 
 def naive(queries: np.ndarray, entries: np.ndarray, max_bits: int) -> list[tuple[int, int]]:

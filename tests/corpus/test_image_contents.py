@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fvc_lib.corpus.image_contents import settle_contents
+from fvc_lib.corpus.copies.images import settle_contents
 from fvc_lib.corpus.image_listing import ListedImage
 from fvc_lib.corpus.listing import Rejections
 

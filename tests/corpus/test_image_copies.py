@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fvc_lib.corpus.image_copies import Copies, copies_among, groups_of_images, known_parts, without_copies_across
+from fvc_lib.corpus.copies.images import Copies, copies_among, groups_of_images, known_parts, without_copies_across
 from fvc_lib.corpus.image_listing import ListedImage
 from fvc_lib.corpus.image_probing import ProbedImage
 from fvc_lib.corpus.listing import Rejections
-from fvc_lib.video.still_image import ImageFacts
+from fvc_lib.video.decode.still_image import ImageFacts
 from tests.corpus.edited_pictures import drawn, saved_anew, signature
 
 

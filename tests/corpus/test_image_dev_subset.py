@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.corpus.image_dev_subset import dev_subset
+from fvc_lib.corpus.images import dev_subset
 
 ROWS = st.lists(
     st.tuples(st.sampled_from(["pie", "soup", None]), st.sampled_from(["train", "train", "validation", "test"])),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fvc_lib.corpus.image_likeness import SamePictures
-from fvc_lib.corpus.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.perceptual_hash import MIRROR_BITS
+from fvc_lib.corpus.copies.likeness import SamePictures
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
+from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS
 from tests.corpus.edited_pictures import EDITS, drawn, saved_anew, signature
 
 NUM_DISHES = 12
@@ -62,7 +62,7 @@ def test_the_answer_depends_neither_on_order_nor_on_how_many_are_judged_at_once(
         assert there.any()
         assert not there.all()
         with monkeypatch.context() as patch:
-            patch.setattr("fvc_lib.corpus.image_likeness._AT_ONCE", 50)
+            patch.setattr("fvc_lib.corpus.copies.likeness._AT_ONCE", 50)
             assert judge(one, other, whole, mirror).tolist() == there.tolist()
 
 

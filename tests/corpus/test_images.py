@@ -8,12 +8,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.corpus import probing, sample_dishes
+from fvc_lib.corpus import probing
 from fvc_lib.corpus.images import ImageIndex, image_root, index_images
+from fvc_lib.corpus.samples import dishes as sample_dishes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
-from fvc_lib.services.tables import REJECTED, check_table, read_table
-from fvc_lib.services.task_tables import IMAGE_TARGETS, IMAGES
+from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, REJECTED, check_table, read_table
 from tests.corpus.edited_pictures import EDITS, drawn, put_picture
 from tests.corpus.image_corpora import dish_row, picture, put, write_food101, write_nutrition5k
 

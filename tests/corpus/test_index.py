@@ -15,11 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvc_lib.corpus.folds import make_folds
-from fvc_lib.corpus.index import build_index, video_ids
-from fvc_lib.corpus.index_report import IndexReport, lost_labelled
-from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.corpus.index import IndexReport, build_index, lost_labelled, video_ids
+from fvc_lib.services.atomic_files import path_from_text, sha256_of_file
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.path_text import path_from_text
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
 
 MakeVideo = Callable[..., Path]
@@ -84,7 +82,7 @@ def probe_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "odd_probe.py").write_text(
         "import ctypes, os, time\n"
-        "from fvc_lib.corpus.probe_worker import probe_file\n"
+        "from fvc_lib.corpus.probing import probe_file\n"
         "def probe(path):\n"
         "    with open(os.environ['PROBE_LOG'], 'a') as log:\n"
         "        name = os.path.basename(path)\n"

@@ -18,8 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.corpus.index import build_index
-from fvc_lib.corpus.index_report import IndexReport
+from fvc_lib.corpus.index import IndexReport, build_index
 
 MakeVideo = Callable[..., Path]
 
@@ -27,7 +26,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS = 2
 PROBE = """
 import os
-from fvc_lib.corpus.probe_worker import probe_file
+from fvc_lib.corpus.probing import probe_file
 def probe(path):
     with open(os.environ["PROBE_LOG"], "a") as log:
         log.write(f"{os.getpid()} {os.path.basename(path)}\\n")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.corpus.part_split import PartSplit, split_parts
+from fvc_lib.corpus.split import PartSplit, split_parts
 from fvc_lib.services.errors import DataError, LeakageError
 
 SHARES = {"validation_share": 0.15, "test_share": 0.2}

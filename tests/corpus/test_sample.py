@@ -17,13 +17,12 @@ from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fvc_lib.corpus import sample
-from fvc_lib.corpus.near_duplicates import near_duplicate_pairs
-from fvc_lib.corpus.probe_worker import probe_file
-from fvc_lib.corpus.sample import generate_sample_corpus
-from fvc_lib.corpus.sample_plan import plan_events
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_pairs
+from fvc_lib.corpus.probing import probe_file
+from fvc_lib.corpus.samples import videos as sample
+from fvc_lib.corpus.samples.videos import generate_sample_corpus, plan_events
 from fvc_lib.services.config import RunConfig
-from fvc_lib.video.probe import probe_video
+from fvc_lib.video.decode.probe import probe_video
 from tests.corpus.edited_copies import EDITS, LOW_RATE, write_edited
 
 
@@ -118,8 +117,8 @@ def test_bytes_depend_neither_on_place_nor_on_threads_nor_on_hash_seed(few_event
     here = [hashlib.sha256(content).hexdigest() for content in sample.make_event(few_events[1])]
     program = (
         "import hashlib, sys\n"
-        "from fvc_lib.corpus.sample import make_event\n"
-        "from fvc_lib.corpus.sample_plan import plan_events\n"
+        "from fvc_lib.corpus.samples.videos import make_event\n"
+        "from fvc_lib.corpus.samples.videos import plan_events\n"
         "event = next(e for e in plan_events() if e.name == sys.argv[1])\n"
         "print([hashlib.sha256(c).hexdigest() for c in make_event(event)])\n"
     )

@@ -15,9 +15,8 @@ import av
 import numpy as np
 import pytest
 
-from fvc_lib.corpus import sample_captions
-from fvc_lib.corpus.sample_captions import generate_sample_captions, manifest_text, plan_clips
-from fvc_lib.corpus.sample_captions_drawing import (
+from fvc_lib.corpus.samples import captions as sample_captions
+from fvc_lib.corpus.samples.captions import (
     COLOURS,
     GROUNDS,
     MOTIONS,
@@ -26,9 +25,12 @@ from fvc_lib.corpus.sample_captions_drawing import (
     Drawing,
     _levels,
     draw,
+    generate_sample_captions,
     make_clip,
+    manifest_text,
+    plan_clips,
 )
-from fvc_lib.corpus.sample_encoding import decode_frames, split_planes
+from fvc_lib.corpus.samples.files import decode_frames, split_planes
 from fvc_lib.services.errors import StoppedError
 
 
@@ -164,8 +166,8 @@ def test_bytes_depend_neither_on_place_nor_on_hash_seed(few_clips, tmp_path):
     here = [hashlib.sha256(make_clip(clip.drawing)).hexdigest() for clip in few_clips[:3]]
     program = (
         "import hashlib\n"
-        "from fvc_lib.corpus.sample_captions import plan_clips\n"
-        "from fvc_lib.corpus.sample_captions_drawing import make_clip\n"
+        "from fvc_lib.corpus.samples.captions import plan_clips\n"
+        "from fvc_lib.corpus.samples.captions import make_clip\n"
         "print([hashlib.sha256(make_clip(clip.drawing)).hexdigest() for clip in plan_clips()[:3]])\n"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2"}

@@ -10,18 +10,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fvc_lib.corpus import sample_dishes
-from fvc_lib.corpus.sample_dishes import (
+from fvc_lib.corpus.samples import dishes as sample_dishes
+from fvc_lib.corpus.samples.dishes import (
     BERRY,
     COMPOSITIONS,
     DISHES_PER_FOOD,
     PHOTOGRAPHS_PER_DISH,
+    SHAPES,
+    SIDE_PIXELS,
     TARGETS,
+    Dish,
     generate_sample_dishes,
     manifest_text,
+    photograph,
     plan_dishes,
 )
-from fvc_lib.corpus.sample_dishes_drawing import SHAPES, SIDE_PIXELS, Dish, photograph
 from fvc_lib.services.errors import StoppedError
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fvc_lib.corpus.sample_encoding import (
+from fvc_lib.corpus.samples.files import (
     Encoding,
     crop_frames,
     decode_frames,
@@ -11,8 +11,8 @@ from fvc_lib.corpus.sample_encoding import (
     rescale_frames,
     split_planes,
 )
-from fvc_lib.corpus.sample_scenes import Shot, draw_camera, render_shot
-from fvc_lib.video.probe import probe_video
+from fvc_lib.corpus.samples.scenes import Shot, draw_camera, render_shot
+from fvc_lib.video.decode.probe import probe_video
 
 CHOICES = [("libx264", "mp4"), ("libx264", "mkv"), ("mpeg4", "avi"), ("mpeg4", "mp4"), ("libvpx-vp9", "webm")]
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fvc_lib.corpus.sample_fakes import MANIPULATIONS, USES_DONOR, manipulate
-from fvc_lib.corpus.sample_scenes import Shot, draw_camera, generator_for, render_shot
+from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
+from fvc_lib.corpus.samples.videos import MANIPULATIONS, USES_DONOR, manipulate
 
 HEIGHT, WIDTH, FRAMES = 96, 128, 30
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from fvc_lib.corpus.sample_fakes import MANIPULATIONS
-from fvc_lib.corpus.sample_plan import EVENTS_PER_LABEL, plan_events
+from fvc_lib.corpus.samples.videos import EVENTS_PER_LABEL, MANIPULATIONS, plan_events
 
 EVENTS = plan_events()
 CLIPS = [(event, clip) for event in EVENTS for clip in event.clips]

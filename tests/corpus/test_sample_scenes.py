@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from fvc_lib.corpus.sample_scenes import Shot, draw_camera, generator_for, render_shot, resize_plane
+from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot, resize_plane
 
 
 def shot(name: str = "a", **changes: int) -> Shot:

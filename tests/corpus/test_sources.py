@@ -6,9 +6,9 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.listing import Listing
-from fvc_lib.corpus.sources import read_corpus
+from fvc_lib.corpus.sources.recognised import read_corpus
+from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.path_text import path_from_text
 
 
 def touch(root: Path, *names: str | bytes) -> None:

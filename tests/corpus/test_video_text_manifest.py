@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.corpus.video_text_manifest import PairListing, find_manifest, normalised_text, read_pairs, read_separated
+from fvc_lib.corpus.sources.video_text_manifest import (
+    PairListing,
+    find_manifest,
+    normalised_text,
+    read_pairs,
+    read_separated,
+)
 from fvc_lib.services.errors import UsageError
 
 

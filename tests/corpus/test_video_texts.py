@@ -10,19 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.corpus import sample_captions
+from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
 from fvc_lib.corpus.listing import Rejections
-from fvc_lib.corpus.perceptual_hash import perceptual_hash
 from fvc_lib.corpus.probing import ProbeResult
-from fvc_lib.corpus.sample_captions import plan_clips
-from fvc_lib.corpus.video_text_manifest import PairListing, PairRow
+from fvc_lib.corpus.samples import captions as sample_captions
+from fvc_lib.corpus.samples.captions import plan_clips
+from fvc_lib.corpus.sources.video_text_manifest import PairListing, PairRow
 from fvc_lib.corpus.video_texts import VideoTextIndex, _index, index_video_texts, video_text_root
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
-from fvc_lib.services.tables import REJECTED, check_table, read_table
-from fvc_lib.services.task_tables import PARTS, VIDEO_TEXTS
-from fvc_lib.video.probe import VideoProbe
+from fvc_lib.services.tables import PARTS, REJECTED, VIDEO_TEXTS, check_table, read_table
+from fvc_lib.video.decode.probe import VideoProbe
 from tests.corpus.test_footage_likeness import GREEN, PLAIN, YELLOW, drawn
 from tests.corpus.test_near_duplicates import noisy
 

@@ -13,9 +13,14 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fvc_lib.execution.bounded_outputs import RECORD_BYTES, CellOutputs, RecordBudget, weight
-from fvc_lib.execution.output_files import OutputFiles
-from fvc_lib.execution.output_messages import OutputMessages
+from fvc_lib.execution.kernel.outputs import (
+    RECORD_BYTES,
+    CellOutputs,
+    OutputFiles,
+    OutputMessages,
+    RecordBudget,
+    weight,
+)
 from fvc_lib.services.redaction import Redactor
 from tests.execution.conftest import write_notebook
 
@@ -114,7 +119,7 @@ def test_an_error_is_told_even_where_there_is_no_room_left(tmp_path):
 RUNNER = """
 import os, sys
 from pathlib import Path
-from fvc_lib.execution.kernel_engine import execute
+from fvc_lib.execution.kernel.engine import execute
 folder = Path(sys.argv[1])
 execute(folder / "one.ipynb", folder / "record.ipynb", {}, folder=folder, environment=dict(os.environ),
         log=folder / "log", on_start=lambda pid: None)

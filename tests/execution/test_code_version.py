@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.code_version import code_behind, helpers_hash, modules_behind, names_in, notebook_sources
-from fvc_lib.execution.run_record import begin_run
-from fvc_lib.execution.stages import STAGES
+from fvc_lib.execution.plan.stages import STAGES
+from fvc_lib.execution.run.record import begin_run
+from fvc_lib.services.code_version import code_behind, helpers_hash, modules_behind, names_in, notebook_sources
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 
@@ -150,20 +150,20 @@ def test_the_patterns_find_all_that_parsing_finds_in_this_library():
 def test_the_code_that_runs_a_notebook_is_not_what_the_notebook_depends_on(path):
     behind = modules_behind(notebook_sources(path))
     execution = {name for name in behind if name.startswith("fvc_lib.execution.")}
-    assert execution == {"fvc_lib.execution.session", "fvc_lib.execution.progress"}
+    assert execution == {"fvc_lib.execution.run.session", "fvc_lib.execution.run.status"}
 
 
 def test_training_depends_on_its_engine_and_on_the_children_it_starts_by_name():
     behind = modules_behind(notebook_sources(ROOT / "notebooks" / "04_fold_training.ipynb"))
-    assert {"fvc_lib.learning.engine", "fvc_lib.learning.preflight_probe", "fvc_lib.services.tables"} <= set(behind)
-    assert not any(name.startswith("fvc_lib.corpus.sample") for name in behind)
+    assert {"fvc_lib.engine.loop", "fvc_lib.engine.memory.preflight", "fvc_lib.services.tables"} <= set(behind)
+    assert not any(name.startswith("fvc_lib.corpus.samples.videos") for name in behind)
 
 
 def test_a_training_does_not_depend_on_the_other_tasks_trainings():
     trainings = {
-        "04_fold_training": "fvc_lib.learning.fold_training",
-        "10_image_recognition": "fvc_lib.learning.image_training",
-        "20_video_text": "fvc_lib.learning.video_text_training",
+        "04_fold_training": "fvc_lib.tasks.video.training",
+        "10_image_recognition": "fvc_lib.tasks.image.training",
+        "20_video_text": "fvc_lib.tasks.video_text.training",
     }
     for notebook, own in trainings.items():
         behind = modules_behind(notebook_sources(ROOT / "notebooks" / f"{notebook}.ipynb"))
@@ -186,7 +186,7 @@ for name, *functions in left_out:
     for function in functions:
         setattr(module, function, never)
     sys.modules[module.__name__] = module
-from fvc_lib.execution.session import open_stage
+from fvc_lib.execution.run.session import open_stage
 stage = open_stage("02_folds", {{"run_dir": {str(run.root)!r}, "seed": 0}})
 stage.settings(); stage.stop(); stage.check("all is well", True); stage.progress("steps")(1, 2)
 with stage.metric_log(): pass

@@ -15,10 +15,10 @@ import pytest
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.doctor import diagnosis as doctor
+from fvc_lib.execution.doctor import diagnosis as doctor_software
 from fvc_lib.execution.doctor import machine as doctor_machine
-from fvc_lib.execution.doctor import software as doctor_software
 from fvc_lib.execution.doctor.diagnosis import diagnose, exit_code, lines
-from fvc_lib.execution.doctor.finding import Finding, ask_child, ok, problem, warning
+from fvc_lib.execution.doctor.machine import Finding, ask_child, ok, problem, warning
 from fvc_lib.services.config import RunConfig
 
 

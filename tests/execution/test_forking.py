@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from fvc_lib.execution import fingerprint, superseding
-from fvc_lib.execution.forking import FORK_NOTE, LATEST, STARTS_ANEW, Inheritance, inheritance, take_over
-from fvc_lib.execution.run_record import begin_run
-from fvc_lib.execution.status import read_status
+from fvc_lib.execution.plan import fingerprint, superseding
+from fvc_lib.execution.plan.forking import FORK_NOTE, LATEST, STARTS_ANEW, Inheritance, inheritance, take_over
+from fvc_lib.execution.run.record import begin_run
+from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import checkpoints
 from fvc_lib.services.config import NOT_HASHED, RunConfig
 from fvc_lib.services.run_paths import RunPaths

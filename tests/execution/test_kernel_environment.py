@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fvc_lib.execution.task_run import KERNEL_ENVIRONMENT, kernel_environment
+from fvc_lib.execution.run.task import KERNEL_ENVIRONMENT, kernel_environment
 
 NAMES = ("OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF", "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
 CELL = f"import os\noutput('one', ' '.join(os.environ.get(name, '-') for name in {NAMES}))"

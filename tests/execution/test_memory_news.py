@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fvc_lib.execution.memory_news import MemoryNews
+from fvc_lib.execution.run.task import MemoryNews
 from fvc_lib.services.memory_sampler import MemorySampler
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from fvc_lib.execution.kernel_engine import execute
+from fvc_lib.execution.kernel.engine import execute
 from tests.execution.conftest import write_notebook
 
 

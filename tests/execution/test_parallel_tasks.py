@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.execution.predicted_memory import PredictedPeak
-from fvc_lib.execution.status import read_status
-from fvc_lib.execution.status_book import status_now
+from fvc_lib.execution.plan.memory import PredictedPeak
+from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.run.status_book import status_now
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import Project
 
@@ -57,11 +57,11 @@ output(f"folds_{{fold}}", str(fold))
 RUNNER = """
 import sys
 from pathlib import Path
-from fvc_lib.execution.notebook_files import read_notebook
-from fvc_lib.execution.plan import make_plan
-from fvc_lib.execution.runner import Runner
-from fvc_lib.execution.session import run_config
-from fvc_lib.execution.stages import Stage
+from fvc_lib.execution.plan.notebook_files import read_notebook
+from fvc_lib.execution.plan.plan import make_plan
+from fvc_lib.execution.run.runner import Runner
+from fvc_lib.execution.run.session import run_config
+from fvc_lib.execution.plan.stages import Stage
 from fvc_lib.services.run_paths import RunPaths
 run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2])
 stages = [Stage("folds", (), lambda run, fold: (), lambda run, fold: (run.tables / f"folds_{fold}.txt",), True)]

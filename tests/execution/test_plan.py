@@ -9,9 +9,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.execution import fingerprint
-from fvc_lib.execution.plan import make_plan
-from fvc_lib.execution.stages import (
+from fvc_lib.execution.plan import fingerprint
+from fvc_lib.execution.plan.plan import make_plan
+from fvc_lib.execution.plan.stages import (
     STAGES,
     Stage,
     needed_tasks,
@@ -19,7 +19,7 @@ from fvc_lib.execution.stages import (
     stage_named,
     tasks_in_order,
 )
-from fvc_lib.execution.status import read_status
+from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import TASK_DEFAULTS, RunConfig, resolve_config
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.predicted_memory import (
-    KERNEL_BYTES,
-    KERNEL_ORIGIN,
-    RELEVANT_PARAMETERS,
-    TRAINING,
-    predicted_peaks,
-)
-from fvc_lib.execution.run_record import begin_run, record_resumption
-from fvc_lib.execution.stages import STAGES, stages_of, tasks_in_order
-from fvc_lib.execution.status import RunStatus, StageStatus, read_status
+from fvc_lib.execution.plan.memory import KERNEL_BYTES, KERNEL_ORIGIN, RELEVANT_PARAMETERS, TRAINING, predicted_peaks
+from fvc_lib.execution.plan.stages import STAGES, stages_of, tasks_in_order
+from fvc_lib.execution.run.record import begin_run, record_resumption
+from fvc_lib.execution.run.status import RunStatus, StageStatus, read_status
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError

@@ -9,8 +9,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from fvc_lib.execution.code_state import CodeState
-from fvc_lib.execution.provenance import gpus, hardware, repeat_commands, slurm_job, versions
+from fvc_lib.execution.run.record import CodeState, gpus, hardware, repeat_commands, slurm_job, versions
 
 
 def test_versions_are_those_that_are_imported():

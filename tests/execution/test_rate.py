@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fvc_lib.execution.rate import RateMeter
+from fvc_lib.execution.run.task import RateMeter
 
 
 def watch(times, total=100, first=0):

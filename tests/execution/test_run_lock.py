@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution import run_lock as run_lock_module
-from fvc_lib.execution.run_lock import is_worked_on, run_lock
+from fvc_lib.execution.run import lock as run_lock_module
+from fvc_lib.execution.run.lock import is_worked_on, run_lock
+from fvc_lib.services.atomic_files import this_host
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.process_identity import this_host
 from fvc_lib.services.run_paths import RunPaths
 
 INTERVAL = 0.1
@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 60.0
 HOLD = """
     import sys, time
     from pathlib import Path
-    from fvc_lib.execution.run_lock import run_lock
+    from fvc_lib.execution.run.lock import run_lock
     from fvc_lib.services.run_paths import RunPaths
     with run_lock(RunPaths(Path(sys.argv[1])), interval_seconds=0.1):
         print("held", flush=True)

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution import run_record
-from fvc_lib.execution.code_state import CodeState
-from fvc_lib.execution.run_record import begin_run, record_resumption
+from fvc_lib.execution.run import record as run_record
+from fvc_lib.execution.run.record import CodeState, begin_run, record_resumption
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -134,8 +133,8 @@ def test_ten_jobs_that_resume_at_once_all_stand_in_the_record(run, config):
     program = f"""
 import sys, time
 from pathlib import Path
-from fvc_lib.execution import run_record
-from fvc_lib.execution.run_record import record_resumption
+from fvc_lib.execution.run import record as run_record
+from fvc_lib.execution.run.record import record_resumption
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 print("ready", flush=True)

@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.execution import fingerprint, superseding
-from fvc_lib.execution.plan import make_plan, read_notebooks
-from fvc_lib.execution.status import read_status
-from fvc_lib.execution.superseding import begin_training_state
+from fvc_lib.execution.plan import fingerprint, superseding
+from fvc_lib.execution.plan.plan import make_plan, read_notebooks
+from fvc_lib.execution.plan.superseding import begin_training_state
+from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
@@ -148,7 +148,7 @@ def test_a_second_process_on_one_run_is_refused_by_name(make_project):
     script = textwrap.dedent(f"""
         import time
         from pathlib import Path
-        from fvc_lib.execution.run_lock import run_lock
+        from fvc_lib.execution.run.lock import run_lock
         from fvc_lib.services.run_paths import RunPaths
         with run_lock(RunPaths(Path({str(run.root)!r}))):
             print("held", flush=True)
@@ -174,11 +174,11 @@ while not (folder / "go").exists():
 RUNNER = """
 import sys
 from pathlib import Path
-from fvc_lib.execution.notebook_files import read_notebook
-from fvc_lib.execution.plan import make_plan
-from fvc_lib.execution.runner import Runner
-from fvc_lib.execution.session import run_config
-from fvc_lib.execution.stages import Stage
+from fvc_lib.execution.plan.notebook_files import read_notebook
+from fvc_lib.execution.plan.plan import make_plan
+from fvc_lib.execution.run.runner import Runner
+from fvc_lib.execution.run.session import run_config
+from fvc_lib.execution.plan.stages import Stage
 from fvc_lib.services.run_paths import RunPaths
 run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2])
 def stage(name, *needs):
@@ -226,7 +226,7 @@ def test_a_killed_runner_takes_its_kernel_along_and_its_run_goes_on(make_project
     ("number", "code", "state"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 75, "requeue")]
 )
 def test_a_signal_reaches_the_stage_which_stops_and_can_go_on(make_project, number, code, state):
-    session = "from fvc_lib.execution.session import open_stage\nstage = open_stage('two', globals())"
+    session = "from fvc_lib.execution.run.session import open_stage\nstage = open_stage('two', globals())"
     project = make_project(one=[ONE], two=[session, SLOW, TWO])
     run = project.begin()
     runner = start_runner(run, project.folder)
@@ -243,7 +243,7 @@ def test_a_signal_reaches_the_stage_which_stops_and_can_go_on(make_project, numb
 @pytest.mark.fault(25, 26)
 def test_a_runner_whose_run_was_taken_over_leaves_and_writes_nothing_of_the_new_owners(make_project):
     """It stood still for too long, and a process on another host took it for dead."""
-    session = "from fvc_lib.execution.session import open_stage\nstage = open_stage('two', globals())"
+    session = "from fvc_lib.execution.run.session import open_stage\nstage = open_stage('two', globals())"
     project = make_project(one=[ONE], two=[session, SLOW, TWO])
     run = project.begin()
     runner = start_runner(run, project.folder)

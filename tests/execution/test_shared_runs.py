@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.run_lock import is_worked_on, run_lock, task_locks
-from fvc_lib.execution.status import read_status
-from fvc_lib.execution.status_book import leave_to_jobs, status_now
+from fvc_lib.execution.run.lock import is_worked_on, run_lock, task_locks
+from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.run.status_book import leave_to_jobs, status_now
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import Project, table_stage
@@ -25,7 +25,7 @@ FOLDS = frozenset({"folds_fold_0", "folds_fold_1"})
 HOLD = """
     import sys, time
     from pathlib import Path
-    from fvc_lib.execution.run_lock import task_locks
+    from fvc_lib.execution.run.lock import task_locks
     from fvc_lib.services.run_paths import RunPaths
     with task_locks(RunPaths(Path(sys.argv[1])), sys.argv[2:], interval_seconds=0.1):
         print("held", flush=True)
@@ -140,7 +140,7 @@ def test_of_a_runner_and_a_job_at_the_same_moment_never_both_begin(project):
     script = """
         import sys, time
         from pathlib import Path
-        from fvc_lib.execution.run_lock import run_lock, task_locks
+        from fvc_lib.execution.run.lock import run_lock, task_locks
         from fvc_lib.services.errors import UsageError
         from fvc_lib.services.run_paths import RunPaths
         run = RunPaths(Path(sys.argv[1])); inside = run.root / "inside"
@@ -210,11 +210,11 @@ def test_a_job_that_died_without_a_word_is_not_said_to_run_while_another_lives(p
 JOB = """
 import sys
 from pathlib import Path
-from fvc_lib.execution.notebook_files import read_notebook
-from fvc_lib.execution.plan import make_plan
-from fvc_lib.execution.runner import Runner
-from fvc_lib.execution.session import run_config
-from fvc_lib.execution.stages import Stage
+from fvc_lib.execution.plan.notebook_files import read_notebook
+from fvc_lib.execution.plan.plan import make_plan
+from fvc_lib.execution.run.runner import Runner
+from fvc_lib.execution.run.session import run_config
+from fvc_lib.execution.plan.stages import Stage
 from fvc_lib.services.run_paths import RunPaths
 run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2]); keys = frozenset(sys.argv[3:])
 def one(run, fold):

@@ -14,16 +14,19 @@ from pathlib import Path
 import pytest
 
 import fvc_lib
-from fvc_lib.execution.bounded_log import BoundedLog
-from fvc_lib.execution.end_lines import what_next
-from fvc_lib.execution.kernel_engine import KernelOutcome
-from fvc_lib.execution.last_metric import last_metric
-from fvc_lib.execution.next_setting import DEFAULT_BATCH, after_another_death, after_memory_ended
-from fvc_lib.execution.oom_counter import OomKills, oom_kills
-from fvc_lib.execution.stage_end import judge
-from fvc_lib.execution.status import StageStatus
-from fvc_lib.execution.task_run import TaskRun, job_id
-from fvc_lib.learning.models import default_micro_batch
+from fvc_lib.detectors.own.video import default_micro_batch
+from fvc_lib.execution.kernel.engine import KernelOutcome
+from fvc_lib.execution.kernel.outputs import BoundedLog
+from fvc_lib.execution.run.stage_end import (
+    DEFAULT_BATCH,
+    OomKills,
+    after_another_death,
+    after_memory_ended,
+    judge,
+    oom_kills,
+)
+from fvc_lib.execution.run.status import StageStatus
+from fvc_lib.execution.run.task import TaskRun, job_id, last_metric, what_next
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.redaction import Redactor
@@ -151,7 +154,7 @@ def test_a_bounded_log_keeps_beginning_and_end_and_tells_the_gap(tmp_path):
     assert int(gap and tail.split()[0]) == log.dropped_bytes > 10_000
 
 
-SESSION = "from fvc_lib.execution.session import open_stage\nstage = open_stage('one', globals())"
+SESSION = "from fvc_lib.execution.run.session import open_stage\nstage = open_stage('one', globals())"
 SLEEP = "(folder / 'sleeping').write_text('')\nimport time\ntime.sleep(600)"
 STUBBORN = "import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + SLEEP
 
@@ -256,7 +259,7 @@ def test_a_kernel_whose_parent_is_gone_before_it_looks_ends_all_the_same():
     """Adopted by another process than number 1, as under slurmstepd or systemd --user."""
     code = (
         "import threading, os\n"
-        "from fvc_lib.execution.ipykernel_launcher import ParentWatch\n"
+        "from fvc_lib.execution.kernel.ipykernel_launcher import ParentWatch\n"
         "ParentWatch(2**22 + 1).start()\n"
         "threading.Event().wait(600)\n"
     )

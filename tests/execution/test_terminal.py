@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fvc_lib.execution.progress import Progress
-from fvc_lib.execution.task_run import TaskProgress
-from fvc_lib.execution.terminal import Terminal, duration, line_of
+from fvc_lib.execution.run.runner import Terminal, duration, line_of
+from fvc_lib.execution.run.status import Progress
+from fvc_lib.execution.run.task import TaskProgress
 
 
 def task(key: str, done: int = 3, **more: float) -> TaskProgress:

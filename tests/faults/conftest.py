@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.learning.fold_training import train_fold
 from fvc_lib.services.checkpoints import BEST
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
-from tests.learning.conftest import TinyTraining, kind, list_log, make_engine, observer, pictures, tasks, tiny_training
+from fvc_lib.tasks.video.training import train_fold
+from tests.kits.training import TinyTraining, kind, list_log, make_engine, observer, pictures, tasks, tiny_training
 
 __all__ = ["kind", "list_log", "make_engine", "observer", "pictures", "tasks", "tiny_training"]
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ STAGE = "04_fold_training"
 CHILD = """
 import signal, sys
 from pathlib import Path
-from fvc_lib.learning.fold_training import train_fold
+from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.metric_log import MetricLog

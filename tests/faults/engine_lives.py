@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
-from fvc_lib.learning.device import resolve_device
-from fvc_lib.learning.engine import Engine
-from fvc_lib.learning.engine_settings import EngineSettings
+from fvc_lib.engine.device import resolve_device
+from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.metric_log import MetricLog
 from tests.faults.file_operations import FileOperations
-from tests.learning.engine_kit import SETTINGS, draining
-from tests.learning.task_kit import TinyTasks
+from tests.kits.engine_kit import SETTINGS, draining
+from tests.kits.task_kit import TinyTasks
 
 BINDING = CheckpointBinding({"task": "tiny"}, "f" * 64)
 CHECKPOINTS, METRICS, RESULT = "checkpoints", "metrics.jsonl", "result.pt"

@@ -11,14 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fvc_lib.learning.fold_outcome import read_outcome
-from fvc_lib.learning.fold_training import train_fold
-from fvc_lib.services.checkpoint_files import load_document
-from fvc_lib.services.checkpoints import BEST, LATEST, CheckpointBinding, CheckpointFolder, load_best_model
+from fvc_lib.services.checkpoints import (
+    BEST,
+    LATEST,
+    CheckpointBinding,
+    CheckpointFolder,
+    load_best_model,
+    load_document,
+)
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.video.training import read_outcome, train_fold
 from tests.faults.checkpoint_lives import same
 from tests.faults.conftest import STAGE, Result
 from tests.faults.file_operations import FileOperations

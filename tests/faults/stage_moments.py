@@ -14,10 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from fvc_lib.execution.status import read_status
+from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tables import read_table
-from fvc_lib.services.task_tables import IMAGES, VIDEO_TEXTS
+from fvc_lib.services.tables import IMAGES, VIDEO_TEXTS, read_table
 from tests.faults.small_runs import Place
 
 NUM_AT_RANDOM = 3

@@ -22,22 +22,23 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from fvc_lib.learning.fold_training import train_fold
-from fvc_lib.services.checkpoint_files import DamagedCheckpointError, load_document
 from fvc_lib.services.checkpoints import (
     BEST,
     LATEST,
     Checkpoint,
     CheckpointBinding,
     CheckpointFolder,
+    DamagedCheckpointError,
     load_best_model,
+    load_document,
 )
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.tasks.video.training import train_fold
 from tests.faults import checkpoint_lives as lives
 from tests.faults.checkpoint_lives import same
 from tests.faults.conftest import STAGE, result_of
-from tests.learning.conftest import TinyTraining
+from tests.kits.training import TinyTraining
 
 SECOND, FIRST = "checkpoint_epoch_002.pt", "checkpoint_epoch_001.pt"
 

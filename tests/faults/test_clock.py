@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from fvc_lib.analysis.queries import learning_curves
-from fvc_lib.execution.status import read_status
-from fvc_lib.learning.fold_training import train_fold
+from fvc_lib.analysis.read.queries import learning_curves
+from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.tasks.video.training import train_fold
 from tests.execution.conftest import Project, make_project
 from tests.faults.conftest import STAGE, result_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.queries import learning_curves
-from fvc_lib.analysis.records import Answer
+from fvc_lib.analysis.read.queries import learning_curves
+from fvc_lib.analysis.read.records import Answer
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
 

@@ -8,18 +8,17 @@ import logging
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.queries import learning_curves
-from fvc_lib.execution.forking import Inheritance, take_over
-from fvc_lib.execution.stages import Task, stage_named
-from fvc_lib.execution.status import RunStatus
-from fvc_lib.execution.superseding import begin_training_state
-from fvc_lib.learning.fold_outcome import FoldOutcome
-from fvc_lib.learning.fold_training import train_fold, training_parameters
+from fvc_lib.analysis.read.queries import learning_curves
+from fvc_lib.execution.plan.forking import Inheritance, take_over
+from fvc_lib.execution.plan.stages import Task, stage_named
+from fvc_lib.execution.plan.superseding import begin_training_state
+from fvc_lib.execution.run.status import RunStatus
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table, write_table
+from fvc_lib.tasks.video.training import FoldOutcome, train_fold, training_parameters
 from tests.faults.conftest import STAGE, elsewhere
-from tests.learning.conftest import TinyTraining
+from tests.kits.training import TinyTraining
 
 TASK = Task(stage_named(STAGE), 0)
 

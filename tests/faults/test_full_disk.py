@@ -8,13 +8,13 @@ import shutil
 
 import pytest
 
-from fvc_lib.learning.fold_training import train_fold
 from fvc_lib.services.checkpoints import CheckpointWriteError
 from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.tasks.video.training import train_fold
 from tests.faults import checkpoint_lives as lives
 from tests.faults.conftest import STAGE, result_of
 from tests.faults.disks import SmallDisk, small_tmpfs
-from tests.learning.conftest import TinyTraining
+from tests.kits.training import TinyTraining
 
 PAGE = 4096
 

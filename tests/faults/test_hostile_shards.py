@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fvc_lib.learning import fold_fitting
-from fvc_lib.learning.fold_training import train_fold
-from fvc_lib.learning.watching import NoMetrics
+from fvc_lib.engine.watching import NoMetrics
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import AUGMENTED, read_table
-from fvc_lib.video.shards import write_shards
-from tests.learning.conftest import TinyTraining
+from fvc_lib.tasks.video import training as fold_fitting
+from fvc_lib.tasks.video.training import train_fold
+from fvc_lib.video.clips.shards import write_shards
+from tests.kits.training import TinyTraining
 
 Change = Callable[[tarfile.TarInfo, bytes, Path], tuple[tarfile.TarInfo, bytes]]
 

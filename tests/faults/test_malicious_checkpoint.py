@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fvc_lib.learning.fold_training import train_fold
 from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, result_of
 
 

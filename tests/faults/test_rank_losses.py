@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from fvc_lib.services.errors import DataError
-from tests.learning.rank_kit import Training, run_ranks, same_result, start_ranks, train
-from tests.learning.task_kit import TinyTasks, changed, each_task
-from tests.learning.test_engine_on_ranks import QUIET
+from tests.engine.test_engine_on_ranks import QUIET
+from tests.kits.rank_kit import Training, run_ranks, same_result, start_ranks, train
+from tests.kits.task_kit import TinyTasks, changed, each_task
 
 SETTINGS = {**QUIET, "epochs": 2, "checkpoint_seconds": 0}  # a checkpoint after every step
 

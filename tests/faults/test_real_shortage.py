@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fvc_lib.learning.fold_outcome import FoldOutcome, read_outcome
 from fvc_lib.services.checkpoints import load_best_model
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table
+from fvc_lib.tasks.video.training import FoldOutcome, read_outcome
 from tests.faults.conftest import elsewhere
 from tests.faults.forked import run
 from tests.faults.shortage_lives import train_in_little_memory
-from tests.learning.conftest import TinyTraining, draw_clip
+from tests.kits.training import TinyTraining, draw_clip
 
 PLANNED = 8
 

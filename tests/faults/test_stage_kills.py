@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.status import read_status
+from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import TASK_OF_STAGE
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from tests.faults.small_runs import VALUES, Place, metrics_of, results_of, small_corpus, wait_for_no_orphans

@@ -17,8 +17,8 @@ from tests.faults import engine_lives as lives
 from tests.faults.checkpoint_lives import same
 from tests.faults.disks import small_tmpfs
 from tests.faults.forked import run
-from tests.learning.engine_kit import same_end, stop_after
-from tests.learning.task_kit import each_task
+from tests.kits.engine_kit import same_end, stop_after
+from tests.kits.task_kit import each_task
 
 OPERATIONS = 90  # of a few steps with a checkpoint after each; a whole training makes four times as many
 

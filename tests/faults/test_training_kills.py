@@ -25,7 +25,7 @@ from tests.faults.fold_lives import (
 )
 from tests.faults.forked import Child, run, start
 from tests.faults.table import Tally
-from tests.learning.conftest import TinyTraining
+from tests.kits.training import TinyTraining
 
 FOLDS = (0, 1)
 

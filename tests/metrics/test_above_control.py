@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fvc_lib.metrics.above_control import is_above_control
+from fvc_lib.metrics.comparison import is_above_control
 
 
 @pytest.mark.parametrize(

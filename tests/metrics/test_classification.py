@@ -9,8 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fvc_lib.metrics import classification as c
-from fvc_lib.metrics.thresholds import decide
-from fvc_lib.metrics.weighting import Metric
+from fvc_lib.metrics.classification import Metric, decide
 
 RANKING = (c.roc_auc, c.average_precision, c.equal_error_rate, c.true_positive_rate_at)
 DECIDING = (c.f1, c.balanced_accuracy, c.matthews_correlation)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.metrics.curves import confusion_curve, rank_rows
+from fvc_lib.metrics.classification import confusion_curve, rank_rows
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=25

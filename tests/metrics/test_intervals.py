@@ -8,19 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvc_lib.metrics import intervals
-from fvc_lib.metrics.above_control import is_above_control
 from fvc_lib.metrics.calibration import expected_calibration_error
 from fvc_lib.metrics.classification import (
+    FloatArray,
+    IntArray,
+    Metric,
     average_precision,
     balanced_accuracy,
     brier_score,
+    decide,
+    divide,
     equal_error_rate,
     f1,
     log_loss,
     matthews_correlation,
     roc_auc,
     true_positive_rate_at,
+    weighted_metric,
 )
+from fvc_lib.metrics.comparison import is_above_control
+from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds, within_folds
 from fvc_lib.metrics.intervals import (
     cluster_bootstrap,
     cluster_bootstrap_many,
@@ -28,10 +35,6 @@ from fvc_lib.metrics.intervals import (
     group_codes,
     one_vote_per_group,
 )
-from fvc_lib.metrics.over_folds import METRICS, measure_over_folds
-from fvc_lib.metrics.thresholds import decide
-from fvc_lib.metrics.weighting import FloatArray, IntArray, Metric, divide, weighted_metric
-from fvc_lib.metrics.within_folds import within_folds
 
 SCORED = (
     roc_auc, average_precision, equal_error_rate, true_positive_rate_at, brier_score, log_loss,

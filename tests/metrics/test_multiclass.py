@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fvc_lib.metrics import multiclass
-from fvc_lib.metrics.intervals import draw_group_counts
+from fvc_lib.metrics.intervals import draw_group_counts, intervals_over_groups
 from fvc_lib.metrics.multiclass import (
     class_scores,
     confusion_matrix,
@@ -18,7 +18,6 @@ from fvc_lib.metrics.multiclass import (
     top_k_accuracy,
     top_k_measure,
 )
-from fvc_lib.metrics.row_measures import intervals_over_groups
 
 CLASSES = 5
 

@@ -6,7 +6,7 @@ import sklearn.metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.metrics.intervals import draw_group_counts
+from fvc_lib.metrics.intervals import draw_group_counts, intervals_over_groups
 from fvc_lib.metrics.regression import (
     mean_absolute_error,
     r_squared,
@@ -14,7 +14,6 @@ from fvc_lib.metrics.regression import (
     regression_scores,
     root_mean_squared_error,
 )
-from fvc_lib.metrics.row_measures import intervals_over_groups
 
 
 @settings(max_examples=15)

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info
 
 from fvc_lib.metrics import retrieval_stream
 from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.metrics.retrieval_plan import RetrievalPlan, plan_retrieval
+from fvc_lib.metrics.retrieval_blocks import RetrievalPlan, plan_retrieval
 from tests.metrics.retrieval_oracle import check_against_naive, samples
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.metrics.retrieval_exact import at_least, double_products, exact_values
+from fvc_lib.metrics.retrieval_blocks import at_least, double_products, exact_values
 from tests.metrics.retrieval_oracle import whole
 
 

@@ -8,13 +8,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fvc_lib.metrics import retrieval_counting, retrieval_filters, retrieval_masks, retrieval_rows, retrieval_stream
+from fvc_lib.metrics import (
+    retrieval_blocks as retrieval_rows,
+)
+from fvc_lib.metrics import (
+    retrieval_stream,
+)
+from fvc_lib.metrics import (
+    retrieval_stream as retrieval_counting,
+)
+from fvc_lib.metrics import (
+    retrieval_stream as retrieval_filters,
+)
+from fvc_lib.metrics import (
+    retrieval_stream as retrieval_masks,
+)
 from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.metrics.retrieval_exact import double_products
-from fvc_lib.metrics.retrieval_filters import BYTES, DOUBLE, LIMBS, SINGLE, Filter, dimensions_of
-from fvc_lib.metrics.retrieval_masks import Mask, padded_shape
-from fvc_lib.metrics.retrieval_plan import RetrievalPlan
-from fvc_lib.metrics.retrieval_rows import Rows, in_whole_numbers
+from fvc_lib.metrics.retrieval_blocks import RetrievalPlan, Rows, double_products, in_whole_numbers
+from fvc_lib.metrics.retrieval_stream import BYTES, DOUBLE, LIMBS, SINGLE, Filter, Mask, dimensions_of, padded_shape
 from tests.metrics.retrieval_oracle import check_against_naive, rows_of_kind, samples
 
 FORMATS = {

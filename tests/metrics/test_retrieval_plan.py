@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.metrics.retrieval_plan import RetrievalPlan, least_memory_bytes, plan_retrieval
+from fvc_lib.metrics.retrieval_blocks import RetrievalPlan, least_memory_bytes, plan_retrieval
 
 
 def embedded(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.metrics.selective import risk_coverage
+from fvc_lib.metrics.calibration import risk_coverage
 
 ROWS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 8)), min_size=1, max_size=30)
 

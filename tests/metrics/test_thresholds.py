@@ -5,8 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fvc_lib.metrics.classification import balanced_accuracy
-from fvc_lib.metrics.thresholds import best_threshold, decide
+from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide
 
 SCORES = st.one_of(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.floats(0, 1, allow_subnormal=False))
 ROWS = st.lists(st.tuples(st.integers(0, 1), SCORES), min_size=2, max_size=25)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from fvc_lib.services.allocator_settings import (
+from fvc_lib.services.memory_policy import (
     ALLOC_CONF_NAMES,
     MPS_HIGH,
     MPS_LOW,

@@ -1,7 +1,7 @@
 import gc
 import weakref
 
-from fvc_lib.services.garbage import frozen_garbage
+from fvc_lib.services.memory_policy import frozen_garbage
 
 
 class _Ring:

@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 import pytest
 
-from fvc_lib.services.memory_observer import DeviceMemory, MemoryObserver
+from fvc_lib.services.memory_budget import ProcessMemory, ProcessTree
+from fvc_lib.services.memory_policy import DeviceMemory, MemoryObserver
 from fvc_lib.services.memory_sampler import MemorySampler, NearLimit
-from fvc_lib.services.process_memory import ProcessMemory, ProcessTree
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fvc_lib.services.atomic_files import escape_text, message_text, path_from_text, path_to_text
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.path_text import escape_text, message_text, path_from_text, path_to_text
 
 NAMES = st.binary(min_size=1, max_size=40).filter(lambda raw: b"\0" not in raw and b"/" not in raw)
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.stages import STAGES
-from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, resolve_config
+from fvc_lib.execution.plan.stages import STAGES
+from fvc_lib.services.config import TASKS, RunConfig, refuse_fields_of_another_task, resolve_config, tasks_that_read
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.task_fields import TASKS, tasks_that_read
 
 ROOT = Path(__file__).parents[2]
 # Read by the runner itself, whatever the run is about.

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from fvc_lib.execution.predicted_memory import PredictedPeak
+from fvc_lib.execution.plan.memory import PredictedPeak
+from fvc_lib.execution.plan.stages import STAGES, Stage, stages_of, tasks_in_order
 from fvc_lib.execution.slurm.jobs import RUNNER_MIB, plan_jobs, plan_one_job
 from fvc_lib.execution.slurm.site import Site
-from fvc_lib.execution.stages import STAGES, Stage, stages_of, tasks_in_order
 from fvc_lib.services.config import RunConfig
 
 MIB = 1 << 20
@@ -22,7 +22,7 @@ def peak(mib: float) -> PredictedPeak:
 
 
 def stage(name: str, *needs: str, per_fold: bool = False) -> Stage:
-    module = "fvc_lib.learning.fold_training" if per_fold else ""
+    module = "fvc_lib.tasks.video.training" if per_fold else ""
     return Stage(name, needs, lambda run, _: (), lambda run, _: (), per_fold, module)
 
 

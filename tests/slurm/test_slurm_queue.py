@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.slurm.queue import job_states, parse_accounting, parse_queue, read_accounting
-from fvc_lib.execution.slurm.record import SubmittedJob, submitted_jobs
+from fvc_lib.execution.slurm.queue import (
+    SubmittedJob,
+    job_states,
+    parse_accounting,
+    parse_queue,
+    read_accounting,
+    submitted_jobs,
+)
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 

@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.slurm.record import submitted_jobs
-from fvc_lib.execution.status import read_status
+from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.slurm.queue import submitted_jobs
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, read_table
 from tests.faults.stage_moments import Point, watching

@@ -9,12 +9,10 @@ import sys
 
 import pytest
 
-from fvc_lib.execution.slurm.commands import SlurmError
-from fvc_lib.execution.slurm.queue import job_states, read_accounting
-from fvc_lib.execution.slurm.record import submitted_jobs
-from fvc_lib.execution.slurm.script import script_path
-from fvc_lib.execution.status import read_status
-from fvc_lib.execution.status_book import status_now
+from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.run.status_book import status_now
+from fvc_lib.execution.slurm.jobs import script_path
+from fvc_lib.execution.slurm.queue import SlurmError, job_states, read_accounting, submitted_jobs
 from fvc_lib.services.errors import UsageError
 from tests.slurm.project import log_of, noted, results, told, undisturbed_chain
 

@@ -13,27 +13,34 @@ from safetensors.torch import load_file
 
 from fvc_lib.corpus.images import index_images
 from fvc_lib.corpus.video_texts import index_video_texts
-from fvc_lib.execution.run_record import begin_run
-from fvc_lib.execution.session import run_config
+from fvc_lib.execution.plan.stages import Task, stage_named
+from fvc_lib.execution.run.record import begin_run
+from fvc_lib.execution.run.session import run_config
+from fvc_lib.execution.run.status import StageStatus, read_status
+from fvc_lib.execution.run.status_book import status_now
 from fvc_lib.execution.slurm.jobs import plan_jobs
-from fvc_lib.execution.slurm.queue import job_states
-from fvc_lib.execution.slurm.record import SubmittedJob, submitted_jobs
+from fvc_lib.execution.slurm.queue import SubmittedJob, job_states, submitted_jobs
 from fvc_lib.execution.slurm.site import read_site
 from fvc_lib.execution.slurm.submission import submit as slurm_submit
-from fvc_lib.execution.stages import Task, stage_named
-from fvc_lib.execution.status import StageStatus, read_status
-from fvc_lib.execution.status_book import status_now
-from fvc_lib.learning.image_fits import measured_image_fits
-from fvc_lib.learning.image_results import image_results
-from fvc_lib.learning.image_training import train_images
-from fvc_lib.learning.split_audit import image_split_audit, video_text_split_audit
-from fvc_lib.learning.video_text_results import video_text_results
-from fvc_lib.learning.video_text_training import train_video_text
 from fvc_lib.services.config import TASK_OF_STAGE, resolve_config
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tables import LEAKAGE_AUDIT, REJECTED, read_table, write_table
-from fvc_lib.services.task_tables import IMAGE_TARGETS, IMAGES, TARGET_PREDICTIONS, VIDEO_TEXTS
+from fvc_lib.services.tables import (
+    IMAGE_TARGETS,
+    IMAGES,
+    LEAKAGE_AUDIT,
+    REJECTED,
+    TARGET_PREDICTIONS,
+    VIDEO_TEXTS,
+    read_table,
+    write_table,
+)
+from fvc_lib.tasks.image.results import image_results
+from fvc_lib.tasks.image.sweep import measured_image_fits
+from fvc_lib.tasks.image.training import train_images
+from fvc_lib.tasks.leakage_audit import image_split_audit, video_text_split_audit
+from fvc_lib.tasks.video_text.results import video_text_results
+from fvc_lib.tasks.video_text.training import train_video_text
 from tests.faults.small_runs import VALUES, Place, metrics_of, results_of, small_corpus
 from tests.faults.stage_moments import renamed, watching
 from tests.slurm.cluster import Cluster

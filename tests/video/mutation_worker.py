@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.corpus.probe_worker import probe_file
-from fvc_lib.video.decode import OnTruncated, decode_clip
-from fvc_lib.video.errors import VideoError
+from fvc_lib.corpus.probing import probe_file
+from fvc_lib.video.decode.clip import OnTruncated, decode_clip
+from fvc_lib.video.decode.source import VideoError
 
 NUM_FRAMES, SIZE = 5, 64
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fvc_lib.services.config import AUGMENTATIONS
 from fvc_lib.services.errors import UsageError
-from fvc_lib.video.augmentation import AugmentationPlan, AugmentationSettings, apply_augmentation, draw_augmentation
+from fvc_lib.video.augmentations import AugmentationPlan, AugmentationSettings, apply_augmentation, draw_augmentation
 
 names = st.lists(st.sampled_from(AUGMENTATIONS), unique=True).map(tuple)
 settings = st.builds(AugmentationSettings, names, st.floats(0, 3))
@@ -119,7 +119,7 @@ def test_another_process_with_other_hashing_and_threads_makes_the_same_bytes():
     code = (
         "import hashlib, numpy as np\n"
         "from fvc_lib.services.config import AUGMENTATIONS\n"
-        "from fvc_lib.video.augmentation import *\n"
+        "from fvc_lib.video.augmentations import *\n"
         "clip = np.random.default_rng(3).integers(0, 256, (6, 3, 40, 56)).astype(np.uint8)\n"
         "digest = hashlib.sha256()\n"
         "for n in range(1, 9):\n"

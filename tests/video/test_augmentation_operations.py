@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fvc_lib.video.augmentation_operations import Affine, Blur, Color, Cutout, FrameDrop, Noise
+from fvc_lib.video.augmentations import Affine, Blur, Color, Cutout, FrameDrop, Noise
 
 
 @pytest.fixture

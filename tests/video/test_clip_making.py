@@ -11,16 +11,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_file
 from fvc_lib.services.config import AUGMENTATIONS
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.path_text import path_to_text
 from fvc_lib.services.tables import AUGMENTED, read_table
-from fvc_lib.video import clip_making
-from fvc_lib.video.augmentation import AugmentationPlan, AugmentationSettings, apply_augmentation
-from fvc_lib.video.clip_making import make_clips
-from fvc_lib.video.clip_store import ClipStore
-from fvc_lib.video.decode import decode_clip
+from fvc_lib.video.augmentations import AugmentationPlan, AugmentationSettings, apply_augmentation
+from fvc_lib.video.clips import making as clip_making
+from fvc_lib.video.clips.making import make_clips
+from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.decode.clip import decode_clip
 
 ID = "0123456789abcdef"
 
@@ -140,7 +139,7 @@ def test_the_table_grows_with_each_video_and_a_killed_run_is_continued(tmp_path,
 DANGEROUS = """
 import ctypes, os, sys, time
 from pathlib import Path
-from fvc_lib.video.clip_worker import make_original
+from fvc_lib.video.clips.making import make_original
 
 def dangerous(item):
     (Path(os.environ["MARKS"]) / str(os.getpid())).touch()
@@ -231,7 +230,7 @@ def test_copies_are_made_anew_without_decoding(tmp_path, corpus, dangerous):
 
 
 def test_a_worker_imports_neither_torch_nor_tables():
-    code = "import sys, fvc_lib.video.clip_worker; sys.exit(bool({'torch', 'kornia', 'polars'} & set(sys.modules)))"
+    code = "import sys, fvc_lib.video.clips.making; sys.exit(bool({'torch', 'kornia', 'polars'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

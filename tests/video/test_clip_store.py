@@ -10,8 +10,8 @@ import pytest
 
 from fvc_lib.services.config import AUGMENTATIONS
 from fvc_lib.services.errors import DataError
-from fvc_lib.video.augmentation import AugmentationSettings
-from fvc_lib.video.clip_store import ClipStore
+from fvc_lib.video.augmentations import AugmentationSettings
+from fvc_lib.video.clips.store import ClipStore
 
 ID = "0123456789abcdef"
 

@@ -4,7 +4,7 @@ import av
 import numpy as np
 import pytest
 
-from fvc_lib.video.contact_sheet import contact_sheet, png_bytes
+from fvc_lib.video.clips.store import contact_sheet, png_bytes
 
 
 def test_rows_are_clips_and_columns_are_frames():

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fvc_lib.video.container_size import missing_bytes
-from fvc_lib.video.decode import decode_clip
-from fvc_lib.video.errors import TruncatedVideo
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.packet_scan import missing_bytes
+from fvc_lib.video.decode.source import TruncatedVideo
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.video.decode import decode_clip, uniform_places
-from fvc_lib.video.errors import TruncatedVideo
+from fvc_lib.video.decode.clip import decode_clip, uniform_places
+from fvc_lib.video.decode.source import TruncatedVideo
 
 # name, encoder options: what makes finding a frame hard
 CASES = {
@@ -203,7 +203,9 @@ def test_places_are_spread_from_the_first_to_the_last(num_source_frames, num_fra
 
 
 def test_the_decoder_needs_no_torch():
-    modules = "fvc_lib.video.decode, fvc_lib.video.probe, fvc_lib.video.augmentation, fvc_lib.video.clip_store"
+    modules = (
+        "fvc_lib.video.decode.clip, fvc_lib.video.decode.probe, fvc_lib.video.augmentations, fvc_lib.video.clips.store"
+    )
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"

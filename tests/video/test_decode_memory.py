@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 MEASURE = """
 import gc, json, sys
 from pathlib import Path
-from fvc_lib.video.decode import decode_clip
+from fvc_lib.video.decode.clip import decode_clip
 def mebibytes(field):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) / 1024

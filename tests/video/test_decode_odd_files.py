@@ -15,10 +15,11 @@ from av.bitstream import BitStreamFilterContext
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.video import decode, frame_reader
-from fvc_lib.video.decode import decode_clip
-from fvc_lib.video.errors import CorruptVideo, TruncatedVideo
-from fvc_lib.video.frame_table import seconds_of
+from fvc_lib.video.decode import clip as decode
+from fvc_lib.video.decode import readers as frame_reader
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.frame_table import seconds_of
+from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo
 
 
 def test_the_best_of_several_streams_is_read_and_no_other(tmp_path, number_of, numbered):
@@ -122,7 +123,7 @@ def test_times_that_no_decoder_could_reorder_do_not_abort_the_process(make_video
     content[block + 1 : block + 3] = (305).to_bytes(2, "big")
     path.write_bytes(content)
     decode_it = "clip = decode_clip(pathlib.Path(sys.argv[1]), 6); print(clip.num_source_frames)"
-    code = f"import sys, pathlib; from fvc_lib.video.decode import decode_clip; {decode_it}"
+    code = f"import sys, pathlib; from fvc_lib.video.decode.clip import decode_clip; {decode_it}"
     result = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.strip()) == (0, "40")
 

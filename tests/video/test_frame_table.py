@@ -4,10 +4,9 @@ import av
 import numpy as np
 import pytest
 
-from fvc_lib.video.errors import CorruptVideo, TruncatedVideo
-from fvc_lib.video.frame_table import FrameTable, check_not_empty
-from fvc_lib.video.packet_scan import read_frame_table
-from fvc_lib.video.source import open_video
+from fvc_lib.video.decode.frame_table import FrameTable, check_not_empty
+from fvc_lib.video.decode.packet_scan import read_frame_table
+from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, open_video
 
 
 def _table(pts, keys, shown=None, damage=None):

@@ -13,7 +13,7 @@ import pytest
 
 from fvc_lib.corpus.probing import DEFAULT_TIMEOUT_SECONDS
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.video.errors import CorruptVideo, NoVideoStream, RefusedVideo, TruncatedVideo, UnreadableVideo
+from fvc_lib.video.decode.source import CorruptVideo, NoVideoStream, RefusedVideo, TruncatedVideo, UnreadableVideo
 from tests.video.mutations import GOOD_FILES, MUTATIONS, Case, cases, elements_of, textured_frames
 
 EXAMINE = "tests.video.mutation_worker:examine"

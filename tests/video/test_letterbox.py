@@ -11,7 +11,7 @@ from av.video.reformatter import Interpolation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.video.letterbox import FrameConverter, Orientation, fit
+from fvc_lib.video.decode.letterbox import FrameConverter, Orientation, fit
 
 ONE = 1 << 16
 EXACT = (

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fvc_lib.video import packet_scan
-from fvc_lib.video.errors import VideoError
-from fvc_lib.video.mp4_index import read_sample_table
-from fvc_lib.video.packet_scan import read_frame_table
-from fvc_lib.video.source import open_video
+from fvc_lib.video.decode import packet_scan
+from fvc_lib.video.decode.frame_table import read_sample_table
+from fvc_lib.video.decode.packet_scan import read_frame_table
+from fvc_lib.video.decode.source import VideoError, open_video
 
 PLAIN = {
     "b_frames.mp4": {"options": {"bf": "3", "b_strategy": "0"}},

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.video.errors import VideoError
-from fvc_lib.video.probe import probe_video
+from fvc_lib.video.decode.probe import probe_video
+from fvc_lib.video.decode.source import VideoError
 
 
 def test_a_plain_video_is_described(make_video):

@@ -10,11 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvc_lib.services.errors import DataError
-from fvc_lib.video.augmentation import AugmentationSettings
-from fvc_lib.video.clip_store import ClipStore
-from fvc_lib.video.shard_reading import ClipShards
-from fvc_lib.video.shard_stream import ClipStream, StreamPosition
-from fvc_lib.video.shards import MANIFEST, ClipRecord, ShardEntry, ShardManifest, member_names, write_shards
+from fvc_lib.video.augmentations import AugmentationSettings
+from fvc_lib.video.clips.shards import (
+    MANIFEST,
+    ClipRecord,
+    ClipShards,
+    ClipStream,
+    ShardEntry,
+    ShardManifest,
+    StreamPosition,
+    member_names,
+    write_shards,
+)
+from fvc_lib.video.clips.store import ClipStore
 
 DIGEST = "0" * 64
 

@@ -15,10 +15,9 @@ import webdataset
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import AUGMENTED
-from fvc_lib.video.augmentation import AugmentationSettings
-from fvc_lib.video.clip_store import ClipStore
-from fvc_lib.video.shard_reading import ClipShards
-from fvc_lib.video.shards import MANIFEST, ClipRecord, read_manifest, shards_folder, write_shards
+from fvc_lib.video.augmentations import AugmentationSettings
+from fvc_lib.video.clips.shards import MANIFEST, ClipRecord, ClipShards, read_manifest, shards_folder, write_shards
+from fvc_lib.video.clips.store import ClipStore
 
 SHARD_BYTES = 4 * (128 + 2 * 3 * 16 * 16)  # four clips a shard
 

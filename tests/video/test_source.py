@@ -11,16 +11,17 @@ import av
 import numpy as np
 import pytest
 
-from fvc_lib.video import source as source_module
-from fvc_lib.video.decode import decode_clip
-from fvc_lib.video.errors import (
+from fvc_lib.video.decode import source as source_module
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.probe import probe_video
+from fvc_lib.video.decode.source import (
+    MAX_PIXELS,
     CorruptVideo,
     NoVideoStream,
     RefusedVideo,
     UnreadableVideo,
+    open_video,
 )
-from fvc_lib.video.probe import probe_video
-from fvc_lib.video.source import MAX_PIXELS, open_video
 from tests.video.mutations import textured_frames
 
 IMPOSTORS = {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fvc_lib.video.still_image import (
+from fvc_lib.video.decode.still_image import (
     CorruptImage,
     NotAnImage,
     RefusedImage,

@@ -2,14 +2,132 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from fvc_lib.execution.slurm.commands import SlurmError, has_command, output_of
-from fvc_lib.execution.slurm.record import SubmittedJob, submitted_jobs
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from fvc_lib.services.atomic_files import write_json
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.run_paths import RunPaths, stage_key
+
+# ----------------------------------------------------------------------------------------------------
+# Which SLURM jobs a run was handed to: ``slurm/submitted.json``, the link between a run and a queue.
+
+
+class SubmittedJob(BaseModel):
+    """One job as it was handed in.
+
+    Attributes:
+        job_id: SLURM's number; of an array that of all its tasks.
+        name: of the job and its script.
+        stages: that it runs.
+        folds: the tasks of the array; None: no array.
+        after: the job ids it waits for.
+        cluster: where SLURM manages several; empty: the only one.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    job_id: str
+    name: str
+    stages: tuple[str, ...]
+    folds: tuple[int, ...] | None = None
+    after: tuple[str, ...] = ()
+    cluster: str = ""
+    submitted_utc: str = ""
+    submitted_from: str = ""
+
+    def task_of(self, fold: int | None) -> str:
+        """What the job, or its array task ``fold``, works on: a task's key, or stages joined by a comma."""
+        return ",".join(self.stages) if self.folds is None else stage_key(self.stages[0], fold)
+
+
+def submitted_jobs(run: RunPaths) -> list[SubmittedJob]:
+    """All jobs that were ever submitted for ``run``, oldest first; none where there were none.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = _submitted_json(run)
+    try:
+        return [SubmittedJob(**each) for each in json.loads(path.read_text())["jobs"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise DataError(
+            f"{path}: cannot be read as a list of jobs: {error!r}. Delete it; squeue knows them."
+        ) from error
+
+
+def remember(jobs: Sequence[SubmittedJob], run: RunPaths) -> None:
+    """Add ``jobs`` to those that were submitted for ``run`` before.
+
+    Raises:
+        DataError: the file is damaged.
+        OSError: it cannot be written.
+    """
+    every = [*submitted_jobs(run), *jobs]
+    write_json(_submitted_json(run), {"jobs": [job.model_dump(mode="json") for job in every]})
+
+
+def _submitted_json(run: RunPaths) -> Path:
+    return run.slurm / "submitted.json"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Calls of SLURM's own commands, and what a failing one said.
+
+
+_SECONDS = 60
+
+
+class SlurmError(FvcError):
+    """A command of SLURM's is missing, failed or does not answer; the message holds what it said. Exit code 2."""
+
+    exit_code = 2
+
+
+def has_command(name: str) -> bool:
+    """Whether this machine has SLURM's command ``name``."""
+    return shutil.which(name) is not None
+
+
+def _stays(name: str) -> bool:
+    """Not SQUEUE_FORMAT and the like, which change how a command answers, nor what a surrounding job was told."""
+    if name.startswith("SLURM_"):
+        return name in {"SLURM_CONF", "SLURM_CLUSTERS"}
+    return not name.startswith(("SQUEUE_", "SACCT_"))
+
+
+def output_of(command: Sequence[str]) -> str:
+    """What ``command`` printed, without the last line's end.
+
+    Raises:
+        SlurmError: it is missing, failed, or gave no answer within a minute.
+    """
+    environ = {name: value for name, value in os.environ.items() if _stays(name)}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env=environ, timeout=_SECONDS, check=False
+        )
+    except FileNotFoundError as error:
+        raise SlurmError(
+            f"{command[0]}: not found. Run this where SLURM's commands are, or without --executor slurm."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(f"{command[0]}: no answer within {_SECONDS} s. Is the cluster well? Try `sinfo`.") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip() or "nothing"
+        raise SlurmError(f"{command[0]} failed with exit code {done.returncode} and said: {said}")
+    return done.stdout.rstrip("\n")
+
 
 # The states of a job that will do nothing more, as squeue and sacct write them.
 ENDED = frozenset(

@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.slurm.commands import SlurmError, has_command, output_of
-from fvc_lib.execution.slurm.jobs import SlurmJob
-from fvc_lib.execution.slurm.queue import job_states
-from fvc_lib.execution.slurm.record import SubmittedJob, remember
-from fvc_lib.execution.slurm.script import render, script_path
+from fvc_lib.execution.run.status import utc_now
+from fvc_lib.execution.slurm.jobs import SlurmJob, render, script_path
+from fvc_lib.execution.slurm.queue import SlurmError, SubmittedJob, has_command, job_states, output_of, remember
 from fvc_lib.execution.slurm.site import Site
-from fvc_lib.execution.status import utc_now
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths

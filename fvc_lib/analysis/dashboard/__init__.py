@@ -1,0 +1,1 @@
+"""The dashboard over any number of runs: controls, panels, live refresh."""

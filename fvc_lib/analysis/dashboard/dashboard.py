@@ -1,0 +1,409 @@
+"""The live dashboard: choose runs, metrics, folds and smoothing, and see the figures change.
+
+The figures are ordinary displays that the controls redraw in place. So a notebook that is run without a front end
+holds the same figures for the same defaults, and the controls only add to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fvc_lib.analysis.dashboard.panels import Bundle, is_nothing, panels
+from fvc_lib.analysis.dashboard.selection import (
+    MOST_METRICS,
+    Selection,
+    default_metrics,
+    default_selection,
+    metric_options,
+    run_label,
+    run_options,
+)
+from fvc_lib.analysis.pages.display import PLOTLY, show_bundle
+from fvc_lib.analysis.read.records import run_status
+from fvc_lib.analysis.wording import clean_text, count_text
+from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.run_paths import RunPaths
+
+# ----------------------------------------------------------------------------------------------------
+# Looking again and again while a run is at work, without keeping the kernel from anything else.
+
+
+_AT_WORK = frozenset({"running", "waiting"})
+
+
+class LiveRefresh:
+    """A task in the running event loop that calls ``look`` every so many seconds until it says that all is over.
+
+    Args:
+        look: looks once; whether there is anything left to wait for.
+        told: is given one plain sentence when the task has ended by itself.
+    """
+
+    def __init__(self, look: Callable[[], Awaitable[bool]], told: Callable[[str], None]) -> None:
+        self._look = look
+        self._told = told
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it looks."""
+        return self._task is not None and not self._task.done()
+
+    def start(self, seconds: float) -> None:
+        """Begin, or go on with another interval.
+
+        Raises:
+            RuntimeError: there is no running event loop, as outside a notebook.
+        """
+        loop = asyncio.get_running_loop()
+        self.stop()
+        self._task = loop.create_task(self._repeat(seconds))
+        self._task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """End without a word; a look that is under way is given up."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _repeat(self, seconds: float) -> None:
+        while await self._look():
+            await asyncio.sleep(seconds)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self._told(f"Refreshing stopped: {clean_text(f'{type(error).__name__}: {error}')}")
+        else:
+            self._told("No chosen run is at work any more: refreshing stopped.")
+
+
+def any_at_work(runs: Iterable[RunPaths]) -> bool:
+    """Whether something is, or may soon be, at work on any of ``runs``."""
+    return any(run_status(run).get("state") in _AT_WORK for run in runs)
+
+
+# ----------------------------------------------------------------------------------------------------
+# A click on a fold in any figure of a live notebook, told to Python.
+
+
+NO_FOLD = -1
+
+# Figures of the notebook's own plotly renderer tell Python nothing, and widgets of plotly weigh 5 MB each in a record.
+# So one small widget listens to the page: a press and release on one spot, over a point whose trace shows a fold.
+_SCRIPT = """
+function foldAt(target) {
+  const plot = target && target.closest ? target.closest(".js-plotly-plot") : null;
+  const point = plot && plot._hoverdata ? plot._hoverdata[0] : null;
+  const meta = point && point.data ? point.data.meta : null;
+  return meta && Number.isInteger(meta.fold) ? meta.fold : null;
+}
+function render({ model }) {
+  let pressed = null;
+  const down = (event) => {
+    const fold = foldAt(event.target);
+    pressed = fold === null ? null : { fold, x: event.clientX, y: event.clientY };
+  };
+  const up = (event) => {
+    if (pressed && Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) < 4) {
+      model.set("fold", model.get("fold") === pressed.fold ? -1 : pressed.fold);
+      model.save_changes();
+    }
+    pressed = null;
+  };
+  document.addEventListener("mousedown", down, true);
+  document.addEventListener("mouseup", up, true);
+  return () => {
+    document.removeEventListener("mousedown", down, true);
+    document.removeEventListener("mouseup", up, true);
+  };
+}
+export default { render };
+"""
+
+
+def fold_clicks() -> Any:
+    """A widget without a look whose trait ``fold`` is the fold clicked last, or ``NO_FOLD`` after a second click."""
+    import anywidget  # heavy, and nothing but the live dashboard needs it
+    import traitlets
+
+    class FoldClicks(anywidget.AnyWidget):
+        _esm = _SCRIPT
+        fold = traitlets.Int(NO_FOLD).tag(sync=True)
+
+    return FoldClicks()
+
+
+# ----------------------------------------------------------------------------------------------------
+# The controls of the live dashboard. What they offer is text: a run's or metric's name is shown, never obeyed.
+
+
+_LABEL = {"description_width": "90px"}
+_MOST_ROWS = 6
+_LIVE_SECONDS = 5.0
+_NO_HIGHLIGHT = [("none", NO_FOLD)]  # not None, which ipywidgets takes for nothing chosen and marks no button for
+_HELP = "Hold Ctrl to choose several. A click on a fold's curve or bar highlights it everywhere."
+
+
+class Controls:
+    """The widgets, and what follows when they are moved.
+
+    Args:
+        runs_dir: where runs are looked for.
+        selection: what is chosen at first.
+        choose: is called with the fields of ``Selection`` that have changed, and returns all of it.
+        refresh: is called when the reader asks for it.
+        follow: is called with seconds, or None, when the reader wants the figures refreshed by themselves.
+    """
+
+    def __init__(
+        self,
+        runs_dir: Path,
+        selection: Selection,
+        choose: Callable[..., Selection],
+        refresh: Callable[[], None],
+        follow: Callable[[float | None], None],
+    ) -> None:
+        self._runs_dir = runs_dir
+        self._choose = choose
+        self._follow = follow
+        self._quiet = False
+        self.widgets: dict[str, Any] = _make_widgets()
+        self.offer(selection)
+        for name in ("runs", "detail", "metrics", "folds", "smoothing", "highlight"):
+            self.widgets[name].observe(lambda change, name=name: self._moved(name, change["new"]), names="value")
+        self.widgets["clicks"].observe(self._clicked, names="fold")
+        self.widgets["live"].observe(self._live_moved, names="value")
+        self.widgets["seconds"].observe(self._live_moved, names="value")
+        self.widgets["refresh"].on_click(lambda _: refresh())
+        self.view = _laid_out(self.widgets)
+
+    def offer(self, selection: Selection) -> None:
+        """Put what there is to choose from now on the lists, and mark what is chosen; nothing is redrawn by it."""
+        metrics, folds = metric_options(selection.detailed)
+        with self._quietly():
+            _set_options(self.widgets["runs"], run_options(self._runs_dir), selection.runs)
+            beside = [(clean_text(run_label(run)), run) for run in selection.runs]
+            _set_options(self.widgets["detail"], beside, selection.detailed)
+            _set_options(self.widgets["metrics"], [(clean_text(name), name) for name in metrics], selection.metrics)
+            _set_options(self.widgets["folds"], [(f"fold {fold}", fold) for fold in folds], selection.folds)
+            _set_options(
+                self.widgets["highlight"], [*_NO_HIGHLIGHT, *((str(k), k) for k in folds)], _shown(selection.highlight)
+            )
+            self.widgets["clicks"].fold = _shown(selection.highlight)  # a click on the fold that stands out ends it
+            for name, count in (("runs", len(self.widgets["runs"].options)), ("metrics", len(metrics))):
+                self.widgets[name].rows = min(_MOST_ROWS, max(2, count))
+
+    def live_ended(self, why: str) -> None:
+        """Untick the box of refreshing by itself and say why."""
+        with self._quietly():
+            self.widgets["live"].value = False
+        self.widgets["told"].value = why
+
+    def _moved(self, name: str, value: Any) -> None:
+        if self._quiet or (name == "runs" and not value):
+            return  # a list is cleared for a moment while another entry is clicked
+        several = name in {"runs", "metrics", "folds"}
+        chosen = tuple(value) if several else value
+        if name == "metrics":
+            chosen = chosen[:MOST_METRICS]
+        if name == "highlight":
+            self.widgets["clicks"].fold = value
+            chosen = None if value == NO_FOLD else value
+        selection = self._choose(**{name: chosen})
+        if name in {"runs", "detail"}:
+            self.offer(selection)  # the folds and metrics of another run
+
+    def _clicked(self, change: dict[str, Any]) -> None:
+        if change["new"] in {value for _, value in self.widgets["highlight"].options}:
+            self.widgets["highlight"].value = change["new"]
+
+    def _live_moved(self, change: dict[str, Any]) -> None:
+        del change
+        if self._quiet:
+            return
+        is_on = self.widgets["live"].value
+        self.widgets["told"].value = "Refreshing while a chosen run is at work." if is_on else ""
+        self._follow(float(self.widgets["seconds"].value) if is_on else None)
+
+    @contextlib.contextmanager
+    def _quietly(self) -> Iterator[None]:
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
+
+
+def _shown(highlight: int | None) -> int:
+    """``Selection.highlight`` as the widgets hold it."""
+    return NO_FOLD if highlight is None else highlight
+
+
+def _set_options(widget: Any, options: list[tuple[str, Any]], chosen: Any) -> None:
+    """Replace what ``widget`` offers where that differs, and choose of ``chosen`` what is offered."""
+    offered = [(clean_text(label), value) for label, value in options]
+    if list(widget.options) != offered:
+        widget.options = offered
+    values = [value for _, value in offered]
+    if isinstance(chosen, tuple):
+        widget.value = tuple(value for value in chosen if value in values)
+    elif chosen in values:
+        widget.value = chosen
+
+
+def _make_widgets() -> dict[str, Any]:
+    import ipywidgets  # heavy, and nothing but the live dashboard needs it
+
+    look: dict[str, Any] = {"style": _LABEL}
+    return {
+        "runs": ipywidgets.SelectMultiple(description="Runs", layout={"width": "560px"}, **look),
+        "detail": ipywidgets.Dropdown(description="In detail", layout={"width": "560px"}, **look),
+        "metrics": ipywidgets.SelectMultiple(description="Metrics", tooltip=f"at most {MOST_METRICS}", **look),
+        "folds": ipywidgets.SelectMultiple(description="Folds", tooltip="none chosen: all", rows=5, **look),
+        "smoothing": ipywidgets.FloatSlider(
+            min=0.0, max=0.95, step=0.05, value=0.0, description="Smoothing", continuous_update=False, **look
+        ),
+        "highlight": ipywidgets.ToggleButtons(
+            description="Highlight", options=_NO_HIGHLIGHT, style={**_LABEL, "button_width": "56px"}
+        ),
+        "refresh": ipywidgets.Button(
+            description="Refresh", tooltip="Look for new runs and read the chosen ones again", icon="refresh"
+        ),
+        "live": ipywidgets.Checkbox(description="Refresh while running, every", indent=False, layout={"width": "auto"}),
+        "seconds": ipywidgets.BoundedFloatText(
+            value=_LIVE_SECONDS, min=1.0, max=3600.0, step=1.0, description="", layout={"width": "70px"}
+        ),
+        "told": ipywidgets.Label(""),
+        "clicks": fold_clicks(),
+    }  # fmt: skip
+
+
+def _laid_out(widgets: dict[str, Any]) -> Any:
+    import ipywidgets
+
+    seconds = ipywidgets.HBox([widgets["live"], widgets["seconds"], ipywidgets.Label("s")])
+    live = ipywidgets.HBox([widgets["refresh"], seconds, widgets["told"]])
+    left = ipywidgets.VBox([widgets[name] for name in ("runs", "detail", "highlight")])
+    right = ipywidgets.VBox([widgets[name] for name in ("metrics", "folds", "smoothing")])
+    lists = ipywidgets.HBox([left, right])
+    # The one that listens for clicks has no look, but must be on the page.
+    widgets["clicks"].layout = {"height": "0px", "margin": "0px", "overflow": "hidden"}
+    return ipywidgets.VBox([ipywidgets.Label(_HELP), lists, live, widgets["clicks"]])
+
+
+def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
+    """The dashboard over ``runs_dir``; show it by making it a cell's last expression.
+
+    Raises:
+        UsageError: ``run`` names none or several, or there is no run at all.
+    """
+    return Dashboard(Path(runs_dir), default_selection(Path(runs_dir), run))
+
+
+class Dashboard:
+    """Controls and the figures they redraw. ``selection`` says what is shown now."""
+
+    def __init__(self, runs_dir: Path, selection: Selection) -> None:
+        self.runs_dir = runs_dir
+        self.selection = selection
+        self.controls: Controls | None = None
+        self._panels = panels()
+        self._handles: list[Any] = []
+        self._shown: list[object] = []  # the key of what each panel shows
+        self._empty: set[int] = set()  # panels without anything to show now
+        self._live = LiveRefresh(self._look, self._live_ended)
+
+    def __repr__(self) -> str:
+        others = len(self.selection.runs) - 1
+        beside = f" beside {count_text(others, 'other run')}" if others else ""
+        return f"Dashboard of {clean_text(path_to_text(self.selection.detailed.run_id))}{beside}"
+
+    def _ipython_display_(self) -> None:
+        self.controls = Controls(self.runs_dir, self.selection, self.choose, self.refresh, self.follow)
+        show_bundle({**self.controls.view._repr_mimebundle_(), "text/plain": repr(self)})
+        drawn = [(panel.key(self.selection), panel.bundle(self.selection)) for panel in self._panels]
+        self._handles = [show_bundle(bundle) for _, bundle in drawn]
+        self._shown = [key for key, _ in drawn]
+        self._empty = {number for number, (_, bundle) in enumerate(drawn) if is_nothing(bundle)}
+
+    def choose(self, **changes: Any) -> Selection:
+        """Change the selection (fields of ``Selection``), redraw what follows from it, and return it.
+
+        Another run in detail begins with all its folds: those of the one before may not be there; and one of another
+        task with that task's own metrics.
+        """
+        before, self.selection = self.selection, replace(self.selection, **changes)
+        if self.selection.detailed != before.detailed:
+            self.selection = replace(self.selection, folds=(), highlight=None)
+            usual = default_metrics(self.selection.detailed)
+            if "metrics" not in changes and usual[1:2] != default_metrics(before.detailed)[1:2]:
+                self.selection = replace(self.selection, metrics=usual)
+        self._update(self._changed(self.selection))
+        return self.selection
+
+    def refresh(self) -> None:
+        """Look for runs that were copied in, read the chosen ones again, and redraw what has changed."""
+        if self.controls is not None:
+            self.controls.offer(self.selection)
+        self._update(self._changed(self.selection))
+
+    def follow(self, seconds: float | None) -> None:
+        """Refresh every so many seconds while a chosen run is at work; None: no longer."""
+        if seconds is None:
+            self._live.stop()
+        else:
+            self._live.start(seconds)
+
+    async def _look(self) -> bool:
+        """Refresh once, reading in a thread of its own; whether a chosen run is still at work."""
+        selection = self.selection
+        # Asked first, so that what a run writes last is seen by the look after it has ended.
+        at_work = await asyncio.to_thread(any_at_work, selection.runs)
+        changed = await asyncio.to_thread(self._changed, selection)
+        if selection is self.selection:  # else the reader has chosen something else meanwhile
+            self._update(changed)
+        if self.controls is not None:
+            self.controls.offer(self.selection)
+        return at_work or selection is not self.selection
+
+    def _live_ended(self, why: str) -> None:
+        if self.controls is not None:
+            self.controls.live_ended(why)
+
+    def _changed(self, selection: Selection) -> list[tuple[int, object, Bundle]]:
+        """Of each panel that would show something else now: its number, its key and what it would show."""
+        found: list[tuple[int, object, Bundle]] = []
+        for number, panel in enumerate(self._panels if self._handles else ()):
+            key = panel.key(selection)
+            if key != self._shown[number]:
+                found.append((number, key, panel.bundle(selection)))
+        return found
+
+    def _update(self, changed: list[tuple[int, object, Bundle]]) -> None:
+        for number, key, bundle in changed:
+            self._shown[number] = key
+            empty = is_nothing(bundle)
+            if empty and number in self._empty:
+                continue
+            (self._empty.add if empty else self._empty.discard)(number)
+            if PLOTLY in bundle:
+                self._handles[number].update(_blank(bundle), raw=True)
+            self._handles[number].update(bundle, raw=True)
+
+
+def _blank(bundle: Bundle) -> Bundle:
+    """An empty place as high as the figure in ``bundle``, so that the page does not jump.
+
+    plotly's JupyterLab extension draws an output once and ignores what follows; JupyterLab begins anew with a renderer
+    of its own where another mime type came in between.
+    """
+    height = bundle[PLOTLY].get("layout", {}).get("height", 400)
+    return {"text/html": f'<div style="height:{int(height)}px"></div>', "text/plain": ""}

@@ -1,0 +1,1 @@
+"""Figures and tables of results, data and training, one file per subject."""

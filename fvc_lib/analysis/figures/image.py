@@ -1,0 +1,575 @@
+"""Figures of image recognition: what the corpus holds, which classes are confused, and how far numbers are off."""
+
+from __future__ import annotations
+
+import base64
+import io
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+import polars as pl
+from PIL import Image
+from plotly.subplots import make_subplots
+
+from fvc_lib.analysis.figures import theme
+from fvc_lib.analysis.figures.corpus import LEGEND
+from fvc_lib.analysis.figures.tasks import best_control, model_score
+from fvc_lib.analysis.wording import clean_text, count_text, figure_text, interval_text, number_text
+from fvc_lib.services.atomic_files import path_from_text
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.tables import PARTS
+
+_PART_COLORS = {"train": theme.SERIES[0], "validation": theme.SERIES[4], "test": theme.SERIES[1]}
+_MOST_BARS = 30  # classes with a bar of their own
+_MOST_CLASSES = 32  # in a matrix that can still be read
+_NUMBERS_UP_TO = 12  # classes, in a matrix with a number in each field
+_MOST_POINTS = 800  # of each target
+_PANELS_PER_ROW = 2
+_MOST_PANELS = 8
+_MOST_CHARACTERS = 24
+
+
+def classes_figure(images: pl.DataFrame) -> go.Figure:
+    """Images of each class by part of the split, large classes first; of very many the largest.
+
+    Args:
+        images: rows of ``task_tables.IMAGES``.
+    """
+    if images.is_empty():
+        return theme.nothing_to_show("Images by class", "The index has no images.")
+    named = images.with_columns(pl.col("class_label").fill_null("no class"))
+    sizes = named.group_by("class_label").agg(count=pl.len()).sort("count", "class_label", descending=[True, False])
+    kept = sizes["class_label"].head(_MOST_BARS).to_list()
+    counts = named.group_by("class_label", "part").agg(count=pl.len())
+    ticks = _unique_ticks(kept)
+    more = f"; of the classes the {len(kept)} largest" if sizes.height > len(kept) else ""
+    figure = theme.figure(_class_finding(images), _images_and_groups(images) + more, height=150 + 26 * len(ticks))
+    for part in PARTS:
+        rows = {row["class_label"]: row["count"] for row in counts.filter(pl.col("part") == part).iter_rows(named=True)}
+        figure.add_trace(
+            go.Bar(
+                x=[rows.get(name, 0) for name in ticks], y=list(ticks.values()), orientation="h", name=part,
+                marker={"color": _PART_COLORS[part]}, hovertemplate="%{y}: %{x} images<extra>" + part + "</extra>",
+            )
+        )  # fmt: skip
+    figure.update_yaxes(title_text="Class", showgrid=False, type="category")
+    figure.update_yaxes(categoryorder="array", categoryarray=list(ticks.values())[::-1])
+    figure.update_xaxes(title_text="Images")
+    figure.update_layout(barmode="stack", legend=LEGEND)
+    return figure
+
+
+def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
+    """Of the images of each class (rows) the share that was called each class (columns).
+
+    Of many classes those that have most mistakes in them are drawn, and the rest is left out, which is said.
+
+    Args:
+        predictions: rows of ``task_tables.IMAGE_PREDICTIONS``.
+    """
+    if predictions.is_empty():
+        return theme.nothing_to_show("Confusion of classes", "No test image has a class.")
+    classes = _most_confused(predictions)
+    places = {name: place for place, name in enumerate(classes)}
+    counts = np.zeros((len(classes), len(classes)), np.int64)
+    inside = predictions.filter(pl.col("class_label").is_in(classes) & pl.col("predicted_label").is_in(classes))
+    for true, called, count in inside.group_by("class_label", "predicted_label").len().iter_rows():
+        counts[places[true], places[called]] = count
+    sizes = dict(predictions.group_by("class_label").len().iter_rows())
+    totals = np.array([sizes.get(name, 0) for name in classes])
+    shares = counts / np.maximum(totals, 1)[:, None]
+    num_all = _class_names(predictions).len()
+    left_out = f"; the {len(classes)} of {num_all} classes with most mistakes" if len(classes) < num_all else ""
+    subtitle = f"{_judged(predictions)}{left_out}; darker: a larger share of the class"
+    figure = theme.figure(_confusion_finding(predictions), subtitle, height=150 + 26 * max(4, len(classes)))
+    numbers = [str(place) for place in range(1, len(classes) + 1)]
+    rows = [f"{figure_text(_short(name, 18))}  {number}" for number, name in zip(numbers, classes, strict=True)]
+    figure.add_trace(
+        go.Heatmap(
+            z=shares.round(4), x=numbers, y=rows, zmin=0, zmax=1, xgap=1, ygap=1, showscale=False,
+            colorscale=[[0, "#FFFFFF"], [0.02, "#E3EDF5"], [1, theme.REAL]],
+            customdata=_hover_texts(counts, classes), hovertemplate="%{customdata}, %{z:.1%} of it<extra></extra>",
+            **_numbers(counts, len(classes)),
+        )
+    )  # fmt: skip
+    figure.update_yaxes(title_text="Is", autorange="reversed", showgrid=False, type="category", dtick=1)
+    figure.update_xaxes(title_text="Was called (row number)", showgrid=False, type="category", tickangle=0)
+    return figure
+
+
+def target_scatter_figure(
+    predictions: pl.DataFrame, results: pl.DataFrame, means: Mapping[str, float], *, confidence: float = 0.95
+) -> go.Figure:
+    """Predicted over true numbers of the test images, a panel per target in its unit, with what the mean would say.
+
+    Args:
+        predictions: rows of ``task_tables.TARGET_PREDICTIONS``.
+        results: rows of ``task_tables.TASK_RESULTS``.
+        means: of each target over the training part.
+        confidence: coverage of the intervals.
+    """
+    if predictions.is_empty():
+        return theme.nothing_to_show("Predicted numbers", "No number of a test image was predicted.")
+    targets = predictions.select("target", "unit").unique(maintain_order=True).rows()
+    shown = targets[:_MOST_PANELS]
+    columns = min(_PANELS_PER_ROW, len(shown))
+    num_rows = -(-len(shown) // columns)
+    height = 130 + 290 * num_rows
+    figure = make_subplots(
+        rows=num_rows, cols=columns, horizontal_spacing=0.09, vertical_spacing=96 / height if num_rows > 1 else 0,
+        subplot_titles=[figure_text(_panel_title(results, target)) for target, _ in shown],
+    )  # fmt: skip
+    finding, subtitle = _target_finding(predictions, results, shown[0], confidence)
+    more = f"; {len(targets) - len(shown)} more targets are in the table" if len(targets) > len(shown) else ""
+    figure.update_layout(theme.figure(finding, subtitle + more, height=height).layout)
+    for place, (target, unit) in enumerate(shown):
+        where = {"row": place // columns + 1, "col": place % columns + 1}
+        rows = _thinned(predictions.filter(pl.col("target") == target))
+        _add_panel(figure, rows, means.get(target), where, first=place == 0)
+        in_unit = f" ({unit})" if unit else ""
+        figure.update_xaxes(title_text=figure_text(f"True {target}{in_unit}"), **where)
+        if where["col"] == 1:  # on a phone a second title would lie in the panel before it
+            figure.update_yaxes(title_text="Predicted, in the unit below", **where)
+    figure.update_annotations(font={"size": 12, "color": theme.NEUTRAL})
+    beside = {"y": 1 - 42 / height, "yref": "container", "yanchor": "top"}
+    figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", **beside})
+    return figure
+
+
+def fits_figure(fits: pl.DataFrame, varied: str) -> go.Figure:
+    """Predicted peak memory and time per epoch of each batch size, or of each resolution, that was tried.
+
+    Args:
+        fits: rows of ``task_tables.MEASURED_FITS``.
+        varied: ``batch_size`` or ``image_size``.
+    """
+    rows = fits.filter(pl.col("varied") == varied).sort(varied)
+    what = {"batch_size": "Images at once", "image_size": "Side of an image (pixels)"}[varied]
+    measured = rows.filter(pl.col("peak_bytes").is_not_null())
+    if measured.is_empty():
+        why = "Nothing was measured." if rows.is_empty() else f"Nothing could be measured: {rows['detail'][0]}"
+        return theme.nothing_to_show(what, why)
+    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.12, shared_xaxes=True)
+    figure.update_layout(theme.figure(*_fits_finding(rows, varied), height=460).layout)
+    colors = [theme.ABOVE_CONTROL if fit else theme.NOT_ABOVE_CONTROL for fit in rows["fits"]]
+    ticks = [str(size) for size in rows[varied]]
+    for place, (name, scale, unit) in enumerate((("peak_bytes", 1e9, "GB"), ("seconds_per_epoch", 1.0, "s")), start=1):
+        values = [None if value is None else value / scale for value in rows[name]]
+        bars = go.Bar(
+            x=ticks, y=values, marker={"color": colors}, showlegend=False, cliponaxis=False, textposition="outside",
+            text=["" if v is None else f"{v:.3g}" for v in values],
+            hovertemplate=f"{what}: %{{x}}<br>%{{y:.3g}} {unit}<extra></extra>",
+        )  # fmt: skip
+        figure.add_trace(bars, row=place, col=1)
+    for place, (fit, value) in enumerate(zip(rows["fits"], rows["peak_bytes"], strict=True)):
+        if value is None:
+            told = "not known" if fit is None else "did not fit"
+            note = {"x": place, "y": 0, "yanchor": "bottom", "text": told, "showarrow": False, "textangle": -90}
+            color = theme.NEUTRAL if fit is None else theme.NOT_ABOVE_CONTROL
+            figure.add_annotation(**note, font={"size": 12, "color": color}, row=1, col=1)
+    figure.update_xaxes(type="category", showgrid=False, categoryorder="array", categoryarray=ticks)
+    figure.update_xaxes(title_text=what, row=2)
+    figure.update_yaxes(title_text="Predicted peak (GB)", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="Epoch (s)", rangemode="tozero", row=2, col=1)
+    figure.update_layout(bargap=0.4)
+    return figure
+
+
+def _fits_finding(rows: pl.DataFrame, varied: str) -> tuple[str, str]:
+    fitting = rows.filter(pl.col("fits").fill_null(value=False))
+    tried = rows.filter(pl.col("fits").is_not_null())
+    unit = "images at once" if varied == "batch_size" else "pixels"
+    largest = (
+        f"Up to {max(fitting[varied].to_list())} {unit} fit" if fitting.height else f"Nothing of {tried.height} fits"
+    )
+    fixed = "image_size" if varied == "batch_size" else "batch_size"
+    beside = f"{rows[fixed][0]} {'pixels' if fixed == 'image_size' else 'images at once'}"
+    num_left = rows.height - tried.height
+    left = f", {num_left} not tried or not measurable" if num_left else ""
+    return (
+        f"{largest}, on {rows['device'][0]}",
+        f"n = {count_text(tried.height, 'setting')} tried{left}, with {beside}; green fits the budget, red does not",
+    )
+
+
+def _unique_ticks(names: list[str]) -> dict[str | None, str]:
+    """Names for an axis, shortened and escaped; two that would be one there are numbered."""
+    ticks: dict[str | None, str] = {}
+    for number, name in enumerate(names):
+        text = figure_text(name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…")
+        ticks[name] = text if text not in ticks.values() else f"{text} ({number})"
+    return ticks
+
+
+def _class_finding(images: pl.DataFrame) -> str:
+    sizes = images.drop_nulls("class_label").group_by("class_label").len()["len"]
+    if sizes.is_empty():
+        return "No image has a class: only numbers are learned"
+    least, most = min(sizes.to_list()), max(sizes.to_list())
+    spread = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{count_text(sizes.len(), 'class', 'classes')} of {spread} images each"
+
+
+def _images_and_groups(images: pl.DataFrame) -> str:
+    parts = dict(images.group_by("part").len().iter_rows())
+    told = ", ".join(f"{parts.get(part, 0):,} {part}" for part in PARTS)
+    counted = f"n = {count_text(images.height, 'image')} ({told})"
+    return f"{counted} in {count_text(images['group_id'].n_unique(), 'group')}, none of them in two parts"
+
+
+def _class_names(predictions: pl.DataFrame) -> pl.Series:
+    return pl.concat([predictions["class_label"], predictions["predicted_label"].rename("class_label")]).unique().sort()
+
+
+def _most_confused(predictions: pl.DataFrame) -> list[str]:
+    names = _class_names(predictions)
+    if names.len() <= _MOST_CLASSES:
+        return names.to_list()
+    wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
+    both = pl.concat([wrong["class_label"], wrong["predicted_label"].rename("class_label")])
+    counts = dict(both.value_counts().iter_rows())
+    return sorted(sorted(names, key=lambda name: (-counts.get(name, 0), name))[:_MOST_CLASSES])
+
+
+def _numbers(counts: np.ndarray, num_classes: int) -> dict[str, object]:
+    """How many, in each field that has any, where there is room."""
+    if num_classes > _NUMBERS_UP_TO:
+        return {}
+    return {"text": [[f"{n:,}" if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
+
+
+def _hover_texts(counts: np.ndarray, classes: list[str]) -> list[list[str]]:
+    names = [figure_text(_short(name)) for name in classes]
+    return [
+        [f"{true}<br>called {called}<br>{count:,} images" for called, count in zip(names, row, strict=True)]
+        for true, row in zip(names, counts.tolist(), strict=True)
+    ]
+
+
+def _confusion_finding(predictions: pl.DataFrame) -> str:
+    wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
+    if wrong.is_empty():
+        return "No test image is called another class"
+    pairs = wrong.group_by("class_label", "predicted_label").len()
+    true, called, count = pairs.sort("len", "class_label", "predicted_label", descending=[True, False, False]).row(0)
+    often = f"The most frequent mistake: {_short(true)} called {_short(called)}, {count} times"
+    return often if count > 1 else f"No mistake is made twice; one is {_short(true)} called {_short(called)}"
+
+
+def _short(name: str, characters: int = _MOST_CHARACTERS) -> str:
+    return name if len(name) <= characters else f"{name[: characters - 1]}…"
+
+
+def _judged(predictions: pl.DataFrame) -> str:
+    right = (predictions["class_label"] == predictions["predicted_label"]).mean()
+    groups = count_text(predictions["group_id"].n_unique(), "group")
+    share = f"{right:.1%} of them right" if isinstance(right, float) else ""
+    return f"n = {count_text(predictions.height, 'test image')} in {groups}, {share}"
+
+
+def _panel_title(results: pl.DataFrame, target: str) -> str:
+    score = model_score(results, f"target:{target}", "r2")
+    return f"{_short(target)}: R² {number_text(score.value)}" if score else _short(target)
+
+
+def _target_finding(
+    predictions: pl.DataFrame, results: pl.DataFrame, first: tuple[str, str], confidence: float
+) -> tuple[str, str]:
+    target, unit = first
+    error, mean = model_score(results, f"target:{target}", "mae"), best_control(results, f"target:{target}", "mae")
+    in_unit = f" {unit}" if unit else ""
+    told = f"Numbers of the test images, {count_text(predictions['target'].n_unique(), 'target')}"
+    if error is not None:
+        told = f"{_short(target)}: off by {interval_text(error.value, error.low, error.high, 1)}{in_unit} on average"
+    if error is not None and mean is not None:
+        told += f"; always saying the mean is off by {number_text(mean.value, 1)}{in_unit}"
+    images, groups = predictions["image_id"].n_unique(), predictions["group_id"].n_unique()
+    counted = f"n = {count_text(images, 'test image')} in {count_text(groups, 'group')}"
+    return told, f"{counted}; {confidence:.0%} cluster-bootstrap interval over groups"
+
+
+def _thinned(rows: pl.DataFrame) -> pl.DataFrame:
+    """At most so many points as can be told apart; the ids decide which, so it is the same everywhere."""
+    if rows.height <= _MOST_POINTS:
+        return rows
+    ids = pl.col("image_id").map_elements(lambda name: zlib.crc32(name.encode()), return_dtype=pl.Int64)
+    return rows.sort(ids, "image_id").head(_MOST_POINTS)
+
+
+def _add_panel(
+    figure: go.Figure, rows: pl.DataFrame, mean: float | None, where: dict[str, int], *, first: bool
+) -> None:
+    true, predicted = rows["value"].to_numpy(), rows["predicted"].to_numpy()
+    ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
+    figure.add_trace(
+        go.Scatter(
+            x=ends, y=ends, mode="lines", name="Exact", legendgroup="exact", showlegend=first, hoverinfo="skip",
+            line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"},
+        ),
+        **where,
+    )  # fmt: skip
+    if mean is not None:
+        figure.add_trace(
+            go.Scatter(
+                x=ends, y=[mean, mean], mode="lines", name="Mean predictor", legendgroup="mean", showlegend=first,
+                line={"color": theme.CONTROL, "width": 2}, hovertemplate="training mean %{y:.4g}<extra></extra>",
+            ),
+            **where,
+        )  # fmt: skip
+    figure.add_trace(
+        go.Scatter(
+            x=true, y=predicted, mode="markers", name="Test image", legendgroup="model", showlegend=first,
+            marker={"size": 5, "color": theme.translucent(theme.REAL, 0.5)},
+            hovertemplate="true %{x:.4g}<br>predicted %{y:.4g}<extra></extra>",
+        ),
+        **where,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pictures in a record: small, each with what is known of it, and harmless whatever a file or a class is called.
+
+
+Pixels = npt.NDArray[np.uint8]
+ReadPicture = Callable[[Path], Pixels]  # of a file: uint8 (H, W, 3)
+ReadClip = Callable[[str, int], Pixels]  # of a video id and the number of its copy (0: itself): uint8 (T, 3, H, W)
+
+GONE = "cannot be shown any more"
+_SIDE = 132  # pixels of a picture's longer side
+_FRAME_SIDE = 84  # of each frame in a strip
+_FRAMES = 5
+_GAP = 3
+_QUALITY = 82  # of JPEG
+_MOST_CARDS = 48  # about 250 kB of pictures: an output may weigh 1.5 MB
+
+
+@dataclass(frozen=True)
+class Card:
+    """One picture (JPEG bytes, ``None`` when it is gone), what it shows for those who cannot see it, and its text.
+
+    ``title`` stands out; ``lines`` are below it.
+    """
+
+    picture: bytes | None
+    shows: str
+    title: str
+    lines: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Pixels of the picture, and at least what its text needs."""
+        return _SIDE if self.picture is None else max(_SIDE, Image.open(io.BytesIO(self.picture)).width)
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Cards beside each other, as many in a row as the page is wide; ``caption`` is a sentence above them."""
+
+    cards: tuple[Card, ...]
+    caption: str
+
+    def _repr_html_(self) -> str:
+        caption = f'<p class="fvc-remark">{escape(clean_text(self.caption))}</p>'
+        cards = "\n".join(map(_card_html, self.cards[:_MOST_CARDS]))
+        return f'{caption}<div class="fvc-cards">{cards}</div>{self._remark()}'
+
+    def __repr__(self) -> str:
+        lines = [clean_text(self.caption)]
+        for card in self.cards[:_MOST_CARDS]:
+            gone = f" ({GONE})" if card.picture is None else ""
+            lines.append(": ".join(map(clean_text, (card.shows, "; ".join((card.title, *card.lines))))) + gone)
+        return "\n".join(lines)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
+
+    def _remark(self) -> str:
+        more = len(self.cards) - _MOST_CARDS
+        return f'<p class="fvc-remark">and {count_text(more, "more")}</p>' if more > 0 else ""
+
+
+def _card_html(card: Card) -> str:
+    text = "<br>".join([f"<b>{escape(clean_text(card.title))}</b>", *(escape(clean_text(line)) for line in card.lines)])
+    shows = escape(clean_text(card.shows))
+    # A width of its own, so that a long text wraps below its picture; the record's page gives margins and wrapping.
+    style = f"display:inline-block;vertical-align:top;text-align:left;width:{card.width}px"
+    if card.picture is None:
+        return f'<div class="fvc-card gone" style="{style}"><i>{shows} {GONE}</i><br>{text}</div>'
+    encoded = base64.b64encode(card.picture).decode()
+    image = f'<img alt="{shows}" title="{shows}" src="data:image/jpeg;base64,{encoded}">'
+    return f'<div class="fvc-card" style="{style}">{image}{text}</div>'
+
+
+def thumbnail(image: Pixels, side: int = _SIDE) -> bytes:
+    """``image``, uint8 (H, W, 3), as a JPEG file no larger than ``side`` pixels either way."""
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return _jpeg(picture)
+
+
+def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
+    """A few frames of ``clip``, uint8 (T, 3, H, W), from first to last beside each other, as a JPEG file."""
+    chosen = np.unique(np.linspace(0, len(clip) - 1, min(_FRAMES, len(clip))).round().astype(int))
+    height, width = clip.shape[2:]
+    scale = min(1.0, side / max(height, width))
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    frames = [np.ascontiguousarray(clip[number].transpose(1, 2, 0)) for number in chosen]
+    sheet = Image.new("RGB", ((size[0] + _GAP) * len(frames) - _GAP, size[1]), "white")
+    for place, frame in enumerate(frames):
+        sheet.paste(Image.fromarray(frame).resize(size, Image.Resampling.LANCZOS), (place * (size[0] + _GAP), 0))
+    return _jpeg(sheet)
+
+
+def _jpeg(picture: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=_QUALITY)
+    return stream.getvalue()
+
+
+def image_cards(
+    rows: Iterable[Mapping[str, object]],
+    root: Path,
+    read: ReadPicture,
+    told: Callable[[Mapping[str, object]], tuple[str, ...]],
+) -> tuple[Card, ...]:
+    """A card for each of ``rows``, which have a ``path``.
+
+    Args:
+        rows: in the order shown.
+        root: what the paths are relative to.
+        read: gives the pixels of a file, or raises for one that cannot be read.
+        told: title and lines of a row.
+    """
+    cards = []
+    for row in rows:
+        title, *lines = told(row)
+        path = str(row["path"])
+        cards.append(Card(_picture(root, path, read), f"picture {path}", title, tuple(lines)))
+    return tuple(cards)
+
+
+def _picture(root: Path, path: str, read: ReadPicture) -> bytes | None:
+    try:
+        return thumbnail(read(root / path_from_text(path)))
+    except (FvcError, OSError, ValueError):
+        return None  # shown as gone
+
+
+def example_images(
+    images: pl.DataFrame, targets: pl.DataFrame, root: Path, read: ReadPicture, *, count: int = 18
+) -> Gallery:
+    """Training images of as many classes as there is room for, each class in turn, one of a group.
+
+    Args:
+        images: rows of ``task_tables.IMAGES``.
+        targets: rows of ``task_tables.IMAGE_TARGETS``.
+        root: what their paths are relative to.
+        read: gives the pixels of a file.
+        count: at most so many.
+    """
+    known: dict[str, list[str]] = {}
+    for row in targets.iter_rows(named=True):
+        known.setdefault(row["image_id"], []).append(quantity_text(row["target"], row["value"], row["unit"]))
+    training = images.filter(pl.col("part") == "train")
+    # By id, which comes from content: a choice that says nothing and is the same everywhere.
+    one_per_group = training.sort("image_id").unique("group_id", keep="first", maintain_order=True)
+    in_turn = one_per_group.with_columns(turn=pl.int_range(pl.len()).over("class_label"))
+    shown = in_turn.sort("turn", "class_label", nulls_last=True).head(count).sort("class_label", nulls_last=True)
+    cards = image_cards(
+        shown.iter_rows(named=True), root, read,
+        lambda row: (str(row["class_label"] or "no class"), *known.get(str(row["image_id"]), ())),
+    )  # fmt: skip
+    groups = count_text(training["group_id"].n_unique(), "group")
+    told = f"{len(cards)} of {count_text(training.height, 'training image')} in {groups}, by class"
+    return Gallery(cards, f"{told}; what is known of each is below it")
+
+
+def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, root: Path, read: ReadPicture) -> Gallery:
+    """Wrongly recognised images, in the order given.
+
+    Args:
+        mistakes: rows of ``task_tables.IMAGE_PREDICTIONS``.
+        num_images: that were judged.
+        num_wrong: of them, decided wrongly.
+        root: what their paths are relative to.
+        read: gives the pixels of a file.
+    """
+    cards = image_cards(mistakes.iter_rows(named=True), root, read, _mistake_text)
+    shown = "all of them" if len(cards) == num_wrong else f"the {len(cards)} decided with most certainty"
+    told = f"{num_wrong:,} of n = {num_images:,} test images are recognised wrongly"
+    return Gallery(cards, f"{told}; here are {shown}" if cards else f"{told}.")
+
+
+def _mistake_text(row: Mapping[str, object]) -> tuple[str, ...]:
+    probability = number_text(float(str(row["probability"])), 2)
+    place = f"its own class comes at place {row['rank_of_class']}"
+    return f"{row['class_label']}", f"called {row['predicted_label']}, with probability {probability}", place
+
+
+def clip_cards(rows: Iterable[Mapping[str, object]], read_clip: ReadClip) -> tuple[Card, ...]:
+    """A card with a strip of frames for each of ``rows``: ``video_id path title`` and ``lines``, a list of text."""
+    cards = []
+    for row in rows:
+        try:
+            picture = strip(read_clip(str(row["video_id"]), 0))
+        except (FvcError, OSError, ValueError):
+            picture = None
+        lines = row["lines"] if isinstance(row["lines"], list | tuple) else ()
+        cards.append(Card(picture, f"frames of {row['path']}", str(row["title"]), tuple(map(str, lines))))
+    return tuple(cards)
+
+
+def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
+    """Training videos with all texts that stand beside them, as strips of frames.
+
+    Args:
+        pairs: rows of ``task_tables.VIDEO_TEXTS``.
+        read_clip: gives a video's clip.
+        count: at most so many.
+    """
+    training = pairs.filter(pl.col("part") == "train")
+    videos = training.sort("video_id").group_by("video_id", maintain_order=True).agg(
+        pl.col("path", "group_id").first(), pl.col("text").unique(maintain_order=True)
+    )  # fmt: skip
+    shown = videos.unique("group_id", keep="first", maintain_order=True).head(count)
+    rows = [{**row, "title": row["text"][0], "lines": row["text"][1:4]} for row in shown.iter_rows(named=True)]
+    told = f"{len(rows)} of {count_text(videos.height, 'training video')}, each with its text"
+    return Gallery(clip_cards(rows, read_clip), f"{told}; frames as the network gets them, compressed for this page")
+
+
+def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
+    """What the model wrote about test videos, beside what people had written.
+
+    Args:
+        captions: rows of ``task_tables.CAPTIONS``.
+        read_clip: gives a video's clip.
+        count: at most so many; half of them (the ids decide which) of those that repeat no reference, if there are any.
+    """
+    references = pl.col("references").str.split("\n")
+    repeats = references.list.contains(pl.col("caption"))
+    known = captions.with_columns(lines=references, repeats=repeats).sort("video_id")
+    same, other = known.filter("repeats"), known.filter(~pl.col("repeats"))
+    num_other = min(other.height, max(count // 2, count - same.height))
+    shown = pl.concat([same.head(count - num_other), other.head(num_other)])
+    rows = [
+        {**row, "title": row["caption"] or "(nothing was written)", "lines": _references(row["lines"])}
+        for row in shown.iter_rows(named=True)
+    ]
+    told = f"{same.height:,} of n = {captions.height:,} test videos got word for word a text that stands beside them"
+    return Gallery(clip_cards(rows, read_clip), f"{told}; below each strip what was written, then the references")
+
+
+def _references(texts: Sequence[str]) -> list[str]:
+    more = [f"and {count_text(len(texts) - 3, 'more text')}"] if len(texts) > 3 else []
+    return [f"reference: {text}" for text in texts[:3]] + more
+
+
+def quantity_text(target: str, value: float, unit: str) -> str:
+    """``calories 320 kcal``."""
+    return f"{target} {value:,.4g}{f' {unit}' if unit else ''}"

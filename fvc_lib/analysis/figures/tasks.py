@@ -1,0 +1,420 @@
+"""What figures of the tasks image and video_text share: a model's numbers, each beside its best control."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+import polars as pl
+
+from fvc_lib.analysis.figures import theme
+from fvc_lib.analysis.figures.theme import interval_point, value_label
+from fvc_lib.analysis.read.headline import MeasuredScores, Score
+from fvc_lib.analysis.read.metric_direction import direction
+from fvc_lib.analysis.wording import (
+    count_text,
+    figure_text,
+    interval_text,
+    metric_name,
+    number_text,
+    source_name,
+    subject_name,
+)
+from fvc_lib.services.tables import PARTS
+
+_LOWEST_DRAWN = -1.0  # what is below stands at the edge; its number is beside it
+_MOST_CHARACTERS = 40  # of a name on the axis
+
+
+def beside_controls_figure(
+    results: pl.DataFrame, shown: Sequence[tuple[str, str]], *, counted: tuple[str, str], confidence: float = 0.95
+) -> go.Figure:
+    """Numbers without a unit as points with intervals, and below each in grey what the best control reaches.
+
+    Args:
+        results: rows of ``task_tables.TASK_RESULTS``.
+        shown: subject and metric of each row; those that are not recorded are left out. Higher must be better.
+        counted: what was judged, in the singular and in the plural, for the n.
+        confidence: coverage of the intervals.
+    """
+    rows = [row for each in shown if (row := _row(results, *each)) is not None]
+    if not rows:
+        return theme.nothing_to_show("The model beside its controls", "None of these numbers is recorded.")
+    scores = [each for name, model, control in rows for each in _named(name, model, control)]
+    figure = theme.figure(_finding(rows), _subtitle(results, shown, counted, confidence), height=150 + 36 * len(scores))
+    for tick, score in scores:
+        is_model = score.source == "model"
+        color = theme.MODEL if is_model else theme.CONTROL
+        figure.add_trace(interval_point(tick, _drawn(score), color, size=11 if is_model else 9))
+        figure.add_annotation(value_label(tick, score))
+    ticks = [tick for tick, _ in scores]
+    figure.update_yaxes(title_text="Metric", categoryorder="array", categoryarray=ticks[::-1], showgrid=False)
+    known = [v for _, s in scores for v in (_drawn(s).value, _drawn(s).low, s.high) if v is not None]
+    figure.update_xaxes(title_text="Value (no unit)", range=[min(0.0, *known) - 0.03, max(1.0, *known) + 0.03])
+    figure.update_layout(showlegend=False, margin={"r": 170})
+    return figure
+
+
+def runs_beside_controls_figure(
+    runs: Sequence[tuple[str, MeasuredScores]], *, num_left_out: int = 0, confidence: float = 0.95
+) -> go.Figure:
+    """The one number of several runs of a task, and below each in grey what its best control reaches.
+
+    Args:
+        runs: what each run is called, and its scores; those of another measure than the first's are left out.
+        num_left_out: chosen runs that are of other tasks, for the subtitle.
+        confidence: coverage of the intervals.
+    """
+    scored = [
+        (name, found) for name, found in runs if any(s.source == "model" and s.value is not None for s in found.scores)
+    ]
+    if not scored:
+        return theme.nothing_to_show("Runs compared", "No chosen run of this task has recorded a result yet.")
+    measure = scored[0][1].measure.name
+    alike = [(name, found) for name, found in scored if found.measure.name == measure]
+    rows = [row for name, found in alike for row in _of_run(name, found)]
+    left = num_left_out + len(runs) - len(alike)
+    beside = f"; {count_text(left, 'chosen run')} without it or of another task left out" if left else ""
+    best_name, best = max(alike, key=lambda each: each[1].scores[0].value or 0.0)
+    value = interval_text(best.scores[0].value, best.scores[0].low, best.scores[0].high)
+    finding = f"{best_name} has the highest {measure}, {value}" if len(alike) > 1 else f"{measure} of one run: {value}"
+    figure = theme.figure(
+        finding,
+        f"n = {count_text(len(alike), 'run')}; bars: {confidence:.0%} intervals; how they overlap does not tell "
+        f"whether a difference is one; the best of many runs is partly luck{beside}",
+        height=150 + 36 * len(rows),
+    )
+    for tick, score in rows:
+        is_model = score.source == "model"
+        figure.add_trace(
+            interval_point(tick, score, theme.MODEL if is_model else theme.CONTROL, size=11 if is_model else 9)
+        )
+        figure.add_annotation(value_label(tick, score))
+    figure.update_yaxes(title_text="Run", autorange="reversed", showgrid=False, type="category")
+    known = [v for _, s in rows for v in (s.value, s.low, s.high) if v is not None]
+    figure.update_xaxes(title_text=figure_text(measure), range=[min(0.0, *known) - 0.03, max(1.0, *known) + 0.03])
+    figure.update_layout(showlegend=False, margin={"r": 170})
+    return figure
+
+
+def best_control(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
+    """The control with the best value of ``metric``; None where there is none."""
+    found = results.filter(pl.col("subject") == subject, pl.col("metric") == metric, pl.col("source") != "model")
+    found = found.drop_nulls("value").sort("value", "source", descending=[direction(metric) == "higher", False])
+    return Score(*found.select("source", "value", "low", "high").row(0)) if found.height else None
+
+
+def model_score(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
+    """The model's ``metric``; None where it is not recorded or not defined."""
+    found = results.filter(pl.col("subject") == subject, pl.col("metric") == metric, pl.col("source") == "model")
+    found = found.drop_nulls("value")
+    return Score(*found.select("source", "value", "low", "high").row(0)) if found.height else None
+
+
+def _row(results: pl.DataFrame, subject: str, metric: str) -> tuple[str, Score, Score | None] | None:
+    model = model_score(results, subject, metric)
+    if model is None:
+        return None
+    named = metric_name(metric)
+    return (
+        named if subject == "all" else f"{named}, {subject_name(subject)}",
+        model,
+        best_control(results, subject, metric),
+    )
+
+
+def _finding(rows: Sequence[tuple[str, Score, Score | None]]) -> str:
+    name, model, control = rows[0]
+    told = f"{name} is {interval_text(model.value, model.low, model.high)}"
+    return f"{told}; {_control_text(control)}" if control else f"{told}, without a control beside it"
+
+
+def _control_text(control: Score) -> str:
+    return f"{source_name(control.source).lower()} reaches {interval_text(control.value, control.low, control.high)}"
+
+
+def _is_scored(found: MeasuredScores) -> bool:
+    return bool(found.scores) and found.scores[0].source == "model" and found.scores[0].value is not None
+
+
+def _of_run(name: str, found: MeasuredScores) -> list[tuple[str, Score]]:
+    """A run's own score and its best control's, each with what stands on the axis."""
+    model = found.scores[0]
+    shown = figure_text(name)
+    counted = f"{count_text(found.num_samples or 0, found.measure.one)}, {count_text(found.num_groups or 0, 'group')}"
+    rows = [(f"{shown}<br>{counted}", _drawn(model))]
+    controls = [score for score in found.scores[1:] if score.value is not None]
+    if controls:
+        best = max(controls, key=lambda score: score.value or 0.0)
+        rows.append((f"<i>{figure_text(source_name(best.source).lower())}<br>of {shown}</i>", _drawn(best)))
+    return rows
+
+
+def _drawn(score: Score) -> Score:
+    """Where ``score`` is drawn: an R² has no lower end, and one far below 0 would leave the others no room."""
+    value, low = (None if end is None else max(end, _LOWEST_DRAWN) for end in (score.value, score.low))
+    return Score(score.source, value, low, score.high if score.high is None else max(score.high, _LOWEST_DRAWN))
+
+
+def _subtitle(
+    results: pl.DataFrame, shown: Sequence[tuple[str, str]], counted: tuple[str, str], confidence: float
+) -> str:
+    subject, metric = next(each for each in shown if model_score(results, *each) is not None)
+    of_it = (pl.col("subject") == subject) & (pl.col("metric") == metric) & (pl.col("source") == "model")
+    num_samples, num_groups = results.filter(of_it).select("num_samples", "num_groups").row(0)
+    told = f"n = {count_text(num_samples, *counted)} of the test part in {count_text(num_groups, 'group')}"
+    return f"{told}; bars: {confidence:.0%} cluster-bootstrap intervals over groups"
+
+
+def _named(name: str, model: Score, control: Score | None) -> list[tuple[str, Score]]:
+    """What stands on the axis beside the model's number, and beside its best control's."""
+    shown = figure_text(name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…")
+    if control is None:
+        return [(shown, model)]
+    return [(shown, model), (f"<i>{shown}, {figure_text(source_name(control.source).lower())}</i>", control)]
+
+
+# ----------------------------------------------------------------------------------------------------
+# How far predicted numbers are off, of all targets in one figure, beside what always says the mean.
+
+
+_MOST_TARGETS = 12
+_LONGEST_TARGET = 24
+
+
+def target_errors_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
+    """The mean absolute error of each target as a share of the mean predictor's, with the errors in their unit beside.
+
+    So targets of different units share one axis: below 1 something of the picture was read, at 1 nothing.
+
+    Args:
+        results: rows of ``task_tables.TASK_RESULTS``.
+        confidence: coverage of the intervals.
+    """
+    rows = _rows(results)
+    if not rows:
+        return theme.nothing_to_show("Errors of the numbers", "No error of a target beside the mean's is recorded.")
+    shown = rows[:_MOST_TARGETS]
+    left_out = f"; the first {len(shown)} of {len(rows)} targets" if len(rows) > len(shown) else ""
+    figure = theme.figure(
+        _target_finding(rows),
+        f"{_counted(results)}; bars: {confidence:.0%} cluster-bootstrap intervals over groups, at the mean predictor's "
+        f"own error; left of 1 is better{left_out}",
+        height=160 + 44 * len(shown),
+    )
+    for tick, relative, _, told in shown:
+        color = theme.MODEL if (relative.high or relative.value or 0.0) < 1 else theme.NOT_ABOVE_CONTROL
+        figure.add_trace(interval_point(tick, relative, color))
+        figure.add_annotation(
+            x=1, xref="paper", xanchor="left", xshift=14, y=tick, showarrow=False, text=figure_text(told),
+            font={"size": 12, "color": theme.MODEL}, bgcolor="rgba(255,255,255,0.8)",
+        )  # fmt: skip
+    figure.add_vline(x=1, line={"color": theme.CONTROL, "width": 2}, layer="below")
+    figure.add_annotation(
+        x=1, y=1, yref="paper", yanchor="bottom", xanchor="right", text="mean predictor ", showarrow=False,
+        font={"size": 11, "color": theme.NEUTRAL},
+    )  # fmt: skip
+    ends = [end for _, relative, _, _ in shown for end in (relative.value, relative.high) if end is not None]
+    figure.update_xaxes(title_text="Error, as a share of the mean predictor's", range=[0, max(1.1, *ends) + 0.05])
+    ticks = [tick for tick, *_ in shown]
+    figure.update_yaxes(title_text="Target", categoryorder="array", categoryarray=ticks[::-1], showgrid=False)
+    figure.update_layout(showlegend=False, margin={"r": 190})
+    return figure
+
+
+def _rows(results: pl.DataFrame) -> list[tuple[str, Score, str, str]]:
+    """Tick, share of the mean predictor's error, name, and both errors in words, of each target that has both."""
+    subjects = results.filter(pl.col("subject").str.starts_with("target:"))["subject"].unique(maintain_order=True)
+    rows = []
+    for subject in subjects:
+        model, mean = model_score(results, subject, "mae"), best_control(results, subject, "mae")
+        if model is None or model.value is None or mean is None or not mean.value:
+            continue
+        ends = [None if end is None else end / mean.value for end in (model.value, model.low, model.high)]
+        of_it = (pl.col("subject") == subject) & (pl.col("metric") == "mae")
+        unit = results.filter(of_it)["unit"][0]
+        told = f"{_number(model.value)} {unit}".strip() + f" (mean: {_number(mean.value)})"
+        name = subject_name(subject)
+        tick = figure_text(name if len(name) <= _LONGEST_TARGET else f"{name[: _LONGEST_TARGET - 1]}…")
+        rows.append((tick, Score("model", *ends), name, told))
+    return rows
+
+
+def _target_finding(rows: list[tuple[str, Score, str, str]]) -> str:
+    better = [name for _, relative, name, _ in rows if relative.high is not None and relative.high < 1]
+    _, _, name, told = rows[0]
+    first = f"{name} is off by {told}"
+    if len(rows) == 1:
+        return first
+    some = f"All {len(rows)} targets" if len(better) == len(rows) else f"{len(better)} of {len(rows)} targets"
+    return f"{some} {'is' if len(better) == 1 else 'are'} closer than always saying the mean; {first}"
+
+
+def _counted(results: pl.DataFrame) -> str:
+    of_it = pl.col("subject").str.starts_with("target:") & (pl.col("metric") == "mae") & (pl.col("source") == "model")
+    counts = results.filter(of_it).select(pl.col("num_samples", "num_groups"))
+    sizes, groups = sorted(counts["num_samples"].to_list()), max(counts["num_groups"].to_list())
+    images = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
+    return f"n = {images} test images in at most {count_text(groups, 'group')}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Tables of the tasks image and video_text: the data, every metric beside its controls, and what fits the machine.
+
+
+_MODEL = "model"
+_DIGITS_WITH_UNIT = 2
+
+
+def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
+    """What each part of the split holds, in the order train, validation, test.
+
+    Args:
+        rows: of ``task_tables.IMAGES`` or ``VIDEO_TEXTS``.
+        counted: names of columns of the answer, and the columns of ``rows`` whose different values they count.
+
+    Returns:
+        ``part split num_rows`` and the columns ``counted`` names; a part without rows is there with zeros.
+    """
+    parts = pl.DataFrame({"part": PARTS})
+    found = rows.group_by("part").agg(
+        split=pl.col("split_source").unique().sort().str.join(", "),
+        num_rows=pl.len(),
+        **{name: pl.col(column).drop_nulls().n_unique() for name, column in counted.items()},
+    )
+    joined = parts.join(found, on="part", how="left", maintain_order="left")
+    return joined.with_columns(pl.col("split").fill_null("none"), pl.col("num_rows", *counted).fill_null(0))
+
+
+def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
+    """The numbers that are known of the images: ``target unit num_images num_groups mean std least most``.
+
+    Args:
+        images: rows of ``task_tables.IMAGES``.
+        targets: rows of ``task_tables.IMAGE_TARGETS``.
+    """
+    known = targets.join(images.select("image_id"), on="image_id", how="semi")
+    value = pl.col("value")
+    return known.group_by("target", "unit", maintain_order=True).agg(
+        num_images=pl.len(), num_groups=pl.col("group_id").n_unique(), mean=value.mean(), std=value.std(),
+        least=value.min(), most=value.max(),
+    )  # fmt: skip
+
+
+def training_means(images: pl.DataFrame, targets: pl.DataFrame) -> dict[str, float]:
+    """The mean of each target over the training part: all that the mean predictor knows."""
+    training = images.filter(pl.col("part") == "train").select("image_id")
+    means = targets.join(training, on="image_id", how="semi").group_by("target").agg(pl.col("value").mean())
+    return dict(means.sort("target").iter_rows())
+
+
+def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
+    """What was left out: ``reason number one_of_them what_and_remedy``, most frequent first.
+
+    Args:
+        rejected: rows of ``tables.REJECTED``.
+    """
+    counted = rejected.group_by("reason").agg(
+        number=pl.len(), one_of_them=pl.col("path").first(), what_and_remedy=pl.col("detail").first()
+    )
+    return counted.sort("number", "reason", descending=[True, False])
+
+
+def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> pl.DataFrame:
+    """Every metric of ``subjects`` beside the controls that have it.
+
+    Args:
+        results: rows of ``task_tables.TASK_RESULTS``.
+        subjects: those shown, in this order; one that ends with a colon stands for all that begin so.
+
+    Returns:
+        ``of`` (where there are several subjects), ``metric unit better model``, a column for each control,
+        ``num_samples num_groups``; numbers are text with their intervals.
+    """
+    rows = pl.concat([results.filter(_about(subject)) for subject in subjects]) if subjects else results.clear()
+    controls = rows.filter(pl.col("source") != _MODEL)["source"].unique(maintain_order=True).to_list()
+    columns = [_MODEL, *controls]
+    known = {(row["source"], row["subject"], row["metric"]): row for row in rows.iter_rows(named=True)}
+    shown = rows.select("subject", "metric").unique(maintain_order=True)
+    told = []
+    for subject, metric in shown.iter_rows():
+        cells = {source: known.get((source, subject, metric)) for source in columns}
+        first = next(row for row in cells.values() if row is not None)
+        texts = {source_name(source): _text(row) for source, row in cells.items()}
+        told.append(
+            {
+                "of": subject_name(subject),
+                "metric": metric_name(metric),
+                "unit": first["unit"],
+                "better": _better(metric),
+            }
+            | texts
+            | {"num_samples": first["num_samples"], "num_groups": first["num_groups"]}
+        )
+    texts_schema = {source_name(source): pl.String for source in columns}
+    schema = {**dict.fromkeys(("of", "metric", "unit", "better"), pl.String), **texts_schema}
+    table = pl.DataFrame(told, schema={**schema, "num_samples": pl.Int64, "num_groups": pl.Int64}, orient="row")
+    needless = [] if shown["subject"].n_unique() > 1 else ["of"]
+    needless += [] if (table["unit"] != "").any() else ["unit"]
+    return table.drop(needless)
+
+
+def class_table(results: pl.DataFrame) -> pl.DataFrame:
+    """Each class: ``class precision recall f1 num_images num_groups``, the worst F1 first.
+
+    Args:
+        results: rows of ``task_tables.TASK_RESULTS``.
+    """
+    rows = results.filter(_about("class:") & (pl.col("source") == _MODEL))
+    empty = {"class": pl.String, "precision": pl.Float64, "recall": pl.Float64, "f1": pl.Float64}
+    if rows.is_empty():
+        return pl.DataFrame(schema={**empty, "num_images": pl.Int64, "num_groups": pl.Int64})
+    names = pl.col("subject").map_elements(subject_name, return_dtype=pl.String)
+    rows = rows.with_columns(names.alias("class"))
+    wide = rows.pivot("metric", index="class", values="value", on_columns=["precision", "recall", "f1"])
+    counts = rows.group_by("class").agg(pl.col("num_samples").max().alias("num_images"), pl.col("num_groups").max())
+    return wide.join(counts, on="class").sort("f1", "class", nulls_last=True)
+
+
+def fits_shown(fits: pl.DataFrame) -> pl.DataFrame:
+    """What fits the machine: ``varied batch_size image_size fits peak_bytes epoch_seconds remark``.
+
+    Args:
+        fits: rows of ``task_tables.MEASURED_FITS``.
+    """
+    known = pl.when(pl.col("fits")).then(pl.lit("yes")).otherwise(pl.lit("no"))
+    answer = pl.when(pl.col("fits").is_null()).then(pl.lit("not known")).otherwise(known)
+    return fits.select(
+        pl.col("varied").str.replace("_", " "), "batch_size", "image_size", answer.alias("fits"), "peak_bytes",
+        pl.col("seconds_per_epoch").alias("epoch_seconds"), pl.col("detail").alias("remark"),
+    )  # fmt: skip
+
+
+def _about(subject: str) -> pl.Expr:
+    named = pl.col("subject")
+    return named.str.starts_with(subject) if subject.endswith(":") else named == subject
+
+
+def _better(metric: str) -> str:
+    try:
+        return direction(metric)
+    except ValueError:
+        return "higher"
+
+
+def _text(row: dict[str, float | str | None] | None) -> str:
+    if row is None:
+        return "none"
+    value, low, high = (_table_number(row[name]) for name in ("value", "low", "high"))
+    if value is None:
+        return "undefined"
+    digits = _DIGITS_WITH_UNIT if row["unit"] or abs(value) >= 10 else 3
+    return interval_text(value, low, high, digits) if low is not None else number_text(value, digits)
+
+
+def _table_number(value: float | str | None) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,1 @@
+"""Where a run's memory went: findings, sentences, figures, the terminal report."""

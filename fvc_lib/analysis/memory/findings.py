@@ -1,0 +1,405 @@
+"""Where a run's memory went: its peaks, shortages and growth, and what had been predicted, from samples and events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.analysis.memory.logs import read_events
+from fvc_lib.analysis.read.queries import memory_samples
+from fvc_lib.analysis.read.records import Answer, log_files
+from fvc_lib.analysis.read.sandbox import ask
+from fvc_lib.services.memory_policy import MEASURING
+from fvc_lib.services.run_paths import RunPaths
+
+# ----------------------------------------------------------------------------------------------------
+# Whether a short, noisy series keeps growing: Theil and Sen's slope with Mann and Kendall's test.
+#
+# Both look at every pair of points, so a single spike moves neither. H. Theil (1950), P. K. Sen (1968): the median
+# of the
+# slopes between all pairs. H. B. Mann (1945), M. G. Kendall: how many pairs rise, against chance.
+#
+
+
+# One warm-up epoch is left out, and below four points no order is rarer by chance than one in twenty.
+MIN_EPOCHS = 5
+MIN_MB_PER_EPOCH = 2.0
+MIN_GROWN_SHARE = 0.05
+SIGNIFICANCE = 0.05
+RULE = (
+    "a leak is a slope (Theil-Sen, the first epoch left out as warm-up) of more than "
+    f"{MIN_MB_PER_EPOCH:g} MB per epoch that over all epochs adds more than {MIN_GROWN_SHARE:.0%} of the peak, that "
+    f"the first and the second half show as well, and that chance explains in under {SIGNIFICANCE:.0%} (Mann-Kendall)"
+)
+_MOST_POINTS = 1000  # all pairs of a thousand points are half a million slopes
+_EXACT_UP_TO = 40
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a series of one value per epoch grows.
+
+    Attributes:
+        num_epochs: points given, the warm-up included.
+        slope_mb: per epoch; None with fewer than two epochs after the first.
+        level_mb: the fitted line at epoch 0; None likewise.
+        p_value: probability of so much order by chance, one-sided; None likewise.
+        verdict: by ``RULE``.
+    """
+
+    num_epochs: int
+    slope_mb: float | None
+    level_mb: float | None
+    p_value: float | None
+    verdict: str  # "leak", "no leak" or "too few epochs"
+
+
+def growth(epochs: Numbers, used_mb: Numbers) -> Growth:
+    """Judge memory over epochs by ``RULE``.
+
+    Args:
+        epochs: (n,) ascending, no two alike.
+        used_mb: (n,) one finite value each.
+
+    Raises:
+        ValueError: the two differ in length, or the epochs do not ascend.
+    """
+    if epochs.shape != used_mb.shape or np.any(np.diff(epochs) <= 0):
+        raise ValueError(f"epochs: got {epochs.tolist()} for {used_mb.size} values, wanted one ascending epoch each.")
+    if epochs.size < 3:
+        return Growth(epochs.size, None, None, None, "too few epochs")
+    kept = np.unique(np.linspace(1, epochs.size - 1, _MOST_POINTS).round().astype(int))
+    x, y = epochs[kept], used_mb[kept]
+    slope, p_value = theil_sen_slope(x, y), mann_kendall_p(y)
+    level = float(np.median(y - slope * x))
+    if epochs.size < MIN_EPOCHS:
+        return Growth(epochs.size, slope, level, p_value, "too few epochs")
+    enough = max(MIN_MB_PER_EPOCH, MIN_GROWN_SHARE * float(np.max(used_mb)) / float(epochs[-1] - epochs[0]))
+    middle = x.size // 2
+    # A single step would pass the first test, but one of the halves beside it is flat.
+    halves = ((x[: x.size - middle], y[: x.size - middle]), (x[middle:], y[middle:]))
+    steady = all(theil_sen_slope(*half) > enough for half in ((x, y), *halves))
+    return Growth(epochs.size, slope, level, p_value, "leak" if steady and p_value < SIGNIFICANCE else "no leak")
+
+
+def theil_sen_slope(x: Numbers, y: Numbers) -> float:
+    """The median slope over all pairs of points; ``x`` (n,) ascending, n of at least 2."""
+    first, second = np.triu_indices(x.size, k=1)
+    return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
+
+
+def mann_kendall_p(y: Numbers) -> float:
+    """Probability that values in random order would rise in as many pairs as ``y`` (n,) does, or more.
+
+    Exact up to 40 points, normal beyond. Ties count as neither rise nor fall, and the test is then on the safe side.
+    """
+    first, second = np.triu_indices(y.size, k=1)
+    score = int(np.sum(np.sign(y[second] - y[first])))
+    if y.size > _EXACT_UP_TO:
+        deviation = math.sqrt(y.size * (y.size - 1) * (2 * y.size + 5) / 18)
+        return 0.5 * math.erfc((score - 1) / deviation / math.sqrt(2))
+    # P(number of falling pairs): the i-th value falls below 0 to i-1 of those before it, each as likely.
+    falling = np.ones(1)
+    for count in range(2, y.size + 1):
+        falling = np.convolve(falling, np.full(count, 1 / count))
+    most_falling = (y.size * (y.size - 1) // 2 - score) // 2
+    return float(min(1.0, falling[: most_falling + 1].sum()))
+
+
+WHOLE_STAGE = "whole_stage"  # the phase of a stage that tells no phases of its own
+PROCESS = "process"  # where memory is: the process with its children, or an accelerator by its name
+NEAR_LIMIT_PERCENT = 90.0
+PREDICTION_TOLERANCE_PERCENT = 25.0
+_KEYS = ("run_id", "stage", "fold")
+
+
+@dataclass(frozen=True)
+class MemoryFindings:
+    """Everything known about the memory of some stages; frames may be empty, also while a run goes on.
+
+    Attributes:
+        usage: ``memory_usage``.
+        events: ``queries.memory_events``.
+        peaks: ``phase_peaks``.
+        near_limit: ``near_limit``.
+        growth: ``epoch_growth``.
+        shortages: ``shortages``.
+        predictions: ``predictions``.
+        notes: what could not be read.
+    """
+
+    usage: pl.DataFrame
+    events: pl.DataFrame
+    peaks: pl.DataFrame
+    near_limit: pl.DataFrame
+    growth: pl.DataFrame
+    shortages: pl.DataFrame
+    predictions: pl.DataFrame
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> dict[str, Any] | None:
+        """The row of ``peaks`` nearest to its budget, or the highest where no budget is known.
+
+        Of the work itself: what the preflight takes before it says nothing about what the work needs.
+        """
+        by_usage = pl.col("usage_percent").fill_null(-1)
+        rows = self.peaks.filter(_IS_WORK).sort(by_usage, "used_mb", descending=True, maintain_order=True)
+        return rows.row(0, named=True) if rows.height else None
+
+    @property
+    def preflight_peak_mb(self) -> float | None:
+        """The highest memory while a step was measured beforehand; None where that was no more than the work takes."""
+        highest = self.peaks.filter(~_IS_WORK)["used_mb"].max()
+        work = self.peaks.filter(_IS_WORK)["used_mb"].max() or 0.0
+        return highest if isinstance(highest, float) and isinstance(work, float) and highest > work else None
+
+    def of_the_work(self) -> MemoryFindings:
+        """The same without the peaks and spells of the preflight."""
+        return replace(self, peaks=self.peaks.filter(_IS_WORK), near_limit=self.near_limit.filter(_IS_WORK))
+
+    @property
+    def leaks(self) -> pl.DataFrame:
+        """The rows of ``growth`` that are leaks, steepest first."""
+        return self.growth.filter(pl.col("verdict") == "leak").sort("slope_mb", descending=True)
+
+    def before_training_mb(self, row: Mapping[str, Any]) -> float | None:
+        """What stood in the place of ``row`` (of ``peaks``) when its stage left set-up; None where it is not logged."""
+        same = [pl.col(key).eq_missing(pl.lit(row[key])) for key in (*_KEYS, "place")]
+        setup = self.usage.filter(*same, pl.col("phase") == "setup", ~pl.col("between"))
+        return setup["used_mb"][-1] if setup.height else None
+
+
+def run_memory(run: RunPaths, *, leave_out: Collection[str] = ()) -> MemoryFindings:
+    """The findings of one run, also while it goes on.
+
+    Args:
+        run: the run.
+        leave_out: stages that do not count, such as the one that asks.
+    """
+    samples = memory_samples([run])
+    events = read_events(log_files(run, "memory/events"), samples.frame)
+    if not leave_out:
+        return find(samples, events)
+    kept = ~pl.col("stage").is_in(list(leave_out))
+    return find(Answer(samples.frame.filter(kept), samples.notes), Answer(events.frame.filter(kept), events.notes))
+
+
+def find(samples: Answer, events: Answer) -> MemoryFindings:
+    """The findings of ``memory_logs.read_samples`` and ``memory_logs.read_events``."""
+    usage = memory_usage(samples.frame)
+    told = _in_whole_stages(events.frame, usage)
+    return MemoryFindings(
+        usage,
+        told,
+        phase_peaks(usage),
+        near_limit(usage, told),
+        epoch_growth(usage),
+        shortages(told),
+        predictions(usage, told),
+        tuple(dict.fromkeys((*samples.notes, *events.notes))),
+    )
+
+
+def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
+    """One row per sample and place: ``run_id stage fold attempt line seconds phase epoch batch_idx global_step place
+    used_mb alone_mb reserved_mb budget_mb usage_percent between``.
+
+    ``place`` is ``process`` or an accelerator. ``used_mb`` is resident memory with all children (``alone_mb`` without
+    them), or what tensors hold on the accelerator (``reserved_mb``: with the allocator's cache). Where the high-water
+    mark rose above what was sampled, a row with ``between`` true has it, in the phase that had lasted until then. A
+    stage without folds that is always in set-up tells no phases: all of it is ``whole_stage``.
+    """
+    query = """
+        WITH known AS (
+            SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu,
+                   bool_or(coalesce(device, 'cpu') LIKE 'cpu%') OVER (PARTITION BY run_id, stage, fold) AS has_cpu
+            FROM samples
+        ), placed AS (
+            SELECT *, 'process' AS place, greatest(rss_mb, CASE WHEN on_cpu THEN allocated_mb END) AS used_mb,
+                   rss_mb AS alone_mb, CASE WHEN on_cpu THEN max_allocated_mb END AS highest_mb,
+                   CASE WHEN on_cpu THEN total_memory_mb END AS budget_mb,
+                   CASE WHEN on_cpu THEN usage_percent END AS percent
+            FROM known WHERE on_cpu OR NOT has_cpu
+            UNION ALL BY NAME
+            SELECT *, device AS place, allocated_mb AS used_mb, CAST(NULL AS DOUBLE) AS alone_mb,
+                   max_allocated_mb AS highest_mb, total_memory_mb AS budget_mb, usage_percent AS percent
+            FROM known WHERE NOT on_cpu
+        ), followed AS (
+            SELECT *, lag(highest_mb) OVER told AS highest_before, lag(phase) OVER told AS phase_before,
+                   lag(epoch) OVER told AS epoch_before
+            FROM placed WHERE used_mb IS NOT NULL
+            WINDOW told AS (PARTITION BY run_id, stage, fold, attempt, place ORDER BY line)
+        ), spread AS (
+            SELECT *, false AS between FROM followed
+            UNION ALL BY NAME
+            SELECT * REPLACE (
+                highest_mb AS used_mb, NULL AS alone_mb, NULL AS percent, coalesce(phase_before, phase) AS phase,
+                CASE WHEN phase_before IS NULL THEN epoch ELSE epoch_before END AS epoch
+            ), true AS between
+            FROM followed WHERE highest_mb > used_mb AND highest_mb > coalesce(highest_before, 0)
+        )
+        SELECT run_id, stage, fold, attempt, line, seconds, coalesce(phase, 'not recorded') AS phase, epoch, batch_idx,
+               global_step, place, used_mb, alone_mb, reserved_mb, budget_mb,
+               coalesce(percent, 100 * used_mb / nullif(budget_mb, 0)) AS usage_percent, between
+        FROM spread ORDER BY run_id, stage, fold, place, attempt, line, between DESC
+    """
+    usage = ask(query, {"samples": samples})
+    phaseless = (pl.col("phase") == "setup").all().over(_KEYS) & pl.col("fold").is_null()
+    return usage.with_columns(phase=pl.when(phaseless).then(pl.lit(WHOLE_STAGE)).otherwise("phase"))
+
+
+def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
+    """The highest memory of each phase: ``run_id stage fold phase place num_samples used_mb alone_mb reserved_mb
+    budget_mb usage_percent seconds epoch global_step``, phases in the order they came.
+    """
+    at_peak = ("alone_mb", "reserved_mb", "budget_mb", "usage_percent", "seconds", "epoch", "global_step")
+    query = f"""
+        SELECT {", ".join(_KEYS)}, phase, place, count(*) FILTER (NOT between) AS num_samples, max(used_mb) AS used_mb,
+               {", ".join(f"arg_max_null({name}, used_mb) AS {name}" for name in at_peak)}
+        FROM usage GROUP BY run_id, stage, fold, phase, place
+        ORDER BY run_id, stage, fold, min(seconds), min(line), place
+    """
+    return ask(query, {"usage": usage})
+
+
+def near_limit(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Every spell above 90% of the budget, sampled or told by an event: ``run_id stage fold place seconds
+    until_seconds phase epoch used_mb budget_mb usage_percent num_samples num_events``; phase and numbers at its peak.
+    """
+    query = """
+        WITH fullest AS (
+            SELECT run_id, stage, fold, arg_max(place, usage_percent) AS place FROM usage GROUP BY run_id, stage, fold
+        ), told AS (
+            SELECT events.*, CASE WHEN events.device LIKE 'cpu%' THEN 'process'
+                                  ELSE coalesce(events.device, fullest.place, 'process') END AS place
+            FROM events LEFT JOIN fullest ON events.run_id = fullest.run_id AND events.stage = fullest.stage
+                                          AND events.fold IS NOT DISTINCT FROM fullest.fold
+            WHERE kind = 'near_limit'
+        ), moments AS (
+            SELECT run_id, stage, fold, place, seconds, phase, epoch, used_mb, budget_mb, usage_percent,
+                   usage_percent > $limit AS is_over, 0 AS event
+            FROM usage WHERE usage_percent IS NOT NULL
+            UNION ALL
+            SELECT run_id, stage, fold, place, seconds, coalesce(phase, 'not recorded'), epoch, used_mb, budget_mb,
+                   coalesce(usage_percent, 100 * used_mb / nullif(budget_mb, 0)), true, 1
+            FROM told
+        ), spells AS (
+            SELECT *, sum(CASE WHEN is_over THEN 0 ELSE 1 END) OVER (
+                PARTITION BY run_id, stage, fold, place ORDER BY seconds, event ROWS UNBOUNDED PRECEDING
+            ) AS spell
+            FROM moments
+        )
+        SELECT run_id, stage, fold, place, min(seconds) AS seconds, max(seconds) AS until_seconds,
+               arg_max(phase, usage_percent) AS phase, arg_max_null(epoch, usage_percent) AS epoch,
+               arg_max_null(used_mb, usage_percent) AS used_mb, arg_max_null(budget_mb, usage_percent) AS budget_mb,
+               max(usage_percent) AS usage_percent, count(*) FILTER (event = 0) AS num_samples,
+               CAST(sum(event) AS BIGINT) AS num_events
+        FROM spells WHERE is_over GROUP BY run_id, stage, fold, place, spell
+        ORDER BY run_id, stage, fold, seconds, place
+    """
+    return ask(query, {"usage": usage, "events": events}, {"limit": NEAR_LIMIT_PERCENT})
+
+
+def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
+    """The memory of each training epoch: ``run_id stage fold attempt place phase epoch used_mb`` (median)."""
+    training = pl.col("phase").is_in(["train", "control_train"]) & pl.col("epoch").is_not_null() & ~pl.col("between")
+    keys = [*_KEYS, "attempt", "place", "phase", "epoch"]
+    return usage.filter(training).group_by(keys, maintain_order=True).agg(pl.col("used_mb").median()).sort(keys)
+
+
+def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
+    """How memory grew over the epochs of each training, judged by ``trend.RULE``: ``run_id stage fold attempt place
+    phase num_epochs slope_mb level_mb p_value verdict last_mb``; ``slope_mb`` is per epoch.
+    """
+    keys = [*_KEYS, "attempt", "place", "phase"]
+    rows = []
+    for key, points in epoch_medians(usage).group_by(keys, maintain_order=True):
+        found = growth(points["epoch"].cast(pl.Float64).to_numpy(), points["used_mb"].to_numpy())
+        rows.append({**dict(zip(keys, key, strict=True)), **vars(found), "last_mb": points["used_mb"][-1]})
+    return pl.DataFrame(rows, schema=_GROWTH_SCHEMA)
+
+
+def shortages(events: pl.DataFrame) -> pl.DataFrame:
+    """Every out-of-memory and what was done: ``run_id stage fold seconds phase epoch global_step happened_in asked_mb
+    micro_batch micro_batch_next done context_file``.
+    """
+    rows = []
+    for row in events.filter(pl.col("kind") == "out_of_memory").iter_rows(named=True):
+        later = events.filter(
+            *(pl.col(key).eq_missing(pl.lit(row[key])) for key in (*_KEYS, "attempt")), pl.col("line") > row["line"]
+        )
+        kinds = later["kind"].to_list()
+        until_next = later.head(kinds.index("out_of_memory") if "out_of_memory" in kinds else len(kinds))
+        rows.append({**{name: row.get(name) for name in _SHORTAGE_SCHEMA}, "done": _what_was_done(row, until_next)})
+    return pl.DataFrame(rows, schema=_SHORTAGE_SCHEMA)
+
+
+def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Each preflight's prediction beside the highest memory of training and validation in the same attempt:
+    ``run_id stage fold attempt place predicted_mb measured_mb error_percent is_off budget_mb micro_batch
+    micro_batch_planned``. Measured is null until training has begun.
+    """
+    query = """
+        WITH trained AS (
+            SELECT run_id, stage, fold, attempt, place, max(used_mb) AS measured_mb FROM usage
+            WHERE regexp_full_match(phase, '(control_)?(train|validation)') GROUP BY ALL
+        ), told AS (SELECT * FROM events WHERE kind = 'preflight' AND predicted_peak_mb IS NOT NULL), beside AS (
+            SELECT told.*, trained.place, trained.measured_mb
+            FROM told LEFT JOIN trained ON told.run_id = trained.run_id AND told.stage = trained.stage
+                AND told.fold IS NOT DISTINCT FROM trained.fold AND told.attempt = trained.attempt
+                AND (told.device IS NULL OR (told.device LIKE 'cpu%') = (trained.place = 'process'))
+            -- Without a word on the device, an accelerator that was sampled is the one that was meant.
+            QUALIFY row_number() OVER (PARTITION BY told.run_id, told.stage, told.fold, told.attempt
+                                       ORDER BY told.line DESC, trained.place = 'process', trained.place) = 1
+        ), compared AS (
+            SELECT *, 100 * (predicted_peak_mb - measured_mb) / nullif(measured_mb, 0) AS error_percent FROM beside
+        )
+        SELECT run_id, stage, fold, attempt, place, predicted_peak_mb AS predicted_mb, measured_mb, error_percent,
+               abs(error_percent) > $tolerance AS is_off, budget_mb, micro_batch, micro_batch_planned
+        FROM compared ORDER BY run_id, stage, fold, attempt
+    """
+    return ask(query, {"usage": usage, "events": events}, {"tolerance": PREDICTION_TOLERANCE_PERCENT})
+
+
+_PLACE_SCHEMA = {"run_id": pl.String, "stage": pl.String, "fold": pl.Int64}
+_GROWTH_SCHEMA = {
+    **_PLACE_SCHEMA, "attempt": pl.Int64, "place": pl.String, "phase": pl.String, "num_epochs": pl.Int64,
+    "slope_mb": pl.Float64, "level_mb": pl.Float64, "p_value": pl.Float64, "verdict": pl.String, "last_mb": pl.Float64,
+}  # fmt: skip
+_SHORTAGE_SCHEMA = {
+    **_PLACE_SCHEMA, "seconds": pl.Float64, "phase": pl.String, "epoch": pl.Int64, "global_step": pl.Int64,
+    "happened_in": pl.String, "asked_mb": pl.Float64, "micro_batch": pl.Int64, "micro_batch_next": pl.Int64,
+    "done": pl.String, "context_file": pl.String,
+}  # fmt: skip
+
+
+_IS_WORK = ~pl.col("phase").is_in(MEASURING)
+
+
+def _in_whole_stages(events: pl.DataFrame, usage: pl.DataFrame) -> pl.DataFrame:
+    """``events`` under the names that ``memory_usage`` gives to phases."""
+    stages = usage.filter(pl.col("phase") == WHOLE_STAGE).select("run_id", "stage").unique().rows()
+    inside = pl.concat_list("run_id", "stage").is_in([list(stage) for stage in stages]) & (pl.col("phase") == "setup")
+    return events.with_columns(phase=pl.when(inside).then(pl.lit(WHOLE_STAGE)).otherwise("phase")) if stages else events
+
+
+def _what_was_done(shortage: dict[str, Any], until_next: pl.DataFrame) -> str:
+    before, after = shortage["micro_batch"], shortage["micro_batch_next"]
+    restored = until_next.filter(pl.col("kind") == "step_restored")
+    if restored.height:
+        step, lost = restored.select("to_step", "lost_steps").row(0)
+        told = "restored the last checkpoint" if step is None else f"restored step {step}"
+        return told if lost is None else f"{told}, {lost} to be done again"
+    if after is not None and after != before:
+        return f"redone with micro-batch {after} instead of {before}"
+    if before == 1:
+        return "stopped: one sample is the least there is"
+    return "no remedy recorded"

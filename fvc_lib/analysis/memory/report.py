@@ -1,0 +1,410 @@
+"""A run's memory, explained in a terminal: ``python -m fvc_lib.analysis.memory.report FILE|RUN``."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import polars as pl
+
+from fvc_lib.analysis.memory.findings import PROCESS, RULE, MemoryFindings, find, run_memory
+from fvc_lib.analysis.memory.logs import read_events, read_samples
+from fvc_lib.analysis.memory.wording import (
+    Advice,
+    event_counts_sentence,
+    growth_sentence,
+    largest_tensors,
+    limit_sentence,
+    megabytes_text,
+    memory_advice,
+    parts_sentence,
+    peak_sentence,
+    phase_text,
+    prediction_sentence,
+    shortage_sentence,
+    where_text,
+)
+from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.read.headline import run_parameters
+from fvc_lib.analysis.read.records import LogFile
+from fvc_lib.analysis.wording import clean_text, duration_text
+from fvc_lib.services.atomic_files import message_text, path_to_text
+from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.run_paths import RunPaths, stage_key
+
+# ----------------------------------------------------------------------------------------------------
+# What was found about memory as tables for people: one row per thing, with units in the headings.
+
+
+NONE = "-"
+_MOST_ROWS = 24
+
+
+def peaks_table(found: MemoryFindings) -> pl.DataFrame:
+    """The highest memory of each phase: ``stage phase of peak_mb usage_percent at_seconds epoch num_samples``.
+
+    With more rows than can be read, folds of a stage are one row: that of its highest fold.
+    """
+    peaks = found.peaks
+    if peaks.height > _MOST_ROWS:
+        highest = pl.col("used_mb") == pl.col("used_mb").max().over("stage", "phase", "place")
+        peaks = peaks.filter(highest).unique(["stage", "phase", "place"], keep="first", maintain_order=True)
+    rows = [
+        {
+            **_where(row),
+            "of": "process" if row["place"] == PROCESS else row["place"],
+            "peak_mb": row["used_mb"],
+            "usage_percent": row["usage_percent"],
+            "at_seconds": row["seconds"],
+            "epoch": _number(row["epoch"]),
+            "num_samples": row["num_samples"],
+        }
+        for row in peaks.iter_rows(named=True)
+    ]
+    numbers = {"peak_mb": pl.Float64, "usage_percent": pl.Float64, "at_seconds": pl.Float64}
+    return pl.DataFrame(rows, {**_WHERE, "of": pl.String, **numbers, "epoch": pl.String, "num_samples": pl.Int64})
+
+
+def near_limit_table(found: MemoryFindings) -> pl.DataFrame:
+    """Spells above 90%: ``stage phase at_seconds lasting highest_percent used budget told_by``."""
+    rows = [
+        {
+            **_where(row),
+            "at_seconds": row["seconds"],
+            "lasting": duration_text(row["until_seconds"] - row["seconds"]),
+            "highest_percent": row["usage_percent"],
+            "used": megabytes_text(row["used_mb"]),
+            "budget": megabytes_text(row["budget_mb"]),
+            "told_by": _sources(row),
+        }
+        for row in found.near_limit.iter_rows(named=True)
+    ]
+    numbers = {"at_seconds": pl.Float64, "lasting": pl.String, "highest_percent": pl.Float64}
+    texts = {"used": pl.String, "budget": pl.String, "told_by": pl.String}
+    return pl.DataFrame(rows, {**_WHERE, **numbers, **texts})
+
+
+def shortages_table(found: MemoryFindings) -> pl.DataFrame:
+    """Every out-of-memory: ``stage phase epoch step happened_in asked_for what_was_done context_file``."""
+    rows = [
+        {
+            **_where(row),
+            "epoch": _number(row["epoch"]),
+            "step": _number(row["global_step"]),
+            "happened_in": (row["happened_in"] or NONE).replace("_", " "),
+            "asked_for": NONE if row["asked_mb"] is None else megabytes_text(row["asked_mb"]),
+            "what_was_done": row["done"],
+            "context_file": _context_path(row),
+        }
+        for row in found.shortages.iter_rows(named=True)
+    ]
+    texts = ("epoch", "step", "happened_in", "asked_for", "what_was_done", "context_file")
+    return pl.DataFrame(rows, {**_WHERE, **dict.fromkeys(texts, pl.String)})
+
+
+def growth_table(found: MemoryFindings) -> pl.DataFrame:
+    """Growth of each training: ``stage phase of attempt num_epochs slope_mb chance verdict``."""
+    rows = [
+        {
+            **_where(row),
+            "of": row["place"],
+            "attempt": row["attempt"],
+            "num_epochs": row["num_epochs"],
+            "slope": NONE if row["slope_mb"] is None else f"{row['slope_mb']:+.1f} MB",
+            "chance": NONE if row["p_value"] is None else f"{row['p_value']:.3f}",
+            "verdict": row["verdict"],
+        }
+        for row in found.growth.sort(pl.col("verdict") != "leak", maintain_order=True).iter_rows(named=True)
+    ]
+    counts = {"of": pl.String, "attempt": pl.Int64, "num_epochs": pl.Int64}
+    return pl.DataFrame(rows, {**_WHERE, **counts, "slope": pl.String, "chance": pl.String, "verdict": pl.String})
+
+
+def predictions_table(found: MemoryFindings) -> pl.DataFrame:
+    """Prediction beside measurement: ``stage attempt predicted measured error micro_batch``."""
+    rows = [
+        {
+            "stage": where_text(row),
+            "attempt": row["attempt"],
+            "predicted": megabytes_text(row["predicted_mb"]),
+            "measured": NONE if row["measured_mb"] is None else megabytes_text(row["measured_mb"]),
+            "error": NONE if row["error_percent"] is None else f"{row['error_percent']:+.0f}%{_flag(row)}",
+            "micro_batch": _number(row["micro_batch"]),
+        }
+        for row in found.predictions.iter_rows(named=True)
+    ]
+    texts = dict.fromkeys(("predicted", "measured", "error", "micro_batch"), pl.String)
+    return pl.DataFrame(rows, {"stage": pl.String, "attempt": pl.Int64, **texts})
+
+
+_WHERE = {"stage": pl.String, "phase": pl.String}
+
+
+def _where(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"stage": where_text(row), "phase": phase_text(row["phase"])}
+
+
+def _context_path(row: Mapping[str, Any]) -> str:
+    if row["context_file"] is None:
+        return NONE
+    return f"memory/oom/{stage_key(row['stage'], row['fold'])}/{row['context_file']}"
+
+
+def _number(value: int | None) -> str:
+    """An epoch, step or size that not every row has."""
+    return NONE if value is None else str(value)
+
+
+def _sources(row: Mapping[str, Any]) -> str:
+    counts = ((row["num_samples"], "sample"), (row["num_events"], "event"))
+    return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count)
+
+
+def _flag(row: Mapping[str, Any]) -> str:
+    return " (off)" if row["is_off"] else ""
+
+
+# ----------------------------------------------------------------------------------------------------
+# The memory report as plain text: sentences, aligned tables and a timeline of block characters.
+
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+PLAIN_BLOCKS = " .:-=+*#@"
+_SENTENCE_WIDTH = 100
+_MARKS = {"out_of_memory": "x", "near_limit": "!", "micro_batch": "m", "step_restored": "r", "nonfinite": "n"}
+
+
+def report_lines(
+    found: MemoryFindings,
+    asked: Mapping[str, object],
+    tensors: pl.DataFrame,
+    *,
+    title: str,
+    width: int = 60,
+    blocks: str = BLOCKS,
+) -> list[str]:
+    """The whole report.
+
+    Args:
+        found: of one stage or run.
+        asked: the run's parameters, empty where they are not known.
+        tensors: ``memory_contexts.largest_tensors`` of it.
+        title: the first line.
+        width: characters of the timeline.
+        blocks: nine characters from empty to full.
+    """
+    unread = [*([""] if found.notes else []), *(f"could not be read: {note}" for note in found.notes)]
+    if found.usage.is_empty() and found.events.is_empty():
+        return [clean_text(title), "", peak_sentence(found) + ".", *unread]
+    lines = [clean_text(title), "", peak_sentence(found) + ".", parts_sentence(found) + "."]
+    lines += _section("Peak per phase", [], peaks_table(found))
+    told = event_counts_sentence(found) + "."
+    lines += ["", "Timeline", *_indented([*timeline_lines(found, width, blocks), told])]
+    lines += _section("Close to the limit", [limit_sentence(found) + "."], near_limit_table(found))
+    lines += _section("Growth per epoch", [growth_sentence(found) + "."], growth_table(found))
+    if found.growth.height:
+        lines += _indented(textwrap.wrap(f"({RULE})", _SENTENCE_WIDTH))
+    lines += _section("Out of memory", [shortage_sentence(found) + "."], shortages_table(found))
+    if tensors.height:
+        lines += _section("What tensors held when memory ended", [], tensors)
+    lines += _section("Prediction and measurement", [prediction_sentence(found) + "."], predictions_table(found))
+    lines += ["", "What to change", *_indented(_advice_lines(memory_advice(found, asked)))]
+    return [*lines, *unread]
+
+
+def timeline_lines(found: MemoryFindings, width: int = 60, blocks: str = BLOCKS) -> list[str]:
+    """For each stage and place one line of blocks, its time from left to right and the highest memory of each moment,
+    full at that place's overall peak; below it marks where something happened.
+    """
+    rows = found.usage.filter(pl.col("seconds").is_not_null() & ~pl.col("between"))
+    series = rows.select("run_id", "stage", "fold", "place").unique(maintain_order=True)
+    named = [(row, _series_text(row)) for row in series.iter_rows(named=True)]
+    indent = max((len(name) for _, name in named), default=0)
+    lines = []
+    for row, name in named:
+        own = rows.filter(pl.col(key).eq_missing(pl.lit(value)) for key, value in row.items())
+        full = float(rows.filter(pl.col("place") == row["place"])["used_mb"].max() or 1)  # type: ignore[arg-type]  # MB
+        end = float(own["seconds"].max() or 0)  # type: ignore[arg-type]  # seconds
+        line = spark_line(own["seconds"].to_numpy(), own["used_mb"].to_numpy() / full, width, blocks)
+        told = f"{megabytes_text(own['used_mb'].max())}, {duration_text(end)}"  # type: ignore[arg-type]  # MB
+        lines.append(f"{name:<{indent}}  {line}  {told}")
+        keys = ("run_id", "stage", "fold")
+        events = found.events.filter(pl.col(key).eq_missing(pl.lit(row[key])) for key in keys)
+        marks = _mark_line(events, end, width)
+        if marks and row["place"] == own["place"][0]:
+            lines.append(f"{'':<{indent}}  {marks}")
+    if any(line.strip(" xm!rn") == "" for line in lines):
+        lines.append("(x out of memory, ! close to the limit, m micro-batch, r restored, n not finite)")
+    return lines
+
+
+def spark_line(
+    seconds: np.ndarray[tuple[int], np.dtype[np.float64]],
+    shares: np.ndarray[tuple[int], np.dtype[np.float64]],
+    width: int,
+    blocks: str = BLOCKS,
+) -> str:
+    """``width`` characters: the highest share of each slice of time; a slice without a sample repeats the one before.
+
+    Args:
+        seconds: (n,) from 0, ascending, n of at least 1.
+        shares: (n,) in [0, 1]; 1 is the full block.
+        width: of the line.
+        blocks: from empty to full.
+    """
+    end = float(seconds[-1]) or 1.0
+    slots = np.minimum((seconds / end * width).astype(int), width - 1)
+    highest = np.full(width, np.nan)
+    np.fmax.at(highest, slots, shares)
+    line, last = "", shares[0]
+    for value in highest:
+        last = value if np.isfinite(value) else last
+        line += blocks[min(int(np.ceil(last * (len(blocks) - 1))), len(blocks) - 1)]
+    return line
+
+
+def _mark_line(events: pl.DataFrame, end: float, width: int) -> str:
+    """The marks of ``events`` at their time, out of memory over all others; empty when there are none."""
+    marks = [" "] * width
+    for kind in reversed(_MARKS):
+        for seconds in events.filter(pl.col("kind") == kind)["seconds"]:
+            marks[min(int(seconds / (end or 1.0) * width), width - 1)] = _MARKS[kind]
+    return "".join(marks).rstrip()
+
+
+def _section(heading: str, sentences: Sequence[str], table: pl.DataFrame) -> list[str]:
+    rows = repr(HtmlTable(table)).splitlines() if table.height else []
+    return ["", heading, *_indented([*sentences, *rows])]
+
+
+def _advice_lines(advice: Sequence[Advice]) -> list[str]:
+    return [line for each in advice for line in (f"- {each.seen}", f"  {each.change}")]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}".rstrip() for line in lines]
+
+
+def _series_text(row: Mapping[str, object]) -> str:
+    return where_text(row) if row["place"] == PROCESS else f"{where_text(row)}, {row['place']}"
+
+
+_SNIFFED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is reported on: findings, the run they belong to (which may hold nothing else), and a title."""
+
+    found: MemoryFindings
+    run: RunPaths
+    title: str
+
+
+def open_subject(path: Path) -> Subject:
+    """The findings for a memory log (``memory/<stage>.jsonl``), its event log, or a whole run folder.
+
+    Raises:
+        UsageError: there is no such file or folder, or it is neither a memory log nor a run.
+    """
+    if path.is_dir():
+        return _of_run(path)
+    if not path.exists():
+        raise UsageError(f"{_shown(path)}: no such file or folder. {_WANTED}")
+    # The events of a stage lie in a folder of their own, below its samples and under the same name.
+    samples_path = path.parent.parent / path.name if path.parent.name == "events" else path
+    events_path = samples_path.parent / "events" / samples_path.name
+    run = RunPaths(samples_path.absolute().parents[1])
+    for each in (samples_path, events_path):
+        _refuse_foreign(each)
+    samples = read_samples([LogFile.named(samples_path, run.run_id)])
+    events = read_events([LogFile.named(events_path, run.run_id)] if events_path.is_file() else [], samples.frame)
+    found = find(samples, events)
+    if samples.frame.is_empty() and samples_path.is_file() and samples_path.stat().st_size:
+        counted = " ".join(samples.notes) or "It holds nothing but blank lines."
+        raise UsageError(
+            f"{_shown(samples_path)} is no memory log: no line of it is a memory sample. {counted} {_WANTED}"
+        )
+    return Subject(found, run, f"Memory of {_shown(path)}")
+
+
+_WANTED = "Give one of a run's memory/*.jsonl files, or the run folder."
+
+
+def _of_run(folder: Path) -> Subject:
+    root = folder.parent if folder.name == "memory" else folder
+    run = RunPaths(root.absolute())
+    if not (root / "memory").is_dir() and not run.run_json.is_file():
+        raise UsageError(f"{_shown(folder)} is no run folder: it has neither memory/ nor run.json. {_WANTED}")
+    return Subject(run_memory(run), run, f"Memory of {path_to_text(run.run_id)}")
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Gigabytes of a checkpoint or a video shall not be read as lines first."""
+    if not path.is_file():
+        return
+    with path.open("rb") as stream:
+        head = stream.read(_SNIFFED_BYTES)
+    if len(head) == _SNIFFED_BYTES and b'{"' not in head:
+        raise UsageError(f"{_shown(path)} is no memory log: its first {_SNIFFED_BYTES:,} bytes hold no line. {_WANTED}")
+
+
+def _shown(path: Path) -> str:
+    return repr(message_text(str(path)))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.argument("log", metavar="FILE|RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--width", type=click.IntRange(20, 400), default=60, show_default=True, help="Characters of the timeline."
+)
+def main(log: Path, width: int) -> None:
+    """Explain the memory of one stage (a memory/*.jsonl file) or of a whole run (its folder).
+
+    Says where memory peaked and what it consisted of, draws it over time, lists every moment above 90% of the budget,
+    judges growth from epoch to epoch, tells each out-of-memory and what was done, compares the prediction with what
+    was measured, and ends with what to change. Works while the run goes on, and on logs that a crash has torn: lines
+    that cannot be read are counted.
+
+    \b
+    python -m fvc_lib.analysis.memory.report runs/demo/run_20250304_101500_abcdef01
+    python -m fvc_lib.analysis.memory.report runs/demo/run_*/memory/04_fold_training_fold_0.jsonl
+    python -m fvc_lib.analysis.memory.report FILE --width 120 | less
+
+    Megabytes are 1e6 bytes. Resident memory counts the process with its children, as a job's limit does. Exit codes:
+    0 reported, 2 the file is no memory log.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    try:
+        subject = open_subject(log)
+    except FvcError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        click.echo(f"error: {_shown(log)}: {error.strerror}. {_WANTED}", err=True)
+        sys.exit(2)
+    blocks = BLOCKS if _can_show(BLOCKS) else PLAIN_BLOCKS
+    asked, tensors = run_parameters(subject.run), largest_tensors(subject.run, subject.found)
+    for line in report_lines(subject.found, asked, tensors, title=subject.title, width=width, blocks=blocks):
+        click.echo(line.encode(_encoding(), "replace").decode(_encoding()))
+
+
+def _encoding() -> str:
+    return sys.stdout.encoding or "ascii"
+
+
+def _can_show(text: str) -> bool:
+    try:
+        text.encode(_encoding())
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

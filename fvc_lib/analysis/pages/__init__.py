@@ -1,0 +1,1 @@
+"""Offline HTML pages: the report, one page per notebook, the list of all runs."""

@@ -1,0 +1,1 @@
+"""Reading runs: logs, records, tables, DuckDB queries, headlines, comparisons."""

@@ -1,0 +1,428 @@
+"""Runs beside each other, pair by pair: is one better, by how much, and how sure is that?
+
+Only runs that predicted the same videos, with the same labels, groups and folds, are compared: both are judged on the
+same drawn groups, so what remains is the difference between the models. Everything else is refused in words. A
+difference that is not shown is never called equality.
+
+A dashboard calls ``compare`` with the chosen runs, shows ``comparison_figures.difference_figure`` of the answer and
+prints its ``lines``; the command line prints the ``lines``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.analysis.read import records
+from fvc_lib.analysis.read.headline import audit_failures, interval_cautions, run_parameters, run_task
+from fvc_lib.analysis.read.records import run_status
+from fvc_lib.analysis.wording import clean_text, count_text, interval_text, metric_name, number_text
+from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.metrics.comparison import CorrectedT, PairedDifference, corrected_resampled_t, holm, paired_difference
+from fvc_lib.metrics.cross_validation import LOWER_IS_BETTER, METRICS, fold_values, measure_over_folds
+from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals, replicate_values
+from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.errors import DataError, UsageError, did_you_mean
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
+
+# ----------------------------------------------------------------------------------------------------
+# Which runs may be compared: trained to the end, on true labels, without a leak, judged on the very same videos.
+
+
+_TRAINING = "04_fold_training"
+_DATA = ("video_id", "group_id", "label", "fold")
+_ASPECTS = (("label", "another label"), ("group_id", "another group"), ("fold", "another fold"))
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run with all it predicted: ``tables.PREDICTIONS`` of all folds, ordered by ``video_id``."""
+
+    name: str
+    predictions: pl.DataFrame
+
+    @property
+    def data(self) -> pl.DataFrame:
+        """What it was judged on: ``video_id group_id label fold``."""
+        return self.predictions.select(_DATA)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Runs that are not compared, and why and what to do, in words."""
+
+    runs: tuple[str, ...]
+    reason: str
+
+
+def run_names(runs: Sequence[RunPaths]) -> list[str]:
+    """How each run is called in a comparison, on one line; of like ids with what tells them apart."""
+    return [clean_text(path_to_text(name)) for name in records.run_names(runs)]
+
+
+def read_judged_run(run: RunPaths, name: str) -> JudgedRun | Refusal:
+    """What ``run`` predicted in all folds, or why that may not be compared. Reads only, and never raises."""
+    asked = run_parameters(run)
+    if run_task(asked) != "video":
+        return Refusal((name,), f"{name}: {_of_another_task(run_task(asked))}")
+    unfinished = _unfinished_training(run)
+    if unfinished:
+        return Refusal((name,), f"{name}: {unfinished}")
+    if asked.get("shuffle_labels") is True:
+        reason = "its labels were shuffled on purpose (shuffle_labels), so its numbers are of no task"
+        return Refusal((name,), f"{name}: {reason}. Compare runs on true labels.")
+    if leaks := audit_failures(run):
+        reason = f"its leakage audit did not pass, so its numbers show nothing: {clean_text(leaks[0])}"
+        return Refusal((name,), f"{name}: {reason} Mend what it names, and run it again.")
+    try:
+        folds = read_table(run.folds, FOLDS)
+        numbers = sorted(folds["fold"].unique().to_list())
+        missing = [str(fold) for fold in numbers if not run.predictions(fold).is_file()]
+        if missing:
+            which = f"fold{'s' * (len(missing) > 1)} {', '.join(missing)} of {len(numbers)}"
+            return Refusal((name,), f"{name}: there are no predictions of {which}. {_go_on(run)}")
+        parts = [read_table(run.predictions(fold), PREDICTIONS) for fold in numbers]
+    except DataError as error:
+        return Refusal((name,), f"{name}: {clean_text(error)}")
+    if not any(part.height for part in parts):
+        return Refusal((name,), f"{name}: its tables of predictions are empty. {_go_on(run)}")
+    predictions = pl.concat(parts).sort("video_id")
+    strange = predictions.join(folds, on=list(_DATA), how="anti")
+    if strange.height or predictions["video_id"].is_duplicated().any():
+        given = strange["video_id"] if strange.height else predictions["video_id"]
+        what = f"{strange.height} of its predictions do not fit its own folds{_example(given)}"
+        if not strange.height:
+            what = "videos are predicted more than once"
+        return Refusal((name,), f"{name}: {what}. Run {_TRAINING} again.")
+    return JudgedRun(name, predictions)
+
+
+def difference_of_data(first: JudgedRun, second: JudgedRun) -> str | None:
+    """In words what the two runs were judged on that is not the same, with counts and examples; None: nothing."""
+    one, other = first.data, second.data
+    if one.equals(other):
+        return None
+    found = []
+    for run, own, others in ((first, one, other), (second, other, one)):
+        only = own.join(others, on="video_id", how="anti")["video_id"]
+        if only.len():
+            found.append(f"{only.len():,} of {count_text(own.height, 'video')} only in {run.name}{_example(only)}")
+    both = one.join(other, on="video_id", suffix="_other")
+    for column, what in _ASPECTS:
+        changed = both.filter(pl.col(column) != pl.col(f"{column}_other"))["video_id"]
+        if changed.len():
+            found.append(f"{count_text(changed.len(), 'video')} with {what}{_example(changed)}")
+    return "; ".join(found)
+
+
+def alike(runs: Sequence[JudgedRun]) -> tuple[list[list[JudgedRun]], list[Refusal]]:
+    """Runs judged on the same data together, in the order given, and for each further set of data a refusal."""
+    sets: list[list[JudgedRun]] = []
+    for run in runs:
+        fitting = next((together for together in sets if together[0].data.equals(run.data)), None)
+        if fitting is None:
+            sets.append([run])
+        else:
+            fitting.append(run)
+    return sets, [_refusal_between(sets[0], other) for other in sets[1:]]
+
+
+def _refusal_between(ones: Sequence[JudgedRun], others: Sequence[JudgedRun]) -> Refusal:
+    first, second = ones[0], others[0]
+    names = [", ".join(run.name for run in together) for together in (ones, others)]
+    reason = (
+        f"{names[1]} and {names[0]} were not judged on the same videos and folds: {difference_of_data(first, second)}. "
+        "A difference between them would say nothing about the models. A fork keeps videos and folds and changes "
+        f"what is asked: run_notebooks.py --resume {first.name} --fork -p NAME VALUE"
+    )
+    return Refusal(tuple(run.name for run in (*ones, *others)), reason)
+
+
+def _of_another_task(task: str) -> str:
+    return (
+        f"its task is {task}, and runs are compared pair by pair on the outer folds of task video alone. Its own "
+        "number and its controls stand in its report and in the list of all runs."
+    )
+
+
+def _unfinished_training(run: RunPaths) -> str:
+    stages = run_status(run)["stages"]
+    states = {key: stage.get("state") for key, stage in stages.items() if isinstance(stage, dict)}
+    unfinished = {key: state for key, state in states.items() if key.startswith(_TRAINING) and state != "done"}
+    running = [key for key, state in unfinished.items() if state == "running"]
+    if running:
+        return f"it is being trained ({clean_text(running[0])}). Compare it when its training has ended."
+    if unfinished:
+        key, state = next(iter(unfinished.items()))
+        return f"its training has not ended ({clean_text(key)}: {clean_text(state)}). {_go_on(run)}"
+    return ""
+
+
+def _go_on(run: RunPaths) -> str:
+    return f"Go on with it: run_notebooks.py --resume {clean_text(path_to_text(run.run_id))}"
+
+
+def _example(video_ids: pl.Series) -> str:
+    return f" (for example {clean_text(video_ids.min())!r})" if video_ids.len() else ""
+
+
+@dataclass(frozen=True)
+class PairComparison:
+    """Two runs, the second minus the first.
+
+    Attributes:
+        first: a run's name.
+        second: the other's.
+        difference: with its interval and p-value over drawn groups.
+        over_folds: the corrected t-test over the folds' differences.
+        holm_p_value: the difference's p-value, adjusted for all pairs that were compared.
+        is_shown: whether that is small enough for the confidence asked for.
+        finding: one sentence.
+    """
+
+    first: str
+    second: str
+    difference: PairedDifference
+    over_folds: CorrectedT
+    holm_p_value: float
+    is_shown: bool
+    finding: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What ``compare`` found.
+
+    Attributes:
+        metric: a name of ``over_folds.METRICS``.
+        confidence: of the intervals; a difference is shown where its Holm p is at most 1 minus it.
+        replicates: that were asked for.
+        values: the own number of each run that has another to be compared with, by its name.
+        pairs: all pairs of runs that were judged on the same data.
+        refusals: what was not compared, and why.
+    """
+
+    metric: str
+    confidence: float
+    replicates: int
+    values: dict[str, Interval] = field(default_factory=dict)
+    pairs: tuple[PairComparison, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row per pair: ``first second metric difference low high p_value holm_p_value t_p_value num_videos
+        num_groups finding``; null is undefined.
+        """
+        rows = [
+            (
+                pair.first, pair.second, self.metric,
+                *map(_or_none, (pair.difference.value, pair.difference.low, pair.difference.high)),
+                *map(_or_none, (pair.difference.p_value, pair.holm_p_value, pair.over_folds.p_value)),
+                pair.difference.num_rows, pair.difference.num_groups, pair.finding,
+            )
+            for pair in self.pairs
+        ]  # fmt: skip
+        return pl.DataFrame(rows, schema=_FRAME_SCHEMA, orient="row")
+
+
+_FRAME_SCHEMA = {
+    "first": pl.String, "second": pl.String, "metric": pl.String, "difference": pl.Float64, "low": pl.Float64,
+    "high": pl.Float64, "p_value": pl.Float64, "holm_p_value": pl.Float64, "t_p_value": pl.Float64,
+    "num_videos": pl.Int64, "num_groups": pl.Int64, "finding": pl.String,
+}  # fmt: skip
+
+
+def compare(
+    runs: Sequence[RunPaths],
+    *,
+    metric: str = "roc_auc",
+    replicates: int = 2000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Comparison:
+    """Compare every two of ``runs`` that were judged on the same videos, labels, groups and folds.
+
+    The difference is that of the number in the results (scope "all"), with a cluster-bootstrap interval over groups and
+    a p-value from the same draws for all runs (``metrics.paired``), Holm's adjustment over all pairs, and Nadeau and
+    Bengio's corrected t over the folds. The intervals speak of other videos, not of other trainings: each run was
+    trained once.
+
+    Args:
+        runs: any number; a run given twice counts once. Reads only, also runs that are being worked on.
+        metric: a name of ``over_folds.METRICS``.
+        replicates: bootstrap replicates.
+        seed: of the draws.
+        confidence: of the intervals, and 1 minus it the level of a finding.
+
+    Raises:
+        UsageError: an unknown metric, fewer than one replicate, or a confidence outside (0, 1).
+    """
+    if metric not in METRICS:
+        known = ", ".join(METRICS)
+        raise UsageError(f"metric: got {metric!r}.{did_you_mean(metric, METRICS)} Known: {known}.")
+    if replicates < 1 or not 0 < confidence < 1:
+        raise UsageError(f"got {replicates} replicates at {confidence}, wanted >= 1 and a confidence in (0, 1).")
+    different = list({run.root.resolve(): run for run in runs}.values())
+    read = [read_judged_run(run, name) for run, name in zip(different, run_names(different), strict=True)]
+    sets, not_alike = alike([run for run in read if isinstance(run, JudgedRun)])
+    values: dict[str, Interval] = {}
+    pairs: list[PairComparison] = []
+    for together in (runs_alike for runs_alike in sets if len(runs_alike) > 1):
+        drawn = _replicates_of(together, metric, replicates=replicates, seed=seed)
+        intervals = percentile_intervals(drawn, confidence)
+        values |= {run.name: interval for run, interval in zip(together, intervals, strict=True)}
+        numbered = itertools.combinations(range(len(together)), 2)
+        pairs += [_pair(together, drawn, one, other, metric, confidence) for one, other in numbered]
+    refusals = (*(run for run in read if isinstance(run, Refusal)), *not_alike)
+    return Comparison(metric, confidence, replicates, values, _adjusted(pairs, metric, confidence), refusals)
+
+
+def lines(comparison: Comparison) -> tuple[str, ...]:
+    """``comparison`` as plain text for a terminal: each run's number, a table of pairs, findings, refusals, remarks."""
+    shown = [*_value_lines(comparison), *_pair_lines(comparison)]
+    shown += [pair.finding for pair in comparison.pairs]
+    shown += [""] if comparison.pairs and comparison.refusals else []
+    shown += [f"Not compared: {refusal.reason}" for refusal in comparison.refusals]
+    if not comparison.pairs and not comparison.refusals:
+        shown.append("There is no pair of runs to compare: give two or more.")
+    return (*shown, *_remarks(comparison))
+
+
+def difference_text(pair: PairComparison, *, digits: int = 3) -> str:
+    """``+0.031 [+0.004, +0.058]``: the second run minus the first."""
+    ends = pair.difference.value, pair.difference.low, pair.difference.high
+    value, low, high = (f"{end:+.{digits}f}" if math.isfinite(end) else "undefined" for end in ends)
+    return f"{value} [{low}, {high}]" if math.isfinite(ends[1]) and math.isfinite(ends[2]) else value
+
+
+def p_text(p_value: float) -> str:
+    """A p-value with three decimals; "<0.001" below that, "undefined" where nothing was tested."""
+    return "<0.001" if p_value < 0.001 else number_text(p_value)
+
+
+def _replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, seed: int) -> ReplicateValues:
+    """All runs on the same draws; they share labels, groups and folds."""
+    shared = runs[0].predictions
+    folds = shared["fold"].to_numpy()
+    measures = [
+        measure_over_folds(metric, run.predictions["score"].to_numpy(), run.predictions["threshold"].to_numpy(), folds)
+        for run in runs
+    ]
+    groups = shared["group_id"].to_list()
+    return replicate_values(_fakes(shared), measures, groups, replicates=replicates, seed=seed)
+
+
+def _pair(
+    runs: Sequence[JudgedRun], drawn: ReplicateValues, one: int, other: int, metric: str, confidence: float
+) -> PairComparison:
+    """A pair before its p-value is adjusted and its finding said."""
+    by_fold = [_fold_values(runs[number], metric) for number in (one, other)]
+    # Groups, not videos, are what is independent, and folds hold whole ones.
+    num_folds = runs[one].predictions["fold"].n_unique()
+    num_test = drawn.num_groups / num_folds
+    over_folds = CorrectedT(np.nan, np.nan, 0, np.nan)
+    if num_folds > 1:
+        over_folds = corrected_resampled_t(
+            by_fold[1] - by_fold[0], num_train=drawn.num_groups - num_test, num_test=num_test
+        )
+    difference = paired_difference(drawn, one, other, confidence=confidence)
+    return PairComparison(runs[one].name, runs[other].name, difference, over_folds, np.nan, False, "")
+
+
+def _fold_values(run: JudgedRun, metric: str) -> FloatArray:
+    predictions = run.predictions
+    scores, thresholds, folds = (predictions[name].to_numpy() for name in ("score", "threshold", "fold"))
+    return fold_values(metric, _fakes(predictions), scores, thresholds, folds)
+
+
+def _adjusted(pairs: Sequence[PairComparison], metric: str, confidence: float) -> tuple[PairComparison, ...]:
+    adjusted = holm([pair.difference.p_value for pair in pairs]).tolist()
+    done = []
+    for pair, p_value in zip(pairs, adjusted, strict=True):
+        # A share of 1 in 20 is 0.05, not 0.050000000000000044.
+        told = replace(pair, holm_p_value=p_value, is_shown=p_value <= round(1 - confidence, 12))
+        done.append(replace(told, finding=_finding(told, metric)))
+    return tuple(done)
+
+
+def _finding(pair: PairComparison, metric: str) -> str:
+    name, difference = metric_name(metric), pair.difference
+    if math.isnan(difference.value):
+        return f"{name} is undefined for {pair.first} or {pair.second}: nothing to compare."
+    if math.isnan(pair.holm_p_value):
+        few = "fewer than two groups hold one of the classes"
+        return f"{pair.second} minus {pair.first}: {difference_text(pair)} {name}; without an interval, since {few}."
+    if not pair.is_shown:
+        shown = f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}"
+        return f"No difference in {name} is shown between {pair.first} and {pair.second}: {shown}."
+    rises = difference.value > 0
+    high, low = (pair.second, pair.first) if rises else (pair.first, pair.second)
+    ends = (difference.low, difference.high) if rises else (-difference.high, -difference.low)
+    by = f"{interval_text(abs(difference.value), *ends)} {name}, Holm p {p_text(pair.holm_p_value)}"
+    if metric in LOWER_IS_BETTER:
+        return f"{low} is below {high} by {by}; lower is better."
+    return f"{high} is above {low} by {by}."
+
+
+def _value_lines(comparison: Comparison) -> list[str]:
+    if not comparison.values:
+        return []
+    better = "lower" if comparison.metric in LOWER_IS_BETTER else "higher"
+    width = max(map(len, comparison.values))
+    heading = f"{metric_name(comparison.metric)} with {comparison.confidence:.0%} interval; {better} is better"
+    rows = [
+        f"  {name:<{width}}  {interval_text(value.value, value.low, value.high)}  "
+        f"({count_text(value.num_rows, 'video')} in {count_text(value.num_groups, 'group')})"
+        for name, value in comparison.values.items()
+    ]
+    return [heading, *rows, ""]
+
+
+def _pair_lines(comparison: Comparison) -> list[str]:
+    if not comparison.pairs:
+        return []
+    rows = [("second minus first", "difference", "p", "Holm p", "t over folds", "its p")]
+    for pair in comparison.pairs:
+        p_values = p_text(pair.difference.p_value), p_text(pair.holm_p_value)
+        over_folds = number_text(pair.over_folds.statistic, 2), p_text(pair.over_folds.p_value)
+        rows.append((f"{pair.second} - {pair.first}", difference_text(pair), *p_values, *over_folds))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
+        "",
+    ]
+
+
+def _remarks(comparison: Comparison) -> list[str]:
+    if not comparison.pairs:
+        return []
+    remarks = [
+        "",
+        f"Intervals and p: cluster bootstrap over groups, {comparison.replicates:,} replicates, same draws for both.",
+        "t: corrected for overlapping training parts (Nadeau and Bengio).",
+        "This speaks of other videos, not of other trainings: each run was trained once.",
+    ]
+    remarks += interval_cautions(min(pair.difference.num_groups for pair in comparison.pairs), None, None)
+    num_tests = sum(math.isfinite(pair.difference.p_value) for pair in comparison.pairs)
+    least = num_tests * 2 / (comparison.replicates + 1)
+    if least > 1 - comparison.confidence:
+        remarks.append(
+            f"With {comparison.replicates:,} replicates and {num_tests} pairs no Holm p can be below {least:.3f}, so "
+            "nothing can be shown: ask for more replicates or fewer runs."
+        )
+    return remarks
+
+
+def _fakes(predictions: pl.DataFrame) -> IntArray:
+    return (predictions["label"] == "fake").cast(pl.Int64).to_numpy()
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

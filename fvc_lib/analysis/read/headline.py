@@ -1,0 +1,497 @@
+"""What a run says in one line: its number, beside its controls, and whether it is above them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import polars as pl
+
+from fvc_lib.analysis.read.queries import memory_peaks, results
+from fvc_lib.analysis.read.records import GONE, Answer, read_tables, run_status
+from fvc_lib.analysis.wording import count_text, interval_text, metric_name, number_text, source_name, subject_name
+from fvc_lib.metrics.comparison import is_above_control
+from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.config import read_params_file
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.tables import LEAKAGE_AUDIT, TASK_RESULTS
+
+# ----------------------------------------------------------------------------------------------------
+# What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record.
+
+
+_FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_recall")})
+_MOST_FACTS = 6
+EXACT_CONTROLS = frozenset({"chance"})  # computed, not estimated: such a control is its own interval
+
+
+@dataclass(frozen=True)
+class Score:
+    """One source's value of the measure, with its interval where one was computed."""
+
+    source: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What the scores of a headline are of.
+
+    Attributes:
+        name: as a reader meets it.
+        one: what was judged, in the singular.
+        chance: what knowing nothing scores, where that is the same for every corpus.
+        remark: what the number does not say, a sentence; may be empty.
+        is_split_in_folds: whether everything was judged once, over folds; else a test part of its own.
+    """
+
+    name: str
+    one: str
+    chance: float | None = None
+    remark: str = ""
+    is_split_in_folds: bool = False
+
+    def circumstances(self, num_samples: int | None, num_groups: int | None) -> str:
+        """How many were judged and by whom, in sentences."""
+        if num_samples is None or num_groups is None:
+            return f"How many {self.one}s were judged is not recorded."
+        samples, groups = count_text(num_samples, self.one), count_text(num_groups, "group")
+        told = (
+            f"Each of {samples} was judged once, by a model that had seen no {self.one} of its group ({groups})."
+            if self.is_split_in_folds
+            else f"{samples} of the test part, in {groups}, {_was(num_samples)} judged once, by a model that had seen "
+            f"none of {_their(num_samples)} group{'s' * (num_groups != 1)}."
+        )
+        return f"{told} {self.remark}".strip()
+
+
+FORGERIES = Measure(
+    "ROC AUC",
+    "video",
+    chance=0.5,
+    remark="The score is visual-forensic: staged or out-of-context footage cannot be told by pixels.",
+    is_split_in_folds=True,
+)
+
+# In order of preference, how subject and metric of the one number begin, and what is judged by it; of several the
+# first on record.
+_CHOICES = {
+    "image": (("all", "top1", "image"), ("target:", "r2", "image")),
+    "video_text": (("text_to_video", "recall@", "text"), ("captions", "content_word_recall", "video")),
+}
+_NOTHING_YET = {"image": ("Top-1 accuracy", "image"), "video_text": ("Recall, text to video", "text")}
+TASKS = tuple(_CHOICES)
+
+
+@dataclass(frozen=True)
+class MeasuredScores:
+    """The scores of one measure, the model's first, with what they were computed on."""
+
+    measure: Measure
+    scores: tuple[Score, ...] = ()
+    num_samples: int | None = None
+    num_groups: int | None = None
+
+
+def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
+    """The one number of a run of task image or video_text, beside its controls from best to worst.
+
+    Args:
+        results: the run's rows of ``task_tables.TASK_RESULTS``; none is fine.
+        task: one of ``TASKS``.
+    """
+    for subject, metric, one in _CHOICES[task]:
+        begins = pl.col("subject").str.starts_with(subject) & pl.col("metric").str.starts_with(metric)
+        rows = results.filter(begins)
+        if rows.filter(pl.col("source") == "model").height:
+            return _of_one(rows, one)
+    return MeasuredScores(Measure(*_NOTHING_YET[task]))
+
+
+def task_facts(results: pl.DataFrame) -> tuple[tuple[str, str], ...]:
+    """What else is worth knowing at a glance of a run of task image or video_text: names and texts.
+
+    Args:
+        results: the run's rows of ``task_tables.TASK_RESULTS``; none is fine.
+    """
+    known = {(row["source"], row["subject"], row["metric"]): row for row in results.iter_rows(named=True)}
+    facts = []
+    targets = [subject for source, subject, metric in known if (source, metric) == ("model", "mae")]
+    for subject in targets[:_MOST_FACTS]:
+        row, mean = known["model", subject, "mae"], known.get(("mean_predictor", subject, "mae"))
+        beside = f" (mean predictor {number_text(mean['value'], 1)})" if mean else ""
+        off = f"{number_text(row['value'], 1)} {row['unit']}".strip()
+        facts.append((f"{subject_name(subject)} off by", f"{off}{beside}"))
+    for (source, subject, metric), row in known.items():
+        if source == "model" and (subject, metric.partition("@")[0]) in _FACTS:
+            facts.append((f"{metric_name(metric)}, {subject_name(subject)}", number_text(row["value"])))
+    return tuple(facts[:_MOST_FACTS])
+
+
+def _of_one(rows: pl.DataFrame, one: str) -> MeasuredScores:
+    """Of the first subject and metric that the model has."""
+    subject, metric = rows.filter(pl.col("source") == "model").select("subject", "metric").row(0)
+    rows = rows.filter(pl.col("subject") == subject, pl.col("metric") == metric)
+    rows = rows.sort(pl.col("source") != "model", -pl.col("value"), "source", nulls_last=True)
+    model = rows.row(0, named=True)
+    scores = tuple(_score(*row) for row in rows.select("source", "value", "low", "high").iter_rows())
+    named = metric_name(metric)
+    name = named if subject == "all" else f"{named}, {subject_name(subject)}"
+    return MeasuredScores(Measure(name, one), scores, model["num_samples"], model["num_groups"])
+
+
+def _score(source: str, value: float | None, low: float | None, high: float | None) -> Score:
+    exact = source in EXACT_CONTROLS and low is None and high is None
+    return Score(source, value, value, value) if exact else Score(source, value, low, high)
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+def _their(count: int) -> str:
+    return "its" if count == 1 else "their"
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a reader must know of a run besides its number: where it is from, how few groups it stands on, what leaked.
+
+
+# Parameter, value, and what a reader of the number must then know.
+_OF_PARAMETERS = (
+    ("shuffle_labels", True, "Labels were shuffled by group on purpose: anything but chance would be a leak."),
+)
+_SYNTHETIC = {
+    "video": "fakes in the world are told",
+    "image": "dishes in the world are recognised",
+    "video_text": "videos of the world are described",
+}
+_FEW_GROUPS = 100  # from here on intervals hold what they promise to within two or three in a hundred
+
+
+def parameter_cautions(parameters: Mapping[str, object]) -> tuple[str, ...]:
+    """What must be known because of how the run was asked for."""
+    told = [sentence for name, value, sentence in _OF_PARAMETERS if parameters.get(name) == value]
+    if parameters.get("corpus") == "":
+        what = _SYNTHETIC.get(str(parameters.get("task")), _SYNTHETIC["video"])
+        told.insert(0, f"The corpus is synthetic: the number shows that the pipeline works, not how well {what}.")
+    kept = parameters.get("dev_samples_per_class")
+    if isinstance(kept, int) and kept > 0:
+        told.append(f"Trained in dev mode, on at most {count_text(kept, 'image')} of each class.")
+    return tuple(told)
+
+
+def interval_cautions(num_groups: int | None, low: float | None, high: float | None) -> tuple[str, ...]:
+    """What must be known of a number's interval over groups; nothing where it may be taken as it stands.
+
+    The shares are those of ``metrics.intervals.cluster_bootstrap``.
+    """
+    told = []
+    if low is not None and low == high:
+        told.append(
+            "An interval without width is no certainty: no draw of these groups changes the number, others may."
+        )
+    if num_groups is not None and num_groups < _FEW_GROUPS:
+        told.append(
+            f"{count_text(num_groups, 'group')} {'is' if num_groups == 1 else 'are'} few, and intervals come out too "
+            "narrow: simulated with groups of uneven sizes, those meant to hold the truth 95 times in 100 held it 88 "
+            "times with 20 groups and 91 times with 40."
+        )
+    return tuple(told)
+
+
+def audit_failures(run: RunPaths) -> list[str]:
+    """The findings of the run's leakage audit that did not pass; none where no audit is recorded."""
+    audit = read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT).frame
+    return audit.filter(~pl.col("passed").fill_null(value=True))["finding"].to_list()
+
+
+HEADLINE_METRIC = "roc_auc"
+# Shown to make the leak visible: a row-wise split is what the run refuses to do, so it is nothing to be compared with.
+DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
+
+SHUFFLED_LABELS = "shuffled_labels"
+CHANCE_AUC = 0.5
+
+Standing = Literal["above control", "not above control", "no control", "no result"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Where the model stands beside its best honest control, in a word and a sentence."""
+
+    standing: Standing
+    sentence: str
+    best_control: Score | None = None
+
+
+@dataclass(frozen=True)
+class ReportHeadline:
+    """The head of a report. ``None`` is shown as "not recorded".
+
+    ``scores`` are of ``measure``, over ``num_samples`` of what it judges; ``more_facts`` are name and text of what else
+    is worth knowing at a glance.
+    """
+
+    run_id: str
+    experiment: str
+    state: str | None
+    verdict: Verdict
+    measure: Measure = FORGERIES
+    scores: tuple[Score, ...] = ()
+    num_samples: int | None = None
+    num_groups: int | None = None
+    peak_rss_bytes: int | None = None
+    duration_seconds: float | None = None
+    started_utc: str | None = None
+    model: str | None = None
+    failure: str | None = None
+    cautions: tuple[str, ...] = ()
+    more_facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def model_score(self) -> Score | None:
+        """The model's own score, when there is one."""
+        return next((score for score in self.scores if score.source == "model" and score.value is not None), None)
+
+
+def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -> tuple[Score, ...]:
+    """The scores over all folds of one run's results: the model, then its controls from best to worst, and last those
+    that only show what leakage would claim.
+    """
+    rows = results_frame.filter((pl.col("scope") == "all") & (pl.col("metric") == metric))
+    aside = pl.col("source").is_in(sorted(DISHONEST_CONTROLS))
+    rows = rows.sort(pl.col("source") != "model", aside, -pl.col("value"), "source", nulls_last=True)
+    return tuple(Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows())
+
+
+def judge(scores: Sequence[Score], leaks: Sequence[str] = ()) -> Verdict:
+    """Compare the model with every honest control; ``metrics.above_control`` has the rule.
+
+    A network that scores above chance on shuffled labels has seen what it is tested on, unless it is one of the few
+    that chance alone lifts there; and where the leakage audit found something, no number counts.
+
+    Args:
+        scores: the model's and its controls' over all folds.
+        leaks: findings of the leakage audit that did not pass.
+    """
+    model = next((score for score in scores if score.source == "model"), None)
+    if model is None or model.value is None:
+        return Verdict("no result", "No result is recorded.")
+    controls = [s for s in scores if s.source != "model" and s.source not in DISHONEST_CONTROLS and s.value is not None]
+    if not controls:
+        return Verdict("no control", "There is no control to compare the model with, so its number proves nothing yet.")
+    best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0))
+    named = f"{source_name(best.source).lower()}, {number_text(best.value)}"
+    shuffled = next((score for score in controls if score.source == SHUFFLED_LABELS), None)
+    if leaks:
+        more = f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else ""
+        sentence = f"The leakage audit did not pass, so the model's number shows nothing: {leaks[0]}{more}"
+        return Verdict("not above control", sentence, best)
+    if shuffled is not None and shuffled.low is not None and shuffled.low > CHANCE_AUC:
+        interval = interval_text(shuffled.value, shuffled.low, shuffled.high)
+        sentence = (
+            "Something leaks, or this is one of the 2 to 5 in 100 runs that chance alone lifts so far: on shuffled "
+            f"labels the model scores {interval}, above chance."
+        )
+        return Verdict("not above control", sentence, shuffled)
+    in_reach = [c for c in controls if not is_above_control(model.value, model.low, c.value, c.high)]
+    if not in_reach:
+        return Verdict("above control", f"The model is above its best control ({named}).", best)
+    # Not always the one with the best value: a worse one may have the wider interval.
+    nearest = best if best in in_reach else max(in_reach, key=lambda score: score.high or score.value or 0.0)
+    interval = interval_text(nearest.value, nearest.low, nearest.high)
+    sentence = f"The model is not above its control ({source_name(nearest.source).lower()}, {interval})."
+    return Verdict("not above control", sentence, nearest)
+
+
+def sampled_peaks(runs: Sequence[RunPaths]) -> dict[str, int]:
+    """The highest sample of each run's memory logs in bytes, by run id; of fifty runs in twice the time of one."""
+    peaks = memory_peaks(runs).frame.group_by("run_id").agg(pl.col("peak_rss_bytes").max())
+    return {run_id: int(peak) for run_id, peak in peaks.iter_rows() if peak is not None}
+
+
+def run_headline(run: RunPaths, *, sampled_peak: int | None = None) -> ReportHeadline:
+    """The headline of one run from whatever it has recorded so far.
+
+    Args:
+        run: the run.
+        sampled_peak: what ``sampled_peaks`` has of it, if that was asked.
+    """
+    asked = run_parameters(run)
+    measured = measured_scores(run, run_task(asked))
+    status = run_status(run)
+    model = next((score for score in measured.scores if score.source == "model" and score.value is not None), None)
+    of_interval = interval_cautions(measured.num_groups, model.low, model.high) if model else ()
+    return ReportHeadline(
+        run_id=path_to_text(run.run_id),
+        experiment=path_to_text(run.experiment),
+        state=_text(status.get("state")),
+        verdict=judge(measured.scores, audit_failures(run)),
+        measure=measured.measure,
+        scores=measured.scores,
+        num_samples=measured.num_samples,
+        num_groups=measured.num_groups,
+        peak_rss_bytes=sampled_peak or _peak_rss_bytes(run, status),
+        duration_seconds=_number(status.get("duration_seconds")),
+        started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
+        model=_model_name(asked),
+        failure=_failure(status),
+        cautions=(*parameter_cautions(asked), *of_interval),
+    )
+
+
+def run_parameters(run: RunPaths) -> dict[str, object]:
+    """What stands in the run's ``params.yaml``; nothing where it is missing or unreadable."""
+    if not run.params_yaml.is_file():
+        return {}
+    try:
+        return read_params_file(run.params_yaml)
+    except UsageError:
+        return {}
+
+
+def run_task(parameters: Mapping[str, object]) -> str:
+    """The task that a run's parameters name: video, image or video_text; video where none is recorded."""
+    task = parameters.get("task")
+    return task if isinstance(task, str) and task in TASKS else "video"
+
+
+def measured_scores(run: RunPaths, task: str) -> MeasuredScores:
+    """The one number of a run of ``task``, beside its controls; without scores while there is none."""
+    if task in TASKS:
+        return task_scores(read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame, task)
+    frame = results([run]).frame
+    model = frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
+    counts = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
+    return MeasuredScores(FORGERIES, overall_scores(frame), *counts)
+
+
+def runs_table(runs_dir: Path) -> Answer:
+    """All runs under ``runs_dir``, newest first: one row each.
+
+    Returns:
+        ``run_id experiment state started_utc model standing measure score score_low score_high best_control
+        best_control_score num_samples num_groups duration_seconds peak_rss_bytes``; null is not recorded. A run's task
+        decides what is measured, and on what samples.
+    """
+    rows: list[dict[str, object]] = []
+    notes: list[str] = []
+    for run in reversed(list_runs(runs_dir)):
+        notes += results([run]).notes
+        rows.append(_table_row(run_headline(run)))
+    return Answer(pl.DataFrame(rows, schema=_RUNS_SCHEMA), tuple(notes))
+
+
+def stage_table(run: RunPaths) -> pl.DataFrame:
+    """Every stage of ``status.json`` in its order.
+
+    Returns:
+        ``stage state attempts reason duration_seconds peak_rss_bytes exit_code last_step error``; null is not recorded.
+    """
+    rows = []
+    for name, stage in run_status(run)["stages"].items():
+        known = stage if isinstance(stage, dict) else {}
+        error = known.get("error")
+        rows.append(
+            {
+                "stage": str(name),
+                "state": _text(known.get("state")),
+                "attempts": _whole(known.get("attempts")),
+                "reason": _text(known.get("reason")),
+                "duration_seconds": _number(known.get("duration_seconds")),
+                "peak_rss_bytes": _whole(known.get("peak_rss_bytes")),
+                "exit_code": _whole(known.get("exit_code")),
+                "last_step": None if known.get("last_step") is None else str(known["last_step"]),
+                "error": f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else None,
+            }
+        )
+    return pl.DataFrame(rows, schema=_STAGE_SCHEMA)
+
+
+_STAGE_SCHEMA = {
+    "stage": pl.String, "state": pl.String, "attempts": pl.Int64, "reason": pl.String, "duration_seconds": pl.Float64,
+    "peak_rss_bytes": pl.Int64, "exit_code": pl.Int64, "last_step": pl.String, "error": pl.String,
+}  # fmt: skip
+
+_RUNS_SCHEMA = {
+    "run_id": pl.String, "experiment": pl.String, "state": pl.String, "started_utc": pl.String, "model": pl.String,
+    "standing": pl.String, "measure": pl.String, "score": pl.Float64, "score_low": pl.Float64,
+    "score_high": pl.Float64, "best_control": pl.String, "best_control_score": pl.Float64, "num_samples": pl.Int64,
+    "num_groups": pl.Int64, "duration_seconds": pl.Float64, "peak_rss_bytes": pl.Int64,
+}  # fmt: skip
+
+
+def _table_row(headline: ReportHeadline) -> dict[str, object]:
+    score, best = headline.model_score, headline.verdict.best_control
+    return {
+        "run_id": headline.run_id,
+        "experiment": headline.experiment,
+        "state": headline.state,
+        "started_utc": headline.started_utc,
+        "model": headline.model,
+        "standing": headline.verdict.standing,
+        "measure": headline.measure.name,
+        "score": score.value if score else None,
+        "score_low": score.low if score else None,
+        "score_high": score.high if score else None,
+        "best_control": best.source if best else None,
+        "best_control_score": best.value if best else None,
+        "num_samples": headline.num_samples,
+        "num_groups": headline.num_groups,
+        "duration_seconds": headline.duration_seconds,
+        "peak_rss_bytes": headline.peak_rss_bytes,
+    }
+
+
+def _model_name(asked: Mapping[str, object]) -> str | None:
+    """The network of the run's task; of a text encoder that is not the own one only that it is not."""
+    if run_task(asked) == "image":
+        return _text(asked.get("backbone"))
+    model = _text(asked.get("model"))
+    foreign = run_task(asked) == "video_text" and asked.get("text_encoder") not in (None, "own")
+    return f"{model} with a text encoder from outside" if model and foreign else model
+
+
+def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:
+    """The highest sample of the run's memory logs, which know the preflight from the work, else what the runner saw."""
+    return sampled_peaks([run]).get(path_to_text(run.run_id)) or _whole(status.get("peak_rss_bytes"))
+
+
+def _failure(status: dict[str, object]) -> str | None:
+    """The first stage that did not end well, in one sentence."""
+    stages = status.get("stages")
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        if not isinstance(stage, dict) or stage.get("state") not in ("failed", "interrupted", GONE):
+            continue
+        error = stage.get("error")
+        told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
+        return f"Stage {name} {stage['state']}: {told or 'no reason recorded'}"
+    return None
+
+
+def _started_from_name(run_id: str) -> str | None:
+    try:
+        started = datetime.datetime.strptime(run_id[4:19], "%Y%m%d_%H%M%S")  # local, as named
+    except ValueError:
+        return None
+    return started.strftime("%Y-%m-%d %H:%M (local)")
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)

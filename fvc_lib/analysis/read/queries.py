@@ -1,0 +1,514 @@
+"""Typed questions to any number of runs, answered by DuckDB as polars frames.
+
+Every query takes the runs it is about, reads what they have (also while they run) and says in the answer's notes what
+could not be read. A run folder that was copied in simply counts; ``run_id`` is what ``records.run_names`` calls a run
+among those asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandera.polars as pa
+import polars as pl
+
+from fvc_lib.analysis.memory.logs import read_events, read_samples
+from fvc_lib.analysis.read.logs import CurveFilter, read_curves
+from fvc_lib.analysis.read.metric_direction import Direction, direction
+from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
+from fvc_lib.analysis.read.sandbox import Limits, ask
+from fvc_lib.analysis.read.sql import ask_isolated
+from fvc_lib.services import tables
+from fvc_lib.services import tables as task_tables
+from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.config import NOT_HASHED, read_params_file
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.memory_policy import MEASURING
+from fvc_lib.services.run_paths import RunPaths
+
+# ----------------------------------------------------------------------------------------------------
+# The parameters of runs side by side.
+
+
+SCHEMA = pl.Schema({"parameter": pl.String, "run_id": pl.String, "value": pl.String, "changes_numbers": pl.Boolean})
+_MAX_BYTES = 1_000_000  # ours are of some kilobytes; YAML can grow a thousandfold when read
+
+
+def read_parameters(runs: Sequence[RunPaths]) -> Answer:
+    """Every parameter of every run in ``params.yaml``'s own order; ``queries.parameter_differences`` tells the columns.
+
+    A run without a readable file gives no rows, and a note unless it simply has none.
+    """
+    rows: list[tuple[str, str, str | None, bool]] = []
+    notes: list[str] = []
+    found = [_parameters(run, notes) for run in runs]
+    run_ids = list(map(path_to_text, run_names(runs)))
+    names = dict.fromkeys(name for each in found if each is not None for name in each)
+    for name in names:
+        for run_id, each in zip(run_ids, found, strict=True):
+            if each is not None:
+                rows.append((name, run_id, each.get(name), name not in NOT_HASHED))
+    return Answer(pl.DataFrame(rows, schema=SCHEMA, orient="row"), tuple(notes))
+
+
+def differing(parameters: pl.DataFrame) -> pl.DataFrame:
+    """Of ``parameters`` those rows whose parameter has not the same value in all runs; to lack it is a value too."""
+    return parameters.filter(pl.col("value").n_unique().over("parameter") > 1)
+
+
+def _parameters(run: RunPaths, notes: list[str]) -> dict[str, str] | None:
+    path = run.params_yaml
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"it has more than {_MAX_BYTES:,} bytes")
+        return {str(name): _text(value) for name, value in read_params_file(path).items()}
+    except (UsageError, OSError, RecursionError, ValueError) as error:
+        notes.append(f"{path_to_text(path)} was left out: {error}")
+        return None
+
+
+def _text(value: Any) -> str:
+    """A value as it would be typed; one that no parameter has, such as nested lists, by its type's name alone."""
+    if isinstance(value, str):
+        return value
+    items = value if isinstance(value, list) else [value]
+    if not all(item is None or isinstance(item, (str, int, float)) for item in items):
+        return f"({type(value).__name__})"
+    return json.dumps(value, ensure_ascii=False)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What each finished training says of itself, with or without folds, as rows: foreign and torn records included.
+
+
+_FOLD = re.compile(r"^fold_(0|[1-9]\d{0,8})$")
+
+TRAININGS_SCHEMA = pl.Schema(
+    {
+        "run_id": pl.String,
+        "stage": pl.String,
+        "fold": pl.Int64,
+        "trained": pl.String,
+        "model": pl.String,
+        "device": pl.String,
+        "epochs": pl.Int64,
+        "best_epoch": pl.Int64,
+        "threshold": pl.Float64,
+        "temperature": pl.Float64,
+        "steps": pl.Int64,
+        "nonfinite_steps": pl.Int64,
+        "micro_batch": pl.Int64,
+        "seconds": pl.Float64,
+        "num_train_samples": pl.Int64,
+        "num_validation_samples": pl.Int64,
+        "num_test_samples": pl.Int64,
+        "peak_rss_bytes": pl.Int64,
+        "peak_device_bytes": pl.Int64,
+    }
+)
+# Names in a record, and the columns they fill.
+_OF_BOTH = {name: name for name in ("model", "device", "peak_rss_bytes", "peak_device_bytes")}
+_OF_FOLD = _OF_BOTH | {f"num_{part}_videos": f"num_{part}_samples" for part in ("train", "validation", "test")}
+_OF_STAGE = _OF_BOTH | {f"num_{part}": f"num_{part}_samples" for part in ("train", "validation", "test")}
+_OF_TRAINING = {
+    name: name
+    for name in ("best_epoch", "threshold", "temperature", "steps", "nonfinite_steps", "micro_batch", "seconds")
+}
+# Chosen where videos are told real from fake alone.
+_OF_TRAINING_OF_STAGE = {name: name for name in _OF_TRAINING if name not in ("threshold", "temperature")}
+# Null there says something: no accelerator.
+_MAY_BE_NULL = frozenset({"peak_device_bytes"})
+_FOLD_STAGE = "04_fold_training"
+
+
+def read_training(runs: Sequence[RunPaths]) -> Answer:
+    """The finished trainings of ``runs``; ``queries.training_summary`` tells the columns."""
+    rows: list[dict[str, Any]] = []
+    untold: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
+    for run, run_id in zip(runs, map(path_to_text, run_names(runs)), strict=True):
+        for path, stage, fold in _trainings(run):
+            found, wrong = _rows(read_json_object(path), of_fold=fold is not None)
+            rows += [{"run_id": run_id, "stage": stage, "fold": fold, **row} for row in found]
+            if wrong:
+                of_which = untold.setdefault((run_id, stage, tuple(wrong)), [])
+                of_which += [] if fold is None else [fold]
+    notes = [
+        f"{run_id}: outcome.json of {_of_which(stage, folds)} does not tell {', '.join(wrong)}."
+        for (run_id, stage, wrong), folds in untold.items()
+    ]
+    return Answer(pl.DataFrame(rows, schema=TRAININGS_SCHEMA), tuple(notes))
+
+
+def _of_which(stage: str, folds: Sequence[int]) -> str:
+    return f"fold {', '.join(map(str, folds))}" if folds else stage
+
+
+def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
+    """Record, stage and fold of each finished training, folds in order; without a fold, the stage has none."""
+    names = [folder.name for folder in entries(run, "checkpoints")]
+    folds = sorted(int(match[1]) for name in names if (match := _FOLD.match(name)))
+    found: list[tuple[Path, str, int | None]] = [(run.fold_outcome(fold), _FOLD_STAGE, fold) for fold in folds]
+    found += [(run.stage_outcome(name), path_to_text(name), None) for name in names if not _FOLD.match(name)]
+    return [each for each in found if each[0].is_file()]
+
+
+def _rows(outcome: Mapping[str, Any], *, of_fold: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of one outcome, and the names of what it does not tell or tells in another type."""
+    wrong: list[str] = []
+    if not isinstance(outcome.get("training"), dict):
+        return [], ["training"]
+    of_both = dict(_told(outcome, _OF_FOLD if of_fold else _OF_STAGE, wrong))
+    rows = []
+    for trained, key in (("model", "training"), ("control", "control")):
+        training = outcome.get(key)
+        if not isinstance(training, dict):
+            if training is not None:
+                wrong.append(key)
+            continue
+        history = training.get("history")
+        epochs = len(history) if isinstance(history, list) else None
+        if epochs is None:
+            wrong.append(f"{key}.history")
+        own = dict(_told(training, _OF_TRAINING if of_fold else _OF_TRAINING_OF_STAGE, wrong, f"{key}."))
+        rows.append({"trained": trained, "epochs": epochs, **of_both, **own})
+    return rows, wrong
+
+
+def _told(
+    record: Mapping[str, Any], columns: Mapping[str, str], wrong: list[str], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Each column with its value where that is of its type, else with None and the record's name added to ``wrong``."""
+    for name, column in columns.items():
+        value = record.get(name)
+        if value is None and name in record and name in _MAY_BE_NULL:
+            yield column, None
+        elif _fits(value, TRAININGS_SCHEMA[column]):
+            yield column, value
+        else:
+            wrong.append(prefix + name)
+            yield column, None
+
+
+def _fits(value: Any, kind: pl.DataType) -> bool:
+    if kind == pl.String:
+        return isinstance(value, str)
+    if isinstance(value, bool):
+        return False
+    if kind == pl.Int64:
+        return isinstance(value, int) and abs(value) < 2**63
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**53)
+
+
+_PREDICTIONS = re.compile(r"^predictions_fold_(?P<fold>\d+)\.parquet$")
+
+
+def learning_curves(
+    runs: Sequence[RunPaths],
+    *,
+    metrics: Sequence[str] = (),
+    phases: Sequence[str] = (),
+    folds: Sequence[int] = (),
+) -> Answer:
+    """The metric log of ``runs``; empty ``metrics``, ``phases`` or ``folds`` mean all of them.
+
+    Where several attempts logged the same (stage, step, metric, phase, fold), as after a resume, the last attempt
+    counts; within an attempt, the last line.
+
+    Returns:
+        ``run_id stage fold phase metric step epoch value flag attempt ts`` ordered by step within each curve;
+        ``value`` is null where ``flag`` says nan, inf or -inf.
+    """
+    return read_curves(runs, CurveFilter(metrics, phases, folds))
+
+
+def best_per_run(
+    runs: Sequence[RunPaths], metric: str = "loss", phase: str = "validation", *, better: Direction | None = None
+) -> Answer:
+    """Each run's best value of ``metric`` in ``phase``, in the order of ``runs``; of equal ones the earliest step.
+
+    The best of several folds, and of many epochs, is a lucky one: ``mean_of_folds`` is that of each fold's own best.
+
+    Args:
+        runs: those to look through; a run that logged no such value has no row.
+        metric: as in the metric log.
+        phase: train, validation, test or control.
+        better: which way the metric gets better; None for those that ``metric_direction`` knows.
+
+    Returns:
+        ``run_id metric phase value stage fold epoch step num_folds mean_of_folds``.
+
+    Raises:
+        ValueError: ``better`` is None and the metric's direction is not known.
+    """
+    sign = 1 if (better or direction(metric)) == "lower" else -1
+    found = learning_curves(runs, metrics=[metric], phases=[phase])
+    query = """
+        WITH of_folds AS (
+            SELECT * FROM curves WHERE value IS NOT NULL
+            QUALIFY row_number() OVER (PARTITION BY run_id, stage, fold ORDER BY $sign * value, step) = 1
+        )
+        SELECT run_id, metric, phase, value, stage, fold, epoch, step,
+               count(*) OVER (PARTITION BY run_id) AS num_folds, avg(value) OVER (PARTITION BY run_id) AS mean_of_folds
+        FROM of_folds
+        QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY $sign * value, stage, fold, step) = 1
+        ORDER BY list_position($runs, run_id)
+    """
+    asked = {"sign": sign, "runs": _names(runs)}
+    # Before SQL sees them: to number the rows of a million-line log costs more than to read them.
+    ranked = sign * pl.col("value")
+    curves = found.frame.filter(ranked == ranked.min().over("run_id", "stage", "fold"))
+    return Answer(ask(query, {"curves": curves}, asked), found.notes)
+
+
+def training_summary(runs: Sequence[RunPaths]) -> Answer:
+    """How each finished training went, one row for the model and one for its control, as ``trained`` tells.
+
+    Returns:
+        ``run_id stage fold trained model device epochs best_epoch threshold temperature steps nonfinite_steps
+        micro_batch seconds num_train_samples num_validation_samples num_test_samples peak_rss_bytes
+        peak_device_bytes``; samples are videos, images, or pairs of a video and a text. A stage without folds has one
+        row with a null fold, and neither threshold nor temperature; what else a record does not tell, or not in this
+        type, is null and noted.
+    """
+    return read_training(runs)
+
+
+def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
+    """The parameters that are not the same in all ``runs``, a row for each of the runs.
+
+    Returns:
+        ``parameter run_id value changes_numbers``: parameters in their own order, runs in that of ``runs``; ``value``
+        is null where a run knows no such parameter; ``changes_numbers`` is false for those that say only where and how.
+    """
+    found = read_parameters(runs)
+    return Answer(differing(found.frame), found.notes)
+
+
+def memory_samples(runs: Sequence[RunPaths]) -> Answer:
+    """Every memory sample of ``runs``; ``memory_logs.read_samples`` tells the columns."""
+    named = zip(runs, run_names(runs), strict=True)
+    return read_samples([file for run, name in named for file in log_files(run, "memory", name)])
+
+
+def memory_events(runs: Sequence[RunPaths]) -> Answer:
+    """What happened to the memory of ``runs``; ``memory_logs.read_events`` tells the columns."""
+    named = zip(runs, run_names(runs), strict=True)
+    files = [file for run, name in named for file in log_files(run, "memory/events", name)]
+    return read_events(files, memory_samples(runs).frame)
+
+
+def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
+    """The highest memory of each stage, measuring beforehand left out: ``run_id stage fold num_samples peak_rss_bytes
+    peak_device_bytes``.
+
+    The log's megabytes are 1e6 bytes. On a CPU ``allocated_mb`` is the process with its children, which is what a job's
+    limit counts; ``peak_device_bytes`` is null without an accelerator.
+    """
+    samples = memory_samples(runs)
+    query = """
+        SELECT run_id, stage, fold, count(*) AS num_samples,
+               CAST(max(greatest(rss_mb, CASE WHEN on_cpu THEN greatest(allocated_mb, max_allocated_mb) END))
+                    FILTER (is_work) * 1000000 AS BIGINT) AS peak_rss_bytes,
+               CAST(max(CASE WHEN NOT on_cpu THEN greatest(allocated_mb, max_allocated_mb) END)
+                    FILTER (is_work) * 1000000 AS BIGINT) AS peak_device_bytes
+        FROM (SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu,
+                     NOT coalesce(list_contains($measuring, phase), FALSE) AS is_work
+              FROM samples)
+        GROUP BY run_id, stage, fold ORDER BY run_id, stage, fold
+    """
+    return Answer(ask(query, {"samples": samples.frame}, {"measuring": list(MEASURING)}), samples.notes)
+
+
+def results(runs: Sequence[RunPaths]) -> Answer:
+    """The results tables of ``runs`` (``tables.RESULTS`` with ``run_id`` in front); runs without one add no rows."""
+    return read_tables(_named(runs, lambda run: run.results), tables.RESULTS)
+
+
+def task_results(runs: Sequence[RunPaths]) -> Answer:
+    """The same of runs without folds (``task_tables.TASK_RESULTS``)."""
+    return read_tables(_named(runs, lambda run: run.task_results), task_tables.TASK_RESULTS)
+
+
+def fold_table(runs: Sequence[RunPaths], source: str = "model") -> Answer:
+    """One row per run and fold: ``run_id fold num_videos num_groups`` and one column per metric."""
+    found = results(runs)
+    query = """
+        SELECT run_id, CAST(regexp_extract(scope, '^fold_([0-9]+)$', 1) AS BIGINT) AS fold,
+               num_videos, num_groups, metric, value
+        FROM results WHERE source = $source AND regexp_full_match(scope, 'fold_[0-9]+')
+    """
+    rows = ask(query, {"results": found.frame}, {"source": source})
+    metrics = rows["metric"].unique(maintain_order=True).to_list()
+    wide = rows.pivot(
+        "metric", index=["run_id", "fold", "num_videos", "num_groups"], values="value", on_columns=metrics
+    )
+    return Answer(wide.sort("run_id", "fold"), found.notes)
+
+
+def predictions(runs: Sequence[RunPaths]) -> Answer:
+    """Outer-fold predictions of ``runs`` (``tables.PREDICTIONS`` with ``run_id`` in front), folds in order."""
+    files = []
+    for name, run in zip(_names(runs), runs, strict=True):
+        # Listed and matched in Python: a glob would read a folder's own brackets as a pattern.
+        found = ((_PREDICTIONS.match(path.name), path) for path in entries(run, "tables"))
+        matched = sorted((int(match["fold"]), path) for match, path in found if match)
+        files += [(name, path) for _, path in matched]
+    return read_tables(files, tables.PREDICTIONS)
+
+
+def compare_runs(runs: Sequence[RunPaths], metrics: Sequence[str] = ("roc_auc",)) -> Answer:
+    """The model's numbers over all folds, one row per run and metric, in the order of ``runs``:
+    ``run_id metric value low high fold_mean fold_std num_videos num_groups``.
+    """
+    found = results(runs)
+    query = """
+        SELECT run_id, metric, value, low, high, fold_mean, fold_std, num_videos, num_groups FROM results
+        WHERE source = 'model' AND scope = 'all' AND list_contains($metrics, metric)
+        ORDER BY list_position($runs, run_id), list_position($metrics, metric)
+    """
+    asked: dict[str, object] = {"metrics": list(metrics), "runs": _names(runs)}
+    return Answer(ask(query, {"results": found.frame}, asked), found.notes)
+
+
+def index_counts(run: RunPaths, by: str) -> Answer:
+    """Videos and groups of the index by label and one column: ``label value num_videos num_groups total_bytes``.
+
+    Args:
+        run: the run whose index is counted.
+        by: a column of ``tables.INDEX``, such as ``codec`` or ``platform``, or ``size`` for ``width x height``.
+
+    Raises:
+        ValueError: ``by`` is no such column.
+    """
+    known = (*tables.INDEX.columns, "size")
+    if by not in known:
+        raise ValueError(f"by: got {by!r}, wanted one of {', '.join(known)}.")
+    found = read_tables([(path_to_text(run.run_id), run.index)], tables.INDEX)
+    query = """
+        SELECT label, coalesce(value, 'not known') AS value, count(*) AS num_videos,
+               count(DISTINCT group_id) AS num_groups, CAST(sum(size_bytes) AS BIGINT) AS total_bytes
+        FROM videos GROUP BY label, value ORDER BY num_videos DESC, value, label
+    """
+    value = pl.format("{} × {}", "width", "height") if by == "size" else pl.col(by).cast(pl.String)
+    videos = found.frame.select("label", "group_id", "size_bytes", value.alias("value"))
+    return Answer(ask(query, {"videos": videos}), found.notes)
+
+
+def rejected_counts(run: RunPaths) -> Answer:
+    """What the index had to leave out: ``reason num_videos``, most frequent first."""
+    found = read_tables([(path_to_text(run.run_id), run.rejected)], tables.REJECTED)
+    query = "SELECT reason, count(*) AS num_videos FROM rejected GROUP BY reason ORDER BY num_videos DESC, reason"
+    return Answer(ask(query, {"rejected": found.frame}), found.notes)
+
+
+def fold_balance(run: RunPaths) -> Answer:
+    """How the outer folds came out: ``fold label num_videos num_groups``."""
+    found = read_tables([(path_to_text(run.run_id), run.folds)], tables.FOLDS)
+    query = """
+        SELECT fold, label, count(*) AS num_videos, count(DISTINCT group_id) AS num_groups
+        FROM folds GROUP BY fold, label ORDER BY fold, label DESC
+    """
+    return Answer(ask(query, {"folds": found.frame}), found.notes)
+
+
+def augmentation_counts(run: RunPaths) -> Answer:
+    """How often each operation was drawn: ``operation num_clips share`` of the ``num_augmented`` clips made.
+
+    The operations column holds a JSON list of objects with a ``name``; clips where it does not are counted in notes.
+    """
+    found = read_tables([(path_to_text(run.run_id), run.augmented_metadata)], tables.AUGMENTED)
+    made = found.frame.filter(pl.col("augmentation_index") > 0)
+    drawn = [_operation_names(text) for text in made["operations"]]
+    unread = sum(names is None for names in drawn)
+    rows = pl.DataFrame(
+        {"operation": [name for names in drawn for name in sorted(names or ())]}, schema={"operation": pl.String}
+    )
+    query = """
+        SELECT operation, count(*) AS num_clips, $total AS num_augmented, count(*) / $total AS share
+        FROM drawn GROUP BY operation ORDER BY num_clips DESC, operation
+    """
+    counts = ask(query, {"drawn": rows}, {"total": made.height})
+    notes = (*found.notes, f"{unread} of {made.height} clips name no operation.") if unread else found.notes
+    return Answer(counts, notes)
+
+
+def ask_sql(
+    runs: Sequence[RunPaths],
+    query: str,
+    parameters: Mapping[str, object] | None = None,
+    *,
+    limits: Limits = Limits(),  # noqa: B008  # frozen
+) -> Answer:
+    """Any SQL that reads, over ``runs``, each table with ``run_id``: those of ``SQL_TABLES``.
+
+    DuckDB runs it without access to files, network or extensions, so nothing but these tables can be read, and nothing
+    written. A query that takes more time or memory than ``limits`` is stopped; of more rows only the first are
+    returned, and a note says so.
+
+    Raises:
+        ValueError: it is not one statement that reads, or two of its columns share a name.
+        duckdb.Error: it is wrong, or was stopped; DuckDB's message says where or why.
+    """
+    # A table that the query nowhere names is there, with its columns, and is not read: one may be of a million rows.
+    words = set(re.findall(r"\w+", query.lower()))
+    all_named = not words.isdisjoint({"query", "query_table"})
+    answers = {name: read(runs if all_named or name in words else ()) for name, read in SQL_TABLES.items()}
+    frames = {name: answer.frame for name, answer in answers.items()}
+    rows, more = ask_isolated(query, frames, parameters, limits)
+    notes = dict.fromkeys(note for answer in answers.values() for note in answer.notes)
+    cut = (f"Only the first {limits.max_rows:,} rows are shown.",) if more else ()
+    return Answer(rows, (*notes, *cut))
+
+
+def _each(table: Callable[[RunPaths], Path], schema: pa.DataFrameSchema) -> Callable[[Sequence[RunPaths]], Answer]:
+    """The reader of one table of every run, stacked."""
+    return lambda runs: read_tables(_named(runs, table), schema)
+
+
+def _named(runs: Sequence[RunPaths], table: Callable[[RunPaths], Path]) -> Iterable[tuple[str, Path]]:
+    return zip(_names(runs), map(table, runs), strict=True)
+
+
+def _names(runs: Sequence[RunPaths]) -> list[str]:
+    return list(map(path_to_text, run_names(runs)))
+
+
+SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
+    "metrics": learning_curves,
+    "memory": memory_samples,
+    "memory_events": memory_events,
+    "training": training_summary,
+    "parameters": read_parameters,
+    "predictions": predictions,
+    "results": results,
+    "slices": _each(lambda run: run.slices, tables.SLICES),
+    "leakage_audit": _each(lambda run: run.leakage_audit, tables.LEAKAGE_AUDIT),
+    "folds": _each(lambda run: run.folds, tables.FOLDS),
+    "videos": _each(lambda run: run.index, tables.INDEX),
+    "rejected": _each(lambda run: run.rejected, tables.REJECTED),
+    "group_links": _each(lambda run: run.group_links, tables.GROUP_LINKS),
+    "annotations": _each(lambda run: run.annotations, tables.ANNOTATIONS),
+    "clips": _each(lambda run: run.augmented_metadata, tables.AUGMENTED),
+    "task_results": task_results,
+    "images": _each(lambda run: run.images, task_tables.IMAGES),
+    "image_targets": _each(lambda run: run.image_targets, task_tables.IMAGE_TARGETS),
+    "image_predictions": _each(lambda run: run.image_predictions, task_tables.IMAGE_PREDICTIONS),
+    "target_predictions": _each(lambda run: run.target_predictions, task_tables.TARGET_PREDICTIONS),
+    "measured_fits": _each(lambda run: run.measured_fits, task_tables.MEASURED_FITS),
+    "video_texts": _each(lambda run: run.video_texts, task_tables.VIDEO_TEXTS),
+    "retrieval_ranks": _each(lambda run: run.retrieval_ranks, task_tables.RETRIEVAL_RANKS),
+    "captions": _each(lambda run: run.captions, task_tables.CAPTIONS),
+}
+
+
+def _operation_names(text: str) -> set[str] | None:
+    try:
+        return {str(operation["name"]) for operation in json.loads(text)}
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,263 @@
+"""Anybody's SQL in a process of its own, so that one that runs away takes neither the kernel nor the machine with it.
+
+DuckDB's own limits stop most queries; lists and texts that are made whole, as by ``repeat('x', 1000000000)``, it counts
+too late. The process has a limit of address space and a time after which it is ended. It gets the tables as Arrow files
+in a private folder and leaves the answer there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+
+from fvc_lib.analysis.read.sandbox import Limits, ask_bounded
+from fvc_lib.services.isolated_workers import run_isolated
+
+_RESERVED_BYTES = 4 << 30  # address space that the libraries take before the first row
+_GRACE_SECONDS = 5.0  # for reading the tables, and for DuckDB to notice by itself that the time is over
+
+
+def ask_isolated(
+    query: str, frames: Mapping[str, pl.DataFrame], parameters: Mapping[str, object] | None, limits: Limits
+) -> tuple[pl.DataFrame, bool]:
+    """As ``sandbox.ask_bounded``, in another process; parameters are texts, numbers, booleans, None or lists of them.
+
+    Raises:
+        ValueError: as there.
+        duckdb.Error: as there, also when the process was ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name, frame in frames.items():
+            frame.write_ipc(Path(folder, f"{name}.arrow"))
+        item = {"folder": folder, "query": query, "parameters": dict(parameters or {}), "limits": asdict(limits)}
+        (answer,) = run_isolated(
+            f"{__name__}:answer_in_folder",
+            [item],
+            workers=1,
+            timeout_seconds=limits.max_seconds + _GRACE_SECONDS,
+            memory_bytes=_RESERVED_BYTES + limits.max_bytes + 2 * sum(map(_size_bytes, frames.values())),
+        )
+        if answer.failure == "timeout":
+            raise duckdb.InterruptException(f"The query was stopped: {answer.detail}.")
+        if answer.failure is not None:
+            raise duckdb.OutOfMemoryException(f"The query took its process down ({answer.detail}): ask for less.")
+        if "error" in answer.value:
+            raise _error(answer.value["error"], answer.value["message"])
+        # Into memory, not mapped: the folder goes.
+        return pl.read_ipc(Path(folder, "answer").read_bytes()), bool(answer.value["more"])
+
+
+def answer_in_folder(item: Mapping[str, Any]) -> dict[str, Any]:
+    """What the process does: read the tables, ask, leave the rows; an error as its type's name and its message."""
+    folder = Path(item["folder"])
+    frames = {path.stem: pl.read_ipc(path) for path in folder.glob("*.arrow")}
+    try:
+        rows, more = ask_bounded(item["query"], frames, item["parameters"], Limits(**item["limits"]))
+        rows.write_ipc(folder / "answer")
+    except (ValueError, duckdb.Error, OSError, MemoryError) as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"more": more}
+
+
+def _error(name: str, message: str) -> Exception:
+    kind = getattr(duckdb, name, None)
+    if isinstance(kind, type) and issubclass(kind, duckdb.Error):
+        return kind(message)
+    # Arrow says of memory that ended that it is an input or output that failed.
+    return duckdb.OutOfMemoryException(message) if name in ("OSError", "MemoryError") else ValueError(message)
+
+
+def _size_bytes(frame: pl.DataFrame) -> int:
+    return int(frame.estimated_size())
+
+
+# ----------------------------------------------------------------------------------------------------
+# Questions in SQL to begin with, for ``queries.ask_sql``; its tables are ``queries.SQL_TABLES``.
+
+
+@dataclass(frozen=True)
+class SqlExample:
+    """One question: a short name, what is asked in words, and the SQL that answers it."""
+
+    name: str
+    question: str
+    sql: str
+
+
+SQL_EXAMPLES = (
+    SqlExample(
+        "Hardest fold",
+        "In which fold did the model rank worst, and how many groups is that said of?",
+        """
+SELECT run_id, scope, value AS roc_auc, num_videos, num_groups
+FROM results
+WHERE source = 'model' AND metric = 'roc_auc' AND scope LIKE 'fold_%'
+ORDER BY roc_auc
+""",
+    ),
+    SqlExample(
+        "Worst mistakes",
+        "Which videos was the model most sure of and wrong about?",
+        """
+SELECT p.run_id, p.fold, v.path, p.label, p.score, p.threshold, v.codec, v.platform
+FROM predictions p JOIN videos v USING (run_id, video_id)
+WHERE (p.score >= p.threshold) <> (p.label = 'fake')
+ORDER BY abs(p.score - p.threshold) DESC
+LIMIT 20
+""",
+    ),
+    SqlExample(
+        "Errors by codec",
+        "How often is the model wrong about each codec, and of how many groups is that?",
+        """
+SELECT p.run_id, v.codec, p.label, count(*) AS num_videos, count(DISTINCT p.group_id) AS num_groups,
+       avg(CAST((p.score >= p.threshold) <> (p.label = 'fake') AS INTEGER)) AS share_wrong
+FROM predictions p JOIN videos v USING (run_id, video_id)
+GROUP BY ALL
+ORDER BY share_wrong DESC, num_videos DESC
+""",
+    ),
+    SqlExample(
+        "Calibration",
+        "Of the videos scored about 0.7, are about 70 % fake?",
+        """
+SELECT run_id, floor(least(score, 0.999) * 10) / 10 AS score_from, count(*) AS num_videos,
+       avg(score) AS mean_score, avg(CAST(label = 'fake' AS INTEGER)) AS share_fake
+FROM predictions
+GROUP BY ALL
+ORDER BY run_id, score_from
+""",
+    ),
+    SqlExample(
+        "Best epoch",
+        "At which epoch was each training's validation loss lowest, and what was its last?",
+        """
+SELECT run_id, stage, fold, arg_min(epoch, value) AS best_epoch, min(value) AS lowest_loss,
+       arg_max(value, step) AS last_loss, max(epoch) AS last_epoch
+FROM metrics
+WHERE phase = 'validation' AND metric = 'loss'
+GROUP BY run_id, stage, fold
+ORDER BY run_id, stage, fold
+""",
+    ),
+    SqlExample(
+        "Values that are no numbers",
+        "Where was something logged that is not finite?",
+        """
+SELECT run_id, stage, fold, phase, metric, flag, count(*) AS num_steps, min(step) AS first_step
+FROM metrics
+WHERE flag IS NOT NULL
+GROUP BY ALL
+ORDER BY num_steps DESC
+""",
+    ),
+    SqlExample(
+        "Steps taken again",
+        "Which trainings were interrupted, and from which step on does a later attempt count?",
+        """
+SELECT run_id, stage, fold, attempt, min(step) AS from_step, max(step) AS to_step
+FROM metrics
+WHERE phase = 'train'
+GROUP BY ALL
+HAVING attempt > 1
+ORDER BY run_id, fold, attempt
+""",
+    ),
+    SqlExample(
+        "What training chose",
+        "Which epoch, threshold and temperature did each training choose, and what did it cost?",
+        """
+SELECT run_id, stage, fold, trained, epochs, best_epoch, threshold, temperature, micro_batch, seconds,
+       peak_rss_bytes / 1e9 AS peak_gb
+FROM training
+ORDER BY run_id, stage, fold, trained DESC
+""",
+    ),
+    SqlExample(
+        "Where memory went",
+        "In which phase of which stage was most memory held?",
+        """
+SELECT run_id, stage, fold, phase, max(rss_mb) AS peak_rss_mb, max(allocated_mb) AS peak_allocated_mb,
+       count(*) AS num_samples
+FROM memory
+GROUP BY ALL
+ORDER BY peak_allocated_mb DESC NULLS LAST
+LIMIT 20
+""",
+    ),
+    SqlExample(
+        "Largest groups",
+        "Which groups hold the most videos? A fold cannot be smaller than its largest.",
+        """
+SELECT run_id, group_id, count(*) AS num_videos, count(DISTINCT label) AS num_labels, min(path) AS one_of_them
+FROM videos
+GROUP BY run_id, group_id
+ORDER BY num_videos DESC, group_id
+LIMIT 20
+""",
+    ),
+    SqlExample(
+        "What is asked differently",
+        "Which parameters differ between the chosen runs?",
+        """
+SELECT parameter, list(run_id || ': ' || coalesce(value, 'not known') ORDER BY run_id) AS per_run
+FROM parameters
+GROUP BY parameter
+HAVING count(DISTINCT value) > 1
+ORDER BY parameter
+""",
+    ),
+    SqlExample(
+        "Left out",
+        "Why were listed videos or images not used?",
+        """
+SELECT run_id, reason, count(*) AS num_files, min(path) AS one_of_them
+FROM rejected
+GROUP BY run_id, reason
+ORDER BY num_files DESC
+""",
+    ),
+    SqlExample(
+        "Confused classes",
+        "Task image: which class is most often called which other one, and in how many groups?",
+        """
+SELECT run_id, class_label, predicted_label, count(*) AS num_images, count(DISTINCT group_id) AS num_groups,
+       avg(probability) AS mean_probability
+FROM image_predictions
+WHERE class_label <> predicted_label
+GROUP BY ALL
+ORDER BY num_images DESC, class_label, predicted_label
+LIMIT 20
+""",
+    ),
+    SqlExample(
+        "Furthest off",
+        "Task image: for which images is a predicted number furthest off?",
+        """
+SELECT run_id, target, path, value, predicted, predicted - value AS off, unit
+FROM target_predictions
+QUALIFY row_number() OVER (PARTITION BY run_id, target ORDER BY abs(predicted - value) DESC) <= 5
+ORDER BY run_id, target, abs(off) DESC
+""",
+    ),
+    SqlExample(
+        "Found last",
+        "Task video_text: which queries find theirs last, and among how many?",
+        """
+WITH names AS (
+    SELECT run_id, video_id AS query_id, min(path) AS query FROM video_texts GROUP BY ALL
+    UNION ALL SELECT run_id, text_id, min(text) FROM video_texts GROUP BY ALL
+)
+SELECT r.run_id, r.direction, r.rank, r.num_candidates, r.num_positives, names.query
+FROM retrieval_ranks r LEFT JOIN names USING (run_id, query_id)
+ORDER BY r.rank / r.num_candidates DESC, r.query_id
+LIMIT 20
+""",
+    ),
+)

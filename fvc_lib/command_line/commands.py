@@ -1,0 +1,383 @@
+"""Commands that look at runs and change nothing of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fvc_lib.execution.plan.forking import Inheritance, ask, changes, in_words
+from fvc_lib.execution.plan.memory import PredictedPeak
+from fvc_lib.execution.plan.notebook_files import Notebook
+from fvc_lib.execution.plan.plan import PlannedTask
+from fvc_lib.execution.plan.stages import STAGES
+from fvc_lib.execution.run.lock import is_worked_on
+from fvc_lib.execution.run.session import run_config
+from fvc_lib.execution.run.status import StageStatus, read_progress
+from fvc_lib.execution.run.status_book import status_now
+from fvc_lib.execution.slurm.queue import job_states, read_accounting
+from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.errors import DataError, FvcError, UsageError
+from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
+
+if TYPE_CHECKING:
+    from fvc_lib.analysis.mlflow.model import FoldNetwork
+
+# Why a job waits for ever unless somebody does something, by SLURM's word for it.
+_REMEDY_OF_REASON = {
+    "PartitionTimeLimit": ": TIME in slurm/site.conf is more than the partition allows",
+    "PartitionNodeLimit": ": more nodes than the partition has; look at RANKS_PER_NODE in slurm/site.conf",
+    "DependencyNeverSatisfied": ": a job before it failed; mend that, then --resume RUN --executor slurm",
+    "JobHeldUser": ": scontrol release lets it go",
+    "InvalidAccount": ": ACCOUNT in slurm/site.conf",
+    "InvalidQOS": ": QOS in slurm/site.conf",
+}
+
+
+@click.command(short_help="Show how far a run is, its jobs included.")
+@click.argument("run", default="latest")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+def status(run: str, runs_dir: Path | None) -> None:
+    """Show how far RUN is ('latest', a run id, a part of one, or a run folder)."""
+    paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
+    state = status_now(paths)
+    gone_on = "; go on with --resume" if state.state in {"interrupted", "requeue", "failed"} else ""
+    click.echo(f"{paths.root}: {state.state}{gone_on}")
+    for key, stage in state.stages.items():
+        seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
+        click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {_details(key, stage, paths)}".rstrip())
+    jobs = job_states(paths)
+    for job in jobs:
+        click.echo(f"  {job}{_REMEDY_OF_REASON.get(job.reason, '')}")
+    if state.state == "waiting" and all(job.ended for job in jobs):
+        click.echo("  no job of it is in the queue here; submit what is left: --resume RUN --executor slurm")
+
+
+def _details(key: str, stage: StageStatus, run: RunPaths) -> str:
+    """What a running task is at, else why it runs or what ended it."""
+    if stage.state == "running":
+        progress = read_progress(run.logs / f"{key}.progress.json")
+        return "" if progress is None else f"{progress.what} {progress.done}/{progress.total}"
+    return stage.reason or ""
+
+
+# ----------------------------------------------------------------------------------------------------
+# The command that compares runs pair by pair, on the same videos and folds or not at all.
+
+
+@click.command(short_help="Compare runs pair by pair, with intervals.")
+@click.argument("runs", nargs=-1, required=True)
+@click.option("--metric", default="roc_auc", show_default=True, help="The metric that is compared.")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
+    """Compare RUNS (two or more: run ids, parts of them, run folders, or 'latest') on the same videos.
+
+    Shown is each pair's difference with a bootstrap interval over groups, both runs judged on the same draws; the
+    corrected t-test over folds (Nadeau and Bengio 2003), because folds share training videos; and p-values corrected
+    for the number of pairs (Holm 1979). Runs on other videos, labels, groups or folds are refused with what differs: a
+    difference between them would say nothing about the models.
+
+    Exit codes: 0 some pair was compared, 2 usage, 3 none could be.
+    """
+    from fvc_lib.analysis.read.comparison import compare as compared  # sklearn and polars take a second to load
+    from fvc_lib.analysis.read.comparison import lines
+
+    config = resolve_config()
+    found = [find_run(runs_dir or Path(config.runs_dir), name) for name in runs]
+    if len({run.root for run in found}) < 2:
+        raise UsageError(f"compare: got {len({run.root for run in found})} run, wanted two or more different ones.")
+    comparison = compared(
+        found, metric=metric, replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence
+    )
+    for line in lines(comparison):
+        click.echo(line)
+    if not comparison.pairs:
+        raise DataError("no two of these runs can be compared; the lines above say why.")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pages and closing lines: at the end of a run, and whenever somebody asks for them.
+
+
+def report_run(run: RunPaths) -> None:
+    """Write the run's pages and show its outcome in a few lines; trouble with a page is a warning."""
+    from fvc_lib.analysis.pages.runs_index import summary_lines, write_run_report
+    from fvc_lib.analysis.read.logs import compact_metrics  # plotly, with what follows, takes a second to load
+
+    try:
+        compact_metrics(run)
+        read_accounting(run)
+        write_run_report(run)
+    except (FvcError, OSError) as error:
+        click.echo(f"warning: the report could not be written: {error}", err=True)
+    for line in summary_lines(run):
+        click.echo(line)
+
+
+@click.command(short_help="Write a run's pages anew.")
+@click.argument("run", default="latest")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+def report(run: str, runs_dir: Path | None) -> None:
+    """Write RUN's report, a page of each of its records, and the list of all runs; nothing is executed.
+
+    RUN is 'latest', a run id, a part of one, or a run folder. Also while the run is at work, or after it was killed.
+    """
+    report_run(find_run(runs_dir or Path(resolve_config().runs_dir), run))
+
+
+@click.command(short_help="Write the list of all runs anew.")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+def index(runs_dir: Path | None) -> None:
+    """Write index.html, the list of all runs, anew: after run folders were copied in, moved or deleted."""
+    from fvc_lib.analysis.pages.runs_index import write_runs_index  # plotly takes a second to load
+
+    click.echo(write_runs_index(runs_dir or Path(resolve_config().runs_dir)))
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``run_notebooks.py doctor``: whether this machine can run what is asked, and what to do where it cannot.
+
+
+@click.command(short_help="Check this machine and say what to do.")
+@click.option(
+    "--params", "-f", "params_files", multiple=True, type=click.Path(path_type=Path),
+    help="Check for these parameters: folders, device, memory.",
+)  # fmt: skip
+@click.option("-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE", help="Likewise, one.")
+@click.pass_context
+def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
+    """Check Python, torch and its devices, codecs, disks, memory, limits, SLURM and installed versions.
+
+    Takes a few seconds, changes nothing, and says below each trouble what to do. Exit code 1 when something would keep
+    a run from working; warnings alone are 0.
+    """
+    from fvc_lib.execution.doctor.diagnosis import diagnose, exit_code, lines
+
+    findings = diagnose(ask(params_files, (), values, {}).config)
+    for line in lines(findings):
+        click.echo(line)
+    context.exit(exit_code(findings))
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``run_notebooks.py clips``: what the shared clip store holds, and deleting what nobody has used for long.
+
+
+@click.command(short_help="Show the shared clip store; delete what is unused.")
+@click.option(
+    "--prune", is_flag=True, help="Delete what the preview lists as 'delete'. Without this nothing is changed."
+)
+@click.option(
+    "--unused-days", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="DAYS",
+    help="What no run has used for so many days is marked; 0: all that no living run works with.",
+)  # fmt: skip
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="Cache folder, where it is not the default.")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+def clips(prune: bool, unused_days: float, cache_dir: Path | None, runs_dir: Path | None) -> None:
+    """Show what the shared clip store holds; delete clips unused for long with --prune.
+
+    Clips are made once for all runs with the same settings and stay until they are deleted here; a run that needs
+    them again makes them again. Each set is shown with its size and last use. Clips of a run in --runs-dir that is
+    being worked on are kept; of runs elsewhere that share the cache only the last use is known. Nothing outside the
+    cache's clips folder is touched, no link is followed, and files that are not ours stand.
+
+    \b
+    python run_notebooks.py clips                              what is there, and what would go
+    python run_notebooks.py clips --prune                      delete what was unused for 30 days
+    python run_notebooks.py clips --prune --unused-days 0      delete all that no living run works with
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    from fvc_lib.video.clips.pruning import prune_set, stored_sets
+
+    config = resolve_config()
+    sets = stored_sets(cache_dir or Path(config.cache_dir))
+    in_use = _clips_in_use(runs_dir or Path(config.runs_dir))
+    chosen = []
+    for clip_set in sets:
+        days = max(0.0, time.time() - clip_set.last_used) / 86400
+        used = clip_set.folder.parent.resolve() in in_use
+        if not used and days >= unused_days:
+            chosen.append(clip_set)
+        what = "in use" if used else "delete" if clip_set in chosen else "keep"
+        size = f"{clip_set.size_bytes / 1e6:10,.1f} MB {clip_set.num_files:8,} files"
+        settings = json.dumps(clip_set.settings)
+        click.echo(f"{what:<7} {size}, used {days:6.1f} days ago: {clip_set.name} {settings}")
+    size = f"{len(chosen)} of {len(sets)} sets of clips, {sum(each.size_bytes for each in chosen) / 1e6:,.1f} MB"
+    if not prune:
+        click.echo(f"would delete {size}; repeat with --prune to do so" if chosen else f"nothing to delete ({size})")
+        return
+    pruned = [prune_set(clip_set) for clip_set in chosen]
+    click.echo(f"deleted {size}, {sum(each.num_files for each in pruned):,} files")
+    for path in (path for each in pruned for path in each.left):
+        click.echo(f"left, because it is no clip: {str(path)!r}")
+
+
+def _clips_in_use(runs_dir: Path) -> set[Path]:
+    """The clip folders that living runs work with, by their settings now and by what they have written."""
+    from fvc_lib.video.clips.store import ClipStore
+
+    folders = set()
+    for run in list_runs(runs_dir):
+        if is_worked_on(run):
+            config = run_config(run)
+            folders.add(ClipStore.of(config).decode_folder.resolve())
+            if run.augmented_metadata.is_file():  # made by another version of the code, perhaps
+                with run.augmented_metadata.open("rb") as stream:
+                    names = re.findall(rb"clips/decode_[0-9a-f]+", stream.read(1 << 16))
+                folders |= {(Path(config.cache_dir) / os.fsdecode(name)).resolve() for name in names}
+    return folders
+
+
+# ----------------------------------------------------------------------------------------------------
+# What commands print: notebooks with their parameters, a plan with its reasons, what a fork takes over.
+
+
+def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
+    """Each stage's notebook, its parameters with their defaults, and what they mean."""
+    for stage in STAGES:
+        notebook = notebooks[stage.name]
+        notes = ["one run per fold"] if stage.per_fold else []
+        notes += [f"-p task {stage.tasks[0]}"] if "video" not in stage.tasks else []
+        in_brackets = f" ({', '.join(notes)})" if notes else ""
+        click.echo(f"{stage.name}: {notebook.title}{in_brackets}")
+        for name, value in notebook.parameters.items():
+            field = RunConfig.model_fields.get(name)
+            meaning = field.description if field else "set by the runner; empty: the newest run"
+            click.echo(f"    {name} = {value!r}  {meaning}")
+
+
+def print_plan(
+    plan: Sequence[PlannedTask], config: RunConfig, run: RunPaths | None, predicted: Mapping[str, PredictedPeak]
+) -> None:
+    """What would run and why, and the memory each task is expected to take."""
+    click.echo(f"task: {config.task}")
+    click.echo(f"corpus: {config.corpus or 'the generated sample corpus'}")
+    click.echo(f"run: {run.root if run else 'a new folder under ' + str(Path(config.runs_dir) / config.experiment)}")
+    for planned in plan:
+        peak = predicted.get(planned.task.stage.name)
+        memory = f"{peak.peak_bytes / 1e9:5.2f} GB" if peak and planned.run else " " * 8
+        click.echo(f"  {'run ' if planned.run else 'skip'}  {planned.task.key:<28} {memory}  {planned.reason}")
+    needed = dict.fromkeys(planned.task.stage.name for planned in plan if planned.run)
+    for origin in dict.fromkeys(predicted[name].origin for name in needed if name in predicted):
+        names = [name for name in needed if name in predicted and predicted[name].origin == origin]
+        click.echo(f"predicted peak of {', '.join(names)}: {origin}")
+
+
+def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> None:
+    """What differs from the ancestor, and what stays true of it."""
+    click.echo(f"fork of {ancestor.run_id}: {in_words(changes(run_config(ancestor), config))}")
+    for line in taken.lines():
+        click.echo(line)
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``run_notebooks.py export-mlflow``: finished or partial runs into MLflow, now or at the end of a run.
+
+
+@click.command("export-mlflow", short_help="Export runs to MLflow.")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--tracking-uri", metavar="URI",
+    help="An MLflow server or database, when it is not MLFLOW_TRACKING_URI, else mlflow.db in the runs folder.",
+)  # fmt: skip
+@click.option("--no-model", is_flag=True, help="Register no model.")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, no_model: bool, runs_dir: Path | None) -> None:
+    """Export each RUN to MLflow ('latest', a run id, a part of one, or a run folder), finished or not.
+
+    A run becomes one MLflow run with a nested one for each fold: parameters, metrics by step, results with intervals
+    beside their controls, whether it is above them, the report with its figures, and (task video) the network of one
+    fold in the model registry. The run folder stays the truth and is only read. Exporting again adds what is new and
+    nothing twice; what MLflow takes otherwise or not at all is named. It needs: pip install 'fvc_lib[mlflow]'
+
+    \b
+    python run_notebooks.py export-mlflow latest                                     into mlflow.db beside the runs
+    mlflow ui --backend-store-uri sqlite:///runs/mlflow.db                           to look at it
+    python run_notebooks.py export-mlflow runs/*/run_*                               all runs
+    python run_notebooks.py export-mlflow latest --tracking-uri http://host:5000     to a server
+
+    A server's password belongs into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, not into URI, which the
+    list of processes shows. FVC_TRACKER=mlflow exports each run when it ends.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    folder = runs_dir or Path(resolve_config().runs_dir)
+    for run in [find_run(folder, name) for name in runs]:
+        _export(run, tracking_uri, with_model=not no_model)
+
+
+def export_when_asked(run: RunPaths, config: RunConfig) -> None:
+    """Export ``run`` where ``tracker`` says so; what goes wrong is a warning with the command that repeats it."""
+    if config.tracker != "mlflow":
+        return
+    command = f"python run_notebooks.py export-mlflow {shlex.quote(str(run.root))}"
+    try:
+        _export(run, None, with_model=True)
+    except KeyboardInterrupt:
+        click.echo(f"warning: the run has ended, but its export was interrupted\n  to go on: {command}", err=True)
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever MLflow does, the run has ended as it has ended
+        click.echo(f"warning: not exported to MLflow: {error}\n  to repeat it: {command}", err=True)
+
+
+def load_fold_network(run: RunPaths, fold: int) -> FoldNetwork | None:
+    """The best network of ``fold`` with the shape of its clips; None where it has left none.
+
+    Raises:
+        FvcError: its weights are damaged or of another network, or the run's parameters are unreadable.
+    """
+    import torch  # takes a second to load
+
+    from fvc_lib.analysis.mlflow.model import FoldNetwork
+    from fvc_lib.detectors.own.video import ShiftedLogits, build_model
+    from fvc_lib.execution.run.session import run_config
+    from fvc_lib.services.atomic_files import sha256_of_file
+    from fvc_lib.services.checkpoints import BEST, load_best_model
+    from fvc_lib.tasks.video.selection import read_selection
+
+    folder = run.fold_checkpoints(fold)
+    if not (folder / BEST).is_file():
+        return None
+    recorded = read_selection(folder)
+    if recorded is None:
+        raise DataError(
+            f"{folder}: the record of what was chosen for this network is missing or unreadable, and its score depends "
+            "on it. Export with --no-model."
+        )
+    config, weights = run_config(run), load_best_model(folder)
+    with torch.random.fork_rng(devices=[]):
+        module = build_model(config.model)
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise DataError(
+            f"{folder / BEST}: these are no weights of this version's {config.model}. "
+            "Export with the version that trained it, or with --no-model."
+        ) from error
+    shape = (1, config.num_frames, 3, config.fixed_size, config.fixed_size)
+    scoring = ShiftedLogits(module, recorded.selection.prior_logit).eval()
+    return FoldNetwork(scoring, shape, sha256_of_file(folder / BEST))
+
+
+def _export(run: RunPaths, tracking_uri: str | None, *, with_model: bool) -> None:
+    from fvc_lib.analysis.mlflow.export import default_tracking_uri, export_run
+
+    # Beside the folder of runs that this one is in, also when it was named by its path.
+    uri = tracking_uri or default_tracking_uri(run.root.parent.parent)
+    report = export_run(
+        run,
+        tracking_uri=uri,
+        load_model=load_fold_network if with_model else None,
+        progress=_tell if sys.stderr.isatty() else None,
+    )
+    for line in report.lines():
+        click.echo(line)
+
+
+def _tell(what: str) -> None:
+    click.echo(f"  {what}", err=True)

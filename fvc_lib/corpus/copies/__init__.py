@@ -1,0 +1,1 @@
+"""From near-duplicates to leakage groups: hashes, likeness, connected components."""

@@ -1,0 +1,436 @@
+"""Which videos show the same footage, by their perceptual hashes: all pairs, or as few as connect them.
+
+Two videos do when one looks like a window of the other, the right way round or mirrored, in more than half of its
+frames. Compared are frames at the same relative times, or where one is taken for a copy with a fifth cut off at the
+start, at the end, or at both: the nearest that were sampled. One frame from the middle must agree closely at the same
+relative time. By it candidates are found, in few videos by comparing all, in many by looking up near codes; first and
+last frames find none, so that thousands of videos with one title or closing card do not all become candidates. Where
+hashes come with looks, these have the last word (``footage_likeness``): they take links away and add none.
+
+Measured with 10 bits on 40 sample events and 41 real clips with 46 edited copies of each (encoders at low rates, other
+sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, up to a quarter cut from either end):
+99.7% and 94.9% of the copies are found and nothing else; without the views of cuts in time, 98.8% and 92.7%. Looks lose
+two of 1,269 and five of 828 of such pairs (32 edits, 40 events and 28 clips).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.corpus.copies.likeness import SameFootage
+from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
+
+# ----------------------------------------------------------------------------------------------------
+# All pairs of 64-bit codes that differ in few bits, exactly, without comparing every code with every other.
+#
+# Multi-index hashing (Norouzi, Punjani and Fleet 2012, "Fast Search in Hamming Space with Multi-Index Hashing"):
+# the bits
+# are divided into four blocks. Codes that differ in ``r`` bits differ in few bits of at least one block, so looking up
+# that block with each choice of so few bits flipped finds every pair; the whole code then decides.
+#
+
+
+Places = npt.NDArray[np.int64]
+
+# Every third bit: the neighbours of a bit (frequencies next to each other) are spread over the blocks.
+_BLOCKS = tuple(tuple(range(start, 64, 4)) for start in range(4))
+_MOST_CANDIDATES = 1 << 18  # compared at a time
+
+
+def num_lookups(max_bits: int) -> int:
+    """How often each code is looked up for pairs within ``max_bits``: what the search costs grows with it."""
+    return sum(
+        math.comb(len(bits), flipped)
+        for bits, radius in zip(_BLOCKS, _radii(max_bits), strict=True)
+        for flipped in range(radius + 1)
+    )
+
+
+def codes_within(queries: Codes, entries: Codes, max_bits: int) -> Iterator[tuple[Places, Places]]:
+    """Yield the positions (K,), (K,) of all pairs of a query and an entry that differ in at most ``max_bits`` bits.
+
+    Every pair comes once. The order depends on the codes only. Memory grows with the number of codes and with
+    ``_MOST_CANDIDATES``, not with the number of pairs.
+
+    Args:
+        queries: uint64 (Q,).
+        entries: uint64 (E,).
+        max_bits: 0 to 64; beyond about 12 there are so many lookups that comparing all pairs is faster.
+    """
+    radii = _radii(max_bits)
+    for block, radius in enumerate(radii):
+        if radius < 0:
+            continue
+        for query, entry in _within_in_block(queries, entries, block, radius, max_bits):
+            difference = queries[query] ^ entries[entry]
+            is_new = np.ones(len(query), np.bool_)
+            for earlier in range(block):  # which has found the pair already
+                is_new &= np.bitwise_count(difference & _block_mask(earlier)) > radii[earlier]
+            if is_new.any():
+                yield query[is_new], entry[is_new]
+
+
+def _radii(max_bits: int) -> tuple[int, ...]:
+    """Bits that may differ in each block; -1: it need not be looked at. If all were exceeded, so would the sum be."""
+    share, rest = divmod(max_bits - len(_BLOCKS) + 1, len(_BLOCKS))
+    return tuple(share + (block < rest) for block in range(len(_BLOCKS)))
+
+
+def _within_in_block(
+    queries: Codes, entries: Codes, block: int, radius: int, max_bits: int
+) -> Iterator[tuple[Places, Places]]:
+    """All pairs within ``max_bits`` whose bits of this block differ in at most ``radius``."""
+    bits = _BLOCKS[block]
+    entry_keys, query_keys = _gather(entries, bits), _gather(queries, bits)
+    entry_order, query_order = _order(entry_keys), _order(query_keys)
+    starts = np.zeros((1 << len(bits)) + 1, np.int32)
+    np.cumsum(np.bincount(entry_keys, minlength=1 << len(bits)), out=starts[1:])
+    # In the order of their keys, neighbouring queries look up neighbouring places.
+    query_keys, sorted_queries, sorted_entries = query_keys[query_order], queries[query_order], entries[entry_order]
+    for mask in _masks(len(bits), radius):
+        keys = query_keys ^ mask
+        first = starts[keys]
+        counts = starts[keys + 1] - first
+        asked = np.flatnonzero(counts)
+        for start, stop in _portions(counts[asked]):
+            query, entry = _near(sorted_queries, sorted_entries, asked[start:stop], first, counts, max_bits)
+            if len(query):
+                yield query_order[query], entry_order[entry]
+
+
+def _portions(counts: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+    """Cut into runs [start, stop) of at most ``_MOST_CANDIDATES`` in all, or of one count that is larger."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _MOST_CANDIDATES, "right")))
+        yield start, stop
+        start = stop
+
+
+def _near(
+    queries: Codes,
+    entries: Codes,
+    asked: Places,
+    first: npt.NDArray[np.int32],
+    counts: npt.NDArray[np.int32],
+    max_bits: int,
+) -> tuple[Places, Places]:
+    """Positions of the pairs within ``max_bits`` of each query ``asked`` and its ``counts`` entries from ``first``."""
+    repeats = counts[asked]
+    ends = np.cumsum(repeats, dtype=np.int64)
+    # Place within a run of entries: the running number less where the run began.
+    entry = np.arange(int(ends[-1])) + np.repeat(first[asked] - (ends - repeats), repeats)
+    difference = np.repeat(queries[asked], repeats) ^ entries[entry]
+    near = np.flatnonzero(np.bitwise_count(difference) <= max_bits)
+    return asked[np.searchsorted(ends, near, "right")], entry[near]
+
+
+def _gather(codes: Codes, bits: tuple[int, ...]) -> Places:
+    """The chosen bits of each code as one small number."""
+    keys = np.zeros(len(codes), np.int64)
+    for place, bit in enumerate(bits):
+        keys |= ((codes >> np.uint64(bit)) & np.uint64(1)).astype(np.int64) << place
+    return keys
+
+
+def _order(keys: Places) -> Places:
+    """A stable order of keys of 16 bits; as such numpy sorts them by radix, ten times as fast."""
+    return np.argsort(keys.astype(np.uint16), kind="stable")
+
+
+def _masks(num_bits: int, radius: int) -> Iterator[int]:
+    """All numbers of ``num_bits`` bits with at most ``radius`` of them set."""
+    for flipped in range(radius + 1):
+        for chosen in itertools.combinations(range(num_bits), flipped):
+            yield sum(1 << bit for bit in chosen)
+
+
+def _block_mask(block: int) -> np.uint64:
+    return np.uint64(sum(1 << bit for bit in _BLOCKS[block]))
+
+
+TimeView = tuple[tuple[int, int], ...]  # the frames of the one and of the other that are compared
+
+
+class Confirmation(Protocol):
+    """Has the last word where hashes are too little to go by, as those of single pictures are."""
+
+    @property
+    def looks(self) -> Sequence[str]:
+        """For each hash all else that the answer depends on."""
+
+    def __call__(self, one: Places, other: Places, window: Places, mirror: Codes) -> npt.NDArray[np.bool_]:
+        """(K,): which candidates are right, by the places of their hashes."""
+
+
+_CLOSER_BITS = 3  # a middle frame must agree in so many bits more than the others
+_CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # what may have been cut from the start and from the end
+_BLOCK_PAIRS = 1 << 16
+_ASKED_AT_ONCE = 1 << 9
+_LOOKUP_COST = 2  # from this many videos per lookup on, looking up is faster than comparing (measured)
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """(K,) each: the whole of ``one``, turned by ``mirror``, has a middle frame like that ``window`` of ``other``."""
+
+    one: Places
+    other: Places
+    window: Places
+    mirror: Codes
+
+    def __len__(self) -> int:
+        return len(self.one)
+
+    def where(self, kept: npt.NDArray[np.bool_] | slice) -> _Candidates:
+        """Some of them."""
+        return _Candidates(self.one[kept], self.other[kept], self.window[kept], self.mirror[kept])
+
+
+def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
+    """All index pairs (i < j), ascending, of videos that show the same footage.
+
+    Frames agree when they differ in at most ``max_bits`` of 64 bits, closely when in at most ``max_bits - 3``. Memory
+    grows with the number of videos and of pairs found.
+
+    Args:
+        hashes: what ``perceptual_hash`` gave; ``None`` (no hash) matches nothing.
+        max_bits: 0 to 64.
+
+    Raises:
+        ValueError: ``max_bits`` out of range, or a text that is no perceptual hash.
+    """
+    known, table, looks = _known_hashes(hashes, max_bits)
+    pairs: set[tuple[int, int]] = set()
+    for found in _candidates(table, max_bits):
+        same = found.where(_show_the_same(table, looks, found, max_bits))
+        first, second = known[np.minimum(same.one, same.other)], known[np.maximum(same.one, same.other)]
+        pairs.update(zip(first.tolist(), second.tolist(), strict=True))
+    return sorted(pairs)
+
+
+def near_duplicate_links(
+    hashes: Sequence[str | None], max_bits: int, confirm: Confirmation | None = None
+) -> list[tuple[int, int]]:
+    """Some of ``near_duplicate_pairs``, ascending: as few as connect all videos that those connect.
+
+    Memory grows with the number of videos only, also where thousands of them show the same footage.
+
+    Args:
+        hashes: as for ``near_duplicate_pairs``; their order decides which of the pairs are chosen.
+        max_bits: 0 to 64.
+        confirm: asked about pairs whose hashes say yes; none: they are believed.
+
+    Raises:
+        ValueError: as ``near_duplicate_pairs``.
+    """
+    known, table, looks = _known_hashes(hashes, max_bits)
+    judge = _Judge(known, table, looks, max_bits, confirm)
+    clusters = _Clusters(len(known))
+    first = _first_of_kind([(hashes[place], confirm.looks[place] if confirm else "") for place in known])
+    copies = np.flatnonzero(first != np.arange(len(first)))
+    _link(clusters, replace(judge, looks=None), _as_they_are(first[copies], copies))  # their looks are the same
+    distinct = np.unique(first)
+    for found in _gathered(_candidates(table[distinct], max_bits), distinct, clusters):
+        _link(clusters, judge, found)
+    return sorted((int(known[a]), int(known[b])) for a, b in clusters.links)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Says which candidates show the same footage."""
+
+    known: Places
+    table: Hashes
+    looks: SameFootage | None
+    max_bits: int
+    confirm: Confirmation | None
+
+    def hashes_agree(self, found: _Candidates) -> npt.NDArray[np.bool_]:
+        return _show_the_same(self.table, None, found, self.max_bits)
+
+    def looks_agree(self, near: _Candidates) -> npt.NDArray[np.bool_]:
+        """(K,): of candidates whose hashes agree; dear, so it is asked of as few as possible."""
+        same = np.ones(len(near), np.bool_)
+        if self.looks is not None:
+            same = _show_the_same(self.table, self.looks, near, self.max_bits)
+        if self.confirm is not None and same.any():
+            asked = near.where(same)
+            same[same] = self.confirm(self.known[asked.one], self.known[asked.other], asked.window, asked.mirror)
+        return same
+
+
+class _Clusters:
+    """Which videos are connected so far: ``label`` (N,) is equal for those that are."""
+
+    def __init__(self, count: int) -> None:
+        self.label = np.arange(count)
+        self.links: list[tuple[int, int]] = []
+        self._members: dict[int, list[int]] = {}
+
+    def join(self, left: int, right: int) -> None:
+        """Connect two videos; nothing happens when they are connected already."""
+        kept, lost = int(self.label[left]), int(self.label[right])
+        if kept == lost:
+            return
+        members = [self._members.pop(label, [label]) for label in (kept, lost)]
+        if len(members[0]) < len(members[1]):
+            kept, members = lost, members[::-1]
+        self.label[members[1]] = kept
+        members[0].extend(members[1])
+        self._members[kept] = members[0]
+        self.links.append((min(left, right), max(left, right)))
+
+
+def _known_hashes(hashes: Sequence[str | None], max_bits: int) -> tuple[Places, Hashes, SameFootage | None]:
+    """Positions (N,) of the videos that have a hash, the hashes (N, T, 30), and who judges their looks, if any."""
+    if not 0 <= max_bits <= 64:
+        raise ValueError(f"max_bits: got {max_bits}, wanted 0 to 64")
+    known = np.array([i for i, text in enumerate(hashes) if text is not None], np.int64)
+    table, looks = parse_hashes([text for text in hashes if text is not None])
+    return known, table, SameFootage(looks) if looks.size else None
+
+
+def _first_of_kind(kinds: Sequence[tuple[str | None, str]]) -> Places:
+    """(N,): the first of those that are the same to the bit, so that they have the same neighbours."""
+    first: dict[tuple[str | None, str], int] = {}
+    return np.array([first.setdefault(kind, place) for place, kind in enumerate(kinds)], np.int64)
+
+
+def _as_they_are(one: Places, other: Places) -> _Candidates:
+    return _Candidates(one, other, np.zeros_like(one), np.zeros(len(one), np.uint64))
+
+
+def _gathered(candidates: Iterator[_Candidates], distinct: Places, clusters: _Clusters) -> Iterator[_Candidates]:
+    """Candidates that are not connected yet, in portions worth the effort, by their places among all videos."""
+    waiting: list[_Candidates] = []
+    num_waiting = 0
+    for some in candidates:
+        found = _Candidates(distinct[some.one], distinct[some.other], some.window, some.mirror)
+        waiting.append(found.where(clusters.label[found.one] != clusters.label[found.other]))
+        num_waiting += len(waiting[-1])
+        if num_waiting > _BLOCK_PAIRS:
+            yield _concatenated(waiting)
+            waiting, num_waiting = [], 0
+    if num_waiting:
+        yield _concatenated(waiting)
+
+
+def _concatenated(parts: Sequence[_Candidates]) -> _Candidates:
+    return _Candidates(
+        np.concatenate([part.one for part in parts]),
+        np.concatenate([part.other for part in parts]),
+        np.concatenate([part.window for part in parts]),
+        np.concatenate([part.mirror for part in parts]),
+    )
+
+
+def _link(clusters: _Clusters, judge: _Judge, candidates: _Candidates) -> None:
+    """Connect those of the candidates that show the same footage."""
+    for some in _apart(clusters, candidates, _BLOCK_PAIRS):
+        for near in _apart(clusters, some.where(judge.hashes_agree(some)), _ASKED_AT_ONCE):
+            same = near.where(judge.looks_agree(near))
+            for pair in zip(same.one.tolist(), same.other.tolist(), strict=True):
+                clusters.join(*pair)
+
+
+def _apart(clusters: _Clusters, candidates: _Candidates, num_at_once: int) -> Iterator[_Candidates]:
+    """Portions of the candidates, without what is connected by the time that a portion is asked for."""
+    for start in range(0, len(candidates), num_at_once):
+        some = candidates.where(slice(start, start + num_at_once))
+        yield some.where(clusters.label[some.one] != clusters.label[some.other])
+
+
+def _candidates(table: Hashes, max_bits: int) -> Iterator[_Candidates]:
+    """Yield every view of two videos in which a middle frame agrees closely, some repeatedly, some without meaning."""
+    closely = max(0, max_bits - _CLOSER_BITS)
+    search = _looked_up if len(table) > _LOOKUP_COST * num_lookups(closely) else _compared
+    for frame in _middle_frames(table.shape[1]):
+        codes = _with_matchless_zeros(table[:, frame])
+        for one, place, mirror in search(codes, closely):
+            other, window = np.divmod(place, len(WINDOWS))
+            # Two whole pictures are compared from both sides; one is enough.
+            is_new = np.where(window == 0, one < other, one != other)
+            yield _Candidates(one, other, window, mirror).where(is_new)
+
+
+def _looked_up(codes: Hashes, max_bits: int) -> Iterator[tuple[Places, Places, Codes]]:
+    """Wholes of (N, 30) codes, plain and mirrored, and the places in the flat codes that are near them."""
+    count = len(codes)
+    wholes = np.concatenate([codes[:, 0], codes[:, 0] ^ MIRROR_BITS])
+    for query, place in codes_within(wholes, codes.reshape(-1), max_bits):
+        is_mirrored = query >= count
+        yield query - count * is_mirrored, place, np.where(is_mirrored, MIRROR_BITS, np.uint64(0))
+
+
+def _compared(codes: Hashes, max_bits: int) -> Iterator[tuple[Places, Places, Codes]]:
+    """The same found by comparing all, block by block."""
+    flat = codes.reshape(-1)
+    rows = max(1, _BLOCK_PAIRS // max(1, len(flat)))
+    for start in range(0, len(codes), rows):
+        for mirror in (np.uint64(0), MIRROR_BITS):
+            difference = (codes[start : start + rows, 0] ^ mirror)[:, None] ^ flat
+            one, place = np.nonzero(np.bitwise_count(difference) <= max_bits)
+            yield one + start, place, np.full(len(one), mirror)
+
+
+def _with_matchless_zeros(codes: Hashes) -> Hashes:
+    """(N, 30) with numbers of no meaning for zeros, which must not come up as candidates by the million."""
+    noise = np.random.default_rng(0).integers(1, 2**64, codes.shape, np.uint64)
+    return np.where(codes == 0, noise, codes)
+
+
+def _show_the_same(
+    table: Hashes, looks: SameFootage | None, candidates: _Candidates, max_bits: int
+) -> npt.NDArray[np.bool_]:
+    """(K,): whether more than half of the frames of (N, T, 30) agree in some view of time, and a middle one closely."""
+    whole = table[candidates.one, :, 0]
+    part = table[candidates.other, :, candidates.window]
+    num_frames = table.shape[1]
+
+    @cache
+    def bits(one: int, other: int) -> npt.NDArray[np.uint8]:
+        has_meaning = (whole[:, one] != 0) & (part[:, other] != 0)
+        return np.where(
+            has_meaning, np.bitwise_count(whole[:, one] ^ candidates.mirror ^ part[:, other]), np.uint8(255)
+        )
+
+    closely = np.zeros(len(candidates), np.bool_)
+    for frame in _middle_frames(num_frames):
+        closely |= bits(frame, frame) <= max(0, max_bits - _CLOSER_BITS)
+    same = np.zeros_like(closely)
+    for view in _time_views(num_frames):
+        near = [bits(*frames) <= max_bits for frames in view]
+        enough = closely & ~same & (2 * sum(agrees.astype(np.int64) for agrees in near) > num_frames)
+        if looks is not None and enough.any():
+            asked = candidates.where(enough)
+            is_near = np.stack([agrees[enough] for agrees in near], axis=1)
+            enough[enough] = looks.agree(asked.one, asked.other, asked.window, asked.mirror, view, is_near)
+        same |= enough
+    return same
+
+
+def _middle_frames(num_frames: int) -> range:
+    return range(1, num_frames - 1) if num_frames > 2 else range(num_frames)
+
+
+def _time_views(num_frames: int) -> tuple[TimeView, ...]:
+    """Frames of equal relative times, and those nearest to each other when either of the two was cut."""
+    last = num_frames - 1
+    views = [tuple((frame, frame) for frame in range(num_frames))]
+    for start, end in _CUT_FIFTHS:
+        # Where the copy's frames lay in the whole, rounded to the nearest that was sampled; in integers, so exact.
+        nearest = [(2 * (start * last + (5 - start - end) * frame) + 5) // 10 for frame in range(num_frames)]
+        views.append(tuple(enumerate(nearest)))
+        views.append(tuple((whole, copy) for copy, whole in enumerate(nearest)))
+    return tuple(dict.fromkeys(views))

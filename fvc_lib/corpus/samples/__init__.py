@@ -1,0 +1,1 @@
+"""The generated sample corpora of the three tasks."""

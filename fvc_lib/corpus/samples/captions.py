@@ -1,0 +1,218 @@
+"""The generated corpus of task video_text: clips of drawn things that move, with captions that say what is seen.
+
+Training, validation and test show different combinations of colour, shape, motion and ground: a test caption was never
+read in training, though every two of its words were. Whoever finds the right one has understood the parts.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.corpus.samples.files import Encoding, PlannedFile, encode_frames, make_missing, write_if_other
+from fvc_lib.corpus.samples.scenes import Plane, Planes, generator_for, texture
+
+# ----------------------------------------------------------------------------------------------------
+# Short clips of one drawn thing that moves over a ground, and the sentence that says exactly what is seen.
+#
+# Colours differ in their chroma by far more than what subsampling and encoding take away; grounds carry light and shade
+# of their own in every clip, so that no two clips look alike to a perceptual hash and brightness names no colour. Only
+# element-wise arithmetic is used: equal drawings give equal bytes on every machine.
+#
+
+
+SIDE_PIXELS = 64
+NUM_FRAMES = 12
+FRAMES_PER_SECOND = 8
+_BITS_PER_PIXEL = 1.2
+
+# Red, green, blue of 0 to 255.
+COLOURS = {
+    "red": (215, 30, 30),
+    "yellow": (235, 215, 40),
+    "cyan": (40, 205, 215),
+    "blue": (40, 60, 240),
+    "purple": (185, 40, 200),
+    "white": (225, 225, 225),
+}
+SHAPES = ("circle", "square", "triangle", "cross", "ring")
+MOTIONS = {"moves left": (0, -1), "moves right": (0, 1), "moves up": (-1, 0), "moves down": (1, 0)}  # (rows, columns)
+GROUNDS = {
+    "green field": (45, 120, 50),
+    "grey road": (105, 105, 105),
+    "brown desert": (145, 105, 60),
+    "night sky": (35, 40, 95),
+}
+_ENCODINGS = (("libx264", "mp4"), ("mpeg4", "avi"), ("libx264", "mkv"), ("mpeg4", "mp4"))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One clip; equal values give equal bytes, and ``name`` alone decides what the caption does not say."""
+
+    name: str
+    colour: str
+    shape: str
+    motion: str
+    ground: str
+
+    @property
+    def caption(self) -> str:
+        """What is seen."""
+        return f"a {self.colour} {self.shape} {self.motion} over a {self.ground}"
+
+    @property
+    def encoding(self) -> Encoding:
+        """Codec and container, drawn without regard to what is seen."""
+        codec, suffix = _ENCODINGS[int(generator_for("caption encoding", self.name).integers(len(_ENCODINGS)))]
+        return Encoding(codec, suffix, FRAMES_PER_SECOND, _BITS_PER_PIXEL)
+
+
+def make_clip(drawing: Drawing) -> bytes:
+    """The file's content of a drawing."""
+    frames = draw(drawing)
+    bits_per_second = drawing.encoding.target_bytes(frames) * 8 * FRAMES_PER_SECOND // NUM_FRAMES
+    return encode_frames(frames, drawing.encoding, bits_per_second)
+
+
+def draw(drawing: Drawing) -> Planes:
+    """uint8 (T, 3*H/2, W) planar yuv420p, video range."""
+    rng = generator_for("caption drawing", drawing.name)
+    ground, thing = _levels(GROUNDS[drawing.ground]), _levels(COLOURS[drawing.colour])
+    shade = texture(rng, SIDE_PIXELS, SIDE_PIXELS, (32, 16, 16, 7), 26.0)
+    shine = np.float32(rng.uniform(-8, 8))
+    radius = float(rng.uniform(9.0, 12.0))
+    path = _path(rng, MOTIONS[drawing.motion], radius)
+    frames = np.empty((NUM_FRAMES, SIDE_PIXELS * 3 // 2, SIDE_PIXELS), np.uint8)
+    for frame, (row, column) in zip(frames, path, strict=True):
+        inside = _inside(drawing.shape, row, column, radius)
+        luma = np.where(inside, thing[0] + shine, ground[0] + shade)
+        half = inside[::2, ::2]
+        chroma = [np.where(half, np.float32(thing[plane]), np.float32(ground[plane])) for plane in (1, 2)]
+        frame[:SIDE_PIXELS] = np.clip(np.rint(luma), 16, 235).astype(np.uint8)
+        frame[SIDE_PIXELS:] = np.rint(np.stack(chroma)).astype(np.uint8).reshape(SIDE_PIXELS // 2, SIDE_PIXELS)
+    return frames
+
+
+def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -> npt.NDArray[np.float64]:
+    """(T, 2) centres in pixels (row, column): straight, at constant speed, whole within the picture.
+
+    Where along its way it starts is drawn, so that a single frame does not tell where it goes.
+    """
+    low, high = radius + 1, SIDE_PIXELS - radius - 1
+    length = rng.uniform(0.6, 0.85) * (high - low)
+    first = rng.uniform(low, high - length)
+    along = np.linspace(first, first + length, NUM_FRAMES)
+    across = np.full(NUM_FRAMES, rng.uniform(low, high))
+    if sum(direction) < 0:
+        along = along[::-1]
+    return np.stack([along, across] if direction[0] else [across, along], axis=1)
+
+
+def _inside(shape: str, row: float, column: float, radius: float) -> npt.NDArray[np.bool_]:
+    """(H, W): which pixels belong to the thing around (``row``, ``column``)."""
+    centres = np.arange(SIDE_PIXELS) + 0.5
+    y, x = (centres[:, None] - row) / radius, (centres - column) / radius
+    far = np.maximum(np.abs(x), np.abs(y))
+    if shape == "circle":
+        return np.asarray(x * x + y * y <= 1)
+    if shape == "square":
+        return np.asarray(far <= 0.85)
+    if shape == "triangle":
+        return np.asarray((np.abs(y) <= 0.95) & (np.abs(x) <= (y + 0.95) * 0.55))
+    if shape == "cross":
+        return np.asarray((np.minimum(np.abs(x), np.abs(y)) <= 0.3) & (far <= 1))
+    if shape == "ring":
+        return np.asarray((x * x + y * y <= 1) & (x * x + y * y >= 0.3))
+    raise ValueError(f"shape: got {shape!r}, wanted one of {', '.join(SHAPES)}")
+
+
+def _levels(colour: tuple[int, int, int]) -> Plane:
+    """(3,) luma and both chroma levels in video range, after ITU-R BT.601."""
+    red, green, blue = (value / 255 for value in colour)
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    return np.array([16 + 219 * luma, 128 + 224 * (blue - luma) / 1.772, 128 + 224 * (red - luma) / 1.402], np.float32)
+
+
+# Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
+CORPUS_VERSION = "1"
+MANIFEST = "manifest.csv"
+RECORD = "sample_captions.json"
+NOTICE = "NOTICE.txt"
+_PARTS = (("test", 64, 8), ("validation", 40, 0), ("train", 280, 40))  # captions, and how many have a second clip
+_NOTICE_TEXT = """This corpus is synthetic.
+
+Every clip was drawn by FVC's generator (version {version}): no place or thing in it exists. manifest.csv says what is
+seen in each. Use it to see that the pipeline runs and reports honestly. Results on it say nothing about real videos.
+"""
+
+
+@dataclass(frozen=True)
+class CaptionedClip:
+    """One file of the corpus."""
+
+    path: str  # relative to the corpus folder, with '/'
+    part: str
+    drawing: Drawing
+
+
+def plan_clips() -> tuple[CaptionedClip, ...]:
+    """All clips in the order of their names; the same on every call."""
+    combinations = list(product(COLOURS, SHAPES, MOTIONS, GROUNDS))
+    dealt = [combinations[i] for i in generator_for("captions", CORPUS_VERSION).permutation(len(combinations))]
+    shown: list[tuple[str, tuple[str, str, str, str]]] = []
+    for part, num_captions, num_repeated in _PARTS:
+        chosen, dealt = dealt[:num_captions], dealt[num_captions:]
+        shown.extend((part, combination) for combination in [*chosen, *chosen[:num_repeated]])
+    order = generator_for("caption order", CORPUS_VERSION).permutation(len(shown))
+    return tuple(_clip(number, *shown[place]) for number, place in enumerate(order))
+
+
+def _clip(number: int, part: str, combination: tuple[str, str, str, str]) -> CaptionedClip:
+    drawing = Drawing(f"drawing_{number:03d}", *combination)
+    return CaptionedClip(f"videos/{drawing.name}.{drawing.encoding.suffix}", part, drawing)
+
+
+def generate_sample_captions(
+    folder: Path, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
+) -> Path:
+    """Write the corpus to ``folder``, or what is missing of it.
+
+    Clips that an earlier call finished are recognised by their checksums and kept; damaged, missing or foreign ones are
+    written again. Equal versions of this code, numpy and PyAV write equal bytes.
+
+    Args:
+        folder: created when missing; files in it that the corpus does not name are left alone.
+        progress: called with (clips done, clips in all) after each clip.
+        stop: asked after each clip.
+
+    Returns:
+        The path of ``manifest.csv``: columns path, text, split (train, validation, test), group.
+
+    Raises:
+        StoppedError: ``stop`` said so; a later call goes on.
+        OSError: as the file system gave it; a later call finishes what was begun.
+    """
+    clips = plan_clips()
+    files = [[PlannedFile(clip.path, partial(make_clip, clip.drawing))] for clip in clips]
+    make_missing(folder, folder / RECORD, CORPUS_VERSION, files, "clips", progress, stop)
+    write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
+    write_if_other(folder / MANIFEST, manifest_text(clips))
+    return folder / MANIFEST
+
+
+def manifest_text(clips: Sequence[CaptionedClip]) -> str:
+    """The manifest's CSV text, one row per clip."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["path", "text", "split", "group"])
+    writer.writerows([clip.path, clip.drawing.caption, clip.part, clip.drawing.name] for clip in clips)
+    return text.getvalue()

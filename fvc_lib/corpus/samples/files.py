@@ -1,0 +1,221 @@
+"""Encoding and decoding of planar yuv420p frames in memory, to the same bytes every time, at a chosen size.
+
+Size is the point: manipulated footage compresses better or worse than camera footage, so at a fixed quality the bit
+rate would give the label away. Every file is therefore encoded again until it has the size its profile asks for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import av
+import numpy as np
+
+from fvc_lib.corpus.samples.scenes import Planes, resize_plane
+from fvc_lib.services.atomic_files import sha256_of_file, write_bytes, write_text
+from fvc_lib.services.errors import StoppedError
+
+SIZE_TOLERANCE = 0.03
+MAX_ENCODINGS = 6
+
+# One thread, fixed speed and no version strings where the format can do without: the bytes depend on nothing else.
+_CODEC_OPTIONS = {
+    "libx264": {"preset": "superfast", "threads": "1", "flags": "+bitexact", "g": "30"},
+    # A small tolerance: else the first frames of a short clip take more than their share, however low the rate.
+    "mpeg4": {"threads": "1", "flags": "+bitexact", "g": "15", "qmin": "1", "lmin": "1", "bt": "20000"},
+    "libvpx-vp9": {
+        "deadline": "realtime", "cpu-used": "8", "threads": "1", "row-mt": "0", "lag-in-frames": "0",
+        "flags": "+bitexact", "g": "60",
+    },
+}  # fmt: skip
+_SUFFIX_FORMATS = {"mp4": "mp4", "mkv": "matroska", "webm": "webm", "avi": "avi", "mov": "mov"}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How one file is written."""
+
+    codec: str  # encoder name
+    suffix: str  # of the file name; chooses the container
+    frames_per_second: int
+    bits_per_pixel: float  # of every frame, container included
+
+    def target_bytes(self, frames: Planes) -> int:
+        """The file size that ``frames`` (T, 3*H/2, W) shall have."""
+        pixels = frames.shape[0] * frames.shape[1] * 2 // 3 * frames.shape[2]
+        return int(pixels * self.bits_per_pixel / 8)
+
+
+def encode_to_size(frames: Planes, encoding: Encoding) -> bytes:
+    """Encode (T, 3*H/2, W), adjusting the bit rate until the file is within 3% of its target or six tries are over.
+
+    The rate of the next try comes from the secant through the last two tries in logarithms of rate and size.
+
+    Returns the try that came closest.
+    """
+    target = encoding.target_bytes(frames)
+    log_rate, slope = math.log(target * 8 * encoding.frames_per_second / len(frames)), 1.0
+    last_rate = last_miss = 0.0
+    best, best_miss = b"", math.inf
+    for attempt in range(MAX_ENCODINGS):
+        content = encode_frames(frames, encoding, round(math.exp(log_rate)))
+        miss = math.log(len(content) / target)
+        if abs(miss) < abs(best_miss):
+            best, best_miss = content, miss
+        if abs(miss) <= SIZE_TOLERANCE:
+            break
+        if attempt and log_rate != last_rate:
+            slope = min(max((miss - last_miss) / (log_rate - last_rate), 0.4), 1.5)
+        last_rate, last_miss = log_rate, miss
+        log_rate -= min(max(miss / slope, -1.0), 1.0)
+    return best
+
+
+def encode_frames(frames: Planes, encoding: Encoding, bits_per_second: int) -> bytes:
+    """Encode uint8 (T, 3*H/2, W) planar yuv420p once, at about ``bits_per_second``."""
+    buffer = io.BytesIO()
+    container = _SUFFIX_FORMATS[encoding.suffix]
+    with av.open(buffer, "w", format=container, options={"fflags": "+bitexact"}) as output:
+        stream = cast(av.VideoStream, output.add_stream(encoding.codec, rate=encoding.frames_per_second))
+        stream.width, stream.height = frames.shape[2], frames.shape[1] * 2 // 3
+        stream.pix_fmt, stream.bit_rate = "yuv420p", bits_per_second
+        stream.codec_context.thread_count = 1
+        stream.options = dict(_CODEC_OPTIONS[encoding.codec])
+        for planes in frames:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(planes, format="yuv420p")))
+        output.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+def decode_frames(content: bytes) -> Planes:
+    """All frames of an encoded file as uint8 (T, 3*H/2, W) planar yuv420p."""
+    with av.open(io.BytesIO(content), "r") as source:
+        source.streams.video[0].codec_context.thread_count = 1
+        return np.stack([frame.to_ndarray() for frame in source.decode(video=0)]).astype(np.uint8, copy=False)
+
+
+def rescale_frames(frames: Planes, height: int, width: int) -> Planes:
+    """Bilinear resize of (T, 3*H/2, W) to the given luma size (multiples of 4)."""
+    scaled = np.empty((frames.shape[0], height * 3 // 2, width), np.uint8)
+    for source, target in zip(frames, scaled, strict=True):
+        for from_plane, to_plane in zip(split_planes(source), split_planes(target), strict=True):
+            to_plane[:] = np.rint(resize_plane(from_plane, *to_plane.shape)).astype(np.uint8)
+    return scaled
+
+
+def crop_frames(frames: Planes, top: int, left: int, height: int, width: int) -> Planes:
+    """The window of (T, 3*H/2, W) at even ``top`` and ``left`` with the given luma size (multiples of 4)."""
+    cropped = np.empty((frames.shape[0], height * 3 // 2, width), np.uint8)
+    for source, target in zip(frames, cropped, strict=True):
+        for from_plane, to_plane, scale in zip(split_planes(source), split_planes(target), (1, 2, 2), strict=True):
+            h, w = to_plane.shape
+            to_plane[:] = from_plane[top // scale : top // scale + h, left // scale : left // scale + w]
+    return cropped
+
+
+def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
+    """Views of luma (H, W) and both chroma planes (H/2, W/2) of one packed frame (3*H/2, W)."""
+    height, width = planes.shape[0] * 2 // 3, planes.shape[1]
+    chroma = planes[height:].reshape(2, height // 2, width // 2)
+    return planes[:height], chroma[0], chroma[1]
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a generated corpus remembers of its files, so that another call makes only what is missing or damaged.
+
+
+_MAX_THREADS = 4
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A file of a generated corpus: its path in the corpus folder, with '/', and what makes its content."""
+
+    path: str
+    make: Callable[[], bytes]
+
+
+def make_missing(
+    folder: Path,
+    record: Path,
+    version: str,
+    plan: Sequence[Sequence[PlannedFile]],
+    what: str,
+    progress: Callable[[int, int], None] | None,
+    stop: Callable[[], bool] | None,
+) -> None:
+    """Write what a generated corpus plans and ``folder`` does not have, on a few threads.
+
+    Args:
+        folder: of the corpus.
+        record: where checksums are kept, also of a call that is interrupted.
+        version: of the generator; files of another one are made anew.
+        plan: the files of each thing that is drawn.
+        what: those things are called, for the message.
+        progress: called with (things done, things in all) after each of them.
+        stop: asked after each of them.
+
+    Raises:
+        StoppedError: ``stop`` said so; a later call goes on.
+    """
+    known = read_checksums(record, version)
+    checksums = dict(known)
+
+    def made(files: Sequence[PlannedFile]) -> dict[str, str]:
+        return {file.path: _kept_or_made(folder / file.path, known.get(file.path), file.make) for file in files}
+
+    with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, _MAX_THREADS)) as makers:
+        try:
+            for done, some in enumerate(makers.map(made, plan), start=1):
+                checksums.update(some)
+                if progress is not None:
+                    progress(done, len(plan))
+                if stop is not None and stop():
+                    raise StoppedError(f"stopped after {done} of {len(plan)} {what} of the sample corpus; run it again")
+        except BaseException:
+            makers.shutdown(cancel_futures=True)
+            raise
+        finally:
+            write_checksums(record, version, checksums)
+
+
+def read_checksums(record: Path, version: str) -> dict[str, str]:
+    """What an earlier call of this version recorded, by path in the corpus; anything else counts as nothing."""
+    try:
+        document = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(document, dict) or document.get("version") != version:
+        return {}
+    checksums = document.get("sha256")
+    return dict(checksums) if isinstance(checksums, dict) else {}
+
+
+def write_checksums(record: Path, version: str, checksums: dict[str, str]) -> None:
+    """For ``read_checksums``."""
+    document = {"version": version, "sha256": checksums}
+    write_if_other(record, json.dumps(document, indent=1, sort_keys=True) + "\n")
+
+
+def _kept_or_made(path: Path, checksum: str | None, make: Callable[[], bytes]) -> str:
+    """The checksum of ``path``, which is written with what ``make`` gives unless it is there as ``checksum`` says."""
+    if checksum is not None and path.is_file() and sha256_of_file(path) == checksum:
+        return checksum
+    content = make()
+    write_bytes(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_if_other(path: Path, text: str) -> None:
+    """Replace ``path`` atomically where it does not hold just ``text``: an unchanged file keeps its time."""
+    if not path.is_file() or path.read_bytes() != text.encode():
+        write_text(path, text)

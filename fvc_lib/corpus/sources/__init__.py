@@ -1,0 +1,1 @@
+"""Loaders of corpora: one file per layout."""

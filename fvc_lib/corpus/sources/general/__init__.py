@@ -1,0 +1,1 @@
+"""Video corpora that are not about one kind of fake: manifests, FVC-2018."""

@@ -1,0 +1,162 @@
+"""FVC-2018 as label source: seed videos in ``FVC.csv``, their near-duplicates in ``FVC_dup.csv``.
+
+380 cascades of near-duplicates in 5,579 rows. The corpus is annotations only: videos are fetched one by one into
+``videos/<platform id>.<extension>``, and many are gone. Source: Papadopoulou et al., "A corpus of debunked and
+verified user-generated videos", Online Information Review 43(1), 2019.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from fvc_lib.corpus.label_table import optional_cell, read_label_table
+from fvc_lib.corpus.listing import (
+    CorpusFiles,
+    LabelRow,
+    Listing,
+    Refusal,
+    Rejections,
+    annotations_of,
+    is_hidden,
+    is_video_name,
+    settle_rows,
+)
+from fvc_lib.services.atomic_files import escape_text, path_to_text
+
+SEED_TABLE = "FVC.csv"
+DUPLICATE_TABLE = "FVC_dup.csv"
+VIDEOS_FOLDER = "videos"
+
+_PLATFORM_ID = re.compile(r"[A-Za-z0-9_-]+")
+_HOSTS = {
+    "youtube.com": "youtube",
+    "youtube-nocookie.com": "youtube",
+    "youtu.be": "youtube",
+    "facebook.com": "facebook",
+    "fb.com": "facebook",
+    "fb.watch": "facebook",
+    "twitter.com": "twitter",
+    "x.com": "twitter",
+}
+# The path segment that stands before the id.
+_BEFORE_ID = {
+    "youtube": {"embed", "shorts", "v", "live", "e"},
+    "facebook": {"videos", "reel"},
+    "twitter": {"status", "statuses"},
+}
+
+
+def parse_video_url(url: str) -> tuple[str, str] | None:
+    """``(platform, platform id)`` of a YouTube, Facebook or Twitter video URL, or None when it is none of them."""
+    text = url.strip()
+    try:
+        parts = urlsplit(text if "//" in text else f"//{text}")
+        host = (parts.hostname or "").removeprefix("www.").removeprefix("m.").removeprefix("mobile.")
+    except ValueError:  # an unbalanced bracket in the host
+        return None
+    platform = _HOSTS.get(host)
+    if platform is None:
+        return None
+    segments = [segment for segment in parts.path.split("/") if segment]
+    candidate = parse_qs(parts.query).get("v", [""])[0] or _id_of_segments(platform, host, segments)
+    return (platform, candidate) if _PLATFORM_ID.fullmatch(candidate) else None
+
+
+def read_fvc2018(folder: Path) -> Listing:
+    """The listing of a folder with ``FVC.csv``, ``FVC_dup.csv`` and ``videos/<platform id>.*``.
+
+    Labels are the tables' own, also the 74 rows labelled real inside fake cascades. Rows labelled uncertain,
+    debunked or parody, and rows whose video is absent, are counted exclusions; all rows link cascades.
+
+    Raises:
+        UsageError: a table is missing, unreadable or lacks ``cascade_id``, ``video_url`` or ``label``.
+    """
+    files = CorpusFiles(folder)
+    rejections = Rejections()
+    rows = [row for name in (SEED_TABLE, DUPLICATE_TABLE) for row in _label_rows(folder / name, rejections)]
+    videos = _videos_by_id(files, rejections)
+
+    def locate(row: LabelRow) -> str | Refusal:
+        if row.platform is None:
+            detail = f"{row.origin} row {row.row}: got {row.path!r}, wanted a YouTube, Facebook or Twitter video URL."
+            return Refusal("unknown_url", detail)
+        path = videos.get(row.source_id)
+        if path is None:
+            wanted = f"{VIDEOS_FOLDER}/{row.source_id}.*"
+            return Refusal(
+                "missing_video", f"{row.origin} row {row.row}: no file {wanted}. Fetch it if it still exists."
+            )
+        return files.check(path) or path_to_text(path)
+
+    places = [locate(row) for row in rows]
+    entries = settle_rows(rows, rejections, places)
+    _reject_unlisted({row.source_id for row in rows}, videos, rejections)
+    return Listing(files.root, "fvc2018", entries, rejections.frame(), annotations_of(rows, places))
+
+
+def _id_of_segments(platform: str, host: str, segments: list[str]) -> str:
+    if host in {"youtu.be", "fb.watch"} and segments:
+        return segments[0]
+    for place, segment in enumerate(segments[:-1]):
+        if segment in _BEFORE_ID[platform]:
+            # facebook.com/<page>/videos/vb.<page id>/<id>/ has one more segment than the usual form
+            is_set = platform == "facebook" and segments[place + 1].startswith("vb.")
+            return segments[-1] if is_set else segments[place + 1]
+    return ""
+
+
+def _label_rows(path: Path, rejections: Rejections) -> list[LabelRow]:
+    table = read_label_table(path)
+    columns = [table.require((name,)) for name in ("cascade_id", "video_url", "label")]
+    rows = []
+    for number, cells in table.records(columns):
+        if cells is None:
+            detail = f"{table.name} row {number}: its number of cells is not the header's. Quote cells with commas."
+            rejections.add_file("", Refusal("malformed_row", detail), row=number)
+            continue
+        parsed = parse_video_url(cells["video_url"])
+        cascade = optional_cell(cells, "cascade_id")
+        # Each unknown URL is a source of its own: "n/a" in two cascades does not make them one.
+        platform, source_id = parsed or (None, f"{table.name} row {number}")
+        rows.append(
+            LabelRow(
+                row=number,
+                path=f"{VIDEOS_FOLDER}/{source_id}" if parsed else escape_text(cells["video_url"]),
+                source_id=source_id,
+                label=escape_text(cells["label"].strip().lower()) or None,
+                stated_group=None if cascade is None else escape_text(cascade),
+                manipulation=None,
+                platform=platform,
+                origin=table.name,
+            )
+        )
+    return rows
+
+
+def _videos_by_id(files: CorpusFiles, rejections: Rejections) -> dict[str, str]:
+    """Platform id to path below the root; ids are the names up to the extension, compared with case."""
+    folder = files.root / VIDEOS_FOLDER
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    videos: dict[str, str] = {}
+    for name in names:
+        if is_hidden(name):
+            continue
+        path = f"{VIDEOS_FOLDER}/{name}"
+        if not is_video_name(name):
+            detail = f"{name!r} has no video extension; a download that was not finished keeps its .part."
+            rejections.add_file(path_to_text(path), Refusal("unknown_extension", detail))
+        elif Path(name).stem in videos:
+            detail = f"a second file for one platform id; {videos[Path(name).stem]!r} is used."
+            rejections.add_file(path_to_text(path), Refusal("surplus_file", detail))
+        else:
+            videos[Path(name).stem] = path
+    return videos
+
+
+def _reject_unlisted(listed: set[str], videos: dict[str, str], rejections: Rejections) -> None:
+    for platform_id, path in videos.items():
+        if platform_id not in listed:
+            detail = f"no row of {SEED_TABLE} or {DUPLICATE_TABLE} has this platform id."
+            rejections.add_file(path_to_text(path), Refusal("not_listed", detail))

@@ -1,0 +1,1 @@
+"""Image corpora: folders and manifests, Food-101, Nutrition5k."""

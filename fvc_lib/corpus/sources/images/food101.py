@@ -1,0 +1,114 @@
+"""Food-101's layout: ``images/<class>/<number>.jpg`` and ``meta/{classes,train,test}.txt``.
+
+Lines of ``train.txt`` and ``test.txt`` look like ``apple_pie/1005649``. Source: L. Bossard, M. Guillaumin and L. Van
+Gool, "Food-101 - Mining discriminative components with random forests", ECCV 2014.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from fvc_lib.corpus.image_listing import (
+    ImageListing,
+    ListedImage,
+    classes_without_images,
+    image_refusal,
+    joined,
+    parts_below,
+    read_lines,
+    walk_images,
+)
+from fvc_lib.corpus.listing import CorpusFiles, Refusal
+from fvc_lib.services.atomic_files import escape_text, path_to_text
+
+_LISTS = (("test", "test.txt"), ("train", "train.txt"))  # test first: what both list stays there
+
+
+def is_food101(folder: Path) -> bool:
+    """Whether ``folder`` has the layout, be it that one of its lists is missing."""
+    lists = ("classes.txt", *(name for _, name in _LISTS))
+    return (folder / "images").is_dir() and any((folder / "meta" / name).is_file() for name in lists)
+
+
+def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
+    """The images of the folder ``below`` the root of ``files``, in its official parts.
+
+    Images of a class that ``classes.txt`` does not have, and images in neither list, are left out: a class is never
+    guessed. What a list names and is not there is reported.
+
+    Raises:
+        UsageError: one of the three lists is missing.
+    """
+    listing = ImageListing()
+    meta = files.root / below / "meta"
+    classes = {line for line in read_lines(meta / "classes.txt") if line}
+    found = _found(files, joined(below, "images"), listing)
+    parts: dict[str, str] = {}
+    counts = {"train": 0, "test": 0}
+    for part, name in _LISTS:
+        for row, key in enumerate(read_lines(meta / name), start=1):
+            if not key:
+                continue
+            path = found.get(key) or joined(below, "images", f"{key}.jpg")
+            label = key.partition("/")[0]
+            refusal = _row_refusal(files, key, f"{name} row {row}", classes, path, parts.get(key))
+            if refusal is not None:
+                listing.refuse(path_to_text(path), refusal, label=escape_text(label), row=row)
+                parts.setdefault(key, "refused")
+                continue
+            parts[key] = part
+            counts[part] += 1
+            listing.images.append(
+                ListedImage(path_to_text(path), "food101", class_label=escape_text(label), part=part, row=row)
+            )
+    _refuse_rest(found, parts, classes, listing)
+    listing.notes.append(
+        f"Food-101: {len(classes):,} classes, {counts['train']:,} images in train.txt and {counts['test']:,} in "
+        "test.txt; its own split is kept."
+    )
+    listing.notes += classes_without_images(classes - {image.class_label for image in listing.images})
+    return listing
+
+
+def _found(files: CorpusFiles, top: str, listing: ImageListing) -> dict[str, str]:
+    """``class/name without extension`` to path; of several files of one name a .jpg goes first."""
+    found: dict[str, str] = {}
+    for path in sorted(walk_images(files, top, listing), key=lambda path: (not path.endswith(".jpg"), path)):
+        key = str(PurePosixPath(*parts_below(path, top)).with_suffix(""))
+        if key in found:
+            detail = f"{path!r} has the name of {found[key]!r}, which is used. Remove one of them."
+            listing.refuse(path_to_text(path), Refusal("not_listed", detail))
+        else:
+            found[key] = path
+    return found
+
+
+def _row_refusal(
+    files: CorpusFiles, key: str, where: str, classes: set[str], path: str, taken: str | None
+) -> Refusal | None:
+    label, slash, _ = key.partition("/")
+    if not slash:
+        return Refusal("malformed_row", f"{where}: got {key!r}, wanted a line like apple_pie/1005649.")
+    if taken is not None:
+        return Refusal("duplicate_path", f"{where}: {key!r} is listed already ({taken}).")
+    if label not in classes:
+        return Refusal(
+            "unknown_class", f"{where}: the class {label!r} is not in classes.txt. Add it there, or drop it."
+        )
+    normalized = files.normalized(path)
+    if not isinstance(normalized, Refusal) and normalized != path:  # pie/../soup/1 is no picture of a pie
+        return Refusal("malformed_row", f"{where}: got {key!r}, wanted a line like apple_pie/1005649.")
+    refusal = normalized if isinstance(normalized, Refusal) else image_refusal(files, path)
+    return None if refusal is None else Refusal(refusal.reason, f"{where}: {refusal.detail}")
+
+
+def _refuse_rest(found: dict[str, str], parts: dict[str, str], classes: set[str], listing: ImageListing) -> None:
+    for key, path in found.items():
+        if key in parts:
+            continue
+        label = key.partition("/")[0]
+        if label in classes:
+            refusal = Refusal("not_listed", f"{path!r} is in neither train.txt nor test.txt. List it, or leave it.")
+        else:
+            refusal = Refusal("unknown_class", f"{path!r}: the class {label!r} is not in classes.txt. Add it there.")
+        listing.refuse(path_to_text(path), refusal, label=escape_text(label))

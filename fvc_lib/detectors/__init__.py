@@ -1,0 +1,1 @@
+"""Networks: one file per detector, or per family that shares one adapter."""

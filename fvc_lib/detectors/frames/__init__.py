@@ -1,0 +1,1 @@
+"""Encoders of single frames or pictures."""

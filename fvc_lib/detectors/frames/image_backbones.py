@@ -1,0 +1,314 @@
+"""The backbone that a configuration names: our own, or torchvision's or timm's through an adapter.
+
+Neither package is imported before it is asked for. Whatever network they give, the adapter needs only its parts in
+order and one that turns a picture into features, so it works for any network.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.detectors.own.image import IMAGENET_DEVIATION, IMAGENET_MEAN, Backbone, Normalised, SmallResnet
+from fvc_lib.services.errors import UsageError, did_you_mean
+
+SMALL_RESNET = "small_resnet"
+_PACKAGES = ("torchvision", "timm")
+_TORCHVISION_NAMES = ("efficientnet_b0", "efficientnet_b3", "resnet50", "mobilenet_v3_large", "mobilenet_v3_small")
+# What a network's own class layer may be called in a file of weights; this project trains its own.
+_HEADS = ("fc.", "classifier.", "head.", "heads.")
+_NAMED_AT_MOST = 5
+
+_logger = logging.getLogger(__name__)
+
+
+def build_backbone(name: str, weights: Path | None = None) -> Backbone:
+    """The named backbone, initialised from torch's current random state, or with the weights of a file.
+
+    Args:
+        name: ``small_resnet``, ``torchvision:NAME`` or ``timm:NAME``.
+        weights: a file of ``torch.save`` or safetensors with the network's ``state_dict``.
+
+    Raises:
+        UsageError: unknown name, a package that is not installed or does not start, a file that cannot be read or
+            does not fit.
+    """
+    backbone = named_backbone(name)
+    if weights is not None:
+        load_weights(backbone_network(backbone), weights)
+    elif isinstance(backbone, AdaptedBackbone) and backbone.has_batch_norm:
+        _logger.warning(
+            "backbone %s: batch norm keeps the statistics it begins with, and without backbone_weights these are of "
+            "no picture. Give weights, or take small_resnet, which learns from scratch.",
+            name,
+        )
+    return backbone
+
+
+def named_backbone(name: str) -> Backbone:
+    """The named backbone from scratch.
+
+    Raises:
+        UsageError: as ``build_backbone``.
+    """
+    package, colon, inner = name.partition(":")
+    if name == SMALL_RESNET:
+        return SmallResnet()
+    if not colon or package not in _PACKAGES or not inner:
+        known = (SMALL_RESNET, *(f"torchvision:{each}" for each in _TORCHVISION_NAMES))
+        raise UsageError(
+            f"backbone {name!r}: unknown.{did_you_mean(name, known)} Wanted {SMALL_RESNET}, torchvision:NAME or "
+            "timm:NAME, such as torchvision:efficientnet_b0."
+        )
+    return _torchvision_backbone(inner) if package == "torchvision" else _timm_backbone(inner)
+
+
+def backbone_network(backbone: Backbone) -> nn.Module:
+    """What a file of weights belongs to."""
+    return backbone.network if isinstance(backbone, AdaptedBackbone) else backbone
+
+
+class AdaptedBackbone(Backbone):
+    """Any network as a backbone. It is trained in evaluation mode.
+
+    In training mode a batch norm would take its statistics from the micro-batch, and dropout and stochastic depth
+    would draw anew for each, so that the result depended on how memory splits a batch. Weights and biases, a norm's
+    too, learn like any others.
+
+    Args:
+        network: from float pictures (B, 3, H, W) to features (B, D) or (B, D, 1, 1); its own class layer is gone.
+        num_features: D.
+        mean: of each colour as a fraction of white, that pictures are brought to 0 from.
+        deviation: likewise, brought to 1.
+        recomputable: parts of it that are called with one tensor; see ``activation_checkpointing``.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_features: int,
+        *,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        deviation: Sequence[float] = IMAGENET_DEVIATION,
+        recomputable: Sequence[nn.Module] = (),
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.num_features = num_features
+        self.normalised = Normalised(mean, deviation)
+        self._recomputable = tuple(recomputable)
+        self.network.eval()
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether some layer normalises with stored statistics."""
+        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.network.modules())
+
+    def train(self, mode: bool = True) -> Self:
+        """As any module's, but that the network stays in evaluation mode."""
+        super().train(mode)
+        self.network.eval()
+        return self
+
+    def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
+        """See ``parameters_by_stage``."""
+        return parameters_by_stage(self.network)
+
+    def recomputable_blocks(self) -> tuple[nn.Module, ...]:
+        """Those it was made with.
+
+        Raises:
+            UsageError: none are known.
+        """
+        if not self._recomputable:
+            raise UsageError(
+                f"gradient_checkpointing: which parts of a {type(self.network).__name__} could be computed again is "
+                f"not known. Turn gradient_checkpointing off or take -p backbone {SMALL_RESNET}."
+            )
+        return self._recomputable
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features float (B, num_features) of images uint8 (B, 3, H, W)."""
+        features: Tensor = self.network(self.normalised(images))
+        return features.flatten(1)
+
+
+def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
+    """The parameters of any network in the order in which its parts are registered, which is that from input to output.
+
+    A stage is a part with parts of its own, such as ``layer1`` of a resnet. A part that holds more than half of
+    all parameters stands for its parts (``features`` or ``blocks``). Single layers go with the stage before them, or
+    the first; so do parameters that the network itself holds.
+    """
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    stages: list[list[nn.Parameter]] = []
+    pending = list(network.parameters(recurse=False))
+    for part in _parts(network, num_parameters / 2):
+        if next(part.children(), None) is not None:
+            stages.append(pending + list(part.parameters()))
+            pending = []
+        elif stages:
+            stages[-1] += part.parameters()
+        else:
+            pending += part.parameters()
+    stages = stages or [pending]
+    seen: set[nn.Parameter] = set()  # shared ones belong to the first stage that has them
+    return tuple(tuple(p for p in stage if p not in seen and not seen.add(p)) for stage in stages)  # type: ignore[func-returns-value]
+
+
+def _parts(module: nn.Module, more_than: float) -> Iterator[nn.Module]:
+    for child in module.children():
+        size = sum(parameter.numel() for parameter in child.parameters())
+        if size > more_than and next(child.children(), None) is not None:
+            yield from _parts(child, more_than)
+        elif size:
+            yield child
+
+
+def _torchvision_backbone(name: str) -> AdaptedBackbone:
+    models = _package("torchvision", "torchvision.models")
+    known = models.list_models(module=models)
+    if name not in known:
+        raise UsageError(f"backbone 'torchvision:{name}': torchvision has no such model.{did_you_mean(name, known)}")
+    return adapt_torchvision(models.get_model(name, weights=None), name)
+
+
+def adapt_torchvision(network: Any, name: str) -> AdaptedBackbone:
+    """One of torchvision's classifiers as a backbone: the pooled features that its class layer is given.
+
+    Networks of ``features`` and ``classifier`` (efficientnet, mobilenet, densenet) lose the whole classifier, hidden
+    layers too; networks of ``layer1`` to ``layer4`` and ``fc`` (resnet) lose ``fc``.
+
+    Raises:
+        UsageError: it is built in neither of these ways.
+    """
+    if isinstance(getattr(network, "features", None), nn.Sequential) and hasattr(network, "classifier"):
+        linear = next((part for part in network.classifier.modules() if isinstance(part, nn.Linear)), None)
+        if linear is not None:
+            network.classifier = nn.Identity()
+            return AdaptedBackbone(network, linear.in_features, recomputable=tuple(network.features))
+    if hasattr(network, "layer4") and isinstance(getattr(network, "fc", None), nn.Linear):
+        num_features = network.fc.in_features
+        network.fc = nn.Identity()
+        layers = tuple(getattr(network, f"layer{number}") for number in (1, 2, 3, 4))
+        return AdaptedBackbone(network, num_features, recomputable=layers)
+    raise UsageError(
+        f"backbone 'torchvision:{name}': it is built in a way that is not known here. Known are networks of 'features' "
+        f"and 'classifier' or of 'layer1' to 'layer4' and 'fc', such as {', '.join(_TORCHVISION_NAMES)}; or take "
+        "timm:NAME."
+    )
+
+
+def _timm_backbone(name: str) -> AdaptedBackbone:
+    timm = _package("timm", "timm")
+    if not timm.is_model(name):
+        raise UsageError(f"backbone 'timm:{name}': timm has no such model.{did_you_mean(name, timm.list_models())}")
+    return adapt_timm(timm.create_model(name, pretrained=False, num_classes=0))
+
+
+def adapt_timm(network: Any) -> AdaptedBackbone:
+    """One of timm's networks, made with ``num_classes=0``, so that its output are pooled features.
+
+    How many is measured: ``num_features`` leaves out the hidden layer that some (mobilenetv3) still have behind it.
+    """
+    norms = getattr(network, "pretrained_cfg", None) or {}
+    network.eval()
+    with torch.inference_mode():
+        features = network(torch.zeros(1, *norms.get("input_size", (3, 224, 224))))
+    mean, deviation = norms.get("mean", IMAGENET_MEAN), norms.get("std", IMAGENET_DEVIATION)
+    return AdaptedBackbone(network, features.flatten(1).shape[1], mean=mean, deviation=deviation)
+
+
+def _package(name: str, module: str) -> Any:
+    """``module`` imported; what to do where it is not there, or is built for another torch."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"backbone '{name}:...': {name} is not installed ({error}). Install it beside this torch "
+            f"({torch.__version__}): pip install {name}; or take -p backbone {SMALL_RESNET}."
+        ) from error
+    except (ImportError, RuntimeError, OSError) as error:
+        raise UsageError(
+            f"backbone '{name}:...': {name} does not start: {error}. It is most often built for another torch than "
+            f"{torch.__version__}: install torch, torchvision and {name} from one index, or take -p backbone "
+            f"{SMALL_RESNET}."
+        ) from error
+
+
+def load_weights(network: nn.Module, path: Path) -> None:
+    """Give ``network`` the weights of a file; those of a class layer that the file has beside them are left out.
+
+    Raises:
+        UsageError: as ``fitting_weights``.
+    """
+    network.load_state_dict(fitting_weights(network, path))
+
+
+def fitting_weights(network: nn.Module, path: Path) -> dict[str, Tensor]:
+    """What ``load_weights`` gives ``network``, of which only names and shapes are looked at.
+
+    Raises:
+        UsageError: the file cannot be read, lacks weights, or has some of another shape or name.
+    """
+    found = {name: tensor for name, tensor in read_weights(path).items() if not name.startswith("num_batches")}
+    wanted = network.state_dict()
+    missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
+    unknown = [name for name in found if name not in wanted and not name.startswith(_HEADS)]
+    other = [
+        f"{name} {tuple(found[name].shape)} instead of {tuple(wanted[name].shape)}"
+        for name in wanted
+        if name in found and found[name].shape != wanted[name].shape
+    ]
+    problems = [
+        f"{what}: {_some(names)}"
+        for what, names in (("not in it", missing), ("unknown", unknown), ("of another shape", other))
+        if names
+    ]
+    if problems:
+        raise UsageError(
+            f"backbone_weights {str(path)!r} does not fit the backbone ({type(network).__name__}): "
+            f"{'; '.join(problems)}. Give the weights of the network that backbone names."
+        )
+    return {name: found.get(name, wanted[name]) for name in wanted}
+
+
+def read_weights(path: Path) -> Mapping[str, Tensor]:
+    """Tensors by name from a ``.safetensors`` file, or from one of ``torch.save`` without running any code of its.
+
+    Raises:
+        UsageError: no such file, damaged, or something else than tensors by name.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            document: Any = safetensors.torch.load_file(path)
+        else:
+            document = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UsageError(f"backbone_weights {str(path)!r}: {error.strerror or error}. Give a readable file.") from error
+    except (RuntimeError, pickle.UnpicklingError, EOFError, safetensors.SafetensorError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"backbone_weights {str(path)!r}: neither weights of torch.save nor safetensors: {reason}. Download the "
+            "file anew, or save network.state_dict()."
+        ) from error
+    for name in ("state_dict", "model"):
+        if isinstance(document, dict) and isinstance(document.get(name), dict):
+            document = document[name]
+    if not isinstance(document, dict) or not document or not all(isinstance(v, Tensor) for v in document.values()):
+        raise UsageError(f"backbone_weights {str(path)!r}: wanted tensors by name, as network.state_dict() gives them.")
+    return {str(name).removeprefix("module."): tensor for name, tensor in document.items()}
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
+    return f"{', '.join(names[:_NAMED_AT_MOST])}{more}"

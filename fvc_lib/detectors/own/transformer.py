@@ -1,0 +1,263 @@
+"""A small pre-norm transformer, for texts, frames and captions, that gives the same numbers in training and scoring.
+
+After A. Vaswani et al., "Attention is all you need" (2017), with the norm before each part (R. Xiong et al., "On layer
+normalization in the transformer architecture", ICML 2020). Torch's own layers take another path without gradient, which
+rounds otherwise, and give keys a bias, which the softmax cancels: it would never be trained. There is no dropout, so
+nothing is drawn, and a sample's numbers do not depend on which others it is computed with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fvc_lib.services.errors import UsageError
+
+_EXPANSION = 4  # of the hidden layer after each attention, as in the paper
+_INITIAL_DEVIATION = 0.02  # of embeddings, as in GPT-2 and CLIP
+
+
+class Attention(nn.Module):
+    """Scaled dot-product attention with several heads.
+
+    Args:
+        width: numbers per position.
+        heads: divides ``width``.
+
+    Raises:
+        UsageError: it does not.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise UsageError(f"text_heads: got {heads}, wanted a divisor of text_width, which is {width}.")
+        self._heads = heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, asking: Tensor, seen: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """(B, Q, W) from ``asking`` (B, Q, W) and ``seen`` (B, K, W).
+
+        Args:
+            asking: positions that look.
+            seen: positions that are looked at.
+            hidden: bool that broadcasts to (B, Q, K); true where a position must not be seen. One is seen by each.
+        """
+        queries, keys, values = (
+            self._by_head(x) for x in (self.query(asking), self.key(seen), self.value(seen))
+        )  # (B, heads, positions, W / heads)
+        scores = queries @ keys.transpose(2, 3) * (1 / queries.shape[-1] ** 0.5)
+        if hidden is not None:
+            scores = scores.masked_fill(hidden[:, None], -torch.inf)
+        found = scores.softmax(dim=3) @ values
+        result: Tensor = self.output(found.transpose(1, 2).flatten(2))
+        return result
+
+    def _by_head(self, positions: Tensor) -> Tensor:
+        batch, length, width = positions.shape
+        return positions.view(batch, length, self._heads, width // self._heads).transpose(1, 2)
+
+
+class TransformerLayer(nn.Module):
+    """Attention to oneself, to a memory where there is one, then a small network at each position.
+
+    Args:
+        width: numbers per position.
+        heads: of attention.
+        with_memory: whether there is a memory to look at.
+    """
+
+    def __init__(self, width: int, heads: int, *, with_memory: bool = False) -> None:
+        super().__init__()
+        self.own_norm = nn.LayerNorm(width)
+        self.own_attention = Attention(width, heads)
+        if with_memory:
+            self.memory_norm = nn.LayerNorm(width)
+            self.memory_attention = Attention(width, heads)
+        self._with_memory = with_memory
+        self.norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, _EXPANSION * width)
+        self.contract = nn.Linear(_EXPANSION * width, width)
+
+    def forward(self, positions: Tensor, hidden: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        """(B, L, W) from ``positions`` (B, L, W); ``hidden`` as in ``Attention``; ``memory`` (B, K, W), seen whole."""
+        own = self.own_norm(positions)
+        positions = positions + self.own_attention(own, own, hidden)
+        if self._with_memory:
+            positions = positions + self.memory_attention(self.memory_norm(positions), memory)
+        result: Tensor = positions + self.contract(F.gelu(self.expand(self.norm(positions))))
+        return result
+
+
+class Transformer(nn.Module):
+    """Layers between embeddings with places and a last norm.
+
+    Args:
+        width: numbers per position.
+        heads: of attention.
+        layers: how many.
+        num_places: the longest sequence.
+        with_memory: whether the layers look at a memory.
+    """
+
+    def __init__(self, width: int, heads: int, layers: int, num_places: int, *, with_memory: bool = False) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(num_places, width) * _INITIAL_DEVIATION)
+        self.layers = nn.ModuleList(TransformerLayer(width, heads, with_memory=with_memory) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, positions: Tensor, hidden: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        """(B, L, W) from ``positions`` (B, L, W), L at most ``num_places``; see ``TransformerLayer``."""
+        positions = positions + self.places[: positions.shape[1]]
+        for layer in self.layers:
+            positions = layer(positions, hidden, memory)
+        result: Tensor = self.norm(positions)
+        return result
+
+
+def token_embedding(vocabulary_size: int, width: int) -> nn.Embedding:
+    """Embeddings (V, W) that begin small, so that they may also serve as the output's weights."""
+    embedding = nn.Embedding(vocabulary_size, width)
+    nn.init.normal_(embedding.weight, std=_INITIAL_DEVIATION)
+    return embedding
+
+
+def later_places(length: int, device: torch.device) -> Tensor:
+    """Bool (1, L, L): what lies after each position, which a decoder must not see."""
+    return torch.ones(1, length, length, dtype=torch.bool, device=device).triu(1)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Captions: a decoder that reads a clip's frames and writes a text token by token.
+#
+# After O. Vinyals et al., "Show and tell" (CVPR 2015), with a transformer: causal attention to what was written,
+# attention to the clip, and the tokens' embeddings as weights of the output (O. Press and L. Wolf, "Using the output
+# embedding to improve language models", EACL 2017).
+#
+
+
+@dataclass(frozen=True)
+class TokenNumbers:
+    """The tokens that are no text: filling, where a text begins and ends, and others that none may hold (a mask)."""
+
+    padding: int
+    begin: int
+    end: int
+    others: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CaptionScore:
+    """How well texts were foreseen, per sample, over their tokens after the first and up to the end.
+
+    Attributes:
+        loss: float32 (B,), mean cross-entropy in nats per token.
+        token_accuracy: float32 (B,), share of tokens that were the likeliest; without gradient.
+    """
+
+    loss: Tensor
+    token_accuracy: Tensor
+
+
+class CaptionDecoder(nn.Module):
+    """A causal transformer over tokens, with a clip's features as memory.
+
+    Args:
+        vocabulary_size: V.
+        max_tokens: of a text with its beginning and end.
+        width: numbers per token and per feature.
+        heads: of attention.
+        layers: of the transformer.
+        numbers: of the special tokens.
+    """
+
+    def __init__(
+        self, vocabulary_size: int, max_tokens: int, *, width: int, heads: int, layers: int, numbers: TokenNumbers
+    ) -> None:
+        super().__init__()
+        self._numbers = numbers
+        self._max_tokens = max_tokens
+        self.embedding = token_embedding(vocabulary_size, width)
+        self.transformer = Transformer(width, heads, layers, max_tokens - 1, with_memory=True)
+
+    def forward(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        """Logits (B, L, V) of what follows each of ``tokens`` int64 (B, L); ``memory`` is (B, T, W)."""
+        return self._states(tokens, memory) @ self.embedding.weight.T
+
+    def score(self, tokens: Tensor, memory: Tensor) -> CaptionScore:
+        """How well each token of whole texts (B, L) is foreseen from those before it; padding counts for nothing."""
+        logits, wanted = self(tokens[:, :-1], memory).float(), tokens[:, 1:]
+        counted = (wanted != self._numbers.padding).float()
+        counted = counted / counted.sum(1, keepdim=True).clamp_min(1)
+        # Flat, because CUDA knows no deterministic cross-entropy over several dimensions.
+        losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view_as(wanted)
+        right = (logits.detach().argmax(2) == wanted).float()
+        return CaptionScore((losses * counted).sum(1), (right * counted).sum(1))
+
+    @torch.no_grad()
+    def write(self, memory: Tensor, beam_width: int = 1) -> Tensor:
+        """The likeliest texts that a beam search finds; with one beam, the likeliest token again and again.
+
+        Texts are compared by the probability of all of their tokens, whatever their length. One that has ended stays
+        among the beams as it is. What reaches ``max_tokens`` without an end is cut there. Samples do not see each
+        other.
+
+        Args:
+            memory: float (B, T, W).
+            beam_width: texts that are followed at once.
+
+        Returns:
+            int64 (B, max_tokens): beginning, text, end, padding.
+        """
+        batch, numbers = len(memory), self._numbers
+        beams = _Beams.begun(batch, beam_width, self._max_tokens, numbers, memory.device)
+        seen = memory.repeat_interleave(beam_width, 0)
+        for place in range(1, self._max_tokens):
+            states = self._states(beams.tokens[:, :, :place].flatten(0, 1), seen)[:, -1]
+            following = (states @ self.embedding.weight.T).float().log_softmax(1)
+            following[:, [numbers.padding, numbers.begin, *numbers.others]] = -torch.inf
+            beams = beams.extended(following.view(batch, beam_width, -1), place, numbers)
+            # Longer is never likelier: an ended text that leads is overtaken by none.
+            if bool(beams.ended[:, 0].all()):
+                break
+        return beams.tokens[:, 0]
+
+    def _states(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        hidden = later_places(tokens.shape[1], tokens.device)
+        states: Tensor = self.transformer(self.embedding(tokens), hidden, memory)
+        return states
+
+
+@dataclass(frozen=True)
+class _Beams:
+    """Texts in the making, the likeliest first: tokens int64 (B, K, L), log-probabilities and ended (B, K)."""
+
+    tokens: Tensor
+    log_probabilities: Tensor
+    ended: Tensor
+
+    @classmethod
+    def begun(cls, batch: int, width: int, max_tokens: int, numbers: TokenNumbers, device: torch.device) -> _Beams:
+        tokens = torch.full((batch, width, max_tokens), numbers.padding, dtype=torch.int64, device=device)
+        tokens[:, :, 0] = numbers.begin
+        log_probabilities = torch.full((batch, width), -torch.inf, device=device)
+        log_probabilities[:, 0] = 0.0  # the others are copies of the first until it has been continued
+        return cls(tokens, log_probabilities, torch.zeros(batch, width, dtype=torch.bool, device=device))
+
+    def extended(self, following: Tensor, place: int, numbers: TokenNumbers) -> _Beams:
+        """With the best tokens at ``place``; ``following`` (B, K, V) are log-probabilities."""
+        width, vocabulary_size = following.shape[1:]
+        following = following.masked_fill(self.ended[:, :, None], -torch.inf)
+        following[:, :, numbers.padding] = torch.where(self.ended, 0.0, -torch.inf)
+        every = (self.log_probabilities[:, :, None] + following).flatten(1)
+        best, places = every.topk(width, dim=1)
+        beam, token = places // vocabulary_size, places % vocabulary_size
+        tokens = self.tokens.gather(1, beam[:, :, None].expand(-1, -1, self.tokens.shape[2]))
+        tokens[:, :, place] = token
+        return _Beams(tokens, best, self.ended.gather(1, beam) | (token == numbers.end))

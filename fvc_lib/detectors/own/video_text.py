@@ -1,0 +1,337 @@
+"""The network of task video_text: a video encoder, and what of texts, captions and masked frames its losses need.
+
+What no loss asks for is not built, so every parameter there is receives a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fvc_lib.detectors.own.transformer import CaptionDecoder, TokenNumbers, Transformer, token_embedding
+from fvc_lib.detectors.own.video import build_content_trunk
+from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder
+from fvc_lib.engine.task import Outputs
+
+# ----------------------------------------------------------------------------------------------------
+# Losses that compare all videos of a batch with all of its texts, several of which may belong together.
+#
+# All are sums over the samples; ``samples`` below are pairs of a video and a text, and positives are found from numbers
+# that are equal for equal videos and equal texts.
+#
+# Both are computed some rows at a time, each rank its own against the candidates of all: the softmax loss as
+# open_clip's with ``local_loss`` (G. Ilharco et al., 2021), its own videos among all texts and its own texts among all
+# videos; the sigmoid loss as SigLIP's in chunks, its own videos with all texts.
+#
+
+
+# CLIP's: a temperature between 1 and 1/100, beginning at 0.07.
+LOG_SCALE_BOUNDS = (0.0, math.log(100.0))
+SOFTMAX_LOG_SCALE = math.log(1 / 0.07)
+SIGMOID_LOG_SCALE = math.log(10.0)  # SigLIP's
+
+
+def positive_pairs(video_index: Tensor, text_index: Tensor, rows: range | None = None) -> Tensor:
+    """Bool (R, B): whether video i of ``rows`` and text j belong together, as far as the batch says.
+
+    They do where a sample has just this video and this text: their own pair, equal texts' videos, equal videos' texts,
+    and what these together imply. With the two arguments exchanged, texts by videos.
+
+    Args:
+        video_index: int64 (B,), equal for equal videos.
+        text_index: int64 (B,), equal for equal texts.
+        rows: whose videos; None: all.
+    """
+    asked = video_index if rows is None else video_index[rows.start : rows.stop]
+    same_video = asked[:, None] == video_index
+    texts, text_of = torch.unique(text_index, return_inverse=True)
+    # How many samples show this video with each text: whole numbers, so the order of adding does not matter.
+    shown = same_video.new_zeros((len(asked), len(texts)), dtype=torch.float32)
+    return shown.index_add_(1, text_of, same_video.float())[:, text_of] > 0
+
+
+def softmax_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
+    """Cross-entropy over texts for each video and over videos for each text, halved, summed over samples; scalar.
+
+    Args:
+        similarities: float (B, B), videos by texts, already multiplied by the scale.
+        positives: bool (B, B), at least one in each row and column.
+    """
+    return 0.5 * (softmax_of_queries(similarities, positives) + softmax_of_queries(similarities.T, positives.T))
+
+
+def softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
+    """Cross-entropy over candidates for each query, summed over the queries; scalar.
+
+    After A. Radford et al., "Learning transferable visual models from natural language supervision" (CLIP, 2021). Where
+    a sample has several positives each is as right as the others: the target is spread evenly over them, as in J. Yang
+    et al., "Unified contrastive learning in image-text-label space" (CVPR 2022).
+
+    Args:
+        similarities: float (Q, C), queries by candidates, already multiplied by the scale.
+        positives: bool (Q, C), at least one in each row.
+    """
+    wanted = positives.to(similarities.dtype)
+    return -(similarities.log_softmax(1) * (wanted / wanted.sum(1, keepdim=True))).sum()
+
+
+def sigmoid_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
+    """Every video with every text is a yes or no of its own; summed over all of them; scalar.
+
+    After X. Zhai et al., "Sigmoid loss for language image pre-training" (SigLIP, ICCV 2023).
+
+    Args:
+        similarities: float (V, T), videos by texts, already multiplied by the scale and with the bias added.
+        positives: bool (V, T).
+    """
+    return -F.logsigmoid(torch.where(positives, similarities, -similarities)).sum()
+
+
+class SimilarityScale(nn.Module):
+    """The learned factor on cosine similarities, and for the sigmoid loss the bias.
+
+    The bias begins where every pair is as likely right as it is: SigLIP's -10 does so for its batch of 32,768.
+
+    Args:
+        loss: softmax or sigmoid.
+        num_together: samples of an effective batch.
+    """
+
+    def __init__(self, loss: str, num_together: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(SOFTMAX_LOG_SCALE if loss == "softmax" else SIGMOID_LOG_SCALE))
+        if loss == "sigmoid":
+            self.bias = nn.Parameter(torch.tensor(-math.log(max(num_together, 2))))
+        self._loss = loss
+
+    def forward(self, video: Tensor, text: Tensor) -> Tensor:
+        """(V, T) from unit vectors (V, E) and (T, E)."""
+        scale: Tensor = _Bounded.apply(self.log_scale).exp()  # type: ignore[no-untyped-call]
+        similarities = video @ text.T * scale
+        return similarities + self.bias if self._loss == "sigmoid" else similarities
+
+    def bound_gradients(self) -> None:
+        """Beyond a bound of the scale keep only a gradient that leads back inside.
+
+        Of the whole effective batch: some rows may lead out where all of them lead back.
+        """
+        value, gradient = self.log_scale.detach(), self.log_scale.grad
+        if gradient is not None:
+            low, high = LOG_SCALE_BOUNDS
+            gradient.masked_fill_(((value <= low) & (gradient > 0)) | ((value >= high) & (gradient < 0)), 0.0)
+
+    def contrastive(
+        self, video: Tensor, text: Tensor, video_index: Tensor, text_index: Tensor, rows: range | None = None
+    ) -> Tensor:
+        """The share of ``rows`` in the loss of this kind over all samples, scalar.
+
+        Args:
+            video: unit vectors (B, E), and
+            text: (B, E), of all samples.
+            video_index: (B,) and
+            text_index: (B,), as ``positive_pairs`` takes them.
+            rows: whose share; None: of all.
+        """
+        of_all = rows is None or len(rows) == len(video)
+        own = slice(None) if rows is None else slice(rows.start, rows.stop)
+        similarities, positives = self(video[own], text), positive_pairs(video_index, text_index, rows)
+        if self._loss == "sigmoid":
+            return sigmoid_contrastive(similarities, positives)
+        if of_all:
+            return softmax_contrastive(similarities, positives)
+        by_text = softmax_of_queries(self(text[own], video), positive_pairs(text_index, video_index, rows))
+        return 0.5 * (softmax_of_queries(similarities, positives) + by_text)
+
+
+class _Bounded(torch.autograd.Function):
+    """Clamp to ``LOG_SCALE_BOUNDS`` that lets every gradient pass; ``clamp``'s own lets none from outside."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.clamp(*LOG_SCALE_BOUNDS)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+_TEMPORAL_LAYERS = 1  # above the trunk; frames are few
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """What is built.
+
+    Attributes:
+        trunk: name of the video network, see ``models.build_content_trunk``.
+        num_frames: of a clip.
+        vocabulary_size: tokens of the texts.
+        max_tokens: of a text, with its beginning and end.
+        numbers: of the special tokens.
+        embedding_size: numbers in the space that videos and texts share.
+        width: numbers per frame and token in the transformers.
+        layers: of the text transformer and of the decoder.
+        heads: of attention.
+        text_encoder: folder of a transformers model; empty: the own text transformer.
+        contrastive: the kind of that loss; None: no texts are compared.
+        num_together: samples of an effective batch.
+        captions: whether captions are written.
+        masked: whether hidden frames are foretold.
+    """
+
+    trunk: str
+    num_frames: int
+    vocabulary_size: int
+    max_tokens: int
+    numbers: TokenNumbers
+    embedding_size: int
+    width: int
+    layers: int
+    heads: int
+    text_encoder: str
+    contrastive: Literal["softmax", "sigmoid"] | None
+    num_together: int
+    captions: bool
+    masked: bool
+
+
+class VideoEncoder(nn.Module):
+    """The trunk that the video task has, and a transformer over its frames."""
+
+    def __init__(self, plan: NetworkPlan) -> None:
+        super().__init__()
+        self.trunk = build_content_trunk(plan.trunk)
+        self.norm = nn.LayerNorm(self.trunk.frame_feature_size)
+        self.narrow = nn.Linear(self.trunk.frame_feature_size, plan.width)
+        self.transformer = Transformer(plan.width, plan.heads, _TEMPORAL_LAYERS, plan.num_frames)
+
+    def frame_features(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Of frames uint8 (B, T, 3, H, W): the trunk's features (B, T, F), and the transformer's input (B, T, W)."""
+        features = self.trunk.frame_features(frames)
+        return features, self.narrow(self.norm(features))
+
+    def forward(self, narrowed: Tensor) -> Tensor:
+        """Features (B, T, W) of frames that know each other."""
+        result: Tensor = self.transformer(narrowed)
+        return result
+
+
+class TextEncoder(nn.Module):
+    """A small transformer over a text's tokens; the text is the mean of what it makes of them."""
+
+    def __init__(self, plan: NetworkPlan) -> None:
+        super().__init__()
+        self._padding = plan.numbers.padding
+        self.output_size = plan.width
+        self.embedding = token_embedding(plan.vocabulary_size, plan.width)
+        self.transformer = Transformer(plan.width, plan.heads, plan.layers, plan.max_tokens)
+
+    def forward(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """(B, W) from ``tokens`` int64 (B, L); padding is not seen."""
+        tokens = tensors["tokens"]
+        padding = tokens == self._padding
+        states = self.transformer(self.embedding(tokens), padding[:, None, :])
+        there = (~padding).to(states.dtype)[:, :, None]
+        result: Tensor = (states * there).sum(1) / there.sum(1)
+        return result
+
+
+class JointSpace(nn.Module):
+    """Where videos and texts are compared: the text encoder, both projections, and the scale of similarities."""
+
+    def __init__(self, plan: NetworkPlan, kind: Literal["softmax", "sigmoid"]) -> None:
+        super().__init__()
+        self.text = TransformersEncoder(plan.text_encoder) if plan.text_encoder else TextEncoder(plan)
+        self.video_projection = nn.Linear(plan.width, plan.embedding_size, bias=False)
+        self.text_projection = nn.Linear(self.text.output_size, plan.embedding_size, bias=False)
+        self.scale = SimilarityScale(kind, plan.num_together)
+
+    def forward(self, memory: Tensor, tensors: Mapping[str, Tensor]) -> Outputs:
+        """Unit vectors float32 (B, E) of clips, from their frames' features (B, T, W), and of texts."""
+        video, text = self.video_projection(memory.mean(1)), self.text_projection(self.text(tensors))
+        return {
+            "video_embedding": F.normalize(video.float(), dim=1),
+            "text_embedding": F.normalize(text.float(), dim=1),
+        }
+
+
+class MaskedFrames(nn.Module):
+    """Foretells hidden frames' features from the other frames, as masked language models do with words.
+
+    After J. Devlin et al., "BERT" (2019), on frames as in C. Sun et al., "VideoBERT" (ICCV 2019), with the features as
+    targets. Targets carry no gradient: otherwise all features being equal would be the best answer.
+    """
+
+    def __init__(self, plan: NetworkPlan, feature_size: int) -> None:
+        super().__init__()
+        self.hidden_frame = nn.Parameter(torch.zeros(plan.width))
+        self.foretell = nn.Linear(plan.width, feature_size)
+
+    def forward(self, video: VideoEncoder, features: Tensor, narrowed: Tensor, hidden: Tensor) -> Tensor:
+        """Float32 (B,): mean squared error over the hidden frames' features, each frame's brought to norm 1.
+
+        Args:
+            video: whose transformer looks at the frames left.
+            features: (B, T, F) of the trunk.
+            narrowed: (B, T, W) of the same.
+            hidden: bool (B, T), true where a frame is hidden.
+        """
+        left = torch.where(hidden[:, :, None], self.hidden_frame.to(narrowed.dtype), narrowed)
+        foretold = self.foretell(video(left)).float()
+        target = F.layer_norm(features.detach().float(), features.shape[2:])
+        errors: Tensor = (foretold - target).square().mean(2) * hidden
+        return errors.sum(1) / hidden.sum(1).clamp_min(1)
+
+
+class VideoTextNetwork(nn.Module):
+    """Videos and texts in one space, captions, and masked frames: each where the plan asks for it."""
+
+    def __init__(self, plan: NetworkPlan) -> None:
+        super().__init__()
+        self.video = VideoEncoder(plan)
+        self.joint = JointSpace(plan, plan.contrastive) if plan.contrastive else None
+        self.captions = (
+            CaptionDecoder(
+                plan.vocabulary_size, plan.max_tokens,
+                width=plan.width, heads=plan.heads, layers=plan.layers, numbers=plan.numbers,
+            )
+            if plan.captions
+            else None
+        )  # fmt: skip
+        self.masked = MaskedFrames(plan, self.video.trunk.frame_feature_size) if plan.masked else None
+
+    def recomputable_blocks(self) -> tuple[nn.Module, ...]:
+        """Parts whose activations gradient checkpointing computes again instead of keeping them."""
+        transformers = [module for module in self.modules() if isinstance(module, Transformer)]
+        return *self.video.trunk.recomputable_blocks(), *(layer for each in transformers for layer in each.layers)
+
+    def forward(self, tensors: Mapping[str, Tensor], beam_width: int = 0) -> Outputs:
+        """What the losses and metrics need, per sample.
+
+        Args:
+            tensors: ``frames`` uint8 (B, T, 3, S, S), ``tokens`` int64 (B, L), for masked modelling ``hidden`` bool
+                (B, T), and for an encoder of transformers what that reads.
+            beam_width: so many beams write captions; 0: none are written.
+
+        Returns:
+            As far as each was asked for: ``video_embedding`` and ``text_embedding`` float32 (B, E), unit vectors;
+            ``caption_loss``, ``token_accuracy`` and ``masked_loss`` float32 (B,); ``caption_tokens`` int64 (B, L).
+        """
+        features, narrowed = self.video.frame_features(tensors["frames"])
+        memory, outputs = self.video(narrowed), Outputs()
+        if self.joint is not None:
+            outputs |= self.joint(memory, tensors)
+        if self.captions is not None:
+            score = self.captions.score(tensors["tokens"], memory)
+            outputs |= {"caption_loss": score.loss, "token_accuracy": score.token_accuracy}
+            if beam_width:
+                outputs["caption_tokens"] = self.captions.write(memory, beam_width)
+        if self.masked is not None:
+            outputs["masked_loss"] = self.masked(self.video, features, narrowed, tensors["hidden"])
+        return outputs

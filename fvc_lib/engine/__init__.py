@@ -1,0 +1,1 @@
+"""The training engine: loop, step (the transaction), out-of-memory recovery, checkpoints, memory, ranks."""

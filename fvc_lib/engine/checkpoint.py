@@ -1,0 +1,329 @@
+"""A whole training, all its random states included, into a checkpoint and back."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor, nn
+
+from fvc_lib.engine.accumulators import LossMean
+from fvc_lib.engine.device import ComputeDevice
+from fvc_lib.engine.distributed.ranks import Ranks
+from fvc_lib.engine.oom import MicroBatchChange, MicroBatchPlan, is_out_of_memory
+from fvc_lib.engine.random_state import capture_random_state, restore_random_state
+from fvc_lib.engine.step import Stepper
+from fvc_lib.services.checkpoints import CheckpointFolder, CheckpointMismatchError
+
+# ----------------------------------------------------------------------------------------------------
+# Everything a training must remember to continue bit for bit, and how it goes into a checkpoint and back.
+
+
+# Losses may be NaN, which is not JSON; as null they could not be read back.
+NAN_AS_TEXT = ConfigDict(ser_json_inf_nan="strings")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One finished epoch (1-based).
+
+    Attributes:
+        learning_rate: of the epoch's last step.
+        train_loss: weighted mean over the epoch's samples, as seen while the weights moved.
+        validation: metrics of the inner validation part, ``loss`` among them.
+    """
+
+    __pydantic_config__ = NAN_AS_TEXT
+
+    epoch: int
+    learning_rate: float
+    train_loss: float
+    validation: dict[str, float]
+
+
+@dataclass
+class TrainingState:
+    """Where a training stands.
+
+    Attributes:
+        epochs_done: finished epochs.
+        windows_done: effective batches of the epoch in progress that were consumed: the sampler's position.
+        step: effective batches consumed over all epochs.
+        epoch_loss: the running training loss of the epoch in progress.
+        micro_batches: how many samples are in memory at once, and were at every step.
+        nonfinite_steps: effective batches skipped because of a loss or gradient that was not finite.
+        best_model: weights of ``best_epoch``, on the CPU.
+        finished: whether the last epoch or early stopping was reached.
+        inexact_because: what happened that other bits than an undisturbed training's must be expected for.
+    """
+
+    micro_batches: MicroBatchPlan
+    epochs_done: int = 0
+    windows_done: int = 0
+    step: int = 0
+    epoch_loss: LossMean = field(default_factory=LossMean)
+    nonfinite_steps: int = 0
+    best_epoch: int = 0
+    best_loss: float = math.inf
+    best_model: dict[str, Tensor] = field(default_factory=dict)
+    history: list[EpochRecord] = field(default_factory=list)
+    finished: bool = False
+    inexact_because: list[str] = field(default_factory=list)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples in memory at once, now."""
+        return self.micro_batches.current
+
+    def to_document(self) -> dict[str, Any]:
+        """Numbers, lists and dicts; without the best model, which the checkpoint holds on its own."""
+        return {
+            "micro_batches": self.micro_batches.to_document(),
+            "epochs_done": self.epochs_done,
+            "windows_done": self.windows_done,
+            "step": self.step,
+            "epoch_loss": [self.epoch_loss.total, self.epoch_loss.weight],
+            "nonfinite_steps": self.nonfinite_steps,
+            "best_epoch": self.best_epoch,
+            "best_loss": self.best_loss,
+            "history": [asdict(record) for record in self.history],
+            "finished": self.finished,
+            "inexact_because": list(self.inexact_because),
+        }
+
+    @classmethod
+    def from_document(
+        cls, document: Mapping[str, Any], best_model: dict[str, Tensor], micro_batches: MicroBatchPlan
+    ) -> TrainingState:
+        """The state that ``to_document`` described, with ``micro_batches``, as planned now, going on from its own."""
+        values = dict(document)
+        changed = micro_batches.resumed(values["micro_batches"], values["step"])
+        values["micro_batches"] = micro_batches
+        values["epoch_loss"] = LossMean(*values["epoch_loss"])
+        values["history"] = [EpochRecord(**record) for record in values["history"]]
+        state = cls(**values, best_model=best_model)
+        state.lose_exactness([changed] if changed else [])
+        return state
+
+    def lose_exactness(self, changed: Sequence[str]) -> None:
+        """Note, and say, what has changed from one attempt to the next that decides how sums are rounded."""
+        reasons = [f"{change}, since step {self.step}" for change in changed]
+        self.inexact_because = [*self.inexact_because, *reasons]
+        if reasons:
+            _logger.warning(
+                "resumed under other conditions (%s): the result is the same up to rounding; equality to the bit is no "
+                "longer claimed",
+                "; ".join(reasons),
+            )
+
+
+def copy_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state on the CPU, detached from further training."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+# ----------------------------------------------------------------------------------------------------
+# What any finished training leaves to be said of it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """One finished training.
+
+    Attributes:
+        history: one record per epoch.
+        best_epoch: the epoch (1-based) with the least validation loss, whose weights are the result.
+        steps: effective batches consumed, those skipped included.
+        nonfinite_steps: effective batches skipped because a loss or gradient was not finite.
+        micro_batch: samples in memory at once at the end; lower than planned after an out-of-memory.
+        micro_batch_schedule: all of its changes, the plan first; ``replay_run`` repeats them.
+        inexact_because: why the bits need not be those of an undisturbed training; empty while that is claimed.
+        seconds: of the call that finished it, by the monotonic clock; earlier attempts do not count.
+    """
+
+    __pydantic_config__ = NAN_AS_TEXT
+
+    history: tuple[EpochRecord, ...]
+    best_epoch: int
+    steps: int
+    nonfinite_steps: int
+    micro_batch: int
+    micro_batch_schedule: tuple[MicroBatchChange, ...]
+    inexact_because: tuple[str, ...]
+    seconds: float
+
+    def schedule(self) -> str:
+        """How many samples were in memory at once, like ``8; 4 from step 12``."""
+        first, *later = self.micro_batch_schedule
+        parts = [str(first.micro_batch)]
+        for change in later:
+            where = "" if change.validation_sample is None else f" of validation, sample {change.validation_sample} on"
+            parts.append(f"{change.micro_batch} from step {change.step}{where}")
+        return "; ".join(parts)
+
+    def claim(self, run_id: str) -> str:
+        """Whether the same command on the same kind of machine must give the same bits, in one sentence."""
+        if self.inexact_because:
+            return f"equality to the bit is not claimed: {'; '.join(self.inexact_because)}"
+        if len(self.micro_batch_schedule) > 1:
+            return f"the same to the bit when the micro-batches are repeated: -p replay_run {run_id}"
+        return "the same command gives the same bits again, with this torch and as many threads"
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the bits of a training depend on besides its configuration, and whether a resumed one may still claim them.
+
+
+def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
+    """Versions, threads, instructions and ranks that decide how sums are rounded."""
+    return {
+        "torch": str(torch.__version__),  # its own class would be refused on loading
+        "threads": str(torch.get_num_threads()),
+        "device": compute.device.type if compute.device.type == "cpu" else compute.name,
+        "precision": str(compute.amp_dtype or torch.float32),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "ranks": str(num_ranks),
+    }
+
+
+def changed_numerics(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """One clause like ``threads 2 -> 4`` for everything that differs."""
+    names = sorted({*before, *now})
+    return [f"{name} {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)]
+
+
+class TrainingCheckpoints:
+    """One training's checkpoints: what belongs into one, and when the next is due.
+
+    Of several ranks only rank 0 touches the folder: it writes, and what it reads and has verified the others get from
+    it. Each rank's random state is kept; all else is the same on all of them.
+    """
+
+    def __init__(self, folder: CheckpointFolder, compute: ComputeDevice, ranks: Ranks) -> None:
+        self._folder = folder
+        self._device = compute.device
+        self._ranks = ranks
+        self._numerics = numerics(compute, ranks.size)
+        self._saved_at = time.monotonic()
+
+    def save(self, model: nn.Module, stepper: Stepper, state: TrainingState, *, epoch_ended: bool) -> None:
+        """Copy everything now; it is written beside the training (``CheckpointFolder.save``).
+
+        Raises:
+            CheckpointWriteError: the previous one could not be written.
+            MemoryError: memory ended on a rank before any was in the exchange; on all ranks.
+        """
+        self._saved_at = time.monotonic()  # also where it fails: trying again at once would fail again
+        random_state, *others = self._random_states()
+        if self._ranks.rank:
+            return
+        self._ranks.settle()  # a resumed training does not repeat the steps that a checkpoint counts, nor tell of them
+        everything = {
+            "model": model.state_dict(),
+            **stepper.state_dict(),
+            "training": state.to_document(),
+            "numerics": self._numerics,
+            "random_state": random_state,
+            "other_ranks_random_states": others,
+        }
+        self._folder.save(
+            everything,
+            epoch=state.epochs_done,
+            step=state.step,
+            best_epoch=state.best_epoch,
+            best_model=state.best_model,
+            epoch_ended=epoch_ended,
+        )
+
+    def _random_states(self) -> list[dict[str, Tensor]]:
+        """Every rank's. Whether there is a checkpoint all decide alike, so where memory ends on one it does on all."""
+        mine, ended = None, None
+        try:
+            mine = capture_random_state(self._device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            ended = error
+        states = self._ranks.everyone("save", mine)
+        if ended is not None:
+            raise ended
+        if None in states:
+            raise MemoryError(f"memory ended on rank {states.index(None)}")
+        return [state for state in states if state is not None]
+
+    def restore(self, model: nn.Module, stepper: Stepper, micro_batches: MicroBatchPlan) -> TrainingState | None:
+        """Put the newest whole checkpoint into ``model``, ``stepper`` and the generators; None without any.
+
+        Args:
+            model: of the checkpoint's architecture.
+            stepper: of that model.
+            micro_batches: as planned now; goes on from where the checkpoint's stood.
+
+        Raises:
+            CheckpointMismatchError: the checkpoint is of another configuration, of other data or another model.
+        """
+        checkpoint = self._ranks.from_leader("restore", self._read)
+        if checkpoint is None:
+            return None
+        saved = checkpoint["state"]
+        _refuse_another_model(model, saved["model"], checkpoint["path"])
+        model.load_state_dict(saved["model"])
+        stepper.load_state_dict(saved)
+        state = TrainingState.from_document(saved["training"], checkpoint["best_model"], micro_batches)
+        if checkpoint["ancestor"]:
+            state.inexact_because.append(f"forked from {checkpoint['ancestor']} at step {state.step}")
+        else:
+            state.lose_exactness(changed_numerics({"ranks": "1", **saved["numerics"]}, self._numerics))
+        random_states = [saved["random_state"], *saved.get("other_ranks_random_states", ())]
+        if self._ranks.rank < len(random_states):  # else there were fewer ranks: this one keeps the state it began with
+            restore_random_state(random_states[self._ranks.rank], self._device)
+        return state
+
+    def _read(self) -> dict[str, Any] | None:
+        """What rank 0 hands to the others."""
+        checkpoint = self._folder.load()
+        if checkpoint is None:
+            return None
+        return {
+            "path": str(checkpoint.path),
+            "state": checkpoint.state,
+            "best_model": checkpoint.best_model,
+            "ancestor": checkpoint.ancestor,
+        }
+
+    def is_due(self, interval_seconds: float) -> bool:
+        """Whether so much time has passed; not while the last one is still being written."""
+        return time.monotonic() - self._saved_at >= interval_seconds and not self._folder.is_writing
+
+    def finish(self) -> None:
+        """Wait until what was saved is on the disk.
+
+        Raises:
+            CheckpointWriteError: it could not be written.
+        """
+        self._folder.finish()
+        self._ranks.meet("saved")
+
+    def give_memory_back(self) -> None:
+        """Keep no copy of the state, once it is written: for when memory is short."""
+        self._folder.give_memory_back()
+
+
+def _refuse_another_model(model: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    differing = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
+    if differing:
+        told = ", ".join(f"{name} {found.get(name)} -> {own.get(name)}" for name in differing[:3])
+        raise CheckpointMismatchError(
+            f"{path!r} is of another model: {len(differing)} tensors differ, {told}. Resume with the model it was "
+            "made with, or start a new run."
+        )

@@ -1,0 +1,300 @@
+"""Where the training runs, what precision that place is good at, and how much memory was used there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.memory_policy import (
+    DeviceKind,
+    DeviceMemory,
+    MemoryPolicy,
+    check_allocator_environment,
+    resolve_memory_policy,
+)
+
+
+@dataclass(frozen=True)
+class ComputeDevice:
+    """A resolved device. ``amp_dtype`` is None where training runs in float32."""
+
+    device: torch.device
+    amp_dtype: torch.dtype | None
+    name: str
+
+    def describe(self) -> str:
+        """One line for a notebook, like ``cpu (x86_64, 2 threads), float32``."""
+        precision = "float32" if self.amp_dtype is None else f"mixed {str(self.amp_dtype).removeprefix('torch.')}"
+        return f"{self.device.type} ({self.name}), {precision}"
+
+
+def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
+    """``auto`` is cuda, else mps, else cpu; ``amp="auto"`` is bfloat16 or float16 on cuda, float32 elsewhere.
+
+    Raises:
+        UsageError: the requested device is not there.
+    """
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    kind = next(name for name, there in present.items() if there) if request == "auto" else request
+    if not present.get(kind, False):
+        have = ", ".join(name for name, there in present.items() if there)
+        raise UsageError(
+            f"device: got {request!r}, which torch {torch.__version__} does not find; it has: {have}, auto."
+        )
+    device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    policy = resolve_memory_policy(
+        _kind(device), amp="auto" if amp == "auto" else "off", bf16_supported=_bf16_supported(device)
+    )
+    return ComputeDevice(device, getattr(torch, policy.amp_dtype) if policy.amp_dtype else None, _device_name(device))
+
+
+def resolve_policy(compute: ComputeDevice, config: RunConfig) -> MemoryPolicy:
+    """The memory policy of a training on ``compute`` with this run's parameters."""
+    return resolve_memory_policy(
+        _kind(compute.device),
+        amp=config.amp,
+        bf16_supported=_bf16_supported(compute.device),
+        clear_cache_training_batches=config.clear_cache_training_batches,
+        clear_cache_validation_batches=config.clear_cache_validation_batches,
+    )
+
+
+@contextmanager
+def apply_policy(policy: MemoryPolicy) -> Iterator[None]:
+    """Compute float32 products in TF32 or not, as the policy says, and put torch's settings back at the end.
+
+    Only CUDA has the settings. Set by torch's older names: they keep the newer ``fp32_precision`` in step, while after
+    the newer ones torch raises wherever its own code still asks by the older (tried with 2.13).
+    """
+    before = _tf32()
+    if policy.device == "cuda":
+        _set_tf32((policy.tf32, policy.tf32))
+    try:
+        yield
+    finally:
+        if policy.device == "cuda":
+            _set_tf32(before)
+
+
+def verify_policy(policy: MemoryPolicy) -> list[str]:
+    """What of the policy is found active, inside ``apply_policy``, in lines: where torch can tell, and where not."""
+    lines = [f"warning: {warning}" for warning in check_allocator_environment()]
+    if policy.device == "cuda":
+        lines.append(verify_allocator(policy))
+        lines.append(f"allocator backend: {torch.cuda.get_allocator_backend()}")
+        found = _tf32()
+        active = "active" if found == (policy.tf32, policy.tf32) else f"not active, torch says {found}"
+        lines.append(f"TF32 {'on' if policy.tf32 else 'off'} (products, convolutions): {active}")
+    elif policy.allocator:
+        lines.append(f"allocator: whether {', '.join(policy.allocator)} took effect cannot be told on {policy.device}")
+    return lines
+
+
+def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | None:
+    """A function that reads an accelerator's memory now, for ``MemoryObserver.watch_device``; None for the CPU."""
+    if device.type == "cuda":
+        return lambda: _cuda_memory(device)
+    return _MpsMemory() if device.type == "mps" else None
+
+
+@contextmanager
+def deterministic_algorithms(device: torch.device) -> Iterator[None]:
+    """Refuse operations that give different sums from run to run; on the CPU only, elsewhere some have no other."""
+    settings = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(before[0] or device.type == "cpu")
+    settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time and changes no sum
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        settings.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
+
+
+def release_cached_memory(device: torch.device) -> None:
+    """Give torch's cached blocks back to the device: after an out-of-memory and between stages, never per batch."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
+def peak_device_bytes(device: torch.device) -> int | None:
+    """The most torch has had allocated on an accelerator; None on the CPU, whose measure is resident memory."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def memory_setup(config: RunConfig) -> list[str]:
+    """Lines for the start of a training: the policy of the device these parameters ask for, and what of it is active.
+
+    Raises:
+        UsageError: the requested device is not there.
+    """
+    policy = resolve_policy(resolve_device(config.device, config.amp), config)
+    with apply_policy(policy):
+        return [*policy.describe(), *verify_policy(policy)]
+
+
+def verify_allocator(policy: MemoryPolicy) -> str:
+    """Whether torch started with the allocator's settings of a CUDA policy; it keeps the text that it read then."""
+    wanted = next(iter(policy.allocator.values()), "")
+    found = torch._C._accelerator_getAllocatorSettings()
+    if found == wanted:
+        return f"allocator: {found or 'as it comes'}: active"
+    return (
+        f"allocator: {wanted!r} is not active, torch started with {found!r}: it was not set in time. "
+        "Run headlessly, or set it before Jupyter starts."
+    )
+
+
+def _cuda_memory(device: torch.device) -> DeviceMemory:
+    stats = torch.cuda.memory_stats(device)
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = stats.get("reserved_bytes.all.current", 0)
+    return DeviceMemory(
+        allocated_bytes=stats.get("allocated_bytes.all.current", 0),
+        reserved_bytes=reserved,
+        max_allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
+        total_bytes=min(total, reserved + free),  # what other processes hold is not this one's to use
+        free_bytes=free,
+    )
+
+
+class _MpsMemory:
+    """Metal keeps no peak, so the largest seen stands for it."""
+
+    def __init__(self) -> None:
+        self._most = 0
+
+    def __call__(self) -> DeviceMemory:
+        allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        total = torch.mps.recommended_max_memory()
+        self._most = max(self._most, allocated)
+        return DeviceMemory(allocated, reserved, self._most, total, max(0, total - reserved))
+
+
+def _tf32() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def _set_tf32(allowed: tuple[bool, bool]) -> None:
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _kind(device: torch.device) -> DeviceKind:
+    return cast(DeviceKind, device.type)  # resolve_device lets no other pass
+
+
+def _bf16_supported(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} threads" if device.type == "cpu" else "Apple GPU"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Giving cached device memory back at a policy's interval.
+
+
+class CacheClearing:
+    """Counts batches of one kind and clears torch's caches after every ``every``-th; 0: never.
+
+    On CUDA, where clearing costs a synchronisation and the next allocations, the policies say 0: an out-of-memory and
+    the end of a stage clear by themselves. On MPS the cache otherwise grows into memory that other programs need.
+    """
+
+    def __init__(self, device: torch.device, every: int) -> None:
+        self._device = device
+        self._every = every
+        self._batches = 0
+
+    def after_batch(self) -> None:
+        """A batch is done."""
+        self._batches += 1
+        if self._every and self._batches % self._every == 0:
+            release_cached_memory(self._device)
+
+
+# ----------------------------------------------------------------------------------------------------
+# AdamW, its learning-rate schedule, gradient clipping and mixed precision.
+
+
+def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter, 2019); biases and norm scales, being vectors, are not decayed."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate)
+
+
+def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: float) -> float:
+    """The rate of step ``step`` (0-based): linear up to ``peak``, then a cosine to zero just after the last step.
+
+    Being a function of the step alone, it has no state to save.
+    """
+    warmup_steps = round(total_steps * warmup_share)
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+    return peak * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Use ``learning_rate`` for every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+class Precision:
+    """Autocast and loss scaling as the device wants them; both do nothing in float32."""
+
+    def __init__(self, compute: ComputeDevice) -> None:
+        self._device_type = compute.device.type
+        self._amp_dtype = compute.amp_dtype
+        self.scaler = self._new_scaler()
+
+    def restore_scaler(self, state: dict[str, Any]) -> None:
+        """A scaler in ``state``, and in no other: the one before may have been left in the middle of a step."""
+        self.scaler = self._new_scaler()
+        self.scaler.load_state_dict(state)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """For forward passes and losses."""
+        if self._amp_dtype is None:  # entering a disabled one costs 50 microseconds
+            return nullcontext()
+        return torch.autocast(self._device_type, dtype=self._amp_dtype)
+
+    @property
+    def scales_losses(self) -> bool:
+        """Whether infinite gradients are the scaler's business (it skips the step and lowers its scale)."""
+        return bool(self.scaler.is_enabled())
+
+    @property
+    def overflow_is_normal(self) -> bool:
+        """Whether an infinite gradient may be the scale's fault: at a scale below 1 it is the model's or the data's."""
+        return self.scales_losses and float(self.scaler.get_scale()) >= 1
+
+    def _new_scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler(self._device_type, enabled=self._amp_dtype is torch.float16)
+
+
+def finish_gradients(parameters: Iterable[nn.Parameter], factor: float, max_norm: float) -> Tensor:
+    """Multiply all gradients by ``factor``, then clip them to L2 norm ``max_norm``; returns the norm before that."""
+    parameters = [p for p in parameters if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients and factor != 1.0:
+        torch._foreach_mul_(gradients, factor)
+    return nn.utils.clip_grad_norm_(parameters, max_norm)

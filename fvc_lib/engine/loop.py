@@ -1,0 +1,608 @@
+"""The one training engine. It knows samples, losses and metrics by name only; what they mean is the task's business."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.engine.accumulators import LossMean
+from fvc_lib.engine.checkpoint import EpochRecord, TrainingCheckpoints, TrainingState, copy_weights, numerics
+from fvc_lib.engine.device import (
+    CacheClearing,
+    ComputeDevice,
+    Precision,
+    deterministic_algorithms,
+    learning_rate_at,
+    release_cached_memory,
+)
+from fvc_lib.engine.distributed.ranks import OneRank, Ranks, is_usable, refuse_unequal_ranks
+from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
+from fvc_lib.engine.loading import load_batches
+from fvc_lib.engine.oom import (
+    MicroBatchChange,
+    MicroBatchPlan,
+    Shortage,
+    ShortageFolder,
+    is_out_of_memory,
+    memory_state,
+    sample_shapes,
+)
+from fvc_lib.engine.random_state import (
+    epoch_order,
+    forked_random_state,
+    num_windows,
+    seed_generators,
+    share,
+    stable_seed,
+    window_size,
+    windows,
+)
+from fvc_lib.engine.step import (
+    MemoryExhaustedError,
+    StepLostError,
+    Stepper,
+    WindowGradients,
+    WindowTransaction,
+    comparison_too_large,
+    recompute_activations,
+    smaller_micro_batch,
+    take_together,
+)
+from fvc_lib.engine.task import Accumulator, Batch, EpochSampleSet, FollowsEpochs, LossSum, Outputs, SampleSet, Task
+from fvc_lib.engine.watching import MetricSink, TrainingWatch
+from fvc_lib.services.checkpoints import CheckpointFolder
+from fvc_lib.services.errors import DataError, FvcError, StoppedError
+from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy
+
+# ----------------------------------------------------------------------------------------------------
+# How to train, whatever is trained.
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How to train, for any task.
+
+    Attributes:
+        micro_batch: samples in memory at once, to begin with.
+        balance_classes: draw classes evenly (the training data must name them).
+        early_stopping_epochs: 0 means never.
+        max_nonfinite_steps: so many skipped steps are borne; one more ends the training.
+        checkpoint_seconds: at most this long between checkpoints within an epoch.
+        checkpoint_epochs: a checkpoint at the end of every so many epochs, and of the last.
+        micro_batch_recovery_steps: see ``MicroBatchPlan``.
+        replay: micro-batch changes of an earlier training to be repeated.
+        gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
+    """
+
+    epochs: int
+    effective_batch_size: int
+    micro_batch: int
+    learning_rate: float
+    weight_decay: float
+    warmup_share: float
+    max_gradient_norm: float
+    early_stopping_epochs: int
+    seed: int
+    balance_classes: bool = False
+    num_workers: int = 0
+    max_nonfinite_steps: int = 5
+    checkpoint_seconds: float = 120.0
+    checkpoint_epochs: int = 1
+    micro_batch_recovery_steps: int = 0
+    replay: tuple[MicroBatchChange, ...] = ()
+    gradient_checkpointing: bool = False
+
+    def micro_batches(self) -> MicroBatchPlan:
+        """The plan that a training begins with."""
+        return MicroBatchPlan(self.micro_batch, self.micro_batch_recovery_steps, self.replay)
+
+
+# ----------------------------------------------------------------------------------------------------
+# One batch that is only looked at: whole, or done again in smaller pieces.
+
+
+def evaluate_batch(
+    task: Task,
+    model: nn.Module,
+    batch: Batch,
+    precision: Precision,
+    device: torch.device,
+    micro_batch: int,
+    report: Callable[[Shortage], None] = lambda shortage: None,
+) -> tuple[Outputs, LossSum, int]:
+    """Outputs and loss of one batch on the CPU, without gradient; when memory ends, again with caches emptied, then
+    in halves.
+
+    Nothing is handed on before the whole batch is done, so nothing is counted twice. The first repetition keeps the
+    micro-batch, because splitting otherwise rounds otherwise.
+
+    Returns:
+        Outputs by name (B, ...), the loss sum, and the micro-batch that fitted.
+
+    Raises:
+        MemoryExhaustedError: one sample alone does not fit, or the comparison of all of them does not.
+    """
+    again = True
+    while True:
+        try:
+            return *_outputs_in_parts(task, model, batch, precision, device, micro_batch), micro_batch
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            comparing = isinstance(error, ComparedMemoryError)
+            failure = memory_state(error, device, model.parameters())
+        gc.collect()
+        release_cached_memory(device)
+        used = min(micro_batch, len(batch))
+        following = used if again else None if comparing else used // 2 or None
+        report(Shortage("validation", failure, used, following, sample_shapes(batch), len(batch)))
+        if not again and comparing:
+            raise MemoryExhaustedError(comparison_too_large(failure, len(batch)))
+        if not again:
+            micro_batch = smaller_micro_batch(failure, used, batch)
+        again = False
+
+
+def _outputs_in_parts(
+    task: Task, model: nn.Module, batch: Batch, precision: Precision, device: torch.device, micro_batch: int
+) -> tuple[Outputs, LossSum]:
+    outputs: list[Outputs] = []
+    losses: list[LossSum] = []
+    for start in range(0, len(batch), micro_batch):
+        part = batch.part(start, start + micro_batch).to(device)
+        with torch.inference_mode(), precision.autocast():
+            result = task.forward(model, part)
+            loss = task.loss(result, part)
+        outputs.append({name: values.float().cpu() for name, values in result.items()})
+        losses.append(LossSum(loss.total.cpu(), loss.weight.cpu()))
+    joined = {name: torch.cat([part[name] for part in outputs]) for name in outputs[0]}
+    joint = joint_part(task)
+    if joint is not None:
+        compared = evaluated_joint_loss(joint, model, joined, batch)
+        losses.append(LossSum(compared, torch.zeros_like(losses[0].weight)))
+    total = LossSum(torch.stack([x.total for x in losses]).sum(), torch.stack([x.weight for x in losses]).sum())
+    return joined, total
+
+
+# ----------------------------------------------------------------------------------------------------
+# One pass over samples that are only looked at: each rank its part, the whole as if one had done it.
+
+
+class Evaluation:
+    """Runs data through models of one task.
+
+    A rank's part is a run of whole effective batches: split elsewhere, a convolution or a float32 sum may round
+    otherwise. So scores, metrics and losses are those of a single process to the bit, if each rank has as many threads.
+
+    Args:
+        task: whose model, loss and accumulators these are.
+        precision: as in training.
+        device: where the model is.
+        ranks: that share the work.
+        window_size: samples loaded at once.
+        watch: told of shortages and losses that are not finite.
+        load: batches from lists of sample numbers.
+        after_batch: called after each.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        precision: Precision,
+        device: torch.device,
+        ranks: Ranks,
+        *,
+        window_size: int,
+        watch: TrainingWatch,
+        load: Callable[[SampleSet, list[list[int]]], Iterator[Batch]],
+        after_batch: Callable[[], None],
+    ) -> None:
+        self._task = task
+        self._precision = precision
+        self._device = device
+        self._ranks = ranks
+        self._window_size = window_size
+        self._watch = watch
+        self._load = load
+        self._after_batch = after_batch
+
+    def run(
+        self, model: nn.Module, data: SampleSet, accumulator: Accumulator, micro_batches: MicroBatchPlan, step: int
+    ) -> LossMean:
+        """The loss over all of ``data``, on every rank; ``accumulator`` is whole on rank 0 alone.
+
+        ``micro_batches`` is given what had to be lowered, on every rank the same.
+        """
+        model.eval()
+        size, num_before = self._window_size, len(micro_batches.changes)
+        all_windows = windows(np.arange(len(data)), size)
+        numbers = share(list(range(len(all_windows))), self._ranks.rank, self._ranks.size)
+        losses = []
+        for number, batch in zip(numbers, self._load(data, [all_windows[number] for number in numbers]), strict=True):
+            sample = number * size
+            planned = micro_batches.in_validation(step, sample)
+            outputs, loss, fitted = evaluate_batch(
+                self._task, model, batch, self._precision, self._device, planned, self._watch.shortage
+            )
+            if fitted < planned:
+                micro_batches.fitted_in_validation(step, sample, fitted)
+            accumulator.update(outputs, batch)
+            losses.append((float(loss.total), float(loss.weight)))
+            if not math.isfinite(losses[-1][0]):
+                self._watch.evaluated_nonfinite(batch)
+            self._after_batch()
+        if self._ranks.size > 1:
+            losses = self._joined(losses, numbers, micro_batches, num_before, step)
+            self._ranks.to_leader("evaluated", accumulator.to_document(), accumulator.add_document)
+        mean = LossMean()
+        for total, weight in losses:  # one by one, in the order of the samples: so it rounds as in one process
+            mean.add(LossMean(total, weight))
+        return mean
+
+    def _joined(
+        self,
+        losses: list[tuple[float, float]],
+        numbers: list[int],
+        micro_batches: MicroBatchPlan,
+        num_before: int,
+        step: int,
+    ) -> list[tuple[float, float]]:
+        """All ranks' losses in order; their changes of the micro-batch go into every rank's plan.
+
+        A change holds to the end of the pass, so after a rank that had one the next begins with what was planned.
+        """
+        own = [(change.micro_batch, change.validation_sample) for change in micro_batches.changes[num_before:]]
+        del micro_batches.changes[num_before:]
+        first = numbers[0] * self._window_size if numbers else None
+        joined: list[tuple[float, float]] = []
+        found: list[tuple[int, int]] = []
+        everyones: list[Any] = self._ranks.everyone("evaluation", [losses, own, first])
+        for its_losses, its_changes, its_first in everyones:
+            joined.extend((total, weight) for total, weight in its_losses)
+            if found and its_first is not None:
+                found.append((micro_batches.in_validation(step, its_first), its_first))
+            found.extend((micro_batch, sample) for micro_batch, sample in its_changes)
+        micro_batches.changes.extend(MicroBatchChange(step, size, sample) for size, sample in found)
+        return joined
+
+
+MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
+
+
+class TrainingDivergedError(FvcError):
+    """The loss or its gradient was not finite too often; the last good checkpoint stands."""
+
+
+class Engine:
+    """Trains one task, resumably. All random draws come from a state forked for it: the caller's is left alone.
+
+    On several ranks each of them runs this engine. All have the same state at every step; each computes its share of
+    every effective batch and of the validation data, and decides together with the others.
+
+    Args:
+        checkpoints: read at the start of ``fit``, written at epoch ends and at a stop.
+        metrics: gets ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train) and the validation
+            metrics per epoch (phase validation).
+        policy: when caches are cleared and whether batches are pinned; None: the CPU's.
+        memory: told where the training is, and of every event.
+        shortages: gets a file per out-of-memory.
+        stop: asked at every step boundary; True saves and raises StoppedError.
+        progress: called with (steps done, steps planned).
+        ranks: the processes that share the training; None: this one alone.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        settings: EngineSettings,
+        compute: ComputeDevice,
+        checkpoints: CheckpointFolder,
+        metrics: MetricSink,
+        *,
+        policy: MemoryPolicy | None = None,
+        memory: MemoryObserver | None = None,
+        shortages: ShortageFolder | None = None,
+        stop: Callable[[], bool] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        if not len(task.training_data):
+            raise DataError("training data: got no sample, wanted at least one. Look at the folds and the clip store.")
+        self.task = task
+        self.settings = settings
+        self.compute = compute
+        self._ranks = ranks or OneRank()
+        self._checkpoints = TrainingCheckpoints(checkpoints, compute, self._ranks)
+        self._policy = policy or MemoryPolicy("cpu")
+        self._stop = stop or (lambda: False)
+        self._progress = progress or (lambda done, planned: None)
+        self._precision = Precision(compute)
+        self._after_training_batch = CacheClearing(compute.device, self._policy.clear_cache_training_batches)
+        self._windows_per_epoch = num_windows(len(task.training_data), settings.effective_batch_size)
+        self._total_steps = self._windows_per_epoch * settings.epochs
+        self._lost_at, self._times_lost = -1, 0
+        self._watch = TrainingWatch(metrics, memory, shortages)
+        self._evaluation = Evaluation(
+            task,
+            self._precision,
+            compute.device,
+            self._ranks,
+            window_size=settings.effective_batch_size,
+            watch=self._watch,
+            load=self._load,
+            after_batch=CacheClearing(compute.device, self._policy.clear_cache_validation_batches).after_batch,
+        )
+        self._enter(TrainingState(settings.micro_batches()))
+
+    def fit(self) -> TrainingState:
+        """Train from the newest checkpoint, or from the start, to the end.
+
+        Raises:
+            StoppedError: ``stop`` said so; what was trained is saved.
+            TrainingDivergedError: too many steps were not finite.
+            MemoryExhaustedError: one sample alone does not fit, or the optimizer's step, or memory ended elsewhere.
+            CheckpointMismatchError: the checkpoint belongs to another configuration or other data.
+            CheckpointWriteError: the checkpoint folder cannot be written.
+            LoaderDiedError: loader processes were killed again and again.
+            RankLostError: another rank is gone; and what another rank gives as its reason, where it cannot go on.
+        """
+        exhausted = None
+        try:
+            self._train()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            exhausted = self._watch.exhausted(error)
+        finally:
+            self._checkpoints.give_memory_back()
+            self._let_go()
+        if exhausted is not None:
+            raise exhausted  # from outside the handler, whose traceback holds tensors
+        if not self.state.best_model:
+            raise TrainingDivergedError(
+                f"the validation loss was not finite in any of {self.state.epochs_done} epochs, so no epoch can be "
+                "chosen: lower learning_rate, turn amp off, or look at the validation videos."
+            )
+        self._progress(self._total_steps, self._total_steps)
+        return self.state
+
+    def _train(self) -> None:
+        seed = stable_seed("engine", self.settings.seed)
+        with forked_random_state(seed, self.compute.device), deterministic_algorithms(self.compute.device):
+            self._set_up()
+            while not self.state.finished:
+                self._train_epoch_or_go_back()
+        self._checkpoints.finish()
+
+    def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
+        """Run ``data`` once through the model with ``weights``, in order, into ``accumulator``; returns the loss.
+
+        On several ranks ``accumulator`` is whole on rank 0 alone; the loss is the same on all.
+        """
+        with forked_random_state(stable_seed("predict", self.settings.seed), self.compute.device):
+            model = self.task.build_model().to(self.compute.device)
+        model.load_state_dict(weights)
+        self._watch.at("test")
+        plan = MicroBatchPlan(self.state.micro_batch)
+        with deterministic_algorithms(self.compute.device):
+            loss = self._evaluation.run(model, data, accumulator, plan, self.state.step)
+        if len(plan.changes) > 1:
+            self.state.inexact_because.append("memory ended while a finished model was scored")
+        return loss
+
+    def _let_go(self) -> None:
+        """Scoring builds a model of its own; this one's gradients and moments would stay beside it."""
+        for name in ("_model", "_stepper", "_transaction"):
+            self.__dict__.pop(name, None)
+
+    def _enter(self, state: TrainingState) -> None:
+        self.state = self._watch.state = state
+
+    def _set_up(self) -> None:
+        settings, device = self.settings, self.compute.device
+        self._model = self.task.build_model().to(device)
+        if settings.gradient_checkpointing:
+            recompute_activations(self._model)
+        self._stepper = Stepper(
+            self._model,
+            self._precision,
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            max_gradient_norm=settings.max_gradient_norm,
+            device=device,
+        )
+        self._transaction = WindowTransaction(
+            self.task,
+            self._model,
+            self._precision,
+            device,
+            report=self._watch.shortage,
+            before_retry=self._checkpoints.give_memory_back,
+            shared=self._ranks.shared_gradients(self._model),
+        )
+        if self._ranks.size > 1:
+            self._begin_alike()
+        if self._restored():
+            return
+        self._enter(TrainingState(settings.micro_batches()))
+        if device.type != "cpu":
+            self.state.inexact_because.append(f"on {device.type} sums may round otherwise from run to run")
+        self._save(epoch_ended=False)
+        self._checkpoints.finish()  # before the first step, so that a folder that refuses writes says so now
+
+    def _begin_alike(self) -> None:
+        """Every rank with rank 0's weights, and with random draws of its own."""
+        refuse_unequal_ranks(self._ranks, numerics(self.compute, self._ranks.size))
+        self._model.load_state_dict(self._ranks.from_leader("weights", self._model.state_dict))
+        if self._ranks.rank:
+            seed_generators(stable_seed("engine", self.settings.seed, "rank", self._ranks.rank))
+
+    def _restored(self) -> bool:
+        """Go on from the newest checkpoint, where there is one."""
+        saved = self._checkpoints.restore(self._model, self._stepper, self.settings.micro_batches())
+        if saved is None:
+            return False
+        self._enter(saved)
+        # Derived anew, because a fork may train for longer than its ancestor.
+        saved.finished = saved.windows_done == 0 and saved.epochs_done > 0 and self._is_last_epoch()
+        return True
+
+    def _save(self, *, epoch_ended: bool) -> None:
+        self._checkpoints.save(self._model, self._stepper, self.state, epoch_ended=epoch_ended)
+
+    def _train_epoch_or_go_back(self) -> None:
+        try:
+            self._train_epoch()
+            return
+        except StepLostError as error:
+            memory = error.memory
+        self._restore_checkpoint(Shortage.of_step(memory))
+
+    def _restore_checkpoint(self, shortage: Shortage) -> None:
+        """Memory ended while weights were changed: what they are now is nobody's; the last checkpoint's are known."""
+        at_step = self.state.step
+        self._times_lost = 1 if at_step > self._lost_at else self._times_lost + 1
+        self._lost_at = max(self._lost_at, at_step)
+        self._model.zero_grad(set_to_none=True)
+        release_cached_memory(self.compute.device)
+        self._watch.shortage(shortage)
+        if self._times_lost > 1:
+            self._stepper.save_memory()
+        if self._times_lost > MAX_TIMES_LOST or not self._restored():
+            raise MemoryExhaustedError(
+                f"out of memory in the optimizer's step {at_step}, {self._times_lost} times: {shortage.state.message}. "
+                "The last checkpoint stands. The step needs room for gradients and two moments per weight: give the "
+                "job more memory, or take a smaller model in a new run."
+            )
+        self._watch.step_restored(shortage.state, at_step)
+
+    def _train_epoch(self) -> None:
+        if isinstance(self.task, FollowsEpochs):
+            self.task.begin_epoch(self._model, self.state.epochs_done)
+        self._model.train()
+        for window in self._training_windows():
+            self._stop_if_asked()
+            save_is_due = self._train_window(window)
+            self._after_training_batch.after_batch()
+            if save_is_due:
+                self._save_if_possible()
+        self._stop_if_asked()
+        self._end_epoch()
+
+    def _training_windows(self) -> Iterator[Batch]:
+        data, settings, state = self.task.training_data, self.settings, self.state
+        if settings.balance_classes and data.classes is None:
+            raise DataError("balanced sampling: the training data names no classes; turn it off or give them.")
+        classes = data.classes if settings.balance_classes else None
+        order = epoch_order(len(data), state.epochs_done, settings.seed, classes)
+        due = windows(order, settings.effective_batch_size, state.windows_done)
+        if isinstance(data, EpochSampleSet):
+            data = data.at_epoch(state.epochs_done)
+        return self._load(data, [share(window, self._ranks.rank, self._ranks.size) for window in due])
+
+    def _train_window(self, window: Batch) -> bool:
+        """One step on this rank's share of an effective batch; returns whether a checkpoint is due."""
+        state = self.state
+        num_samples = window_size(len(self.task.training_data), self.settings.effective_batch_size, state.windows_done)
+        self._watch.at("train")
+        before = state.micro_batch
+        planned = state.micro_batches.at_step(state.step)
+        result = self._transaction.gradients(window, planned, num_samples)
+        rate = learning_rate_at(state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share)
+        due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
+        usable = result if is_usable(result.loss) else None
+        norm, due = take_together(self._stepper, self._ranks, usable, rate, save_is_due=due)
+        backed_off = result.micro_batch < planned
+        # Counted only now: had memory ended in the step, nothing of this window would have happened.
+        state.micro_batches.fitted(state.step, result.micro_batch if backed_off else planned)
+        state.step += 1
+        state.windows_done += 1
+        if state.micro_batch != before:
+            reason = "memory ended" if backed_off else "replayed" if self.settings.replay else "climbs back"
+            self._watch.micro_batch_changed(before, state.micro_batch, reason)
+        if result.is_finite:
+            state.epoch_loss.add(result.loss)
+        self._watch.step_metrics({"loss": result.loss.mean(), "learning_rate": rate, "gradient_norm": norm})
+        if not math.isfinite(norm) and result.loss.weight > 0:
+            self._count_nonfinite(window, result)
+        self._progress(state.step, self._total_steps)
+        return backed_off or due
+
+    def _count_nonfinite(self, window: Batch, result: WindowGradients) -> None:
+        """No step was taken. A half-precision overflow is the scaler's business; anything else is bounded."""
+        if result.is_finite and self._precision.overflow_is_normal:
+            return
+        state, allowed = self.state, self.settings.max_nonfinite_steps
+        state.nonfinite_steps += 1
+        what = "gradient" if result.is_finite else "loss"
+        samples = [sample_id for ids in self._ranks.everyone("nonfinite", [*window.sample_ids]) for sample_id in ids]
+        ids = self._watch.nonfinite(what, samples, allowed)
+        if state.nonfinite_steps > allowed:
+            raise TrainingDivergedError(
+                f"step {state.step}: the {what} was not finite {state.nonfinite_steps} times (allowed: "
+                f"{allowed}); the last samples were {ids}. The last good checkpoint stands: "
+                "lower learning_rate, turn amp off, or look at these samples."
+            )
+
+    def _end_epoch(self) -> None:
+        state = self.state
+        self._watch.at("validation")
+        collected = self.task.new_accumulator()
+        data, plan = self.task.validation_data, state.micro_batches
+        loss = self._evaluation.run(self._model, data, collected, plan, state.step).mean()
+        state.epochs_done += 1
+        metrics = {"loss": loss, **self._ranks.from_leader("metrics", collected.compute)}
+        train_loss = state.epoch_loss.mean()
+        state.history.append(EpochRecord(state.epochs_done, self._stepper.learning_rate, train_loss, metrics))
+        state.epoch_loss, state.windows_done = LossMean(), 0
+        if loss < state.best_loss:
+            state.best_loss, state.best_epoch = loss, state.epochs_done
+            state.best_model = copy_weights(self._model)
+        state.finished = self._is_last_epoch()
+        self._watch.epoch_metrics("train", {"epoch_loss": train_loss})
+        self._watch.epoch_metrics("validation", metrics)
+        if state.finished or state.epochs_done % self.settings.checkpoint_epochs == 0:
+            self._save(epoch_ended=True)
+        else:
+            due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
+            if self._ranks.from_leader("due", lambda: due):
+                self._save_if_possible()
+
+    def _is_last_epoch(self) -> bool:
+        patience = self.settings.early_stopping_epochs
+        waited = self.state.epochs_done - self.state.best_epoch
+        return self.state.epochs_done >= self.settings.epochs or bool(patience and waited >= patience)
+
+    def _load(self, data: SampleSet, batches: list[list[int]]) -> Iterator[Batch]:
+        return load_batches(
+            data,
+            batches,
+            num_workers=self.settings.num_workers,
+            pin_memory=self._policy.pin_memory,
+            on_restart=self._watch.loader_restarted,
+        )
+
+    def _stop_if_asked(self) -> None:
+        if any(wish for (wish,) in self._ranks.meet("boundary", self._stop())):
+            self._save(epoch_ended=False)
+            self._checkpoints.finish()
+            raise StoppedError(
+                f"stopped as asked after step {self.state.step} of {self._total_steps}; the state is saved: "
+                "resume with run_notebooks.py --resume latest."
+            )
+
+    def _save_if_possible(self) -> None:
+        """Within an epoch, or at the end of one that gets no checkpoint of its own."""
+        try:
+            self._save(epoch_ended=False)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._watch.save_skipped(error)

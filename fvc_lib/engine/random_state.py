@@ -1,0 +1,171 @@
+"""Random states that are local, derived from stable hashes, and can be stored without pickling anything."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+def stable_seed(*parts: str | int) -> int:
+    """A seed in [0, 2**63) from ``parts``: the same on every machine and in every process."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True)
+class RawRandomState:
+    """Every generator's state as it gives it: for putting back in this process, in a third of the time of tensors."""
+
+    torch_state: Tensor
+    numpy_state: dict[str, Any]
+    python_state: tuple[Any, ...]
+    device_state: Tensor | None
+
+
+def take_random_state(device: torch.device) -> RawRandomState:
+    """All generators, now."""
+    states = torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate(), _device_state(device)
+    return RawRandomState(*states)
+
+
+def put_back_random_state(state: RawRandomState, device: torch.device) -> None:
+    """What ``take_random_state`` gave on the same ``device``."""
+    torch.set_rng_state(state.torch_state)
+    np.random.set_state(state.numpy_state)
+    random.setstate(state.python_state)
+    _set_device_state(state.device_state, device)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed torch's generators of every device, NumPy's and Python's."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # a task may use it; ours do not
+    random.seed(seed)
+
+
+@contextmanager
+def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's, NumPy's and Python's generators as if freshly seeded; those of before come back afterwards."""
+    before = take_random_state(device)
+    seed_generators(seed)
+    try:
+        yield
+    finally:
+        put_back_random_state(before, device)
+
+
+def capture_random_state(device: torch.device) -> dict[str, Tensor]:
+    """Every generator's state as tensors: ``torch``, ``numpy``, ``python`` and, where used, ``device``."""
+    states = {"torch": torch.get_rng_state(), "numpy": _numpy_state(), "python": _python_state()}
+    on_device = _device_state(device)
+    return states if on_device is None else {**states, "device": on_device}
+
+
+def restore_random_state(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put back what ``capture_random_state`` gave; a device's part is skipped on another kind of device."""
+    torch.set_rng_state(states["torch"])
+    _restore_numpy(states["numpy"])
+    _restore_python(states["python"])
+    _set_device_state(states.get("device"), device)
+
+
+def _device_state(device: torch.device) -> Tensor | None:
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else None
+
+
+def _set_device_state(state: Tensor | None, device: torch.device) -> None:
+    if state is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    elif state is not None and device.type == "mps":
+        torch.mps.set_rng_state(state)
+
+
+def _numpy_state() -> Tensor:
+    """(627,) float64: 624 key words, position, whether a second normal draw waits, and that draw."""
+    state = np.random.get_state(legacy=False)
+    inner = state["state"]
+    words = [*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"]]
+    return torch.tensor(words, dtype=torch.float64)
+
+
+def _restore_numpy(state: Tensor) -> None:
+    *words, position, has_normal, normal = state.tolist()
+    keys = np.array(words, dtype=np.uint32)
+    np.random.set_state(("MT19937", keys, int(position), int(has_normal), normal))
+
+
+def _python_state() -> Tensor:
+    """(627,) float64: 624 key words and the position, whether a second normal draw waits, and that draw."""
+    _, words, normal = random.getstate()
+    return torch.tensor([*words, normal is not None, normal or 0.0], dtype=torch.float64)
+
+
+def _restore_python(state: Tensor) -> None:
+    *words, has_normal, normal = state.tolist()
+    random.setstate((3, tuple(int(word) for word in words), normal if has_normal else None))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The order of samples as a pure function of epoch and seed, so that any position in it can be resumed.
+
+
+IntArray = npt.NDArray[np.int64]
+
+
+def epoch_order(num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None) -> IntArray:
+    """(num_samples,) int64 sample indices for one epoch.
+
+    Without ``classes`` a permutation. With ``classes`` (num_samples,) every class gets an equal share of the places
+    (they differ by at most one): a rare class's samples come several times, each as often as the others of its class
+    but for one; a common class's are thinned out, without repetition.
+    """
+    generator = np.random.default_rng(stable_seed("epoch order", seed, epoch))
+    if classes is None:
+        return generator.permutation(num_samples)
+    labels = np.asarray(classes)
+    kinds = np.unique(labels)
+    shares = np.full(kinds.size, num_samples // kinds.size)
+    shares[generator.permutation(kinds.size)[: num_samples % kinds.size]] += 1
+    drawn = [
+        _repeated(np.flatnonzero(labels == kind), share, generator) for kind, share in zip(kinds, shares, strict=True)
+    ]
+    return generator.permutation(np.concatenate(drawn))
+
+
+def windows(order: IntArray, size: int, first: int = 0) -> list[list[int]]:
+    """``order`` cut into effective batches of ``size`` (the last may be smaller), from window ``first`` on."""
+    return [order[start : start + size].tolist() for start in range(first * size, order.size, size)]
+
+
+def window_size(num_samples: int, size: int, window: int) -> int:
+    """How many samples effective batch ``window`` (0-based) of an epoch has."""
+    return max(0, min(size, num_samples - window * size))
+
+
+def share(indices: list[int], rank: int, num_ranks: int) -> list[int]:
+    """The part of one effective batch that ``rank`` computes: neighbours, as evenly as can be; empty for some of many.
+
+    The ranks' shares one after the other are the batch.
+    """
+    return indices[len(indices) * rank // num_ranks : len(indices) * (rank + 1) // num_ranks]
+
+
+def num_windows(num_samples: int, size: int) -> int:
+    """How many effective batches an epoch has."""
+    return -(-num_samples // size)
+
+
+def _repeated(members: IntArray, count: int, generator: np.random.Generator) -> IntArray:
+    rounds = -(-count // members.size)
+    return np.concatenate([generator.permutation(members) for _ in range(rounds)])[:count]

@@ -1,0 +1,586 @@
+"""The gradients of one effective batch as a transaction: whole, or done again in smaller pieces.
+
+The loss of every micro-batch is a sum with its weight; the gradients of the sums are added and divided once by the
+total weight, so any split gives the full batch's gradients (6e-7 relative in float32 with group norm; the usual mean
+over equal pieces is off by up to 1.5 under a weighted loss). For the same reason several ranks may each take a share of
+the batch: they compute, back off and begin again alone, and meet only when every one of them has its gradients. torch's
+DistributedDataParallel sums inside the backward pass, where a rank that runs out of memory leaves the others waiting.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fvc_lib.engine.accumulators import LossMean
+from fvc_lib.engine.device import Precision, build_optimizer, finish_gradients, release_cached_memory, set_learning_rate
+from fvc_lib.engine.distributed.ranks import Agreement, OwnGradients, Ranks, SharedGradients, is_usable
+from fvc_lib.engine.joint_loss import (
+    Compared,
+    FirstPass,
+    JointPart,
+    carry_back,
+    first_pass,
+    joint_gradients,
+    joint_part,
+    own_rows,
+    rounded_as_before,
+    rounded_as_several,
+)
+from fvc_lib.engine.oom import MemoryState, Place, Shortage, is_out_of_memory, memory_state, sample_shapes
+from fvc_lib.engine.random_state import RawRandomState, put_back_random_state, take_random_state
+from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossSum, Outputs, Task
+from fvc_lib.services.checkpoints import CheckpointMismatchError
+from fvc_lib.services.errors import FvcError, UsageError
+
+_logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class MemoryExhaustedError(FvcError):
+    """Memory ended even with one sample at a time, or where smaller micro-batches do not help."""
+
+
+class BatchNormSplitError(FvcError):
+    """A batch norm in training mode would see micro-batches instead of the batch, and change the result."""
+
+
+@dataclass(frozen=True)
+class WindowGradients:
+    """What a finished transaction left: ``p.grad`` is the gradient of ``loss.total / num_samples`` (scaled in fp16)."""
+
+    loss: LossMean
+    num_samples: int
+    micro_batch: int
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the summed loss is a number one may step on."""
+        return math.isfinite(self.loss.total)
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    random_state: RawRandomState
+    buffers: dict[str, Tensor]
+
+
+class WindowTransaction:
+    """Computes the gradients of effective batches for one task and model.
+
+    Args:
+        report: told of every shortage, after the memory is free again and before the next attempt.
+        before_retry: called after a shortage, to free what others hold; a checkpoint being written, for one.
+        shared: the model's gradients over all ranks; None: there is one.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        precision: Precision,
+        device: torch.device,
+        *,
+        report: Callable[[Shortage], None] = lambda shortage: None,
+        before_retry: Callable[[], None] = lambda: None,
+        shared: SharedGradients | None = None,
+    ) -> None:
+        self._task = task
+        self._model = model
+        self._precision = precision
+        self._device = device
+        self._report = report
+        self._before_retry = before_retry
+        self._shared = shared or OwnGradients()
+        self._bounded = [module for module in model.modules() if isinstance(module, BoundedGradients)]
+        self._where: Place = "forward"
+        self._comparing_failed = False
+
+    def gradients(self, window: Batch, micro_batch: int, num_samples: int | None = None) -> WindowGradients:
+        """Accumulate over ``window`` in pieces of at most ``micro_batch``; halve and start again when memory ends.
+
+        With several ranks ``window`` is this rank's share, maybe empty, and what is left is the sum over all of them,
+        computed everywhere with one micro-batch, the smallest that any of them came to: so that one number a step says
+        how to repeat it.
+
+        Args:
+            window: the samples.
+            micro_batch: at most so many of them in memory at once.
+            num_samples: of the effective batch, over all ranks; None: ``window`` is all of it.
+
+        Raises:
+            MemoryExhaustedError: one sample alone does not fit, or the comparison of all samples does not.
+            BatchNormSplitError: the window must be split and the model has a training batch norm.
+            FvcError: another rank cannot go on.
+        """
+        num_samples = len(window) if num_samples is None else num_samples
+        snapshot, joint = self._snapshot(), joint_part(self._task)
+        self._comparing_failed = False
+        while True:
+            if joint is None:
+                agreed = self._summed(window, micro_batch, num_samples, snapshot)
+            else:
+                agreed = self._compared(joint, window, micro_batch, num_samples, snapshot)
+            if agreed.settled:
+                break
+            self._roll_back(snapshot)
+            micro_batch = agreed.micro_batch
+        if is_usable(agreed.loss):
+            self._shared.sum()
+            for module in self._bounded:
+                module.bound_gradients()
+        return WindowGradients(agreed.loss, num_samples, agreed.micro_batch)
+
+    def _summed(self, window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot) -> Agreement:
+        """Of a loss that is a sum over samples."""
+
+        def accumulate(fitting: int) -> LossMean:
+            return self._accumulate(window, fitting, num_samples)
+
+        loss, micro_batch = self._until_it_fits(accumulate, window, micro_batch, num_samples, snapshot)
+        return self._agree(micro_batch, len(window), loss)
+
+    def _compared(
+        self, joint: JointLoss, window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot
+    ) -> Agreement:
+        """Of a loss that also compares samples. When memory ends after the ranks have met, all begin again.
+
+        Where it ended in the comparison, that is once: then no activations are kept meanwhile, and a smaller
+        micro-batch has no more to give.
+        """
+
+        def collect(fitting: int) -> FirstPass:
+            return first_pass(
+                self._task, joint, self._model, window, fitting,
+                precision=self._precision, device=self._device, num_together=num_samples,
+            )  # fmt: skip
+
+        found, micro_batch = self._until_it_fits(collect, window, micro_batch, num_samples, snapshot)
+        alone = found.kept is None
+        part, failure = self._joint_part(joint, found.compared, num_samples)
+        if part is not None:
+            loss, failure = self._attempt(
+                partial(self._carry_joint_loss_back, part, found, window, micro_batch, num_samples, snapshot)
+            )
+            if loss is not None:
+                return self._shared.agree(micro_batch, loss)
+        num_compared = num_samples if failure is not None and self._where == "joint_loss" else 0
+        del found, part  # the graph of a share that was one micro-batch is memory to be had
+        if num_compared and failure is not None:
+            smaller = self._after_comparing_failed(failure, window, micro_batch, num_compared, alone, snapshot)
+        else:
+            smaller = self._smaller(failure, window, micro_batch, snapshot)
+        return self._shared.agree(smaller, LossMean(), again=True)
+
+    def _joint_part(
+        self, joint: JointLoss, own: Compared, num_samples: int
+    ) -> tuple[JointPart | None, MemoryState | None]:
+        """This rank's rows of the loss, and its samples' gradients over all ranks; or what ended, on any of them."""
+        self._where = "joint_loss"
+        documents, failure = self._attempt(lambda: self._shared.everyones(own.to_document()))
+        if documents is None:
+            return None, failure
+
+        def compute() -> JointPart:
+            everyone = Compared.joined(documents, self._device)
+            rows = own_rows(len(everyone), self._shared.rank, self._shared.num_ranks)
+            return joint_gradients(joint, self._model, everyone, partial(self._scaled, num_samples), rows)
+
+        part, failure = self._attempt(compute)
+        if self._shared.sum_compared(None if part is None else part.gradients):
+            first = sum(len(Compared(**each)) for each in documents[: self._shared.rank])
+            return part and part.of_samples(first, first + len(own)), None
+        return None, failure or MemoryState("memory ended on another rank", None, 0, {}, [])
+
+    def _after_comparing_failed(
+        self,
+        failure: MemoryState,
+        window: Batch,
+        micro_batch: int,
+        num_samples: int,
+        alone: bool,
+        snapshot: _Snapshot,
+    ) -> int:
+        """What to begin again with, once. ``alone``: nothing but what is compared was in memory.
+
+        Raises:
+            MemoryExhaustedError: it is not the first time, and there is nothing left to free.
+        """
+        used = min(micro_batch, len(window) or micro_batch)  # without samples a rank still compares the others'
+        smaller = used // 2 or 1
+        last = self._comparing_failed and (alone or used == 1)
+        self._comparing_failed = True
+        self._roll_back(snapshot)
+        self._report(
+            Shortage("joint_loss", failure, used, None if last else smaller, sample_shapes(window), len(window))
+        )
+        if last:
+            raise MemoryExhaustedError(comparison_too_large(failure, num_samples))
+        _logger.warning(
+            "out of memory (%s) in comparing the %d samples of an effective batch: once more, without anything else in "
+            "memory (micro-batch %d -> %d)", failure.message, num_samples, used, smaller,
+        )  # fmt: skip
+        return smaller
+
+    def _until_it_fits(
+        self, compute: Callable[[int], T], window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot
+    ) -> tuple[T, int]:
+        """What ``compute`` gives on this rank, and the micro-batch that fitted."""
+        while True:
+            if min(micro_batch, len(window)) < num_samples:
+                self._refuse_batch_norm(min(micro_batch, len(window)), num_samples)
+            self._model.zero_grad(set_to_none=True)
+            self._where = "forward"
+            result, failure = self._attempt(partial(compute, micro_batch))
+            if result is not None:
+                return result, micro_batch
+            micro_batch = self._smaller(failure, window, micro_batch, snapshot)
+
+    def _smaller(self, failure: MemoryState | None, window: Batch, micro_batch: int, snapshot: _Snapshot) -> int:
+        """As it was before the window, with half the micro-batch."""
+        if failure is None:
+            raise RuntimeError("an attempt gave neither a result nor a shortage")
+        used = min(micro_batch, len(window) or micro_batch)
+        self._roll_back(snapshot)
+        self._report(Shortage(self._where, failure, used, used // 2 or None, sample_shapes(window), len(window)))
+        return smaller_micro_batch(failure, used, window)
+
+    def _agree(self, micro_batch: int, num_own: int, loss: LossMean) -> Agreement:
+        """Meet until all have the same micro-batch, or this rank must compute again for it.
+
+        A smaller one that still holds all of this rank's share at once changes nothing here.
+        """
+        while True:
+            agreed = self._shared.agree(micro_batch, loss)
+            if agreed.settled or agreed.micro_batch < min(micro_batch, num_own):
+                return agreed
+            micro_batch = agreed.micro_batch
+
+    def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:
+        """The result, or what ended. Returns from outside ``except``: inside, the traceback holds the tensors."""
+        try:
+            return compute(), None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = memory_state(error, self._device, self._model.parameters())
+        return None, failure
+
+    def _accumulate(self, window: Batch, micro_batch: int, num_samples: int) -> LossMean:
+        losses = []
+        for start in range(0, len(window), micro_batch):
+            self._where = "forward"
+            loss = self._forward(window.part(start, start + micro_batch), num_samples)[1]
+            self._where = "backward"
+            self._scaled(num_samples, loss.total).backward()  # type: ignore[no-untyped-call]
+            losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
+        self._shared.complete()
+        return _mean_of(losses)
+
+    def _carry_joint_loss_back(
+        self,
+        compared: JointPart,
+        found: FirstPass,
+        window: Batch,
+        micro_batch: int,
+        num_samples: int,
+        snapshot: _Snapshot,
+    ) -> LossMean:
+        losses = [LossSum(compared.total, torch.zeros_like(compared.total))]
+        self._where = "forward"
+        if found.kept is None and len(window):
+            put_back_random_state(snapshot.random_state, self._device)
+            self._put_back_buffers(snapshot)
+        for start in range(0, len(window), micro_batch):
+            part = window.part(start, start + micro_batch)
+            self._where = "forward"
+            outputs, loss = found.kept or self._forward(part, num_samples)
+            self._where = "backward"
+            its_gradients = compared.of_samples(start, start + micro_batch).gradients
+            carry_back(outputs, its_gradients, self._scaled(num_samples, loss.total))
+            losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
+        self._shared.complete()
+        return _mean_of(losses)
+
+    def _forward(self, part: Batch, num_samples: int) -> tuple[Outputs, LossSum]:
+        part = part.to(self._device)
+        with self._precision.autocast(), rounded_as_several(len(part), num_samples, self._device):
+            outputs = self._task.forward(self._model, part)
+            return outputs, self._task.loss(outputs, part)
+
+    def _scaled(self, num_samples: int, total: Tensor) -> Tensor:
+        """Divided by the sample count, known beforehand, to keep half-precision gradients in range."""
+        return self._precision.scaler.scale(total / num_samples)
+
+    def _snapshot(self) -> _Snapshot:
+        buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        return _Snapshot(take_random_state(self._device), buffers)
+
+    def _roll_back(self, snapshot: _Snapshot) -> None:
+        self._model.zero_grad(set_to_none=True)
+        self._before_retry()
+        gc.collect()
+        release_cached_memory(self._device)
+        put_back_random_state(snapshot.random_state, self._device)
+        self._put_back_buffers(snapshot)
+
+    def _put_back_buffers(self, snapshot: _Snapshot) -> None:
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(snapshot.buffers[name])
+
+    def _refuse_batch_norm(self, micro_batch: int, num_samples: int) -> None:
+        for name, module in self._model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                raise BatchNormSplitError(
+                    f"layer {name!r} is a batch norm in training mode and the effective batch of {num_samples} must be "
+                    f"split into parts of {micro_batch}: its statistics, and so the result, would change. Use group "
+                    "norm, freeze the layer (eval mode), or train on one rank with batch_size the effective batch size."
+                )
+
+
+def _mean_of(losses: Sequence[LossSum]) -> LossMean:
+    mean = LossMean()
+    for loss in losses:  # read only now: each read waits for the device
+        mean.update(loss)
+    return mean
+
+
+def comparison_too_large(failure: MemoryState, num_samples: int) -> str:
+    """Why a training cannot go on when what compares all samples does not fit, and what would help."""
+    return (
+        f"out of memory in the loss that compares all {num_samples} samples of an effective batch with one another, "
+        f"with {failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. A smaller batch_size does not help here. "
+        f"Next, try a smaller effective_batch_size in a new run (now {num_samples}), then a smaller embedding_size, or "
+        "give the job more memory."
+    )
+
+
+def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch) -> int:
+    """Half of ``micro_batch``, said in the log.
+
+    Raises:
+        MemoryExhaustedError: there is no half of one; names the sizes and what to try.
+    """
+    if micro_batch <= 1:
+        shapes = ", ".join(f"{name} {shape}" for name, shape in sample_shapes(batch).items())
+        raise MemoryExhaustedError(
+            f"out of memory with a single sample ({shapes}) and {failure.rss_bytes / 1e6:.0f} MB resident: "
+            f"{failure.message}. Next, try -p gradient_checkpointing true; then a smaller fixed_size, num_frames or "
+            "model in a new run, or give the job more memory."
+        )
+    _logger.warning("out of memory (%s): micro-batch %d -> %d", failure.message, micro_batch, micro_batch // 2)
+    return micro_batch // 2
+
+
+# ----------------------------------------------------------------------------------------------------
+# The optimizer's step, which is no transaction: it changes weights in place, so where memory ends within it the
+# weights are neither old nor new, and only a checkpoint can say what they were.
+#
+
+
+class StepLostError(Exception):
+    """Memory ended while the weights were being changed. Caught by the engine, which restores a checkpoint."""
+
+    def __init__(self, memory: MemoryState) -> None:
+        super().__init__(memory.message)
+        self.memory = memory
+
+
+def take_together(
+    stepper: Stepper, ranks: Ranks, result: WindowGradients | None, learning_rate: float, *, save_is_due: bool
+) -> tuple[float, bool]:
+    """One step on every rank, or none: where memory ended in one rank's, the others' are lost with it.
+
+    Args:
+        stepper: of this rank's model.
+        ranks: all of which are here.
+        result: the gradients that all ranks have; None: no step is taken.
+        learning_rate: of this step.
+        save_is_due: what rank 0 says decides.
+
+    Returns:
+        The gradient's norm before clipping (NaN without a step), and whether a checkpoint is due.
+
+    Raises:
+        StepLostError: memory ended; the weights of one rank are undefined now.
+    """
+    norm, lost = math.nan, None
+    try:
+        norm = norm if result is None else stepper.take(result, learning_rate)
+    except StepLostError as error:
+        lost = error
+    rows = ranks.meet("step", lost is not None, save_is_due)
+    if lost is not None:
+        raise lost
+    for rank, (its_lost, _) in enumerate(rows):
+        if its_lost:
+            raise StepLostError(MemoryState(f"memory ended on rank {rank}", None, 0, {}, []))
+    return norm, bool(rows[0][1])
+
+
+class Stepper:
+    """AdamW with clipping and loss scaling for one model.
+
+    Args:
+        model: whose parameters are stepped; already on its device.
+        precision: scales losses where it is half.
+        learning_rate: the peak; each step is given its own.
+        weight_decay: of matrices.
+        max_gradient_norm: L2.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: Precision,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        max_gradient_norm: float,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._precision = precision
+        self._max_gradient_norm = max_gradient_norm
+        self._device = device
+        self._optimizer = build_optimizer(model, learning_rate, weight_decay)
+        self._weight_decays = [group["weight_decay"] for group in self._optimizer.param_groups]
+        self._one_by_one = False
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the last step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def take(self, result: WindowGradients, learning_rate: float) -> float:
+        """Step on the gradients of ``result`` unless they are not finite; returns their norm before clipping.
+
+        Raises:
+            StepLostError: memory ended; the weights are undefined now.
+        """
+        try:
+            return self._take(result, learning_rate)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            memory = memory_state(error, self._device, self._model.parameters())
+        raise StepLostError(memory)  # from outside the handler, whose traceback holds tensors
+
+    def save_memory(self) -> None:
+        """From now on update one parameter after the other: slower, without temporaries for all of them at once."""
+        self._one_by_one = True
+        for group in self._optimizer.param_groups:
+            group["foreach"] = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer and scaler; not whether memory is being saved, which may be another machine's need."""
+        optimizer = self._optimizer.state_dict()
+        for group in optimizer["param_groups"]:
+            group["foreach"] = None
+        return {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back ``state_dict``; decay stays as this stepper was made, which in a fork may differ.
+
+        Raises:
+            CheckpointMismatchError: the state is of other parameters.
+        """
+        try:
+            self._optimizer.load_state_dict(state["optimizer"])
+        except ValueError as error:
+            raise CheckpointMismatchError(f"the checkpoint's optimizer is of another model: {error}.") from error
+        for group, weight_decay in zip(self._optimizer.param_groups, self._weight_decays, strict=True):
+            group["weight_decay"] = weight_decay
+        self._precision.restore_scaler(state["scaler"])
+        if self._one_by_one:
+            self.save_memory()
+
+    def _take(self, result: WindowGradients, learning_rate: float) -> float:
+        scaler = self._precision.scaler
+        scaler.unscale_(self._optimizer)
+        factor = result.num_samples / result.loss.weight
+        norm = float(finish_gradients(self._model.parameters(), factor, self._max_gradient_norm))
+        set_learning_rate(self._optimizer, learning_rate)
+        if math.isfinite(norm) or self._precision.scales_losses:
+            scaler.step(self._optimizer)
+        scaler.update()
+        return norm
+
+
+# ----------------------------------------------------------------------------------------------------
+# Gradient checkpointing: a block's activations are not kept for the backward pass but computed again in it.
+#
+# After Chen et al., "Training deep nets with sublinear memory cost" (2016), by way of ``torch.utils.checkpoint``. A
+# model
+# says which of its parts are worth it with a method ``recomputable_blocks()``; results do not change by a bit on
+# the CPU.
+#
+
+
+@runtime_checkable
+class Recomputable(Protocol):
+    """A model that can trade time for memory."""
+
+    def recomputable_blocks(self) -> Sequence[nn.Module]:
+        """Modules, none inside another, whose forward depends on inputs, weights and torch's random state only."""
+        ...
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """From now on keep only the inputs of ``model``'s blocks for the backward pass. Done twice it is done once.
+
+    Parameter and buffer names stay, and the model can still be pickled and copied. Torch's random state is restored
+    for the second forward pass, so dropout drops the same. A block in training mode that changes a buffer of its own
+    (batch norm's running statistics) would change it twice and is refused.
+
+    Raises:
+        UsageError: the model names no blocks, or a block holds a batch norm.
+    """
+    name = type(model).__name__
+    if not isinstance(model, Recomputable):
+        raise UsageError(
+            f"gradient_checkpointing: model {name!r} names no blocks to compute again (a method recomputable_blocks). "
+            "Turn gradient_checkpointing off or take another model."
+        )
+    blocks = model.recomputable_blocks()
+    for block in blocks:
+        _refuse_batch_norm(name, block)
+    for block in blocks:
+        if not isinstance(block.__dict__.get("forward"), _RecomputedForward):
+            # On the instance, where nn.Module.__call__ finds it first: wrapping the block would rename its parameters.
+            block.__dict__["forward"] = _RecomputedForward(block)
+
+
+class _RecomputedForward:
+    """Stands in for a block's ``forward``; a class rather than a closure so that the model can be pickled."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+
+    def __call__(self, *inputs: Any) -> Any:
+        forward = type(self._block).forward
+        if not torch.is_grad_enabled():
+            return forward(self._block, *inputs)
+        return checkpoint(
+            forward, self._block, *inputs,
+            use_reentrant=False, preserve_rng_state=True, context_fn=rounded_as_before,
+        )  # fmt: skip
+
+
+def _refuse_batch_norm(name: str, block: nn.Module) -> None:
+    for module in block.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            raise UsageError(
+                f"gradient_checkpointing: a block of {name!r} holds a {type(module).__name__}, whose running "
+                "statistics would be updated twice a step. Use group norm or turn gradient_checkpointing off."
+            )

@@ -1,0 +1,1 @@
+"""One notebook in one kernel, and a record that tells the truth."""

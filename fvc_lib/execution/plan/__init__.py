@@ -1,0 +1,1 @@
+"""Which stages a run has, which of them need to run, and why."""

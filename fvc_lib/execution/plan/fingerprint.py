@@ -1,0 +1,148 @@
+"""Whether a finished stage is still true: what it depended on then against what is there now."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fvc_lib.execution.plan.notebook_files import STAGE_PARAMETERS, Notebook
+from fvc_lib.execution.plan.stages import Task
+from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json
+from fvc_lib.services.code_version import code_behind, notebook_sources
+from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig
+from fvc_lib.services.run_paths import RunPaths
+
+# A file changed again within so short a time after it was hashed might show the same times.
+_SETTLED_NS = 2_000_000_000
+_seen: dict[Path, tuple[tuple[int, ...], str]] = {}
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Hashes of everything a stage's result depends on.
+
+    Attributes:
+        parameters: what the notebook reads of the configuration.
+        inputs: content of each file it reads of the run, by path in the run folder.
+        notebook: its code cells.
+        helpers: content of each module of ours behind it, by dotted name.
+        corpus: what the corpus lists, where the notebook reads it.
+    """
+
+    parameters: dict[str, object]
+    inputs: dict[str, str]
+    notebook: str
+    helpers: dict[str, str]
+    corpus: str
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """Written when a stage has finished: its fingerprint and the content of its outputs."""
+
+    fingerprint: Fingerprint
+    outputs: dict[str, str]
+
+
+def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
+    """What ``task`` would depend on if it ran now. Missing inputs hash as empty text."""
+    values = config.model_dump(mode="json")
+    names = set(notebook.parameters) - set(STAGE_PARAMETERS) - MAY_CHANGE_ON_RESUME - {"corpus"}
+    return Fingerprint(
+        parameters={name: values[name] for name in sorted(names)},
+        inputs=_hashes(task.stage.inputs(run, task.fold), run),
+        notebook=notebook.source_hash,
+        helpers=code_behind(notebook_sources(notebook.path)),
+        corpus=corpus_hash(config.corpus) if "corpus" in notebook.parameters else "",
+    )
+
+
+def record_finished(task: Task, fingerprint: Fingerprint, run: RunPaths) -> None:
+    """Write the record that ``task`` is finished."""
+    record = StageRecord(fingerprint, _hashes(task.stage.outputs(run, task.fold), run))
+    write_json(run.stage_checkpoint(task.stage.name, task.fold), asdict(record))
+
+
+def read_record(path: Path) -> StageRecord | None:
+    """The record at ``path``; None where there is none, or it is not one of ours or of another version."""
+    try:
+        document = json.loads(path.read_text())
+        record = StageRecord(Fingerprint(**document["fingerprint"]), document["outputs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    then = record.fingerprint
+    parts = (then.parameters, then.inputs, then.helpers, record.outputs)
+    return record if all(isinstance(part, dict) for part in parts) else None
+
+
+def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
+    """Why ``task`` has to run, in words; None when it is finished and nothing it depended on has changed."""
+    record = read_record(run.stage_checkpoint(task.stage.name, task.fold))
+    if record is None:
+        return "not finished yet"
+    then = record.fingerprint
+    if changed := _differing(then.parameters, now.parameters):
+        values = ", ".join(f"{n} {then.parameters.get(n)!r} -> {now.parameters.get(n)!r}" for n in changed)
+        return f"parameters changed: {values}"
+    if then.corpus != now.corpus:
+        return "the corpus changed"
+    if inputs := _differing(then.inputs, now.inputs):
+        return f"input changed: {', '.join(inputs)}"
+    if then.notebook != now.notebook:
+        return "the notebook's code changed"
+    if then.helpers != now.helpers:
+        return f"code changed: {_some(_differing(then.helpers, now.helpers))}"
+    outputs = _hashes(task.stage.outputs(run, task.fold), run)
+    stale = sorted(name for name, digest in record.outputs.items() if outputs.get(name) != digest)
+    return f"output missing or changed: {', '.join(stale)}" if stale else None
+
+
+def _differing(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    return sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def corpus_hash(corpus: str) -> str:
+    """Over what a corpus lists: a manifest's content, or names, sizes and times of a folder's files.
+
+    Moving a corpus as it is does not change it. The sample corpus (an empty name) is ``fvc_lib``'s own.
+    """
+    path = Path(corpus)
+    if not corpus:
+        return ""
+    if not path.is_dir():
+        return _content_hash(path) or "missing"
+    found = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            file = Path(folder) / name
+            status = file.lstat()
+            found[os.fsencode(file.relative_to(path)).hex()] = [status.st_size, status.st_mtime_ns]
+    return sha256_of_json(found)
+
+
+def _hashes(paths: Iterable[Path], run: RunPaths) -> dict[str, str]:
+    return {str(path.relative_to(run.root)): _content_hash(path) for path in paths}
+
+
+def _content_hash(path: Path) -> str:
+    """SHA-256 of a file's content, empty where there is none; read again only when the file has changed since."""
+    if not path.is_file():
+        return ""
+    status = path.stat()
+    now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    known = _seen.get(path)
+    if known is not None and known[0] == now:
+        return known[1]
+    digest = sha256_of_file(path)
+    if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+        _seen[path] = (now, digest)
+    return digest

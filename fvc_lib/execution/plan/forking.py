@@ -1,0 +1,317 @@
+"""A new run begun from another under a changed configuration: what still holds is copied, the rest begins anew.
+
+The run it comes from is only read. A half-done training goes on from its checkpoint when nothing changed that says what
+its network is or which videos it has seen; the engine compares the data once more before it uses the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fvc_lib.execution.plan.plan import PlannedTask
+from fvc_lib.execution.plan.stages import Task
+from fvc_lib.execution.plan.superseding import trained_by_this_code, written_by
+from fvc_lib.execution.run.lock import is_worked_on
+from fvc_lib.execution.run.session import run_config
+from fvc_lib.execution.run.status import read_status
+from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_json
+from fvc_lib.services.config import (
+    MAY_CHANGE_ON_RESUME,
+    RunConfig,
+    environment_values,
+    parse_text_value,
+    read_params_file,
+    refuse_fields_of_another_task,
+    resolve_config,
+)
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths
+
+# Beside a checkpoint: whose it is. The same name stands in services.checkpoints, which may not be imported here: this
+# room must not load torch.
+FORK_NOTE = "forked_from.json"
+LATEST = "latest_checkpoint.pt"
+_CHECKPOINTS = (LATEST, "checkpoint_epoch_*.pt")
+# With one of these changed, weights fit no network of the new run, have seen what is now kept from them, or have come
+# to a place that the new order of training does not have.
+STARTS_ANEW = frozenset(
+    {
+        "corpus", "near_duplicate_bits", "seed", "num_folds", "inner_validation_share",
+        "num_frames", "fixed_size", "augmentations_per_video", "augmentations", "augmentation_strength", "model",
+        "effective_batch_size", "class_balance", "shuffle_labels",
+        "split_validation_share", "split_test_share",
+        "image_layout", "image_size", "targets", "dev_samples_per_class", "backbone", "backbone_weights",
+        "manifest_separator", "max_text_tokens", "vocabulary_size", "text_encoder", "embedding_size", "text_width",
+        "text_layers", "text_heads", "contrastive_loss", "contrastive_weight", "caption_weight", "masked_weight",
+    }
+)  # fmt: skip
+
+Change = tuple[object, object]
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """What a fork takes over.
+
+    Attributes:
+        kept: finished tasks that still hold, copied with all they wrote.
+        carried: trainings that go on from the checkpoint they had come to.
+        anew: other tasks, each with the reason.
+    """
+
+    kept: tuple[Task, ...]
+    carried: tuple[Task, ...]
+    anew: tuple[tuple[Task, str], ...]
+
+    def lines(self) -> list[str]:
+        """For the terminal: what becomes of each task."""
+        kept = ", ".join(task.key for task in self.kept) or "nothing"
+        carried = [f"  {task.key:<28} goes on from its checkpoint" for task in self.carried]
+        return [f"  kept: {kept}", *carried, *(f"  {task.key:<28} starts anew: {why}" for task, why in self.anew)]
+
+
+def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mapping[str, Change]) -> Inheritance:
+    """What a fork of ``ancestor`` would take over; nothing is written.
+
+    Args:
+        ancestor: the run to fork.
+        plan: made for ``ancestor`` under the new configuration, without any stage asked for by name.
+        changed: the parameters that differ, (old, new) by name.
+    """
+    stale = {planned.task.stage.name for planned in plan if planned.run}
+    kept = tuple(planned.task for planned in plan if not planned.run)
+    carried, anew = [], []
+    for planned in plan:
+        task = planned.task
+        if not planned.run:
+            continue
+        folder = ancestor.training_checkpoints(task.stage.name, task.fold)
+        obstacle = _obstacle(folder, task, stale, changed) if task.stage.trains else ""
+        if task.stage.trains and not obstacle:
+            carried.append(task)
+        else:
+            anew.append((task, "; ".join(filter(None, (planned.reason, obstacle)))))
+    return Inheritance(kept, tuple(carried), tuple(anew))
+
+
+def take_over(
+    ancestor: RunPaths, fork: RunPaths, taken: Inheritance, binding_config: Callable[[Task], Mapping[str, Any]]
+) -> None:
+    """Copy into the new folder ``fork`` what it takes over from ``ancestor``.
+
+    Args:
+        ancestor: the run that is forked; only read.
+        fork: the new run, in which nothing has run.
+        taken: what ``inheritance`` found.
+        binding_config: the configuration that the checkpoints of a task of ``ancestor`` are bound to.
+
+    Raises:
+        OSError: something cannot be read or written.
+    """
+    before, status = read_status(ancestor), read_status(fork)
+    for task in taken.kept:
+        for path in written_by(ancestor, task):
+            _copy(path, fork.root / path.relative_to(ancestor.root))
+        if task.key in before.stages:
+            status.stages[task.key] = before.stages[task.key]
+    for task in taken.carried:
+        _carry_training(ancestor, fork, task, binding_config(task))
+        metrics = ancestor.metrics(task.stage.name, task.fold)
+        _copy(metrics, fork.metrics(task.stage.name, task.fold))
+        # Attempts go on counting: of two lines of one step in the metric log the later attempt's counts.
+        status.stage(task.key).attempts = before.stage(task.key).attempts
+    status.write(fork)
+
+
+def _obstacle(folder: Path, task: Task, stale: set[str], changed: Mapping[str, Change]) -> str:
+    """Why the fold's training cannot go on from ``folder``; empty when it can."""
+    if not _checkpoints(folder):
+        return "it had no checkpoint yet"
+    if stale.intersection(task.stage.needs):
+        return "its weights come from other data"
+    if hindering := sorted(STARTS_ANEW.intersection(changed)):
+        return f"weights do not outlast another {' or '.join(hindering)}"
+    if not trained_by_this_code(folder, task):
+        return "its checkpoint was made by other code"
+    return ""
+
+
+def _carry_training(ancestor: RunPaths, fork: RunPaths, task: Task, config: Mapping[str, Any]) -> None:
+    """The checkpoints of the model and of a fold's control, each with a note whose they are."""
+    source, target = (run.training_checkpoints(task.stage.name, task.fold) for run in (ancestor, fork))
+    _copy(source / "code.json", target / "code.json")
+    note = {"run_id": ancestor.run_id, "config": dict(config)}
+    _carry_checkpoints(source, target, note)
+    if task.fold is not None:
+        _carry_checkpoints(ancestor.control_checkpoints(task.fold), fork.control_checkpoints(task.fold), note)
+
+
+def _carry_checkpoints(source: Path, target: Path, note: Mapping[str, Any]) -> None:
+    """Copy checkpoints that are all bound alike; in a fork of a fork some may still be the first run's."""
+    hashes = {path.name: sha256_of_file(path) for path in _checkpoints(source)}
+    earlier = _read_note(source / FORK_NOTE)
+    untouched = {name for name, digest in hashes.items() if earlier.get("files", {}).get(name) == digest}
+    if untouched == hashes.keys():
+        note = {"run_id": earlier.get("run_id"), "config": earlier.get("config")} if untouched else note
+    else:
+        hashes = {name: digest for name, digest in hashes.items() if name not in untouched}
+    for name in hashes:
+        for path in (source / name, source / f"{name}.sha256"):
+            _copy(path, target / path.name)
+    if hashes:
+        write_json(target / FORK_NOTE, {**note, "files": hashes})
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for pattern in _CHECKPOINTS for path in folder.glob(pattern))
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file or all files of a folder, where there are any; what a killed writer left half-written stays."""
+    for path in _files(source):
+        with atomic_output(target / path.relative_to(source)) as temporary:
+            shutil.copyfile(path, temporary)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        yield from (each for each in sorted(path.rglob("*")) if each.is_file() and not each.name.endswith(".tmp"))
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a command's parameters mean for a run that is there already: resumed with them, refused, or forked.
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command gave: the names it set anywhere, the environment included, and the configuration they make.
+
+    ``written`` are those whose value comes from the command line or a params file, and so was meant for this command.
+    """
+
+    names: frozenset[str]
+    written: frozenset[str]
+    config: RunConfig
+
+
+def ask(
+    params_files: Sequence[Path],
+    yaml_texts: Sequence[str],
+    values: Sequence[tuple[str, str]],
+    options: Mapping[str, Any],
+) -> Asked:
+    """What a command's params files, YAML texts, names with values, and options of their own come to.
+
+    Raises:
+        UsageError: an unknown name, a value that is not of its type, or a file that cannot be read.
+    """
+    from_files: dict[str, Any] = {}
+    for path in params_files:
+        from_files.update(read_params_file(path))
+    typed: dict[str, Any] = {}
+    for text in yaml_texts:
+        typed.update(_yaml_mapping(text))
+    typed.update({name: parse_text_value(name, value) for name, value in values})
+    typed.update(options)
+    config = resolve_config(from_files, command_line=typed)
+    # A kernel works in the folder of the notebooks: every path is made absolute here, where the command was given.
+    paths = {name: getattr(config, name) for name in ("corpus", "data_dir", "runs_dir", "cache_dir")}
+    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path}
+    from_environment = environment_values()
+    return Asked(
+        names=frozenset({*from_files, *typed, *from_environment}),
+        written=frozenset({*typed, *(from_files.keys() - from_environment.keys())}),
+        config=config.model_copy(update=absolute),
+    )
+
+
+def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> RunConfig:
+    """The run's own configuration, with what may change from one attempt to the next as it is asked for now.
+
+    Args:
+        run: the run to resume.
+        asked: what the command gave.
+        arguments: the command as it was typed, without the program's name.
+
+    Raises:
+        UsageError: a parameter was given that differs from the run's own and could change its numbers; the message
+            offers the command that makes a fork.
+    """
+    own = run_config(run)
+    wanted = _with_written(own, asked)
+    refuse_fields_of_another_task(wanted, asked.written)
+    if changed := {name: change for name, change in changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
+        given = [] if any(text.startswith("--resume") for text in arguments) else ["--resume", str(run.root)]
+        command = shlex.join(["python", "run_notebooks.py", *arguments, *given, "--fork"])
+        raise UsageError(
+            f"{run.run_id} was made with other values: {in_words(changed)}. Leave them out to resume it, leave "
+            f"--resume out to start a new run, or start one with what stays true of this one: {command}"
+        )
+    return wanted
+
+
+def config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
+    """The run's own configuration with everything that was asked for, for a new run beside it.
+
+    Raises:
+        UsageError: nothing differs, or the run is being worked on.
+    """
+    own = run_config(run)
+    if is_worked_on(run):
+        raise UsageError(f"{run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
+    wanted = _with_written(own, asked).model_copy(
+        update={"runs_dir": str(run.root.parents[1]), "experiment": run.experiment}
+    )
+    refuse_fields_of_another_task(wanted, asked.written)
+    if not changes(own, wanted):
+        raise UsageError(
+            f"{run.run_id} has these very values. Leave --fork out to resume it, or say what shall differ: "
+            "-p NAME VALUE."
+        )
+    return wanted
+
+
+def _with_written(own: RunConfig, asked: Asked) -> RunConfig:
+    """``own`` with the values given for this command, and with the environment's where that may differ by machine."""
+    names = (asked.written | (asked.names & MAY_CHANGE_ON_RESUME)) - {"experiment", "runs_dir"}
+    return own.model_copy(update={name: getattr(asked.config, name) for name in names})
+
+
+def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
+    """(old, new) JSON values by name; where a run lies is no change."""
+    before, after = own.model_dump(mode="json"), wanted.model_dump(mode="json")
+    names = [name for name in before if name not in {"experiment", "runs_dir"}]
+    return {name: (before[name], after[name]) for name in names if before[name] != after[name]}
+
+
+def in_words(changed: Mapping[str, Change]) -> str:
+    """``epochs 3 -> 5; model 'frame_cnn' -> 'r2plus1d'``."""
+    return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
+
+
+def _yaml_mapping(text: str) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"-y {text!r} is not valid YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"-y {text!r}: got a {type(document).__name__}, wanted a mapping like '{{epochs: 5}}'.")
+    return document

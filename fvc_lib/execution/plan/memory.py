@@ -1,0 +1,269 @@
+"""How much memory each stage of a run is expected to take, and how that is known.
+
+Measured is better than computed, and this run better than another: what a stage took here, else what the newest run
+with the same memory-relevant parameters took, else one step of training tried out, else a kernel with its imports.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fvc_lib.execution.plan.plan import PlannedTask, most_at_once
+from fvc_lib.execution.plan.stages import STAGES, Stage, Task, needed_tasks, stages_of
+from fvc_lib.execution.run.status import RunStatus, read_status
+from fvc_lib.services.config import RunConfig, read_params_file
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryBudget, MemoryShare
+from fvc_lib.services.run_paths import RunPaths, list_runs
+
+TRAINING = "04_fold_training"
+_CORPUS = ("corpus",)
+_CLIPS = (*_CORPUS, "num_frames", "fixed_size", "augmentations_per_video", "clip_source")
+_STEP = (
+    "batch_size", "effective_batch_size", "num_workers", "num_ranks", "amp", "gradient_checkpointing", "device",
+    "memory_preflight", "profile_memory", "mem_gb",
+)  # fmt: skip
+# What decides how much a stage takes; a stage that is not named takes the same whatever is asked for.
+RELEVANT_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "01_data_index": (*_CORPUS, "probe_workers", "near_duplicate_bits"),
+    "02_folds": (*_CORPUS, "num_folds"),
+    "03_augmentation": (*_CLIPS, "augmentations"),
+    TRAINING: ("num_frames", "fixed_size", "model", *_STEP),
+    "05_kfold_results": (*_CORPUS, "num_folds", "bootstrap_replicates"),
+    "10_image_recognition": (*_CORPUS, *_STEP, "image_size", "backbone", "measure_fits", "bootstrap_replicates"),
+    "20_video_text": (
+        *_CORPUS, *_STEP, "num_frames", "fixed_size", "model", "text_encoder", "text_width", "text_layers",
+        "embedding_size", "retrieval_memory_mb", "bootstrap_replicates",
+    ),
+}  # fmt: skip
+# Resident memory of a kernel and its children through a whole stage, as status.json has it: the largest of twenty runs
+# on the sample corpus of 80 videos, of nine on the dishes and of four on the captions (Linux, x86-64, Python 3.11,
+# torch 2.13 for CPU), rounded up. The imports are most of it.
+KERNEL_BYTES: Mapping[str, int] = {
+    "01_data_index": 410_000_000,
+    "02_folds": 290_000_000,
+    "03_augmentation": 330_000_000,
+    TRAINING: 870_000_000,
+    "05_kfold_results": 400_000_000,
+    "06_analysis_dashboard": 310_000_000,
+    "07_memory_report": 330_000_000,
+    "10_image_recognition": 1_200_000_000,  # while it measures what fits; 930 MB with measure_fits false
+    "20_video_text": 1_030_000_000,  # with an effective batch of 32 pairs at once
+}
+# The training kernel before its first step (448.8 to 449.6 MB in five folds), and beside it, while it measures, the
+# preflight's process before its first step.
+_TRAINING_KERNEL_BYTES = 450_000_000
+_PREFLIGHT_BYTES = 260_000_000
+_UNKNOWN_STAGE_BYTES = 410_000_000
+_NEWEST_RUNS = 50  # as many are looked into; reading one takes about a millisecond
+KERNEL_ORIGIN = "a kernel with its imports on a small corpus; nothing was measured with these parameters yet"
+
+Measure = Callable[[RunConfig], int | None]
+
+
+@dataclass(frozen=True)
+class PredictedPeak:
+    """The expected peak resident memory of one task of a stage (kernel and children), and where the number is from.
+
+    ``origin`` is a clause such as ``measured in run_20260101_120000_abcdef12``.
+    """
+
+    peak_bytes: int
+    origin: str
+
+
+def predicted_peaks(
+    config: RunConfig, run: RunPaths | None, *, measure: Measure | None = None, stages: Sequence[Stage] = STAGES
+) -> dict[str, PredictedPeak]:
+    """What one task of each stage is expected to take, by the stage's name. Reads only; never fails for want of data.
+
+    Args:
+        config: the parameters that are going to be used.
+        run: the run that goes on; None for a new one.
+        measure: tries one training step out and returns the training's peak in bytes, or None where it cannot. Asked
+            only when no run tells.
+        stages: of which the run has those of its task.
+    """
+    stages = stages_of(config, stages)
+    missing = {stage.name for stage in stages}
+    # Ranks that srun started are no children of the kernel that was measured: no run tells what they took.
+    on_ranks = {stage.name for stage in stages if stage.trains} if config.num_ranks > 1 else set()
+    found = {} if run is None else _of_run(run, config, missing - on_ranks, "measured in this run")
+    missing -= found.keys()
+    for other in _others(Path(config.runs_dir), run):
+        if missing <= on_ranks:
+            break
+        more = _of_run(other, config, missing - on_ranks, f"measured in {other.run_id}")
+        found |= more
+        missing -= more.keys()
+    if TRAINING in missing and (peak := _of_training(config, run, measure)) is not None:
+        found[TRAINING] = peak
+        missing.discard(TRAINING)
+    guessed = {
+        name: PredictedPeak(_kernel_bytes(name, config.num_ranks if name in on_ranks else 1), KERNEL_ORIGIN)
+        for name in missing
+    }
+    return {stage.name: {**found, **guessed}[stage.name] for stage in stages}
+
+
+def _kernel_bytes(name: str, num_ranks: int) -> int:
+    """Where nothing is known: a rank takes no more than a kernel that trains, and the kernel waits beside its ranks."""
+    one = KERNEL_BYTES.get(name, _UNKNOWN_STAGE_BYTES)
+    return one if num_ranks == 1 else _TRAINING_KERNEL_BYTES + num_ranks * one
+
+
+def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> dict[str, PredictedPeak]:
+    """What finished tasks of ``run`` took, of those stages among ``names`` that had what they now would have."""
+    try:
+        status = read_status(run)
+        then = _parameters(run)
+    except (FvcError, OSError):
+        return {}
+    now = config.model_dump(mode="json")
+    peaks = {name: _largest_peak(status, name) for name in names}
+    return {
+        name: PredictedPeak(peak, origin)
+        for name, peak in peaks.items()
+        if peak and all(then.get(each, now[each]) == now[each] for each in RELEVANT_PARAMETERS.get(name, ()))
+    }
+
+
+def _largest_peak(status: RunStatus, name: str) -> int:
+    """Over the folds of a stage that are done: each may be the one that waits for a memory limit."""
+    done = (each for key, each in status.stages.items() if key == name or key.startswith(f"{name}_fold_"))
+    return max((each.peak_rss_bytes or 0 for each in done if each.state == "done"), default=0)
+
+
+def _parameters(run: RunPaths) -> dict[str, Any]:
+    """The run's parameters: of its record, which is read ten times as fast, unless a resumption changed some."""
+    try:
+        record = json.loads(run.run_json.read_bytes())
+        if len(record["attempts"]) == 1:
+            return dict(record["params"])
+    except (ValueError, LookupError, TypeError):
+        pass
+    return read_params_file(run.params_yaml)
+
+
+def _others(runs_dir: Path, run: RunPaths | None) -> Iterator[RunPaths]:
+    """The newest runs, the newest first."""
+    for other in list_runs(runs_dir)[::-1][:_NEWEST_RUNS]:
+        if run is None or other.root != run.root.absolute():
+            yield other
+
+
+def _of_training(config: RunConfig, run: RunPaths | None, measure: Measure | None) -> PredictedPeak | None:
+    step = None if run is None or config.num_ranks > 1 else _measured_step(run.preflight, config.num_workers)
+    if step is not None:
+        return PredictedPeak(_TRAINING_KERNEL_BYTES + step, "one step measured in this run, and a kernel's imports")
+    if measure is None:
+        return None
+    try:
+        peak = measure(config)
+    except (FvcError, OSError):
+        return None
+    return None if peak is None else PredictedPeak(peak, "one step on made-up clips, tried out just now")
+
+
+def _measured_step(preflight: Path, num_workers: int) -> int | None:
+    """What a training adds to its kernel by ``memory/preflight.json``; None where that says nothing."""
+    try:
+        document = json.loads(preflight.read_bytes())
+        chosen = max(int(each["micro_batch"]) for each in document["decisions"].values())
+        found = [each["found"] for each in document["measurements"].values()]
+        tried = [(each, int(step)) for each in found for n, step in each["step_bytes"].items() if int(n) <= chosen]
+        return max(
+            step + max(_PREFLIGHT_BYTES, int(each["first_use_bytes"]) + num_workers * int(each["worker_bytes"]))
+            for each, step in tried
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# One memory budget for several kernels at once: who gets how much, and how many fit.
+
+
+@dataclass(frozen=True)
+class MemoryShares:
+    """How the tasks of a plan share a budget.
+
+    Attributes:
+        budget: of the whole run.
+        for_kernels_bytes: of it what is left beside the runner itself.
+        at_once: how many tasks may run while one of this stage does, itself counted; by stage name.
+        sharers: how many tasks a task's share is reckoned for, by its key; 1: it never has company.
+        lines: what the terminal is to say of it.
+    """
+
+    budget: MemoryBudget
+    for_kernels_bytes: int
+    at_once: Mapping[str, int]
+    sharers: Mapping[str, int]
+    lines: tuple[str, ...]
+
+    def environment(self, task: Task) -> dict[str, str]:
+        """What ``task``'s kernel gets beside its other variables; nothing when it never has company."""
+        sharers = self.sharers[task.key]
+        if sharers == 1:
+            return {}
+        share = MemoryShare(self.for_kernels_bytes // sharers, sharers, self.budget)
+        return {SHARE_VARIABLE: share.as_text()}
+
+
+def share_memory(
+    plan: Sequence[PlannedTask],
+    jobs: int,
+    budget: MemoryBudget,
+    runner_bytes: int,
+    predicted: Mapping[str, PredictedPeak] | None = None,
+) -> MemoryShares:
+    """Divide ``budget`` between the tasks of ``plan`` that can come to run at once.
+
+    No set of tasks that runs at once is promised more than there is: each gets one part in as many as could ever run
+    beside it, and of a stage whose predicted peak does not fit ``jobs`` times fewer run.
+
+    Args:
+        plan: what runs.
+        jobs: at most so many tasks at once.
+        budget: of the whole run.
+        runner_bytes: what the runner takes of it.
+        predicted: the expected peak of one task by stage name, where it is known.
+    """
+    rest = max(0, budget.total_bytes - runner_bytes)
+    needed = needed_tasks([planned.task for planned in plan])
+    running = [planned.task for planned in plan if planned.run]
+    keys = [task.key for task in running]
+    at_once: dict[str, int] = {}
+    sharers: dict[str, int] = {}
+    lines: list[str] = []
+    for task in running:
+        company = min(jobs, most_at_once(needed, task.key, keys))
+        name = task.stage.name
+        if name not in at_once:
+            at_once[name] = jobs
+            peak = (predicted or {}).get(name)
+            if company > 1 and peak is not None and peak.peak_bytes * company > rest:
+                at_once[name] = max(1, rest // max(1, peak.peak_bytes))
+                lines.append(_fewer(name, at_once[name], company, peak, rest, budget))
+        sharers[task.key] = min(company, at_once[name])
+    most = max(sharers.values(), default=1)
+    if most > 1:
+        each = f"{rest / most / 1e9:.2f} GB"
+        lines.append(f"up to {most} tasks at once share {rest / 1e9:.2f} GB of {_whole(budget)}: {each} each")
+    return MemoryShares(budget, rest, at_once, sharers, tuple(lines))
+
+
+def _fewer(name: str, fitting: int, asked: int, peak: PredictedPeak, rest: int, budget: MemoryBudget) -> str:
+    return (
+        f"{name}: {fitting} at once and not {asked}: each is expected to take {peak.peak_bytes / 1e9:.2f} GB "
+        f"({peak.origin}), and {_whole(budget)} leaves {rest / 1e9:.2f} GB beside the runner"
+    )
+
+
+def _whole(budget: MemoryBudget) -> str:
+    return f"{budget.total_bytes / 1e9:.2f} GB ({budget.origin})"

@@ -1,0 +1,243 @@
+"""What a command would do and why, worked out before anything is written."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fvc_lib.execution.plan.fingerprint import fingerprint_of, read_record, reason_to_run
+from fvc_lib.execution.plan.notebook_files import STAGE_PARAMETERS, Notebook, read_notebook
+from fvc_lib.execution.plan.stages import STAGES, Stage, Task, needed_tasks, tasks_in_order
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.run_paths import RunPaths
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """One task and the decision about it.
+
+    Attributes:
+        run: whether this command runs it.
+        finished_before: it has been finished at some time, with whatever parameters and code.
+        redo: what it wrote before counts no more and makes room; otherwise it goes on from what is there. Also of a
+            task that does not run itself now but rests on one that is made anew.
+    """
+
+    task: Task
+    run: bool
+    reason: str
+    finished_before: bool = False
+    redo: bool = False
+
+
+def read_notebooks(folder: Path, stages: Sequence[Stage] = STAGES) -> dict[str, Notebook]:
+    """The stages' notebooks by stage name, each checked.
+
+    Raises:
+        UsageError: a notebook is missing or broken, or has a parameter that no configuration knows.
+    """
+    notebooks = {stage.name: read_notebook(folder / f"{stage.name}.ipynb") for stage in stages}
+    known = {*RunConfig.model_fields, *STAGE_PARAMETERS}
+    for notebook in notebooks.values():
+        for name in notebook.parameters:
+            if name not in known:
+                raise UsageError(
+                    f"notebook {str(notebook.path)!r}: parameter {name!r} is no field of RunConfig."
+                    f"{did_you_mean(name, known)}"
+                )
+    return notebooks
+
+
+def make_plan(
+    notebooks: Mapping[str, Notebook],
+    config: RunConfig,
+    run: RunPaths | None,
+    *,
+    only: Stage | None = None,
+    start: Stage | None = None,
+    force: Sequence[Stage] = (),
+    tasks: frozenset[str] | None = None,
+    stages: Sequence[Stage] = STAGES,
+) -> list[PlannedTask]:
+    """Decide for every task whether it runs.
+
+    Args:
+        notebooks: by stage name.
+        config: the run's configuration.
+        run: the run to continue; None for a new one, in which everything runs.
+        only: run this stage and no other.
+        start: run this stage and all that follow from it, finished or not.
+        force: these stages count as not finished; what depends on them follows.
+        tasks: keys of the tasks this command works on as far as they are not finished; the others are left to others.
+            None: all.
+        stages: the run's stages.
+
+    Raises:
+        UsageError: a task of ``tasks`` needs one that is neither finished nor among them.
+    """
+    ordered = tasks_in_order(config, stages)
+    if run is None:
+        plan = [PlannedTask(task, True, "new run") for task in ordered]
+    else:
+        plan = _decide(ordered, notebooks, config, run, only, start, force)
+    return plan if tasks is None else _only_tasks(plan, tasks)
+
+
+def _decide(
+    ordered: Sequence[Task],
+    notebooks: Mapping[str, Notebook],
+    config: RunConfig,
+    run: RunPaths,
+    only: Stage | None,
+    start: Stage | None,
+    force: Sequence[Stage],
+) -> list[PlannedTask]:
+    plan: list[PlannedTask] = []
+    for task in ordered:
+        finished = read_record(run.stage_checkpoint(task.stage.name, task.fold)) is not None
+        asked, reason = _asked_for(task, ordered, config, only, start, force)
+        if asked is None:
+            reason = _why_again(task, plan, notebooks, config, run)
+            asked = reason is not None
+        forced = asked and (task.stage in (only, start, *force) or not config.use_mlops_pipeline)
+        plan.append(
+            PlannedTask(task, asked, reason or "finished, nothing changed", finished, asked and (finished or forced))
+        )
+    return plan
+
+
+def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[PlannedTask]:
+    """``plan`` with the tasks other than ``keys`` left to others."""
+    needed = needed_tasks([planned.task for planned in plan])
+    unfinished = {planned.task.key: planned.reason for planned in plan if planned.run}
+    for key in sorted(keys & unfinished.keys()):
+        if missing := sorted((needed[key] & unfinished.keys()) - keys):
+            why = ", ".join(f"{name} ({unfinished[name]})" for name in missing)
+            raise UsageError(
+                f"{key} cannot run yet: it needs {why}, which no command was given together with it. Run that first, "
+                "or name it in --tasks as well."
+            )
+    anew = {planned.task.key for planned in plan if planned.run and planned.redo and planned.task.key in keys}
+    narrowed = []
+    for planned in plan:
+        key = planned.task.key
+        if planned.run and key not in keys:
+            # Its old numbers must not stand beside the new ones they do not follow from.
+            redo = planned.finished_before and bool(needed[key] & anew)
+            anew |= {key} if redo else set()
+            planned = replace(planned, run=False, redo=redo, reason=f"left to another job: {planned.reason}")
+        narrowed.append(planned)
+    return narrowed
+
+
+def _asked_for(
+    task: Task,
+    tasks: Sequence[Task],
+    config: RunConfig,
+    only: Stage | None,
+    start: Stage | None,
+    force: Sequence[Stage],
+) -> tuple[bool | None, str | None]:
+    """Whether the command itself decides about ``task``; None when its state has to."""
+    stage = task.stage
+    if only is not None:
+        return stage is only, "asked for by --only" if stage is only else "not asked for"
+    if stage is start:
+        return True, "asked for by --from"
+    if stage in force:
+        return True, "asked for by --force"
+    if not config.use_mlops_pipeline:
+        names = [other.stage.name for other in tasks]
+        if start is not None and names.index(stage.name) < names.index(start.name):
+            return False, "before --from"
+        return True, "USE_MLOPS_PIPELINE is false: nothing is skipped"
+    return None, None
+
+
+def _why_again(
+    task: Task, before: Sequence[PlannedTask], notebooks: Mapping[str, Notebook], config: RunConfig, run: RunPaths
+) -> str | None:
+    again = {planned.task.stage.name for planned in before if planned.run}
+    upstream = sorted(again.intersection(task.stage.needs))
+    if upstream:
+        return f"after {', '.join(upstream)}"
+    return reason_to_run(task, fingerprint_of(task, notebooks[task.stage.name], run, config), run)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which task may begin next, and how many at once: the run's DAG, without threads, kernels or files.
+
+
+def most_at_once(needed: Mapping[str, Collection[str]], key: str, among: Collection[str]) -> int:
+    """How many of the tasks ``among`` could ever run at the same time as ``key``, itself counted.
+
+    Those that neither need it nor are needed by it, in however many steps.
+    """
+    apart = {key, *_all_needed(needed, key)}
+    apart |= {other for other in among if key in _all_needed(needed, other)}
+    return 1 + len(set(among) - apart)
+
+
+def _all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:
+    found: set[str] = set()
+    todo = list(needed[key])
+    while todo:
+        if (each := todo.pop()) not in found:
+            found.add(each)
+            todo += needed[each]
+    return found
+
+
+class Schedule:
+    """What is left of a plan: tasks become ready as those they need are done, and begin in the plan's order.
+
+    Tasks that do not run count as done. A task that is never ``done`` holds back all that need it.
+
+    Args:
+        plan: every task of the run.
+        straight: one after the other in the plan's order.
+    """
+
+    def __init__(self, plan: Sequence[PlannedTask], *, straight: bool = False) -> None:
+        self._place = {planned.task.key: place for place, planned in enumerate(plan)}
+        self._tasks = {planned.task.key: planned.task for planned in plan if planned.run}
+        self._sorter = graphlib.TopologicalSorter(needed_tasks([planned.task for planned in plan], straight=straight))
+        self._sorter.prepare()
+        self._ready: list[Task] = []
+        self._look()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every task that is to run is done."""
+        return not self._sorter.is_active()
+
+    def ready(self) -> Sequence[Task]:
+        """The tasks that may begin, first the plan's first."""
+        return tuple(self._ready)
+
+    def begin(self, task: Task) -> None:
+        """``task`` is no longer waiting."""
+        self._ready.remove(task)
+
+    def done(self, task: Task) -> None:
+        """``task`` has succeeded: what waited for it alone is ready now."""
+        self._sorter.done(task.key)
+        self._look()
+
+    def _look(self) -> None:
+        while new := self._sorter.get_ready():
+            self._sorter.done(*(key for key in new if key not in self._tasks))
+            self._ready += [self._tasks[key] for key in new if key in self._tasks]
+        self._ready.sort(key=lambda task: self._place[task.key])
+
+
+def first_that_fits(ready: Iterable[Task], running: Collection[Task], at_once: Mapping[str, int]) -> Task | None:
+    """The first of ``ready`` that may begin beside ``running``; ``at_once`` has each stage's limit by name."""
+    for task in ready:
+        limit = min(at_once[each.stage.name] for each in (task, *running))
+        if len(running) < limit:
+            return task
+    return None

@@ -1,0 +1,1 @@
+"""Running stages: runner, session, status, lock, run record."""

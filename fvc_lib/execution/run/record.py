@@ -1,0 +1,533 @@
+"""``run.json`` and ``params.yaml``: what was asked, with which code, versions and hardware, and how to repeat it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from fvc_lib import CHECKOUT
+from fvc_lib.execution.run.status import RunState, RunStatus, utc_now
+from fvc_lib.services.atomic_files import path_to_text, write_bytes, write_json, write_text
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.memory_budget import memory_budget
+from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.run_paths import RunPaths, new_run
+
+# ----------------------------------------------------------------------------------------------------
+# Which code a run works with: the commit of this checkout, and as a patch what is changed since.
+#
+# Git is asked without touching the checkout: no lock is taken, and files that git does not know yet are added to a
+# temporary copy of its index.
+#
+
+
+# Of the files that git does not know, those that can change what a run does.
+_CODE = ("*.py", "*.pyi", "*.ipynb", "*.yaml", "*.yml", "*.toml", "*.lock", "*.cfg", "*.sh", "*.sbatch", "Makefile")
+_LARGEST_FILE_BYTES = 1 << 20
+_LARGEST_PATCH_BYTES = 4 << 20
+_SECONDS = 20.0
+# What a user has set for their own eyes must not hide a change from the record.
+_WHATEVER_IS_CONFIGURED = ("--untracked-files=normal", "--ignore-submodules=none")
+
+
+@dataclass(frozen=True)
+class CodeState:
+    """The code as it is now.
+
+    Attributes:
+        commit: full hash of HEAD; None outside a git checkout.
+        branch: its name; None when HEAD is detached.
+        changed_since_commit: whether anything differs from the commit; None outside a git checkout.
+        patch: what ``git apply`` makes the commit into this code with; empty when nothing is changed.
+        left_out: what the patch does not hold, each with the reason.
+        problem: why git could not tell, in its own words.
+    """
+
+    commit: str | None = None
+    branch: str | None = None
+    changed_since_commit: bool | None = None
+    patch: bytes = b""
+    left_out: tuple[str, ...] = ()
+    problem: str | None = None
+
+    @property
+    def patch_sha256(self) -> str | None:
+        """Hex SHA-256 of the patch; None without one."""
+        return hashlib.sha256(self.patch).hexdigest() if self.patch else None
+
+    def record(self) -> dict[str, object]:
+        """For ``run.json``: all but the patch itself."""
+        known = asdict(self)
+        del known["patch"]
+        return {**known, "left_out": list(self.left_out), "patch_sha256": self.patch_sha256}
+
+
+class _GitError(Exception):
+    """Git is missing, took too long or refused; the text is its own."""
+
+
+def code_state(
+    checkout: Path = CHECKOUT, redactor: Redactor | None = None, *, largest_patch_bytes: int = _LARGEST_PATCH_BYTES
+) -> CodeState:
+    """The state of ``checkout``; what git cannot tell is None, with the reason.
+
+    Args:
+        checkout: the top folder of a git checkout.
+        redactor: takes secrets out of the patch; none: those of this process's environment.
+        largest_patch_bytes: beyond this there is no patch, only a note.
+    """
+    try:
+        if Path(_text(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
+            return CodeState(problem="not a git checkout of its own")
+        commit = _text(checkout, "rev-parse", "HEAD")
+        changed = bool(_git(checkout, "status", "--porcelain", *_WHATEVER_IS_CONFIGURED))
+        branch = _text(checkout, "rev-parse", "--abbrev-ref", "HEAD")
+    except _GitError as error:
+        return CodeState(problem=str(error))
+    state = CodeState(commit, None if branch == "HEAD" else branch, changed)
+    if not changed:
+        return state
+    try:
+        patch, left_out = _patch(checkout, largest_patch_bytes)
+    except (_GitError, OSError) as error:
+        return CodeState(commit, state.branch, changed, problem=f"no patch: {error}")
+    shown = (redactor or Redactor()).text(patch.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    if shown != patch:
+        left_out = (*left_out, "secrets were taken out of the patch, so it may not apply")
+    return CodeState(commit, state.branch, changed, shown, left_out)
+
+
+def _patch(checkout: Path, largest_patch_bytes: int) -> tuple[bytes, tuple[str, ...]]:
+    """What ``git apply`` needs, and what it lacks."""
+    changed = _names(checkout, "diff", "HEAD", "--name-only", "-z", "--no-renames")
+    unknown = _names(checkout, "ls-files", "--others", "--exclude-standard", "-z", "--", *_CODE)
+    others = len(_names(checkout, "ls-files", "--others", "--exclude-standard", "-z")) - len(unknown)
+    sizes = {name: _size(checkout / os.fsdecode(name)) for name in (*changed, *unknown)}
+    large = sorted(name for name, size in sizes.items() if size > _LARGEST_FILE_BYTES)
+    left_out = [f"{path_to_text(os.fsdecode(name))} ({sizes[name] / 1e6:.1f} MB)" for name in large]
+    if others:
+        left_out.append(f"{others} files that git does not know and that are no code")
+    wanted = [name for name in sizes if name not in large]
+    patch = _diff(checkout, wanted, [name for name in unknown if name in wanted]) if wanted else b""
+    if len(patch) > largest_patch_bytes:
+        left_out.append(f"the patch itself: {len(patch) / 1e6:.1f} MB, more than {largest_patch_bytes / 1e6:.1f} MB")
+        patch = b""
+    return patch, tuple(left_out)
+
+
+def _diff(checkout: Path, names: Sequence[bytes], unknown: Sequence[bytes]) -> bytes:
+    """The difference of ``names`` from HEAD, staged or not; those in ``unknown`` as new files."""
+    with tempfile.TemporaryDirectory() as folder:
+        index, objects, listed = Path(folder) / "index", Path(folder) / "objects", Path(folder) / "names"
+        objects.mkdir()
+        # With its time: by that git knows which files may have changed within the second they were added in.
+        shutil.copy2(checkout / _text(checkout, "rev-parse", "--git-path", "index"), index)
+        own = (checkout / _text(checkout, "rev-parse", "--git-path", "objects")).resolve()
+        elsewhere = {
+            "GIT_INDEX_FILE": str(index),
+            "GIT_OBJECT_DIRECTORY": str(objects),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(own),
+        }
+        if unknown:
+            listed.write_bytes(b"\0".join(unknown))
+            from_file = (f"--pathspec-from-file={listed}", "--pathspec-file-nul")
+            _git(checkout, "--literal-pathspecs", "add", "--intent-to-add", *from_file, environment=elsewhere)
+        # `diff` takes no list from a file, so a list that no command line holds is asked for whole.
+        few = names if sum(map(len, names)) < 100_000 else ()
+        options = (
+            "--binary",
+            "--unified=3",
+            "--no-color",
+            "--no-ext-diff",
+            "--no-textconv",
+            "--no-renames",
+            "--src-prefix=a/",
+        )
+        paths = [os.fsdecode(name) for name in few]
+        diff = ("--literal-pathspecs", "diff", "HEAD", *options, "--src-prefix=a/", "--dst-prefix=b/", "--", *paths)
+        return _git(checkout, *diff, environment=elsewhere)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:  # deleted: that is a change as well
+        return 0
+
+
+def _names(checkout: Path, *arguments: str) -> list[bytes]:
+    return [name for name in _git(checkout, *arguments).split(b"\0") if name]
+
+
+def _text(checkout: Path, *arguments: str) -> str:
+    return os.fsdecode(_git(checkout, *arguments)).strip()
+
+
+def _git(checkout: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> bytes:
+    # What the caller's own git command has set must not lead to another repository.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-C", str(checkout), *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=_SECONDS, check=False, env={**environ, **(environment or {})}
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _GitError(f"git could not be asked: {error}") from error
+    if done.returncode:
+        raise _GitError((done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git failed"])[0])
+    return done.stdout
+
+
+# ----------------------------------------------------------------------------------------------------
+# On what an attempt at a run works: versions, hardware, host and SLURM job; and how to repeat it.
+
+
+RECORDED_PACKAGES = (
+    "fvc_lib", "av", "duckdb", "ipykernel", "jupyter_client", "kornia", "nbclient", "nbconvert", "nbformat", "numpy",
+    "pandera", "papermill", "plotly", "polars", "psutil", "pyarrow", "pydantic", "safetensors", "scikit-learn", "scipy",
+    "torch", "torchvision",
+)  # fmt: skip
+# Other versions of these, another processor or another number of threads add numbers up in another order.
+BITS_DEPEND_ON = ("python", "numpy", "torch")
+_TORCH_BUILD = re.compile(r"^(cuda|hip|git_version)\b[^=\n]*= *'([^'\n]+)'", re.MULTILINE)
+_SLURM = {
+    "job_id": "SLURM_JOB_ID",
+    "array_job_id": "SLURM_ARRAY_JOB_ID",
+    "array_task_id": "SLURM_ARRAY_TASK_ID",
+    "job_name": "SLURM_JOB_NAME",
+    "cluster": "SLURM_CLUSTER_NAME",
+    "partition": "SLURM_JOB_PARTITION",
+    "nodes": "SLURM_JOB_NODELIST",
+    "tasks": "SLURM_NTASKS",
+    "cpus_per_task": "SLURM_CPUS_PER_TASK",
+    "restarts": "SLURM_RESTART_COUNT",
+}
+_GPU_SECONDS = 10.0
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python and of what the numbers or the record depend on; None for what is not installed."""
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "python_build": f"{platform.python_implementation()} {' '.join(platform.python_build())}, "
+        f"{platform.python_compiler()}",
+    }
+    for name in RECORDED_PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return {**found, "torch_build": _torch_build()}
+
+
+def hardware(environ: Mapping[str, str] | None = None) -> dict[str, object]:
+    """Processor, cores, memory and who limits it, accelerators; torch is not loaded for it."""
+    environ = os.environ if environ is None else environ
+    budget = memory_budget(environ=environ)
+    return {
+        "host": socket.gethostname(),
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores_of_machine": os.cpu_count(),
+        "omp_num_threads": environ.get("OMP_NUM_THREADS"),
+        "memory_bytes": psutil.virtual_memory().total,
+        "memory_limit_bytes": budget.total_bytes,
+        "memory_limit_from": budget.origin,
+        "gpus": gpus(),
+        "gpus_visible": environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def slurm_job(environ: Mapping[str, str] | None = None) -> dict[str, str] | None:
+    """What SLURM says of the job this process is in; None outside one."""
+    environ = os.environ if environ is None else environ
+    found = {name: environ[variable] for name, variable in _SLURM.items() if environ.get(variable)}
+    return found if "job_id" in found else None
+
+
+def gpus(root: Path = Path("/")) -> list[str]:
+    """The names of NVIDIA's accelerators that this machine shows, of its driver's files or else of ``nvidia-smi``."""
+    listed = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    found = [name for path in listed if (name := _field(path, "Model"))]
+    return found or _asked_gpus()
+
+
+def repeat_commands(
+    code: CodeState, params: Path, patch: Path, *, command: str = "", environ: Mapping[str, str] | None = None
+) -> list[str]:
+    """Shell commands that bring a run about again, from any checkout of the project.
+
+    Args:
+        code: the code it worked with.
+        params: its resolved parameters.
+        patch: where the patch of that code lies.
+        command: what to run, for a run that needs more than its parameters (a fork); empty: the pipeline.
+        environ: for the number of threads, on which the last bits depend; none: this process's.
+    """
+    threads = (os.environ if environ is None else environ).get("OMP_NUM_THREADS")
+    run = command or f"python run_notebooks.py --params {shlex.quote(str(params))}"
+    return [
+        *([f"git checkout {code.commit}"] if code.commit else []),
+        *([f"git apply --whitespace=nowarn {shlex.quote(str(patch))}"] if code.patch else []),
+        f"OMP_NUM_THREADS={shlex.quote(threads)} {run}" if threads else run,
+    ]
+
+
+def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
+    """What a sum of floats depends on besides its numbers, as far as is known before torch has started."""
+    recorded, machine = attempt["versions"], attempt["hardware"]
+    threads = machine.get("omp_num_threads") or machine["cores"]
+    return {
+        **{name: recorded.get(name) for name in BITS_DEPEND_ON},
+        "threads": str(threads),
+        "machine": machine["machine"],
+        # Attempts of an earlier version did not note these: that is no difference.
+        **({"processor": machine["processor"]} if machine.get("processor") else {}),
+        **({"accelerators": ", ".join(sorted(set(machine["gpus"]))) or "none"} if "gpus" in machine else {}),
+    }
+
+
+def _torch_build() -> str | None:
+    """CUDA or ROCm version and commit of the installed torch, from its own file; importing it takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return None
+    return ", ".join(f"{name} {value[:12]}" for name, value in _TORCH_BUILD.findall(text)) or None
+
+
+def _processor() -> str | None:
+    """The model's name; the same library picks other instructions on another model."""
+    return _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or None
+
+
+def _field(path: Path, name: str) -> str | None:
+    """The value in the first line of ``path`` that begins with ``name``."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    values = (line.partition(":")[2].strip() for line in lines if line.startswith(name))
+    return next((value for value in values if value), None)
+
+
+def _asked_gpus() -> list[str]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_GPU_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return []
+    # "GPU 0: NVIDIA H200 (UUID: GPU-...)": the serial number says nothing about a result.
+    names = (line.partition(": ")[2].partition(" (UUID")[0].strip() for line in done.stdout.splitlines())
+    return [name for name in names if name]
+
+
+# Noting an attempt takes milliseconds; who holds the record for longer has died, or its disk has.
+PATIENCE_SECONDS = 20.0
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
+
+
+def begin_run(
+    config: RunConfig,
+    *,
+    command: str,
+    prepare: Callable[[RunPaths], Mapping[str, object]] | None = None,
+    state: RunState = "running",
+) -> RunPaths:
+    """Create a run folder with its record, parameters, patch of the code and first status.
+
+    Args:
+        config: the run's parameters.
+        command: what was typed.
+        prepare: called with the new folder before it counts as a run; what it returns is recorded as well.
+        state: what its status says until somebody works on it.
+
+    Raises:
+        UsageError: the experiment's name is not one folder name.
+        OSError: the runs folder cannot be written.
+    """
+    run = new_run(Path(config.runs_dir), config.experiment, config.config_hash)
+    write_text(run.params_yaml, config.to_yaml())
+    RunStatus(run_id=run.run_id, state=state, started_utc=utc_now()).write(run)
+    prepared = {} if prepare is None else prepare(run)
+    code = code_state()
+    if code.patch:
+        write_bytes(run.code_patch, code.patch)
+    needed = command if "forked_from" in prepared else ""
+    record = {
+        "run_id": run.run_id,
+        "experiment": config.experiment,
+        "config_hash": config.config_hash,
+        "params": config.model_dump(mode="json"),
+        "repeat": repeat_commands(code, run.params_yaml, run.code_patch, command=needed),
+        **prepared,
+        "attempts": [_attempt(command, code)],
+    }
+    # Last: a folder without run.json is a run that never began, and is listed nowhere.
+    write_json(run.run_json, _redacted(record))
+    return run
+
+
+def record_resumption(run: RunPaths, config: RunConfig, *, command: str) -> list[str]:
+    """Add an attempt to ``run.json``, and keep what it changed (memory, device, workers) in ``params.yaml``.
+
+    Where versions, processor or threads differ from the attempt before, the attempt's ``differs`` holds
+    ``{name: [before, now]}`` and the record no longer claims that the resumed run is bit for bit the undisturbed one:
+    ``bit_equal_resume`` is false, for good, with every reason in ``bit_equal_resume_because``. Another commit or patch
+    stands in ``code_differs``; a new patch lies beside the first one.
+
+    Several jobs may do this at once, on several hosts.
+
+    Returns:
+        The differences, one readable clause each; for a warning.
+
+    Raises:
+        DataError: ``run.json`` is not readable, or another process has been holding it for too long.
+    """
+    code = code_state()
+    now = _redacted(_attempt(command, code))
+    with _record_held(run):
+        try:
+            record = json.loads(run.run_json.read_text())
+            clauses = _note_differences(record, now)
+            record["attempts"].append(now)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise DataError(f"{run.run_json}: not a run's record: {error!r}. Start a new run.") from error
+        if "code_differs" in now and code.patch:
+            write_bytes(_patch_path(run, code), code.patch)
+        write_text(run.params_yaml, config.to_yaml())
+        write_json(run.run_json, record)
+    return clauses
+
+
+def _note_differences(record: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Write into both what ``now`` differs in from the last attempt; returns what the bits depend on, in words."""
+    last = record["attempts"][-1]
+    before, then = bits_depend_on(last), bits_depend_on(now)
+    differs = {name: [before[name], then[name]] for name in then if name in before and before[name] != then[name]}
+    clauses = [f"{name} {old} -> {new}" for name, (old, new) in differs.items()]
+    if differs:
+        now["differs"] = differs
+        record["bit_equal_resume"] = False
+        record["bit_equal_resume_because"] = [*record.get("bit_equal_resume_because", []), *clauses]
+    code = {
+        name: [last.get("code", {}).get(name), now["code"].get(name)]
+        for name in ("commit", "patch_sha256")
+        if last.get("code", {}).get(name) != now["code"].get(name)
+    }
+    if code:
+        now["code_differs"] = code
+    return clauses
+
+
+def _attempt(command: str, code: CodeState) -> dict[str, object]:
+    """When, how, with which code and on what machine an attempt began."""
+    return {
+        "started_utc": utc_now(),
+        "command": command,
+        "code": code.record(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "slurm": slurm_job(),
+    }
+
+
+def _patch_path(run: RunPaths, code: CodeState) -> Path:
+    return run.code_patch.with_name(f"{run.code_patch.stem}_{(code.patch_sha256 or '')[:8]}{run.code_patch.suffix}")
+
+
+def _redacted(value: Any, redactor: Redactor | None = None) -> Any:
+    """``value`` with each text in it free of secrets."""
+    redactor = redactor or Redactor()
+    if isinstance(value, str):
+        return redactor.text(value)
+    if isinstance(value, Mapping):
+        return {redactor.text(str(name)): _redacted(each, redactor) for name, each in value.items()}
+    return [_redacted(each, redactor) for each in value] if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def _record_held(run: RunPaths) -> Iterator[None]:
+    """Hold ``run.json`` against other processes; the system lets go of it when this one dies."""
+    path = run.run_json.with_name("run.json.lock")
+    with path.open("a+b") as stream:
+        if _locked(stream, run):
+            yield
+            return
+    # No locks on this disk: a name that only one can create. One claim that stays for so long is a dead process's;
+    # many that follow one another are not.
+    claim = run.run_json.with_name("run.json.claim")
+    seen, end = None, 0.0
+    while not _created(claim):
+        if (found := _identity(claim)) != seen:
+            seen, end = found, time.monotonic() + PATIENCE_SECONDS
+        elif time.monotonic() > end:
+            claim.unlink(missing_ok=True)
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        claim.unlink(missing_ok=True)
+
+
+def _locked(stream: IO[bytes], run: RunPaths) -> bool:
+    """Lock ``stream`` until it is closed; False where the file system has no locks."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            if time.monotonic() > end:
+                raise DataError(
+                    f"{run.run_json}: another process has been writing it for {PATIENCE_SECONDS:.0f} s. "
+                    "If none is alive, its host or disk hangs: try again, or from that host."
+                ) from error
+        time.sleep(0.02)
+
+
+def _identity(claim: Path) -> tuple[int, int] | None:
+    """What tells one claim from the next of the same name; None: it is gone."""
+    try:
+        status = claim.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _created(claim: Path) -> bool:
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,433 @@
+"""Runs the planned tasks, several at once where they need nothing of each other, and keeps the status true meanwhile.
+
+The kernels do the work; this process stays small. Each task has a thread of its own that waits for its kernel. The
+main thread begins tasks, forwards signals, draws the terminal and is the only one that writes the status.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO
+
+import psutil
+
+from fvc_lib.execution.kernel.record import tell_end
+from fvc_lib.execution.plan.fingerprint import fingerprint_of, record_finished
+from fvc_lib.execution.plan.memory import MemoryShares, PredictedPeak, share_memory
+from fvc_lib.execution.plan.notebook_files import Notebook
+from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
+from fvc_lib.execution.plan.stages import Task
+from fvc_lib.execution.plan.superseding import begin_training_state, set_aside
+from fvc_lib.execution.run.lock import run_lock, task_locks, writing_in_turn
+from fvc_lib.execution.run.stage_end import STOPPED, exit_code_of_signals
+from fvc_lib.execution.run.status import StageError, StageStatus, utc_now
+from fvc_lib.execution.run.status_book import StatusBook
+from fvc_lib.execution.run.task import TaskRun, end_lines, what_happened, what_next, where_it_was
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.memory_budget import memory_budget
+from fvc_lib.services.run_paths import RunPaths
+
+if TYPE_CHECKING:
+    from fvc_lib.execution.run.task import TaskProgress
+
+
+# ----------------------------------------------------------------------------------------------------
+# All that one task does in its thread: from what it depends on, by way of its notebook, to the record of its end.
+
+
+def run_task(
+    at_work: TaskRun, stage: StageStatus, say: Callable[[str], None], taken_over: Callable[[], bool]
+) -> StageStatus:
+    """Run the notebook, check what it wrote and record that it is finished; returns ``stage`` as it ended.
+
+    Args:
+        at_work: the task.
+        stage: its status, written into.
+        say: gets each line that is for the terminal.
+        taken_over: whether another process has the run by now: then nothing is recorded.
+
+    Raises:
+        OSError: the run folder cannot be read or written.
+    """
+    task, run, config = at_work.task, at_work.run, at_work.config
+    begin_training_state(run, task)
+    # A straight pass tracks nothing: neither what a stage depended on nor that it was finished.
+    before = fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
+    at_work.execute(stage)
+    if stage.exit_code == 0:
+        _check_outputs(run, task, stage)
+    stage.finished_utc = utc_now()
+    if stage.exit_code == 0 and before is not None and not taken_over():
+        if fingerprint_of(task, at_work.notebook, run, config) == before:
+            record_finished(task, before, run)
+        else:
+            say(f"  {task.key}: its code or inputs changed while it ran; --resume repeats it")
+    return stage
+
+
+def _check_outputs(run: RunPaths, task: Task, stage: StageStatus) -> None:
+    """A stage whose tables do not fit has failed, and its record is not that of a success."""
+    try:
+        task.stage.check_outputs(run, task.fold)
+    except DataError as error:
+        stage.state, stage.exit_code = "failed", error.exit_code
+        stage.reason = "what it wrote does not fit"
+        stage.error = StageError(name=type(error).__name__, message=str(error))
+        name, fold = task.stage.name, task.fold
+        run.executed_notebook(name, fold).replace(run.partial_notebook(name, fold))
+        told = [what_happened(stage), where_it_was(stage), what_next(run, stage)]
+        tell_end(run.partial_notebook(name, fold), stage, told)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a run says on the terminal: live lines where someone watches, plain lines where a log is written.
+
+
+PLAIN_INTERVAL_SECONDS = 30.0
+
+
+class Terminal:
+    """Writes lines that stay and, below them where someone watches, one live line per running task.
+
+    Every method may be called from any thread. A live line is never wider than the terminal is at that moment, so that
+    one line of text is one line on the screen, and going up again by as many lines as were drawn finds the first. When
+    the window was resized meanwhile nobody knows how it shows them: they are left, and drawn anew below.
+
+    Args:
+        stream: where to write; none: standard output.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._drawn = 0  # live lines on the screen; the cursor stands at the end of the last
+        self._drawn_size = os.terminal_size((0, 0))
+        self._last_plain: dict[str, float] = {}
+        self._gone = False
+
+    def line(self, text: str) -> None:
+        """Write one line that stays, in the place of the live lines, which the next ``show`` draws again below."""
+        with self._lock:
+            self._write(self._erased() + text + "\n")
+
+    def show(self, tasks: Sequence[TaskProgress]) -> None:
+        """Show where each running task is: redrawn in place, else a line each every 30 s without carriage returns."""
+        with self._lock:
+            if self._live:
+                self._write(self._erased() + self._drawing([line_of(task) for task in tasks]))
+                return
+            now = self._clock()
+            self._last_plain = {task.key: self._last_plain.get(task.key, now) for task in tasks}
+            for task in tasks:
+                if now - self._last_plain[task.key] >= PLAIN_INTERVAL_SECONDS:
+                    self._last_plain[task.key] = now
+                    self._write(line_of(task) + "\n")
+
+    def _erased(self) -> str:
+        """What takes the live lines off the screen; the next text begins where the first of them did."""
+        drawn, self._drawn = self._drawn, 0
+        if not drawn:
+            return ""
+        if self._size() != self._drawn_size:
+            return "\n"
+        up = f"\x1b[{drawn - 1}A" if drawn > 1 else ""
+        return f"\r{up}\x1b[J"
+
+    def _drawing(self, lines: list[str]) -> str:
+        self._drawn_size = size = self._size()
+        # The last column stays free: a character there makes some terminals wrap. More lines than the screen has
+        # could not be reached again.
+        lines = [text[: max(1, size.columns - 1)] for text in lines[: max(1, size.lines - 1)]]
+        self._drawn = len(lines)
+        return "\n".join(lines)
+
+    def _size(self) -> os.terminal_size:
+        """As it is now: the window may have been resized since the last drawing."""
+        try:
+            size = os.get_terminal_size(self._stream.fileno())
+        except (OSError, ValueError):  # no descriptor: an editor's console
+            size = shutil.get_terminal_size()
+        return size if size.columns > 0 and size.lines > 0 else os.terminal_size((80, 24))
+
+    def _write(self, text: str) -> None:
+        if not text or self._gone:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:  # who read it has left (`| head`), or the window was closed: that ends no run
+            self._gone = True
+
+
+def line_of(task: TaskProgress) -> str:
+    """One task's line, without an end of line: what matters most stands first, where a narrow terminal cuts last."""
+    parts = [task.key, duration(task.elapsed_seconds)]
+    if task.progress is not None:
+        parts.append(f"{task.progress.what} {task.progress.done}/{task.progress.total}")
+    if task.loss is not None:
+        parts.append(f"loss {task.loss:.4g}")
+    if task.seconds_left is not None:
+        parts.append(f"{duration(task.seconds_left)} left")
+    parts.append(f"memory {task.rss_bytes / 1e9:.2f} GB, peak {max(task.peak_rss_bytes, task.rss_bytes) / 1e9:.2f}")
+    return "  " + "  ".join(_printable(part) for part in parts)
+
+
+def duration(seconds: float) -> str:
+    """``42 s``, ``3:05 min`` or ``2:03 h``: as precise as anyone can use."""
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 6000:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def _printable(text: str) -> str:
+    """``text`` without what would move the cursor; a character that is not one column wide is told as ``?``."""
+    return "".join(char if _one_column(char) else "?" for char in text)
+
+
+def _one_column(char: str) -> bool:
+    wide = unicodedata.east_asian_width(char) in "WF"
+    return char.isprintable() and not wide and not unicodedata.combining(char)
+
+
+SHOW_SECONDS = 0.5
+_ONE_WISH_SECONDS = 1.0  # a cluster may send one wish to stop to the batch shell, which passes it on, and to all of us
+_STOPPED_CODES = (STOPPED, 130, 143)
+End = tuple[TaskRun, "Future[StageStatus]"]
+
+
+class Runner:
+    """One run, or some tasks of it, being worked on; no other process may work on the same meanwhile.
+
+    Args:
+        run: the run.
+        config: its parameters.
+        notebooks: by stage name.
+        terminal: where to tell what happens.
+        jobs: at most so many tasks at once.
+        only_tasks: keys of the tasks to work on, while other jobs may work on others; None: the whole run.
+        predicted: the expected peak memory of one task by stage name; fewer run at once where they would not fit.
+    """
+
+    def __init__(
+        self,
+        run: RunPaths,
+        config: RunConfig,
+        notebooks: Mapping[str, Notebook],
+        terminal: Terminal | None = None,
+        *,
+        jobs: int = 1,
+        only_tasks: frozenset[str] | None = None,
+        predicted: Mapping[str, PredictedPeak] | None = None,
+    ) -> None:
+        self.run, self.config, self.notebooks = run, config, notebooks
+        self.terminal = terminal or Terminal()
+        # The straight pass is one notebook after the other by definition.
+        self._jobs = max(1, jobs) if config.use_mlops_pipeline else 1
+        self._only_tasks = only_tasks
+        self._predicted = predicted
+        self._running: dict[str, TaskRun] = {}
+        self._events: queue.SimpleQueue[End | None] = queue.SimpleQueue()  # put from signal handlers: never blocks
+        self._signals: list[int] = []
+        self._first_signal = 0.0  # on the monotonic clock
+        self._forwarded = 0
+        self._taken_over = False
+        self._exit_codes: list[int] = []  # of tasks that did not succeed, as they ended
+        self._errors: list[BaseException] = []  # of threads: what a kernel does is no exception here
+        self._told: set[str] = set()
+
+    def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
+        """Run what ``make_plan`` says once the run is ours; returns the exit code.
+
+        After the first failure no task begins; those that run go on to their end. The first signal asks every running
+        task to save and leave, the second kills them.
+
+        Raises:
+            UsageError: another process is at work on this run.
+            OSError: the run folder cannot be written; the status says so where it still can.
+        """
+        with self._signals_noted(), self._locked():
+            plan = self._planned(make_plan)
+            self._book = StatusBook(self.run, self._only_tasks, may_write=lambda: not self._taken_over)
+            self._book.begin(plan)
+            # Before anything runs: a redo that fails half-way must not leave the old numbers standing as the run's own.
+            set_aside(self.run, [planned.task for planned in plan if planned.redo])
+            exit_code = 1  # what an exception leaves behind
+            try:
+                exit_code = self._run_tasks(plan)
+            finally:
+                self._book.finish(exit_code)
+            return 1 if self._taken_over else exit_code  # not 75: nobody is to requeue what another host works on
+
+    def _run_tasks(self, plan: Sequence[PlannedTask]) -> int:
+        schedule = Schedule(plan, straight=not self.config.use_mlops_pipeline)
+        budget, own_bytes = memory_budget(self.config.mem_gb), psutil.Process().memory_info().rss
+        shares = share_memory(plan, self._jobs, budget, own_bytes, self._predicted)
+        for line in shares.lines:
+            self.terminal.line(line)
+        with ThreadPoolExecutor(self._jobs, thread_name_prefix="fvc-task") as pool:
+            try:
+                self._until_all_ended(schedule, shares, pool)
+            finally:
+                for at_work in self._running.values():  # left by an exception: nobody would wait for them any more
+                    at_work.signal(signal.SIGTERM)
+                self.terminal.show([])
+        if self._errors:
+            raise self._errors[0]
+        return self._exit_code(schedule)
+
+    def _until_all_ended(self, schedule: Schedule, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
+        shown = time.monotonic()
+        while True:
+            self._forward_signals()
+            while (task := self._next(schedule, shares)) is not None:
+                schedule.begin(task)
+                self._begin(task, shares, pool)
+            self._book.publish()
+            if not self._running:
+                return
+            while (end := self._wait(shown)) is None and self._forwarded == len(self._signals):
+                self._show()
+                shown = time.monotonic()
+            if end is not None:
+                self._ended(*end, schedule)
+
+    def _next(self, schedule: Schedule, shares: MemoryShares) -> Task | None:
+        if self._signals or self._exit_codes:
+            return None
+        running = [at_work.task for at_work in self._running.values()]
+        return first_that_fits(schedule.ready(), running, shares.at_once)
+
+    def _show(self) -> None:
+        self.terminal.show([at_work.snapshot() for at_work in self._running.values()])
+
+    def _wait(self, shown: float) -> End | None:
+        """A task that ended, as soon as it does; None when it is time to look around."""
+        try:
+            return self._events.get(timeout=max(0.0, shown + SHOW_SECONDS - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _begin(self, task: Task, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
+        before = self._book.stage(task.key)
+        # What the attempt before came to is not this one's.
+        stage = StageStatus(state="running", attempts=before.attempts + 1, reason=before.reason, started_utc=utc_now())
+        self._book.put(task.key, stage)
+        at_work = TaskRun(
+            self.run,
+            self.config,
+            task,
+            self.notebooks[task.stage.name],
+            attempt=stage.attempts,
+            extra_environment=shares.environment(task),
+            say=self.terminal.line,
+            told=self._told,
+        )
+        self._running[task.key] = at_work
+        future = pool.submit(run_task, at_work, stage, self.terminal.line, lambda: self._taken_over)
+        future.add_done_callback(lambda ended: self._events.put((at_work, ended)))
+
+    def _ended(self, at_work: TaskRun, future: Future[StageStatus], schedule: Schedule) -> None:
+        task = at_work.task
+        del self._running[task.key]
+        at_work.snapshot()  # tells what was left to tell of its memory
+        self._show()
+        if error := future.exception():
+            self._errors.append(error)
+            stage = self._book.stage(task.key)
+            stage.state, stage.exit_code, stage.finished_utc = "failed", 1, utc_now()
+            stage.reason = f"the runner could not go on: {error}"
+        else:
+            stage = future.result()
+        self._book.put(task.key, stage)
+        for line in end_lines(self.run, task, stage):
+            self.terminal.line(line)
+        if not stage.exit_code:
+            schedule.done(task)
+            return
+        self._exit_codes.append(stage.exit_code)
+        if self._running and len(self._exit_codes) == 1 and not self._signals:
+            others = ", ".join(self._running)
+            self.terminal.line(f"  nothing new begins; what runs goes on to its end: {others} (Ctrl-C stops it)")
+
+    def _exit_code(self, schedule: Schedule) -> int:
+        """A failure counts before a signal that came as well; a signal that left nothing undone does not count."""
+        failures = [code for code in self._exit_codes if code not in _STOPPED_CODES]
+        if failures:
+            return failures[0]
+        if self._signals and not schedule.is_finished:
+            return exit_code_of_signals(self._signals)
+        return self._exit_codes[0] if self._exit_codes else 0
+
+    def _forward_signals(self) -> None:
+        """To every task at work, what each has not had yet: one that has just begun has had none."""
+        while self._forwarded < len(self._signals):
+            number = self._signals[self._forwarded]
+            self._forwarded += 1
+            for at_work in self._running.values():
+                at_work.signal(number)
+            if self._running and self._forwarded == 1 and not self._taken_over:
+                name, count = signal.Signals(number).name, len(self._running)
+                what = "the running task saves and leaves" if count == 1 else f"{count} running tasks save and leave"
+                self.terminal.line(f"  {name}: {what}; a second signal stops at once")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._only_tasks is None:
+            with run_lock(self.run, say=self.terminal.line, on_lost=self._lost):
+                yield
+        else:
+            with task_locks(self.run, self._only_tasks, say=self.terminal.line, on_lost=self._lost):
+                yield
+
+    def _planned(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> Sequence[PlannedTask]:
+        if self._only_tasks is None:
+            return make_plan()
+        with writing_in_turn(self.run):  # the attempt is added to run.json as well, and several jobs begin at once
+            return make_plan()
+
+    @contextmanager
+    def _signals_noted(self) -> Iterator[None]:
+        numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is gone, and nohup was not asked for
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _lost(self, message: str) -> None:
+        """Another host took the run over while this process stood still: leave, and write nothing of its any more."""
+        self._taken_over = True
+        self.terminal.line(message)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Only noted here, and the main thread woken: it may be anywhere, between two tasks as well."""
+        del frame
+        now = time.monotonic()
+        if not self._signals:
+            self._first_signal = now
+        elif number != signal.SIGINT and now - self._first_signal < _ONE_WISH_SECONDS:
+            return
+        self._signals.append(number)
+        self._events.put(None)

@@ -1,0 +1,276 @@
+"""The first call of every notebook: which run this is, with which parameters, and what to write to.
+
+Run by the runner, a notebook gets its run folder as a parameter. Opened in JupyterLab it works on the newest run with
+that run's parameters, so that it shows what the headless run showed; a run is never changed into another experiment.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shlex
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import polars as pl
+
+from fvc_lib import CHECKOUT
+from fvc_lib.execution.plan.stages import Task, stage_named
+from fvc_lib.execution.plan.superseding import begin_training_state
+from fvc_lib.execution.run.lock import is_worked_on
+from fvc_lib.execution.run.record import begin_run
+from fvc_lib.execution.run.status import Report, bar_reporter, file_reporter, progress_path
+from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries
+from fvc_lib.services.config import TASK_OF_STAGE, RunConfig, read_params_file, resolve_config
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.memory_sampler import MemorySampler
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.run_paths import RunPaths, find_run, list_runs, stage_key
+
+# ----------------------------------------------------------------------------------------------------
+# What a notebook that was opened by hand begins with, and what it leaves for the runner, which may go on with it.
+
+
+# What the built-in corpus of each task is learned with; the defaults are for larger pictures and clips of one's own.
+_BUILT_IN = {"video": "demo", "image": "image", "video_text": "video_text"}
+
+
+def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
+    """The configuration of a run that begins by hand, and a sentence where it is not what the notebook's cell says.
+
+    A cell that nobody edited, without a corpus, means the built-in one: it gets the values that the task's demo has.
+
+    Args:
+        given: the values of the parameters cell, and the task.
+
+    Raises:
+        UsageError: a value is not allowed.
+    """
+    asked = resolve_config(given)
+    defaults = resolve_config({"task": asked.task}, environ={})
+    told = resolve_config(given, environ={})
+    path = CHECKOUT / "params" / f"{_BUILT_IN[asked.task]}.yaml"
+    edited = [name for name in given if getattr(told, name) != getattr(defaults, name)]
+    if edited or asked.corpus or not path.is_file():
+        return asked, ""
+    values = read_params_file(path)
+    begun = resolve_config({**given, **values})
+    differs = ", ".join(f"{name} {getattr(begun, name)}" for name in values if name not in ("task", "experiment"))
+    return begun, (
+        f"There is no run yet and nothing in the cell above was edited: a run on the built-in corpus begins, with the "
+        f'values of params/{path.name} ({differs}). For a run with the cell\'s own values: run_dir = "new".'
+    )
+
+
+def note_training_by_hand(run: RunPaths, stage: str, fold: int | None) -> None:
+    """Before a training begins by hand: note its code, without which the runner would begin it anew.
+
+    A training that has begun stays as it is, whatever code it was begun with: nothing is set aside by hand.
+
+    Raises:
+        OSError: the run folder cannot be written.
+    """
+    task = Task(stage_named(stage), fold)
+    if task.stage.trains and not run.training_checkpoints(stage, fold).exists():
+        begin_training_state(run, task)
+
+
+ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
+
+
+@dataclass
+class StageSession:
+    """One notebook at work: its run, configuration and logs."""
+
+    stage: str
+    paths: RunPaths
+    config: RunConfig
+    parameters: tuple[str, ...]
+    fold: int | None
+    attempt: int
+    headless: bool
+    memory: MemorySampler
+    stop_requested: bool = False
+    # While a stage polls ``stop`` a signal only sets the flag; otherwise it ends the cell at once.
+    _polling: bool = False
+
+    def settings(self) -> pl.DataFrame:
+        """The resolved parameters this notebook reads: columns parameter, value, meaning."""
+        values = self.config.model_dump(mode="json")
+        return pl.DataFrame(
+            {
+                "parameter": list(self.parameters),
+                "value": [_as_text(values[name]) for name in self.parameters],
+                "meaning": [self.config.meaning(name) for name in self.parameters],
+            },
+            schema={"parameter": pl.String, "value": pl.String, "meaning": pl.String},
+        )
+
+    def metric_log(self) -> MetricLog:
+        """This stage's metric log, opened for appending."""
+        path = self.paths.metrics(self.stage, self.fold)
+        return MetricLog(
+            path,
+            run_id=self.paths.run_id,
+            fold=self.fold,
+            attempt=self.attempt,
+            on_trouble=self.memory.disk_full,
+        )
+
+    def progress(self, what: str) -> Report:
+        """A callback ``(done, total)``: a bar when live, a line on the runner's terminal when headless."""
+        if self.headless:
+            return file_reporter(progress_path(self.paths, self.stage, self.fold), what)
+        return bar_reporter(what)
+
+    def stop(self) -> bool:
+        """Whether the stage was asked to stop; asking makes signals set a flag instead of ending the cell."""
+        self._polling = True
+        return self.stop_requested
+
+    def check(self, claim: str, holds: bool) -> None:
+        """Show that ``claim`` holds, or end the stage.
+
+        Raises:
+            DataError: it does not; nothing that follows would be true.
+        """
+        if not holds:
+            raise DataError(f"check failed: {claim}. The record above shows the values; nothing after it was run.")
+        print(f"✓ {claim}")
+
+    def close(self, *written: Path) -> pl.DataFrame:
+        """Close the logs; the last call of every notebook. Returns columns file (in the run folder) and size_bytes."""
+        gc.collect()  # so that the log's last line shows what the notebook really keeps
+        self.memory.close()
+        print(f"peak memory of this notebook: {self.memory.peak_bytes / 1e9:.2f} GB; {self.memory.budget.describe()}")
+        return pl.DataFrame(
+            {
+                "file": [path_to_text(path.relative_to(self.paths.root)) for path in written],
+                "size_bytes": [path.stat().st_size for path in written],
+            },
+            schema={"file": pl.String, "size_bytes": pl.Int64},
+        )
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler: note the wish to stop."""
+        del frame
+        self.stop_requested = True
+        if not self._polling:
+            raise StoppedError(f"stopped by {signal.Signals(number).name}; finished work is kept")
+
+
+def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = False) -> StageSession:
+    """Open ``stage`` with the values of its parameters cell.
+
+    Args:
+        stage: the notebook's name without suffix.
+        namespace: ``globals()`` of the notebook right after its parameters cell: ``run_dir``, for a fold stage
+            ``fold``, and fields of RunConfig.
+        only_looks: it writes no tables; opened by hand it begins no run and may look at one that is worked on.
+
+    Raises:
+        UsageError: no such run; the run is being worked on, and the notebook writes into it; or a value in the cell was
+            edited that differs from the run's own.
+    """
+    parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
+    task = TASK_OF_STAGE.get(stage)
+    given = {name: namespace[name] for name in parameters} | ({"task": task} if task else {})
+    attempt = os.environ.get(ATTEMPT_VARIABLE)
+    paths, config = _find_or_begin(str(namespace["run_dir"]), given, attempt is not None, only_looks)
+    fold = int(namespace["fold"]) if "fold" in namespace else None
+    if fold is not None and not 0 <= fold < config.num_folds:
+        raise UsageError(
+            f"fold: got {fold}, wanted 0 to {config.num_folds - 1}: this run has {config.num_folds} folds."
+        )
+    if attempt is None and not only_looks and is_worked_on(paths):
+        raise UsageError(
+            f"{paths.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
+            "done (run_notebooks.py status), or name another run in run_dir."
+        )
+    if attempt is None and not only_looks:
+        note_training_by_hand(paths, stage, fold)
+    memory = _open_sampler(paths, stage, fold, config.mem_gb, by_hand=attempt is None)
+    session = StageSession(stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory)
+    if session.headless:
+        sweep_temporaries(paths.root)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, session.on_signal)
+    return session
+
+
+def _open_sampler(
+    paths: RunPaths, stage: str, fold: int | None, mem_gb: float | None, *, by_hand: bool
+) -> MemorySampler:
+    if not by_hand:
+        return MemorySampler(paths.memory(stage, fold), events=paths.memory_events(stage, fold), mem_gb=mem_gb)
+    # Opened by hand, a notebook leaves the run's own memory log as it is.
+    name = f"{stage_key(stage, fold)}.by_hand_memory"
+    return MemorySampler(paths.logs / f"{name}.jsonl", events=paths.logs / f"{name}_events.jsonl", mem_gb=mem_gb)
+
+
+def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool, only_looks: bool) -> tuple[RunPaths, RunConfig]:
+    if headless:  # the runner has checked everything, and its values count before this kernel's environment
+        paths = find_run(Path(run_dir).parents[1], run_dir)
+        return paths, run_config(paths)
+    fresh = resolve_config(given)
+    runs_dir = Path(fresh.runs_dir)
+    own = [run for run in list_runs(runs_dir) if not only_looks and not run_dir and _task_of(run) == fresh.task]
+    to_begin = run_dir == "new" or (not run_dir and not (own or (only_looks and list_runs(runs_dir))))
+    if only_looks and to_begin:
+        raise UsageError(
+            f"this notebook only looks at runs and begins none; there is none to look at under {str(runs_dir)!r}, or "
+            "run_dir is 'new'. Begin one: make demo, or run_notebooks.py -p corpus PATH."
+        )
+    if to_begin:
+        if not run_dir:
+            fresh, note = values_to_begin_with(given)
+            print(note, end="\n" if note else "")
+        return begin_run(fresh, command="by hand, from a notebook", state="by hand"), fresh
+    paths = own[-1] if own else find_run(runs_dir, run_dir or "latest")
+    config = run_config(paths)
+    if not only_looks and config.task != fresh.task:
+        raise UsageError(
+            f"{paths.run_id} is a run of task {config.task}, and this notebook is of task {fresh.task}. Name another "
+            'one in run_dir, or "new".'
+        )
+    asked, defaults = resolve_config(given, environ={}), resolve_config({"task": config.task}, environ={})
+    edited = {
+        name: getattr(asked, name)
+        for name in given
+        if getattr(asked, name) not in (getattr(defaults, name), getattr(config, name))
+    }
+    if edited:
+        changes = ", ".join(f"{name} {getattr(config, name)!r} -> {value!r}" for name, value in edited.items())
+        options = [text for name, value in edited.items() for text in ("-p", name, _as_text(value))]
+        fork = shlex.join(["python", "run_notebooks.py", "--resume", str(paths.root), "--fork", *options])
+        raise UsageError(
+            f"{paths.run_id} was made with other values ({changes}), and a run is never changed into another one. "
+            f'Start a new one with what stays true of it: {fork}; or with what this cell says: run_dir = "new". Or put '
+            "the values back."
+        )
+    return paths, config
+
+
+def _task_of(paths: RunPaths) -> str | None:
+    """What a run is about; None where its parameters cannot be read."""
+    try:
+        return run_config(paths).task
+    except UsageError:
+        return None
+
+
+def run_config(paths: RunPaths) -> RunConfig:
+    """The configuration a run was started with, as it stands in its ``params.yaml``.
+
+    Raises:
+        UsageError: the file is missing or was edited into something invalid.
+    """
+    return resolve_config(read_params_file(paths.params_yaml), environ={})
+
+
+def _as_text(value: object) -> str:
+    return ", ".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)

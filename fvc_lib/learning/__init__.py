@@ -1,1 +1,0 @@
-"""Models, tasks, the one training engine, evaluation and its controls."""

@@ -1,0 +1,1 @@
+"""What the tasks add to the engine: data, loss, metrics, selection, results."""

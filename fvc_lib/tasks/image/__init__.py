@@ -1,0 +1,1 @@
+"""Task image: classes and numbers from pictures."""

@@ -1,0 +1,321 @@
+"""Pictures as samples: decoded when they are asked for, and in training seen a little differently in every epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fvc_lib.engine.random_state import stable_seed
+from fvc_lib.engine.task import Batch, Sample, stack_samples
+from fvc_lib.metrics.classification import FloatArray
+from fvc_lib.services.atomic_files import path_from_text
+from fvc_lib.tasks.image.records import UNKNOWN_CLASS, ImageLabels, ImageRecords
+from fvc_lib.video.decode.still_image import decode_image
+
+# ----------------------------------------------------------------------------------------------------
+# The square that a network sees of a picture: all of its middle, or in training a slightly different one each time.
+#
+# Crops are mild (at least 0.7 of the area). Where calories or grams are to be read off a picture, what is cut off
+# is part
+# of the answer, and a strong zoom makes a small portion a large one.
+#
+
+
+_LEAST_AREA = 0.7
+_WIDEST = 1.15  # width over height
+_COLOUR = 0.15  # brightness, contrast and saturation between 1 - this and 1 + this
+
+
+def decoded_side(size: int, *, training: bool) -> int:
+    """How many pixels the shorter side of a picture must have at least, for a view of ``size`` that loses nothing."""
+    return math.ceil(size / math.sqrt(_LEAST_AREA / _WIDEST)) if training else size
+
+
+def middle_view(pixels: Tensor, size: int) -> Tensor:
+    """The largest centred square of uint8 (3, H, W), as uint8 (3, size, size).
+
+    Not a part of it, as is usual after training on strong crops: the network was trained on nearly whole pictures, and
+    a number is a number of all that is there.
+    """
+    height, width = pixels.shape[1:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return resized(pixels[:, top : top + side, left : left + side], size)
+
+
+def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> Tensor:
+    """A random crop of uint8 (3, H, W) in or out of mirror, with slightly other colours, as uint8 (3, size, size).
+
+    It always takes as many draws from ``generator``, whatever the picture.
+    """
+    area, shape, across, down = generator.uniform(size=4)
+    flips = generator.uniform() < 0.5
+    brightness, contrast, saturation = 1 + _COLOUR * generator.uniform(-1, 1, size=3)
+    view = resized(_cropped(pixels, area, shape, across, down), size)
+    if flips:
+        view = view.flip(2)
+    return _coloured(view, brightness, contrast, saturation)
+
+
+def _cropped(pixels: Tensor, area: float, shape: float, across: float, down: float) -> Tensor:
+    """A part of the picture: its area, width over height and place by draws in [0, 1)."""
+    height, width = pixels.shape[1:]
+    side = min(height, width)  # of the square that evaluation sees
+    scale = math.sqrt(_LEAST_AREA + (1 - _LEAST_AREA) * area)
+    stretch = math.exp((2 * shape - 1) * math.log(_WIDEST) / 2)
+    crop_height = max(1, min(height, round(side * scale / stretch)))
+    crop_width = max(1, min(width, round(side * scale * stretch)))
+    # Around the middle square, not all over a wide picture: what training sees evaluation sees too.
+    top = _start(height, crop_height, side, down)
+    left = _start(width, crop_width, side, across)
+    return pixels[:, top : top + crop_height, left : left + crop_width]
+
+
+def _start(length: int, crop: int, side: int, draw: float) -> int:
+    room = max(side, crop) - crop
+    first = (length - max(side, crop)) // 2 + math.floor(draw * (room + 1))
+    return min(max(0, first), length - crop)
+
+
+def _coloured(view: Tensor, brightness: float, contrast: float, saturation: float) -> Tensor:
+    colours = view.float() * brightness
+    # NumPy's sum: torch's is split among threads, of which a loader process has another number.
+    mean = float(_grey(colours).numpy().mean(dtype=np.float64))
+    colours = mean + contrast * (colours - mean)
+    grey = _grey(colours)
+    colours = grey + saturation * (colours - grey)
+    return _as_bytes(colours)
+
+
+def _grey(colours: Tensor) -> Tensor:
+    """Luma (H, W) of float (3, H, W), by ITU-R BT.601."""
+    red, green, blue = colours
+    grey: Tensor = 0.299 * red + 0.587 * green + 0.114 * blue
+    return grey
+
+
+def _as_bytes(colours: Tensor) -> Tensor:
+    return colours.round().clamp(0, 255).to(torch.uint8)
+
+
+def resized(pixels: Tensor, size: int) -> Tensor:
+    """uint8 (3, H, W) as uint8 (3, size, size), bilinear, without aliasing where it becomes smaller."""
+    if pixels.shape[1:] == (size, size):
+        return pixels
+    scaled = F.interpolate(pixels[None].float(), size=(size, size), mode="bilinear", antialias=True)
+    return _as_bytes(scaled[0])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Mixup and cutmix: two pictures as one, and all that is known of them mixed alike.
+#
+# A number is mixed where both pictures have it, and is unknown otherwise: half a known sum says nothing. A class that
+# only one picture has counts with that picture's share, and the rest of the example teaches no class.
+#
+
+
+@dataclass(frozen=True)
+class MixSettings:
+    """How often and how pictures are mixed.
+
+    Attributes:
+        share: of the training pictures.
+        mixup_alpha: of the Beta distribution that the first picture's share is drawn from; 0: no mixup.
+        cutmix_alpha: likewise of its area; 0: no cutmix. With both, half of the mixed pictures each.
+    """
+
+    share: float = 0.0
+    mixup_alpha: float = 0.0
+    cutmix_alpha: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mix:
+    """One drawn mixture.
+
+    Attributes:
+        partner: number of the other picture.
+        box: ``(top, bottom, left, right)``, half-open, which shows the partner (cutmix); None: both shine through.
+        share: of the first picture; with a box exactly what that leaves of it.
+    """
+
+    partner: int
+    box: tuple[int, int, int, int] | None
+    share: float
+
+
+def draw_mix(settings: MixSettings, num_images: int, size: int, generator: np.random.Generator) -> Mix | None:
+    """What becomes of one training picture, of ``num_images`` that are ``size`` pixels a side; None: it stays alone."""
+    kinds = [kind for kind, alpha in (("mixup", settings.mixup_alpha), ("cutmix", settings.cutmix_alpha)) if alpha]
+    if not kinds or num_images < 2 or generator.uniform() >= settings.share:
+        return None
+    kind = kinds[int(generator.integers(len(kinds)))]
+    partner = int(generator.integers(num_images))
+    if kind == "mixup":
+        return Mix(partner, None, float(generator.beta(settings.mixup_alpha, settings.mixup_alpha)))
+    box = _draw_box(size, float(generator.beta(settings.cutmix_alpha, settings.cutmix_alpha)), generator)
+    top, bottom, left, right = box
+    return Mix(partner, box, 1 - (bottom - top) * (right - left) / size**2)
+
+
+def _draw_box(size: int, share: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
+    """A square of area 1 - ``share`` around a random point, cut at the edges (Yun et al., "CutMix", ICCV 2019)."""
+    half = size * np.sqrt(1 - share) / 2
+    down, across = generator.uniform(0, size, size=2)
+    edges = np.clip(np.rint([down - half, down + half, across - half, across + half]), 0, size).astype(int)
+    top, bottom, left, right = edges.tolist()
+    return top, bottom, left, right
+
+
+def mixed_image(image: Tensor, partner: Tensor, mix: Mix) -> Tensor:
+    """Both as one, all uint8 (3, S, S). After Zhang et al., "mixup" (ICLR 2018), where there is no box."""
+    if mix.box is None:
+        blend = torch.lerp(partner.float(), image.float(), mix.share)
+        return blend.round_().clamp_(0, 255).to(torch.uint8)
+    top, bottom, left, right = mix.box
+    mixed = image.clone()
+    mixed[:, top:bottom, left:right] = partner[:, top:bottom, left:right]
+    return mixed
+
+
+def mixed_class_target(target: Tensor, partner: Tensor, mix: Mix) -> Tensor:
+    """Soft class targets (C,): each picture's own, times its share; zero rows are pictures without a class."""
+    return mix.share * target + (1 - mix.share) * partner
+
+
+def mixed_values(
+    values: Tensor, known: Tensor, partner_values: Tensor, partner_known: Tensor, mix: Mix
+) -> tuple[Tensor, Tensor]:
+    """Numbers (T,) and which are known (T,): those that both pictures have."""
+    both = known * partner_known
+    return both * (mix.share * values + (1 - mix.share) * partner_values), both
+
+
+@dataclass(frozen=True)
+class ImageAugmentation:
+    """How training pictures differ from epoch to epoch; all of it follows from the seed, the picture and the epoch."""
+
+    seed: int
+    mixing: MixSettings
+
+
+class ImageDataset:
+    """Samples of one part of a corpus.
+
+    A sample has ``image`` uint8 (3, S, S); ``class_target`` float32 (C,), what each class weighs in its loss, all zero
+    where no class is known; ``class_index`` int64 (), -1 likewise, of the picture itself even where another one is
+    mixed in; ``values`` float32 (T,), scaled, 0 where not known; and ``known`` float32 (T,) of 0 and 1.
+
+    Args:
+        root: of the corpus.
+        records: the pictures.
+        labels: what is to be said of them, with the scaling.
+        size: S, in pixels.
+        class_weights: float64 (C,) of each class in the loss; None: 1 each.
+        augmentation: of training; None: every picture as it is.
+        epoch: whose samples these are.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        records: ImageRecords,
+        labels: ImageLabels,
+        size: int,
+        *,
+        class_weights: FloatArray | None = None,
+        augmentation: ImageAugmentation | None = None,
+        epoch: int = 0,
+    ) -> None:
+        self.root = root
+        self.records = records
+        self.labels = labels
+        self.size = size
+        self._class_weights = np.ones(len(labels.classes)) if class_weights is None else class_weights
+        self._augmentation = augmentation
+        self._epoch = epoch
+
+    @property
+    def classes(self) -> tuple[int, ...] | None:
+        """The class of every picture; None where one has none: drawing evenly from classes would not draw it."""
+        indices = self.records.class_indices
+        return None if (indices == UNKNOWN_CLASS).any() else tuple(indices.tolist())
+
+    def at_epoch(self, epoch: int) -> ImageDataset:
+        """The same pictures as they look in ``epoch`` (0-based)."""
+        if self._augmentation is None or epoch == self._epoch:
+            return self
+        return ImageDataset(
+            self.root, self.records, self.labels, self.size,
+            class_weights=self._class_weights, augmentation=self._augmentation, epoch=epoch,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Sample:
+        own = self._own_tensors(index)
+        augmentation = self._augmentation
+        if augmentation is not None:
+            mix = draw_mix(augmentation.mixing, len(self), self.size, self._generator("mix", index))
+            if mix is not None:
+                other = self._own_tensors(mix.partner)
+                values, known = mixed_values(own["values"], own["known"], other["values"], other["known"], mix)
+                own["image"] = mixed_image(own["image"], other["image"], mix)
+                own["class_target"] = mixed_class_target(own["class_target"], other["class_target"], mix)
+                own["values"], own["known"] = values, known
+        return Sample(self.records.image_ids[index], own)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The samples of ``indices`` as one batch."""
+        return stack_samples([self[index] for index in indices])
+
+    def _own_tensors(self, index: int) -> dict[str, Tensor]:
+        """Of one picture by itself."""
+        class_index = int(self.records.class_indices[index])
+        class_target = torch.zeros(len(self.labels.classes))
+        if class_index != UNKNOWN_CLASS:
+            class_target[class_index] = float(self._class_weights[class_index])
+        values = self.records.values[index]
+        known = np.isfinite(values)
+        scaled = np.where(known, self.labels.scaled(values), 0.0) if values.size else values
+        return {
+            "image": self._view(index),
+            "class_target": class_target,
+            "class_index": torch.tensor(class_index),
+            "values": torch.from_numpy(scaled.astype(np.float32)),
+            "known": torch.from_numpy(known.astype(np.float32)),
+        }
+
+    def _view(self, index: int) -> Tensor:
+        training = self._augmentation is not None
+        path = self.root / path_from_text(self.records.paths[index])
+        pixels = decode_image(path, shortest_side=decoded_side(self.size, training=training))
+        picture = torch.from_numpy(pixels).permute(2, 0, 1)
+        if not training:
+            return middle_view(picture, self.size).contiguous()
+        return training_view(picture, self.size, self._generator("view", index)).contiguous()
+
+    def _generator(self, purpose: str, index: int) -> np.random.Generator:
+        """Of one picture in one epoch: so neither order nor process nor batch changes what is drawn."""
+        seed = self._augmentation.seed if self._augmentation is not None else 0
+        return np.random.default_rng(stable_seed(f"image {purpose}", seed, self.records.image_ids[index], self._epoch))
+
+
+def balancing_weights(records: ImageRecords, num_classes: int) -> FloatArray:
+    """Loss weights float64 (C,) that give all classes equal influence and average to 1 over the pictures with a class.
+
+    Args:
+        records: of the training part, where every class occurs.
+        num_classes: C.
+    """
+    counts = np.bincount(records.class_indices[records.class_indices >= 0], minlength=num_classes)
+    weights: FloatArray = counts.sum() / (num_classes * np.maximum(counts, 1))
+    return weights

@@ -1,0 +1,220 @@
+"""From the test part's predictions to the results of task image: every number with an interval, a control beside it.
+
+The controls know the training part only. ``majority_class`` calls every picture the most frequent training class, and
+ranks the classes by how frequent they are; ``mean_predictor`` says each target's training mean. A bootstrap draws
+whole groups, so what an interval covers is which groups the model is tested on; it takes the trained model as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.metrics.classification import IntArray, Metric
+from fvc_lib.metrics.intervals import intervals_over_groups
+from fvc_lib.metrics.multiclass import class_scores, confusion_matrix, macro_measures, top_k_measure
+from fvc_lib.metrics.regression import regression_measures
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import (
+    IMAGE_PREDICTIONS,
+    IMAGE_TARGETS,
+    IMAGES,
+    TARGET_PREDICTIONS,
+    TASK_RESULTS,
+    check_table,
+    read_table,
+    write_table,
+)
+
+MODEL = "model"
+MAJORITY_CLASS = "majority_class"
+MEAN_PREDICTOR = "mean_predictor"
+
+# What the metrics are called in TASK_RESULTS, and whether they are in the target's unit.
+_TARGET_METRICS = {
+    "mae": ("mean_absolute_error", True),
+    "rmse": ("root_mean_squared_error", True),
+    "r2": ("r_squared", False),
+}
+
+Row = tuple[object, ...]
+
+
+def image_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
+    """Every metric of the model and of the controls (TASK_RESULTS), written to ``task_results.feather``.
+
+    Raises:
+        DataError: predictions that are not those of the run's test part.
+    """
+    images, targets = read_table(paths.images, IMAGES), read_table(paths.image_targets, IMAGE_TARGETS)
+    classes = read_table(paths.image_predictions, IMAGE_PREDICTIONS).sort("image_id")
+    numbers = read_table(paths.target_predictions, TARGET_PREDICTIONS).sort("target", "image_id")
+    _check_predictions(images, targets, classes, numbers)
+    rows = _class_rows(images, classes, config) if classes.height else []
+    for (target,), predicted in numbers.group_by("target", maintain_order=True):
+        rows += _target_rows(str(target), predicted, _training_values(images, targets, str(target)), config)
+    schema = {name: column.dtype.type for name, column in TASK_RESULTS.columns.items()}
+    table = check_table(pl.DataFrame(rows, schema=schema, orient="row"), TASK_RESULTS, "image results")
+    write_table(table, TASK_RESULTS, paths.task_results)
+    return table
+
+
+def confusion(paths: RunPaths) -> pl.DataFrame:
+    """How often a class of the test part was taken for another: ``class_label predicted_label count``, no zeros."""
+    predictions = read_table(paths.image_predictions, IMAGE_PREDICTIONS)
+    classes, labels, predicted = _numbered(predictions, ())
+    if not classes:
+        return pl.DataFrame(schema={"class_label": pl.String, "predicted_label": pl.String, "count": pl.Int64})
+    matrix = confusion_matrix(labels, predicted, len(classes)).astype(np.int64)
+    truth, taken = np.nonzero(matrix)
+    return pl.DataFrame(
+        {
+            "class_label": [classes[number] for number in truth],
+            "predicted_label": [classes[number] for number in taken],
+            "count": matrix[truth, taken],
+        }
+    )
+
+
+def worst_mistakes(paths: RunPaths, number: int = 12) -> pl.DataFrame:
+    """The test pictures whose wrong class was the most probable: IMAGE_PREDICTIONS rows, the worst first."""
+    predictions = read_table(paths.image_predictions, IMAGE_PREDICTIONS)
+    wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
+    return wrong.sort("probability", "image_id", descending=[True, False]).head(number)
+
+
+def worst_numbers(paths: RunPaths, number: int = 12) -> pl.DataFrame:
+    """The test pictures whose numbers were furthest off: TARGET_PREDICTIONS rows with ``error``, the worst first.
+
+    Targets are compared by the error in multiples of the target's mean absolute error.
+    """
+    predictions = read_table(paths.target_predictions, TARGET_PREDICTIONS)
+    error = (pl.col("predicted") - pl.col("value")).alias("error")
+    relative = pl.col("error").abs() / pl.col("error").abs().mean().over("target")
+    return (
+        predictions.with_columns(error)
+        .with_columns(relative=relative.fill_nan(0.0))
+        .sort("relative", "target", "image_id", descending=[True, False, False])
+        .drop("relative")
+        .head(number)
+    )
+
+
+def _class_rows(images: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> list[Row]:
+    trained = images.filter((pl.col("part") == "train") & pl.col("class_label").is_not_null())
+    counts = trained.group_by("class_label").len().sort("len", "class_label", descending=[True, False])
+    place_of = {label: place for place, label in enumerate(counts["class_label"], start=1)}
+    classes, labels, predicted = _numbered(predictions, tuple(place_of))
+    majority = np.full(labels.size, classes.index(next(iter(place_of))))
+    # A class that training has not seen comes after all others.
+    majority_ranks = np.array([place_of.get(label, len(classes)) for label in predictions["class_label"]])
+    ranks = predictions["rank_of_class"].to_numpy()
+    groups = predictions["group_id"].to_list()
+    rows = _measured_rows(MODEL, "all", _class_measures(ranks, labels, predicted), groups, config)
+    rows += _per_class_rows(MODEL, classes, labels, predicted, groups)
+    rows += _measured_rows(MAJORITY_CLASS, "all", _class_measures(majority_ranks, labels, majority), groups, config)
+    return rows
+
+
+def _class_measures(ranks: IntArray, labels: IntArray, predicted: IntArray) -> dict[str, tuple[Metric, str]]:
+    measures = {"top1": top_k_measure(ranks, 1), "top5": top_k_measure(ranks, 5), **macro_measures(labels, predicted)}
+    return {name: (measure, "") for name, measure in measures.items()}
+
+
+def _per_class_rows(
+    source: str, classes: Sequence[str], labels: IntArray, predicted: IntArray, groups: Sequence[str]
+) -> list[Row]:
+    """Precision, recall and F1 of each class of the test part; too few pictures each for an interval."""
+    scores = class_scores(labels, predicted, len(classes))
+    group_of = np.array(groups, dtype=object)
+    rows: list[Row] = []
+    for number, name in enumerate(classes):
+        own = labels == number
+        if not own.any():
+            continue
+        sizes = int(own.sum()), len(set(group_of[own]))
+        for metric in ("precision", "recall", "f1"):
+            value = float(getattr(scores, metric)[number])
+            rows.append((source, f"class:{name}", metric, "", _or_none(value), None, None, *sizes))
+    return rows
+
+
+def _target_rows(target: str, predictions: pl.DataFrame, training: pl.Series, config: RunConfig) -> list[Row]:
+    values, groups = predictions["value"].to_numpy(), predictions["group_id"].to_list()
+    unit, subject = predictions["unit"][0], f"target:{target}"
+    mean = np.full(values.size, np.mean(training.to_numpy()))
+    said = {MODEL: predictions["predicted"].to_numpy(), MEAN_PREDICTOR: mean}
+    rows: list[Row] = []
+    for source, predicted in said.items():
+        measures = regression_measures(values, predicted)
+        named = {
+            name: (measures[long_name], unit if has_unit else "")
+            for name, (long_name, has_unit) in _TARGET_METRICS.items()
+        }
+        rows += _measured_rows(source, subject, named, groups, config)
+    return rows
+
+
+def _measured_rows(
+    source: str, subject: str, measures: Mapping[str, tuple[Metric, str]], groups: Sequence[str], config: RunConfig
+) -> list[Row]:
+    """A row per measure, all on the same draws of groups, so that the sources are paired as well."""
+    intervals = intervals_over_groups(
+        [measure for measure, _ in measures.values()], groups,
+        replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
+    )  # fmt: skip
+    return [
+        (source, subject, name, unit, *map(_or_none, (found.value, found.low, found.high)), found.num_rows,
+         found.num_groups)
+        for (name, (_, unit)), found in zip(measures.items(), intervals, strict=True)
+    ]  # fmt: skip
+
+
+def _numbered(predictions: pl.DataFrame, known: Sequence[str]) -> tuple[tuple[str, ...], IntArray, IntArray]:
+    """The classes that occur or are ``known``, sorted, and the true and predicted ones as their numbers."""
+    columns = predictions["class_label"].to_list(), predictions["predicted_label"].to_list()
+    classes = tuple(sorted({*columns[0], *columns[1], *known}))
+    number_of = {label: number for number, label in enumerate(classes)}
+    labels, predicted = (np.array([number_of[label] for label in column], dtype=np.int64) for column in columns)
+    return classes, labels, predicted
+
+
+def _training_values(images: pl.DataFrame, targets: pl.DataFrame, target: str) -> pl.Series:
+    trained = images.filter(pl.col("part") == "train").select("image_id")
+    return targets.filter(pl.col("target") == target).join(trained, on="image_id", how="semi")["value"]
+
+
+def _check_predictions(
+    images: pl.DataFrame, targets: pl.DataFrame, classes: pl.DataFrame, numbers: pl.DataFrame
+) -> None:
+    """Refuse predictions that are not exactly those due: one per test picture with a class, one per known number."""
+    test = images.filter(pl.col("part") == "test")
+    due_classes = test.filter(pl.col("class_label").is_not_null()).select("image_id", "class_label", "group_id")
+    due_numbers = targets.join(test.select("image_id"), on="image_id", how="semi").select(
+        "image_id", "target", "value", "group_id"
+    )
+    _refuse_other("class predictions", due_classes, classes.select(due_classes.columns))
+    _refuse_other("predicted numbers", due_numbers, numbers.select(due_numbers.columns))
+
+
+def _refuse_other(what: str, due: pl.DataFrame, made: pl.DataFrame) -> None:
+    ends: tuple[tuple[str, Callable[[], pl.DataFrame]], ...] = (
+        ("missing", lambda: due.join(made, on=due.columns, how="anti")),
+        ("of other pictures, labels or groups", lambda: made.join(due, on=due.columns, how="anti")),
+    )
+    for problem, find in ends:
+        found = find()["image_id"].unique().sort()
+        if found.len():
+            raise DataError(
+                f"{what}: {found.len()} are {problem} than those of the test part: {', '.join(found.head(5))}. Run "
+                "10_image_recognition again."
+            )
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

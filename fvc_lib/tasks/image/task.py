@@ -1,0 +1,306 @@
+"""Recognising pictures: class and numbers from one network. What task image adds to the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fvc_lib.detectors.frames.image_backbones import build_backbone
+from fvc_lib.detectors.own.image import ImageModel, num_trained_stages
+from fvc_lib.engine.accumulators import require_detached
+from fvc_lib.engine.task import Batch, LossSum, Outputs
+from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.metrics.multiclass import macro_f1, ranks_of_class, top_k_accuracy
+from fvc_lib.metrics.regression import regression_scores
+from fvc_lib.tasks.image.data import ImageDataset
+from fvc_lib.tasks.image.records import ImageLabels
+
+# ----------------------------------------------------------------------------------------------------
+# What the metrics of task image need of a pass: a few numbers per picture, not its scores for all classes.
+
+
+_UNRANKED = 0  # of a picture without a class, or with scores that are not finite
+
+
+@dataclass(frozen=True)
+class ScoredClasses:
+    """Of the N pictures that have a class.
+
+    Attributes:
+        rows: int64 (N,), their places among all pictures of the pass.
+        class_indices: int64 (N,), what they are.
+        predicted: int64 (N,), the class with the highest score, the first of equal ones.
+        probabilities: float64 (N,) of the predicted class; NaN where the scores were not finite.
+        ranks: int64 (N,), the place of the true class among all, ties against the model; 0 likewise.
+    """
+
+    rows: IntArray
+    class_indices: IntArray
+    predicted: IntArray
+    probabilities: FloatArray
+    ranks: IntArray
+
+
+@dataclass(frozen=True)
+class ScoredTarget:
+    """Of the N pictures of which one target is known: their places, the true values and the predicted, in its unit."""
+
+    rows: IntArray
+    values: FloatArray
+    predicted: FloatArray
+
+
+class ImageScores:
+    """Per picture: the class, the predicted one with its probability, the rank of the true one, and the numbers.
+
+    Reads ``class_logits`` (B, C) and ``values`` (B, T), and of the batch ``class_index``, ``values`` and ``known``.
+    """
+
+    def __init__(self, labels: ImageLabels) -> None:
+        self.labels = labels
+        self._ids: list[str] = []
+        self._columns: dict[str, list[Tensor]] = {name: [] for name in _empty_columns(labels)}
+
+    def update(self, outputs: Outputs, batch: Batch) -> None:
+        """Add one batch.
+
+        Raises:
+            ValueError: the outputs still require grad.
+        """
+        logits = require_detached(outputs["class_logits"], "class_logits").double()
+        predicted = require_detached(outputs["values"], "values").double()
+        class_index = batch.tensors["class_index"].cpu()
+        tops, probabilities = _tops(logits)
+        self._add(
+            list(batch.sample_ids),
+            {
+                "class_index": class_index,
+                "top": tops,
+                "probability": probabilities,
+                "rank": _ranks(logits, class_index),
+                "predicted": predicted,
+                "value": batch.tensors["values"].cpu().double(),
+                "known": batch.tensors["known"].cpu() > 0,
+            },
+        )
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        """The pictures, in the order they came."""
+        return tuple(self._ids)
+
+    def classes(self) -> ScoredClasses:
+        """What was found of those with a class."""
+        columns = self._joined()
+        rows = np.flatnonzero(columns["class_index"].numpy() >= 0)
+        names = ("class_index", "top", "probability", "rank")
+        return ScoredClasses(rows, *(columns[name].numpy()[rows] for name in names))
+
+    def target(self, name: str) -> ScoredTarget:
+        """What was found of those of which target ``name`` is known."""
+        columns, place = self._joined(), self.labels.targets.index(name)
+        rows = np.flatnonzero(columns["known"][:, place].numpy())
+        values, predicted = (self.labels.in_units(columns[c].numpy())[rows, place] for c in ("value", "predicted"))
+        return ScoredTarget(rows, values, predicted)
+
+    def compute(self) -> dict[str, float]:
+        """``top1``, ``top5``, ``macro_f1``, and ``mae_NAME`` and ``r2_NAME`` per target.
+
+        NaN where a score is not finite. What no picture could show (no class is known, or a target of none) is left
+        out.
+        """
+        metrics: dict[str, float] = {}
+        classes = self.classes()
+        if classes.rows.size:
+            metrics |= _class_metrics(classes)
+        for name in self.labels.targets:
+            scored = self.target(name)
+            if scored.rows.size:
+                finite = bool(np.isfinite(scored.predicted).all())
+                scores = regression_scores(scored.values, scored.predicted) if finite else None
+                metrics[f"mae_{name}"] = scores.mean_absolute_error if scores else math.nan
+                metrics[f"r2_{name}"] = scores.r_squared if scores else math.nan
+        return metrics
+
+    def to_document(self) -> dict[str, Any]:
+        """The ids and a tensor per column, (N,) or (N, T)."""
+        return {"ids": list(self._ids), **self._joined()}
+
+    def add_document(self, document: Mapping[str, Any]) -> None:
+        """Append what another one gathered."""
+        self._add(list(document["ids"]), {name: document[name] for name in self._columns})
+
+    def _add(self, ids: list[str], columns: Mapping[str, Tensor]) -> None:
+        self._ids.extend(ids)
+        for name, column in columns.items():
+            self._columns[name].append(column)
+
+    def _joined(self) -> dict[str, Tensor]:
+        empty = _empty_columns(self.labels)
+        return {name: torch.cat([empty[name], *parts]) for name, parts in self._columns.items()}
+
+
+def _empty_columns(labels: ImageLabels) -> dict[str, Tensor]:
+    """No rows, but the types and widths that all parts have."""
+    num_targets = len(labels.targets)
+    whole, real = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
+    numbers = torch.empty(0, num_targets, dtype=torch.float64)
+    return {
+        "class_index": whole, "top": whole, "probability": real, "rank": whole,
+        "predicted": numbers, "value": numbers, "known": torch.empty(0, num_targets, dtype=torch.bool),
+    }  # fmt: skip
+
+
+def _tops(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The best class (B,) and its probability (B,) of logits float64 (B, C); C may be 0."""
+    if not logits.shape[1]:
+        return torch.zeros(len(logits), dtype=torch.int64), logits.new_full((len(logits),), math.nan)
+    tops = logits.argmax(1)
+    probabilities = torch.softmax(logits, dim=1).gather(1, tops[:, None]).squeeze(1)
+    return tops, torch.where(torch.isfinite(logits).all(1), probabilities, math.nan)
+
+
+def _ranks(logits: Tensor, class_index: Tensor) -> Tensor:
+    """(B,); 0 without a class, or with a score that is not finite."""
+    ranks = torch.full_like(class_index, _UNRANKED)
+    rows = torch.nonzero((class_index >= 0) & torch.isfinite(logits).all(1)).squeeze(1)
+    if len(rows):
+        ranks[rows] = torch.from_numpy(ranks_of_class(logits[rows].numpy(), class_index[rows].numpy()))
+    return ranks
+
+
+def _class_metrics(classes: ScoredClasses) -> dict[str, float]:
+    if (classes.ranks == _UNRANKED).any():
+        return dict.fromkeys(("top1", "top5", "macro_f1"), math.nan)
+    return {
+        "top1": float(top_k_accuracy(classes.ranks, 1)),
+        "top5": float(top_k_accuracy(classes.ranks, 5)),
+        "macro_f1": float(macro_f1(classes.class_indices, classes.predicted)),
+    }
+
+
+@dataclass(frozen=True)
+class ImageTaskSettings:
+    """What is trained, and for which loss.
+
+    Attributes:
+        backbone: see ``image_backbones.build_backbone``.
+        backbone_weights: file; None: from scratch.
+        freeze_epochs: train only the heads for so many epochs first.
+        stage_epochs: then one more stage after every so many; 0: all at once.
+        label_smoothing: share of a class target that is spread over all classes.
+        focal_gamma: of ``class_losses``.
+        regression_weight: of the numbers' loss beside the class's 1.
+    """
+
+    backbone: str = "small_resnet"
+    backbone_weights: Path | None = None
+    freeze_epochs: int = 0
+    stage_epochs: int = 0
+    label_smoothing: float = 0.1
+    focal_gamma: float = 0.0
+    regression_weight: float = 1.0
+
+
+class ImageTask:
+    """Label-smoothed cross-entropy on classes beside a Huber loss on numbers, either only where it is known.
+
+    A picture's loss is a function of the picture alone and weighs 1, so that a batch's is the mean over its pictures
+    however it is split.
+    """
+
+    def __init__(self, training: ImageDataset, validation: ImageDataset, settings: ImageTaskSettings) -> None:
+        self.training_data = training
+        self.validation_data = validation
+        self.settings = settings
+
+    def build_model(self) -> ImageModel:
+        """The backbone with new heads, initialised from torch's current random state."""
+        labels = self.training_data.labels
+        backbone = build_backbone(self.settings.backbone, self.settings.backbone_weights)
+        return ImageModel(backbone, len(labels.classes), len(labels.targets))
+
+    def begin_epoch(self, model: nn.Module, epoch: int) -> None:
+        """Freeze and free the backbone's stages."""
+        if not isinstance(model, ImageModel):
+            raise TypeError(f"got a {type(model).__name__}, wanted the ImageModel that build_model gives.")
+        freeze, each = self.settings.freeze_epochs, self.settings.stage_epochs
+        num_stages = len(model.backbone.stages())
+        model.train_stages(num_trained_stages(epoch, num_stages, freeze_epochs=freeze, stage_epochs=each))
+
+    def forward(self, model: nn.Module, batch: Batch) -> Outputs:
+        """``class_logits`` (B, C) and ``values`` (B, T), the latter scaled as ``ImageLabels`` says."""
+        outputs: Outputs = model(batch.tensors["image"])
+        return outputs
+
+    def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
+        """The sum over the pictures; each weighs 1."""
+        settings, tensors = self.settings, batch.tensors
+        classes = class_losses(
+            outputs["class_logits"], tensors["class_target"],
+            label_smoothing=settings.label_smoothing, focal_gamma=settings.focal_gamma,
+        )  # fmt: skip
+        numbers = value_losses(outputs["values"], tensors["values"], tensors["known"])
+        losses = classes + settings.regression_weight * numbers
+        return LossSum(losses.sum(), losses.new_tensor(float(len(losses))))
+
+    def new_accumulator(self) -> ImageScores:
+        """What the test tables and the metrics need of a pass."""
+        return ImageScores(self.training_data.labels)
+
+
+def class_losses(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, focal_gamma: float = 0.0) -> Tensor:
+    """Label-smoothed cross-entropy (B,) of soft ``targets``, well-classified pictures weighed down by the focal factor.
+
+    Of a picture of class t, with probabilities p and smoothing s over C classes::
+
+        (1 - p_t) ** gamma * ((1 - s) * -log p_t + s * mean over k of -log p_k)
+
+    The factor is one for the whole picture and of the probability itself, not of ``exp(-loss)``, which with smoothing
+    never comes near 1. (Keras puts a factor on each class's term. Those of the wrong classes are then hardly weighed
+    down, and what is left of a well-classified picture is the pull to equal probabilities.) Of a mixed picture it is
+    the sum of this over its classes, each weighed by its target, as mixup takes any loss.
+
+    A target's sum is what its picture weighs: 0 where no class is known, which gives a loss and a gradient of exactly
+    0. Smoothing: C. Szegedy et al., "Rethinking the Inception architecture" (CVPR 2016); focal: T.-Y. Lin et al.,
+    "Focal loss for dense object detection" (ICCV 2017); mixup: H. Zhang et al. (ICLR 2018).
+
+    Args:
+        logits: float (B, C); C may be 0.
+        targets: float (B, C), not negative.
+        label_smoothing: in [0, 1).
+        focal_gamma: 0 is the cross-entropy.
+    """
+    if not logits.shape[1]:
+        return logits.new_zeros(len(logits), dtype=torch.float32)
+    weights = targets.sum(1, keepdim=True)
+    # Where nothing is known not even an infinite logit may reach the sum: 0 times infinity is no number.
+    log_probabilities = F.log_softmax(torch.where(weights > 0, logits.float(), 0.0), dim=1)
+    if focal_gamma:
+        # Clamped, as the power's slope at 0 is infinite for exponents below 1.
+        targets = targets * (1 - log_probabilities.exp()).clamp_min(1e-6) ** focal_gamma
+        weights = targets.sum(1, keepdim=True)
+    smoothed = (1 - label_smoothing) * targets + label_smoothing * weights / logits.shape[1]
+    return -(smoothed * log_probabilities).sum(1)
+
+
+def value_losses(predicted: Tensor, values: Tensor, known: Tensor) -> Tensor:
+    """Huber loss (B,) with delta 1, the mean over the numbers that are known of a picture; exactly 0 without any.
+
+    Args:
+        predicted: float (B, T), scaled; T may be 0.
+        values: float (B, T), scaled; anything where not known.
+        known: float (B, T) of 0 and 1.
+    """
+    present = known > 0
+    errors = torch.where(present, predicted.float() - values, 0.0)
+    losses = F.huber_loss(errors, torch.zeros_like(errors), reduction="none")
+    return losses.sum(1) / present.sum(1).clamp_min(1)

@@ -1,0 +1,1 @@
+"""Task video: real or fake, on outer folds."""

@@ -1,0 +1,386 @@
+"""Stored clips as samples: training sees originals and augmented copies, all else originals only."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+import numpy as np
+import polars as pl
+import torch
+
+from fvc_lib.corpus.folds import shuffle_labels_by_group, split_for_fold
+from fvc_lib.engine.random_state import stable_seed
+from fvc_lib.engine.task import Batch, Sample
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, read_table
+from fvc_lib.tasks.video.selection import RecordedSelection
+from fvc_lib.video.clips.shards import ClipShards, shards_folder
+from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, note_use
+
+LABEL_NUMBERS = {label: number for number, label in enumerate(LABELS)}
+
+
+@dataclass(frozen=True)
+class ClipRow:
+    """One clip: a video, which of its clips (0 is the original), and what it is (0 real, 1 fake)."""
+
+    video_id: str
+    augmentation_index: int
+    label: int
+
+    @property
+    def clip_id(self) -> str:
+        """The name used in messages."""
+        return f"{self.video_id}#{self.augmentation_index}"
+
+
+class ClipSource(Protocol):
+    """Where clips are read from: ``video.clip_store.ClipStore`` and ``video.shard_reading.ClipShards`` are such."""
+
+    @property
+    def settings_hash(self) -> str:
+        """What decides every clip besides the video's content."""
+        ...
+
+    def has(self, video_id: str, augmentation_index: int, /) -> bool:
+        """Whether the clip is there; 0 is the original."""
+        ...
+
+    @property
+    def shape(self) -> Shape:
+        """(T, 3, S, S) of every clip."""
+        ...
+
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels, /) -> None:
+        """Fill ``frames``, uint8 (T, 3, S, S), with the clip."""
+        ...
+
+
+class ClipDataset:
+    """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from stored clips; nothing is random."""
+
+    def __init__(self, source: ClipSource, rows: Sequence[ClipRow]) -> None:
+        self._source = source
+        self.rows = tuple(rows)
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The label of every row."""
+        return tuple(row.label for row in self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        batch = self.__getitems__([index])
+        return Sample(batch.sample_ids[0], {name: tensor[0] for name, tensor in batch.tensors.items()})
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The samples of ``indices`` as one batch, each clip read straight into its place."""
+        rows = [self.rows[index] for index in indices]
+        frames = np.empty((len(rows), *self._source.shape), np.uint8)
+        for row, place in zip(rows, frames, strict=True):
+            self._source.load(row.video_id, row.augmentation_index, place)
+        labels = torch.tensor([float(row.label) for row in rows])
+        return Batch(tuple(row.clip_id for row in rows), {"frames": torch.from_numpy(frames), "label": labels})
+
+
+def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[ClipRow, ...]:
+    """Rows for ``videos`` (columns ``video_id``, ``label``): originals, and so many augmented copies of each."""
+    pairs = videos.sort("video_id").select("video_id", "label").iter_rows()
+    return tuple(
+        ClipRow(video_id, index, LABEL_NUMBERS[label])
+        for video_id, label in pairs
+        for index in range(augmentations_per_video + 1)
+    )
+
+
+def without_missing_originals(videos: pl.DataFrame, source: ClipSource) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """``videos`` that have an original clip, and the ids of those that do not."""
+    present = pl.Series([source.has(video_id, 0) for video_id in videos["video_id"]], dtype=pl.Boolean)
+    return videos.filter(present), tuple(videos.filter(~present)["video_id"].sort())
+
+
+def require_clips(source: ClipSource, rows: Iterable[ClipRow]) -> None:
+    """Check before training that every clip is there.
+
+    Raises:
+        DataError: some are not; up to ten are named.
+    """
+    missing = [row.clip_id for row in rows if not source.has(row.video_id, row.augmentation_index)]
+    if missing:
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        raise DataError(
+            f"{len(missing)} clips are not in the clip store: {', '.join(missing[:10])}{more}. Run 03_augmentation "
+            "again with the same decode and augmentation parameters."
+        )
+
+
+def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
+    """Loss weights (real, fake) that give both classes equal influence and average to one over ``rows``.
+
+    Raises:
+        DataError: only one class is there, so nothing can be learned.
+    """
+    counts = np.bincount([row.label for row in rows], minlength=2)
+    if not counts.all():
+        raise DataError(
+            f"training part: got {counts[0]} real and {counts[1]} fake clips, wanted some of both. Use fewer folds or "
+            "add groups of the missing class."
+        )
+    real, fake = (counts.sum() / (2 * counts)).tolist()
+    return real, fake
+
+
+def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
+    """What brings a logit to the share of fakes in ``rows``, on which a network with ``class_balance`` was trained.
+
+    A loss or a sampler that gives both classes equal influence teaches the odds as if there were as many fakes as
+    reals: with four fakes to a real even a perfect network would be off by 0.18 (expected calibration error), and no
+    temperature undoes a shift. Adding log(fakes / reals) does (C. Elkan, "The foundations of cost-sensitive learning",
+    IJCAI 2001, theorem 2). The order of the videos stays as it is. 0 where the classes were left as they are.
+
+    Raises:
+        DataError: as ``class_weights``.
+    """
+    if class_balance == "none":
+        return 0.0
+    real, fake = class_weights(rows)
+    return math.log(real / fake)
+
+
+def rows_fingerprint(source: ClipSource, parts: Sequence[tuple[str, Sequence[ClipRow]]]) -> str:
+    """Hex SHA-256 over which clips, with which labels, made with which settings, play which part."""
+    digest = hashlib.sha256(source.settings_hash.encode())
+    for part, rows in parts:
+        for row in rows:
+            digest.update(f"{part}\x1f{row.clip_id}\x1f{row.label}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------
+# The outer fold under seal: whoever looks at it before the selection is on record is stopped and named.
+
+
+@dataclass(frozen=True)
+class OuterFold:
+    """What was under the seal: the test clips with their labels, in the order of the video ids, and their groups."""
+
+    rows: tuple[ClipRow, ...]
+    group_of: Mapping[str, str]
+
+
+class SealedFold:
+    """The videos that a fold is tested on; before it is opened only how many they are can be known.
+
+    Neither their labels nor their ids can be had, so that no network can score them either. ``open`` wants the recorded
+    selection of the very same fold, and does it once. Everything else that would show them, copying and pickling
+    included, raises ``LeakageError`` with the place in the code that tried.
+
+    Args:
+        name: of the fold, for messages.
+        rows: its test clips.
+        group_of: group by video id.
+        clips: fingerprint of the whole fold, which the selection must be of.
+    """
+
+    __slots__ = ("_clips", "_contents", "_name", "_opened_by")
+
+    def __init__(self, name: str, rows: Sequence[ClipRow], group_of: Mapping[str, str], clips: str) -> None:
+        self._name = name
+        self._contents = OuterFold(tuple(rows), dict(group_of))
+        self._clips = clips
+        self._opened_by = ""
+
+    def open(self, selection: RecordedSelection) -> OuterFold:
+        """Break the seal.
+
+        Raises:
+            LeakageError: ``selection`` is not recorded, or of another fold or of other labels; or it was opened before.
+        """
+        if not isinstance(selection, RecordedSelection):
+            self._refuse("the labels, with a selection that is not recorded,")
+        if selection.clips != self._clips:
+            self._refuse("the labels, with the selection of another fold,")
+        if self._opened_by:
+            self._refuse(f"the labels a second time (the first was {self._opened_by})")
+        self._opened_by = _place(2)
+        return self._contents
+
+    @property
+    def rows(self) -> tuple[ClipRow, ...]:
+        """Refused: ``open`` gives them."""
+        self._refuse("the labels")
+
+    @property
+    def group_of(self) -> Mapping[str, str]:
+        """Refused: ``open`` gives them."""
+        self._refuse("the groups")
+
+    def __len__(self) -> int:
+        return len(self._contents.rows)
+
+    def __iter__(self) -> Iterator[ClipRow]:
+        self._refuse("the labels")
+
+    def __getitem__(self, index: int) -> ClipRow:
+        self._refuse("a label")
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse("a copy")
+
+    def __repr__(self) -> str:
+        return f"<sealed {self._name}: {len(self)} videos>"
+
+    def _refuse(self, what: str) -> NoReturn:
+        """Raise, naming who asked for ``what``."""
+        raise LeakageError(
+            f"{self._name}: {_place(3)} asked for {what} of {len(self)} videos that test it. Epoch, threshold and "
+            "temperature come from the inner validation part; record them first (selection.record_selection), then "
+            "open the fold with the record, once."
+        )
+
+
+def _place(depth: int) -> str:
+    """The function that called, so many calls up from here, as ``module.function (line n)``."""
+    frame = sys._getframe(depth)
+    return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname} (line {frame.f_lineno})"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which clips play which part in one outer fold. From here on the outer fold's labels are under seal.
+
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FoldClips:
+    """One outer fold as clips, each part in the order of the video ids.
+
+    Attributes:
+        train: originals and augmented copies of the training videos.
+        validation: originals of the inner validation videos, which choose epoch, temperature and threshold.
+        num_validation_groups: that these belong to.
+        test: originals of the outer fold, under seal.
+        missing: ids of videos, in any part, that have no clip.
+        fingerprint: over all of it and the clips' settings.
+    """
+
+    fold: int
+    train: tuple[ClipRow, ...]
+    validation: tuple[ClipRow, ...]
+    num_validation_groups: int
+    test: SealedFold
+    missing: tuple[str, ...]
+    fingerprint: str
+
+
+def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
+    """What ``config`` trains from: the shared store, or the shards of the clips that ``made`` (AUGMENTED) lists.
+
+    Shards are read and checked as a whole here, before anything depends on them.
+
+    Raises:
+        DataError: the shards are missing or damaged.
+    """
+    store = ClipStore.of(config)
+    if config.clip_source == "store":
+        store.note_use()
+        return store
+    shards = ClipShards(shards_folder(store, made))
+    if shards.settings_hash != store.settings_hash or shards.shape != store.shape:
+        raise DataError(f"shards in {str(shards.folder)!r}: made with other settings. Run 03_augmentation again.")
+    shards.verify()
+    note_use(shards.folder, {})
+    return shards
+
+
+def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource, FoldClips]:
+    """The clips of one outer fold of a run, and where they are read from.
+
+    Raises:
+        DataError: as ``open_clips`` and ``fold_clips``, or a clip that was made is gone since.
+    """
+    folds, made = read_table(paths.folds, FOLDS), read_table(paths.augmented_metadata, AUGMENTED)
+    if config.shuffle_labels:
+        folds = _shuffled(folds, config, "shuffle_labels")
+    source = open_clips(config, made)
+    clips = fold_clips(folds, source, config, fold)
+    _refuse_thinned_store(made, clips)
+    return source, clips
+
+
+def read_control_fold(paths: RunPaths, config: RunConfig, fold: int, source: ClipSource) -> FoldClips | None:
+    """The same fold under shuffled labels; None where a few mixed groups cannot carry them: no fault of the data."""
+    folds = read_table(paths.folds, FOLDS)
+    if config.shuffle_labels:
+        folds = _shuffled(folds, config, "shuffle_labels")
+    try:
+        return fold_clips(_shuffled(folds, config, "control"), source, config, fold)
+    except DataError as error:
+        _logger.warning("fold %d has no shuffled-label control: %s", fold, error)
+        return None
+
+
+def fold_clips(folds: pl.DataFrame, source: ClipSource, config: RunConfig, fold: int) -> FoldClips:
+    """Split ``folds`` (FOLDS) for ``fold`` and look up the clips in ``source``.
+
+    A video whose original clip could not be made takes no part and is named; an augmented copy that is missing while
+    its original is there means that the stage before did not finish.
+
+    Raises:
+        DataError: too many videos without a clip, unfinished augmentation, no such fold, or one class only.
+    """
+    usable, missing = without_missing_originals(folds, source)
+    if len(missing) > config.max_rejected_share * folds.height:
+        raise DataError(
+            f"{len(missing)} of {folds.height} videos have no clip in {config.cache_dir!r} (allowed share: "
+            f"{config.max_rejected_share:g}), the first: {', '.join(missing[:5])}. Run 03_augmentation with these "
+            "parameters and look at what it reports."
+        )
+    if missing:
+        _logger.warning("%d videos have no clip and take no part: %s", len(missing), ", ".join(missing))
+    share, seed = config.inner_validation_share, config.seed
+    split = split_for_fold(usable, fold, inner_validation_share=share, seed=seed)
+    train = clip_rows(split.train, config.augmentations_per_video)
+    validation, test = clip_rows(split.validation), clip_rows(split.test)
+    require_clips(source, train)
+    fingerprint = rows_fingerprint(source, [("train", train), ("validation", validation), ("test", test)])
+    group_of = dict(split.test.select("video_id", "group_id").iter_rows())
+    return FoldClips(
+        fold=fold,
+        train=train,
+        validation=validation,
+        num_validation_groups=split.validation["group_id"].n_unique(),
+        test=SealedFold(f"outer fold {fold}", test, group_of, fingerprint),
+        missing=missing,
+        fingerprint=fingerprint,
+    )
+
+
+def _shuffled(folds: pl.DataFrame, config: RunConfig, purpose: str) -> pl.DataFrame:
+    """Labels shuffled by group over the whole corpus, the same for every fold of a run.
+
+    Within each outer fold, so that what another fold's groups are called says nothing of this one's labels.
+    """
+    return shuffle_labels_by_group(folds, stable_seed(purpose, config.seed))
+
+
+def _refuse_thinned_store(made: pl.DataFrame, clips: FoldClips) -> None:
+    """A clip that was made and is gone since would make folds train on different videos."""
+    known = set(made["video_id"])
+    gone = [video_id for video_id in clips.missing if video_id in known]
+    if gone:
+        raise DataError(
+            f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
+            f"{', '.join(gone[:5])}. Make them again: run_notebooks.py --from 03."
+        )

@@ -1,0 +1,150 @@
+"""What a fold's training would take, found before there is a run: one step on made-up clips of the right shape.
+
+Loads nothing of torch by itself: all is done in a child process, which writes nothing that stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fvc_lib.engine.memory.preflight import KERNEL_BYTES
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.isolated_workers import available_cores, run_isolated
+from fvc_lib.services.memory_budget import MemoryBudget, memory_budget
+from fvc_lib.services.memory_policy import allocator_environment
+
+if TYPE_CHECKING:
+    from fvc_lib.engine.memory.preflight import StepRequest
+    from fvc_lib.video.clips.store import Pixels, Shape
+
+TIME_LIMIT_SECONDS = 240.0
+# Of a process that trains and shows nothing, once it is ready for its first step; the preflight's is such a one.
+_PROCESS_BYTES = 260_000_000
+_PREDICT = "fvc_lib.tasks.video.preflight:predict"
+
+
+class MadeUpClips:
+    """Clips of one shape without a store: grey, because what a step takes does not depend on what it sees."""
+
+    settings_hash = "made up"
+
+    def __init__(self, num_frames: int, side: int) -> None:
+        self._shape: Shape = (num_frames, 3, side, side)
+
+    @property
+    def shape(self) -> Shape:
+        """(T, 3, S, S) of every clip."""
+        return self._shape
+
+    def has(self, video_id: str, augmentation_index: int, /) -> bool:
+        """Every clip is there."""
+        return True
+
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels, /) -> None:
+        """Fill ``frames`` with grey."""
+        frames.fill(128)
+
+
+def measured_training_peak(config: RunConfig) -> int | None:
+    """Bytes of main memory at the peak of one fold's training with ``config``: kernel, loader processes, ranks and the
+    run's own preflight together.
+
+    Takes about ten seconds on a CPU. None where it cannot be measured: the device is not on this machine, memory ended,
+    or the child took too long.
+    """
+    try:
+        item = {"config": config.model_dump(mode="json"), "threads": _threads()}
+        (answer,) = run_isolated(_PREDICT, [item], workers=1, timeout_seconds=TIME_LIMIT_SECONDS, memory_bytes=None)
+    except (FvcError, OSError):
+        return None
+    return int(answer.value) if isinstance(answer.value, int) else None
+
+
+def _threads() -> int:
+    """As many as a kernel will compute with; the child itself is started with one."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else available_cores()
+
+
+def predict(item: Mapping[str, Any]) -> int | None:
+    """In the child process: the peak in bytes of the training with ``item["config"]`` and so many ``threads``."""
+    import torch
+
+    torch.set_num_threads(item["threads"])
+    os.environ.update(allocator_environment(os.environ))  # as the runner gives to a kernel, for the child that measures
+    config = RunConfig(**item["config"])
+    try:
+        request = step_request(config)
+        on_gpu = request.compute.device.type == "cuda"
+    except FvcError:
+        return None
+    return _peak_on_gpu(config, request) if on_gpu else _peak_in_main_memory(config, request)
+
+
+def step_request(config: RunConfig) -> StepRequest:
+    """The training step of ``config``'s first fold, on as many made-up clips as one effective batch.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    from fvc_lib.engine.memory.preflight import StepRequest
+    from fvc_lib.tasks.video.data import ClipDataset, ClipRow
+    from fvc_lib.tasks.video.task import VideoTask, engine_settings
+
+    settings = engine_settings(config, 0)
+    rows = [ClipRow(f"v{number}", 0, number % 2) for number in range(max(2, config.effective_batch_size))]
+    clips = ClipDataset(MadeUpClips(config.num_frames, config.fixed_size), rows)
+    return StepRequest(
+        VideoTask(clips, clips, model=config.model, weights=(1.0, 1.0)),
+        micro_batch=settings.micro_batch,
+        effective_batch_size=settings.effective_batch_size,
+        device=config.device,
+        amp=config.amp,
+        gradient_checkpointing=config.gradient_checkpointing,
+        num_workers=config.num_workers,
+    )
+
+
+def _peak_in_main_memory(config: RunConfig, request: StepRequest) -> int | None:
+    """By the preflight itself, as if this process were the kernel that it stands for."""
+    import psutil
+
+    from fvc_lib.engine.memory.preflight import preflight
+
+    held = int(psutil.Process().memory_info().rss)
+    whole = memory_budget(config.mem_gb)
+    budget = MemoryBudget(max(1, whole.total_bytes - max(0, KERNEL_BYTES - held)), whole.origin)
+    report = preflight(request, budget=budget, baseline_bytes=held, store=None)
+    peak = report.predicted_peak_bytes if config.memory_preflight else report.planned_peak_bytes
+    if peak is None:
+        return None
+    training = peak - report.baseline_bytes
+    beside = [0]
+    if config.memory_preflight:  # which runs beside the kernel, before it trains
+        beside.append(_PROCESS_BYTES + max(report.step_bytes_by_micro_batch.values(), default=0))
+    if config.num_ranks > 1:
+        return KERNEL_BYTES + config.num_ranks * (_PROCESS_BYTES + training)
+    return KERNEL_BYTES + max(training, *beside)
+
+
+def _peak_on_gpu(config: RunConfig, request: StepRequest) -> int | None:
+    """What the driver and the libraries take of main memory; the step itself is on the device."""
+    import psutil
+
+    from fvc_lib.engine.memory.preflight import StepMeasurement, StepProbe
+    from fvc_lib.services.memory_budget import peak_rss_bytes
+
+    before = int(psutil.Process().memory_info().rss)
+    probe = StepProbe(request)
+    found = probe.with_measured(probe.begin(StepMeasurement()), 1)
+    if not found.step_bytes:
+        return None
+    peak = peak_rss_bytes()
+    workers = config.num_workers * found.worker_bytes
+    if config.num_ranks > 1:
+        return KERNEL_BYTES + config.num_ranks * (peak + workers)
+    # The run's own preflight is a second process on the device, beside a kernel that is there already.
+    return KERNEL_BYTES + (peak - before) + (max(peak, workers) if config.memory_preflight else workers)

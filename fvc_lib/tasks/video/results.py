@@ -1,0 +1,449 @@
+"""From out-of-fold predictions to the table of results: every number with an interval, and controls beside it.
+
+What a value over all folds is computed from says ``metrics.over_folds``; the interval is of the same value. The metrics
+called ``..._uncalibrated`` are the model's before its temperature, so that it can be seen what that did.
+
+Scope ``all`` gives each video a vote, ``all_by_group`` each group: its videos weigh one over their number, so that a
+clip that was copied a hundred times does not speak for the corpus. ``fold_mean`` and ``fold_std`` are the plain mean
+and sample standard deviation over the folds where the metric is defined. They describe the folds; the standard
+deviation is no interval, because folds share their training data.
+
+What an interval covers: which groups a model is tested on. It takes the trained models as they are, the controls' too;
+how much another training, or another shuffle of labels, would score is not in it. A control that scores all videos
+alike (constant; group lookup by group) has an interval without width, because nothing about it is uncertain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from fvc_lib.corpus.folds import check_folds, make_folds
+from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
+from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
+from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.tables import RESULTS, check_table
+
+if TYPE_CHECKING:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+
+# ----------------------------------------------------------------------------------------------------
+# What scores well without looking at a pixel: the controls that stand beside every result.
+#
+# Each control gives every video an out-of-fold score and threshold in a frame of ``SCORED_COLUMNS``, so that it
+# is judged exactly like the model. Its threshold is the share of fakes it was trained on: the best one for
+# balanced accuracy when the score is a calibrated probability.
+#
+
+
+SCORED_COLUMNS = ("video_id", "group_id", "label", "fold", "score", "threshold")
+
+CONSTANT = "constant"
+METADATA_ONLY = "metadata_only"
+GROUP_LOOKUP_BY_ROW = "group_lookup_by_row"
+GROUP_LOOKUP_BY_GROUP = "group_lookup_by_group"
+SHUFFLED_LABELS = "shuffled_labels"
+
+# What the index knows of a video besides its pixels. Not its path, source or manipulation: those name the label.
+CATEGORIES = ("platform", "codec", "container", "pixel_format")
+NUMBERS = (
+    "frames_per_second", "width", "height", "num_frames", "duration_seconds", "bits_per_second", "size_bytes",
+    "rotation_degrees", "has_audio",
+)  # fmt: skip
+
+_MAX_CATEGORIES = 200  # the boosting takes at most 255 a feature
+
+
+def all_controls(
+    index: pl.DataFrame, folds: pl.DataFrame, predictions: pl.DataFrame, *, seed: int
+) -> dict[str, pl.DataFrame]:
+    """Every control of ``folds`` (FOLDS schema) by name; ``shuffled_labels`` only where ``predictions`` carry
+    it.
+
+    Args:
+        index: INDEX schema; must hold every video of ``folds``.
+        folds: the outer folds, with the labels the model was judged by.
+        predictions: PREDICTIONS schema.
+        seed: of the row-wise split.
+
+    Raises:
+        DataError: fewer than two folds, or a video that the index does not hold.
+    """
+    folds = folds.sort("video_id")  # sums in floating point, and so the boosting, depend on the order
+    controls = {
+        CONSTANT: constant(folds),
+        METADATA_ONLY: metadata_only(index, folds),
+        GROUP_LOOKUP_BY_ROW: group_lookup(split_by_row(folds, seed=seed)),
+        GROUP_LOOKUP_BY_GROUP: group_lookup(folds),
+    }
+    shuffled = shuffled_labels(predictions)
+    return controls if shuffled is None else {**controls, SHUFFLED_LABELS: shuffled}
+
+
+def constant(folds: pl.DataFrame) -> pl.DataFrame:
+    """The share of fakes among a fold's training videos as the score of each of its test videos.
+
+    Raises:
+        DataError: fewer than two folds.
+    """
+    return _scored(folds, _training_priors(folds))
+
+
+def metadata_only(index: pl.DataFrame, folds: pl.DataFrame) -> pl.DataFrame:
+    """Gradient boosting on codec, size, rate, length and the like, trained on a fold's training videos only.
+
+    Where it beats chance the corpus gives its labels away, and a model that looks at pixels may be using the
+    same hint (a frame size survives as sharpness). That a value is missing may tell as much as a value, and
+    may be learned. A category that training does not show is unknown. Source of the model: scikit-learn's
+    ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al., NIPS 2017).
+
+    Raises:
+        DataError: fewer than two folds, or a video that the index does not hold.
+    """
+    absent = folds.join(index, on="video_id", how="anti")
+    if absent.height:
+        raise DataError(
+            f"{absent.height} videos of the folds are not in the index, e.g. {absent['video_id'][0]!r}. "
+            "Both must come from one run: run 01_data_index and 02_folds again."
+        )
+    known = folds.select("video_id").join(index, on="video_id", how="left", maintain_order="left")
+    fold, is_fake = folds["fold"].to_numpy(), fake_labels(folds)
+    scores = _training_priors(folds)
+    for number in np.unique(fold):
+        test = fold == number
+        if np.unique(is_fake[~test]).size == 2:  # of one class there is nothing to learn but the prior
+            features = _metadata_features(known, ~test)
+            model = _boosting(num_training=int((~test).sum()))
+            model.fit(features[~test], is_fake[~test])
+            scores[test] = model.predict_proba(features[test])[:, 1]
+    return _scored(folds, scores)
+
+
+def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
+    """An oracle that only recognises a video's group: the share of fakes of the group in training, else the
+    prior.
+
+    On grouped folds it never meets a group again and is the constant control, or the folds leak. On folds
+    split by row (``split_by_row``) it shows how much of a claimed result mere recognition would give.
+
+    Raises:
+        DataError: fewer than two folds.
+    """
+    fakes = pl.col("is_fake").sum()
+    rows = folds.with_columns(is_fake=pl.col("label") == "fake", prior=_training_priors(folds))
+    in_training = pl.len().over("group_id") - pl.len().over("group_id", "fold")
+    fakes_in_training = fakes.over("group_id").cast(pl.Int64) - fakes.over("group_id", "fold").cast(pl.Int64)
+    score = pl.when(in_training > 0).then(fakes_in_training / in_training).otherwise(pl.col("prior"))
+    return _scored(folds, rows.select(score=score)["score"].to_numpy())
+
+
+def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
+    """``folds`` with as many folds drawn over single videos, stratified by label, groups ignored: the naive
+    split.
+
+    Each class is shuffled and dealt out, the second class where the first stopped. Does not depend on the row
+    order.
+    """
+    num_folds = folds["fold"].n_unique()
+    ordered = folds.sort("video_id")
+    generator = np.random.default_rng(seed)
+    is_fake = fake_labels(ordered)
+    dealt = np.concatenate([generator.permutation(np.flatnonzero(is_fake == label)) for label in (0, 1)])
+    fold = np.empty(ordered.height, dtype=np.int64)
+    fold[dealt] = np.arange(ordered.height) % num_folds
+    by_row = ordered.with_columns(fold=pl.Series(fold))
+    return folds.select("video_id").join(by_row, on="video_id", how="left", maintain_order="left").select(folds.columns)
+
+
+def shuffled_labels(predictions: pl.DataFrame) -> pl.DataFrame | None:
+    """The same training on labels shuffled by group, judged by the shuffled labels; None where it was not
+    run.
+
+    Only videos with both a control score and a control label count.
+    """
+    run = predictions.filter(pl.col("control_score").is_not_null() & pl.col("control_label").is_not_null())
+    if run.is_empty() or run["fold"].n_unique() < 2:
+        return None
+    judged = run.with_columns(label=pl.col("control_label"))
+    return _scored(judged, judged["control_score"].to_numpy())
+
+
+def fake_labels(frame: pl.DataFrame) -> IntArray:
+    """int64 (N,): 1 where ``label`` is fake, 0 where it is real."""
+    return (frame["label"] == "fake").cast(pl.Int64).to_numpy()
+
+
+def _training_priors(folds: pl.DataFrame) -> FloatArray:
+    """(N,), share of fakes in the training part of each row's fold."""
+    if folds["fold"].n_unique() < 2:
+        raise DataError(
+            f"controls: got {folds['fold'].n_unique()} fold, wanted at least 2: nothing is left to train on. "
+            "Run 02_folds again with num_folds of 2 or more."
+        )
+    fakes = (pl.col("label") == "fake").cast(pl.Int64)
+    in_training = pl.len() - pl.len().over("fold")
+    priors = folds.select(prior=(fakes.sum() - fakes.sum().over("fold")) / in_training)["prior"]
+    return priors.to_numpy().copy()
+
+
+def _scored(folds: pl.DataFrame, scores: FloatArray) -> pl.DataFrame:
+    return folds.with_columns(score=pl.Series(scores), threshold=pl.Series(_training_priors(folds))).select(
+        SCORED_COLUMNS
+    )
+
+
+def _metadata_features(known: pl.DataFrame, training: npt.NDArray[np.bool_]) -> FloatArray:
+    """(N, F), the categories first; numbers without any value in training are left out: they cannot be binned."""
+    numbers = [known[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in NUMBERS]
+    present = [values for values in numbers if not np.isnan(values[training]).all()]
+    return np.stack([_category_codes(known[name], training) for name in CATEGORIES] + present, axis=1)
+
+
+def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
+    """(N,), the most frequent category of the training rows first; null is a category, one unseen there is NaN."""
+    seen = column.filter(pl.Series(training)).to_frame("value")
+    ranked = seen.group_by("value").len().sort(["len", "value"], descending=[True, False])["value"]
+    codes = {value: float(code) for code, value in enumerate(ranked.head(_MAX_CATEGORIES))}
+    return np.array([codes.get(value, np.nan) for value in column])
+
+
+def _boosting(num_training: int) -> HistGradientBoostingClassifier:
+    """Small trees with leaves of at least a tenth of few videos: with 50 videos the default of 20 allows one split."""
+    from sklearn.ensemble import HistGradientBoostingClassifier  # a second to load, for a stage that only looks up
+
+    return HistGradientBoostingClassifier(
+        learning_rate=0.1,
+        max_iter=100,
+        max_leaf_nodes=15,
+        min_samples_leaf=min(max(num_training // 10, 3), 20),
+        l2_regularization=1.0,
+        categorical_features=list(range(len(CATEGORIES))),
+        early_stopping=False,  # it would hold out single videos, not groups
+        random_state=0,
+    )
+
+
+MODEL = "model"
+ALL_FOLDS = "all"
+ALL_BY_GROUP = "all_by_group"
+
+# Shows what leakage would have claimed; a model is not expected to beat it.
+DEMONSTRATIONS = frozenset({GROUP_LOOKUP_BY_ROW})
+
+
+METRIC_NAMES = tuple(METRICS)
+UNCALIBRATED = "_uncalibrated"
+# Of the model alone: no control has a temperature.
+MODEL_ONLY_NAMES = tuple(name + UNCALIBRATED for name in PROBABILITY_METRICS)
+
+_SCORE_TOLERANCE = 1e-9
+IntervalRow = tuple[float | None, float | None, float | None, int, int]
+
+
+def kfold_results(
+    index: pl.DataFrame,
+    folds: pl.DataFrame,
+    predictions: pl.DataFrame,
+    config: RunConfig,
+    *,
+    left_out: Collection[str] = (),
+) -> pl.DataFrame:
+    """Every metric of the model and of each control, per fold and over all folds (RESULTS schema).
+
+    A metric that is undefined (a fold of one class) is null. The result does not depend on the order of any table.
+
+    Args:
+        index: INDEX schema, what the metadata control learns from.
+        folds: FOLDS schema.
+        predictions: PREDICTIONS schema, all folds together.
+        config: replicates, confidence and seed.
+        left_out: videos of the folds that took no part because no clip could be decoded.
+
+    Raises:
+        LeakageError: a group in two folds, or a video predicted twice or in another fold than its own.
+        DataError: videos without a prediction or unknown to the folds, another label than the folds give, several
+            thresholds in one fold, scores that are not those of the logits, or fewer than two folds.
+    """
+    check_predictions(folds, predictions, left_out=left_out, labels_were_shuffled=config.shuffle_labels)
+    predictions = predictions.sort("video_id")
+    judged = predictions.select("video_id", "group_id", "label", "fold")  # with shuffle_labels the shuffled ones
+    rows = _source_rows(MODEL, predictions, METRIC_NAMES + MODEL_ONLY_NAMES, config)
+    for source, scored in all_controls(index, judged, predictions, seed=config.seed).items():
+        rows += _source_rows(source, scored, METRIC_NAMES, config)
+    table = pl.DataFrame(
+        rows, schema={name: column.dtype.type for name, column in RESULTS.columns.items()}, orient="row"
+    )
+    return check_table(table, RESULTS, "kfold results")
+
+
+def check_predictions(
+    folds: pl.DataFrame,
+    predictions: pl.DataFrame,
+    *,
+    left_out: Collection[str] = (),
+    labels_were_shuffled: bool = False,
+) -> None:
+    """Refuse predictions that are not exactly one for each video of ``folds``, made in that video's own fold.
+
+    Videos that are ``left_out`` must not be predicted.
+
+    Raises:
+        LeakageError: a group in two folds; a video predicted twice, in another fold, or in another group.
+        DataError: videos missing or unknown; other labels (unless shuffled on purpose); several thresholds or
+            temperatures in a fold; a score that its logit and temperature do not give.
+    """
+    again = "Run 04_fold_training again for these folds."
+    check_folds(folds)
+    twice = predictions.filter(pl.col("video_id").is_duplicated())
+    _refuse(twice["video_id"].unique(), LeakageError, "videos are predicted more than once", again)
+    due = folds.filter(~pl.col("video_id").is_in(sorted(left_out)))
+    missing = due.join(predictions, on="video_id", how="anti")
+    _refuse(missing["video_id"], DataError, "videos of the folds have no prediction", again)
+    unknown = predictions.join(due, on="video_id", how="anti")
+    _refuse(unknown["video_id"], DataError, "predicted videos are not in the folds (or were left out)", again)
+    both = predictions.join(due, on="video_id", how="inner", suffix="_due")
+    moved = both.filter((pl.col("fold") != pl.col("fold_due")) | (pl.col("group_id") != pl.col("group_id_due")))
+    _refuse(moved["video_id"], LeakageError, "videos are predicted in another fold or group than their own", again)
+    if not labels_were_shuffled:
+        relabelled = both.filter(pl.col("label") != pl.col("label_due"))
+        _refuse(relabelled["video_id"], DataError, "predictions carry another label than the folds", again)
+    for chosen in ("threshold", "temperature"):
+        several = predictions.group_by("fold").agg(pl.col(chosen).n_unique()).filter(pl.col(chosen) > 1)
+        _refuse(several["fold"], DataError, f"folds have more than one {chosen}", again)
+    given = probabilities(predictions["logit"].to_numpy(), predictions["temperature"].to_numpy())
+    other = predictions.filter(pl.Series(np.abs(given - predictions["score"].to_numpy()) > _SCORE_TOLERANCE))
+    _refuse(other["video_id"], DataError, "scores are not sigmoid(logit / temperature)", again)
+
+
+def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
+    """The metric called ``name`` over the folds of ``scored``, and the values (N,) it takes of each row.
+
+    Args:
+        name: one of ``METRIC_NAMES`` or ``MODEL_ONLY_NAMES``.
+        scored: columns ``fold score threshold``, and for ``MODEL_ONLY_NAMES`` ``logit``.
+    """
+    calibrated = name.removesuffix(UNCALIBRATED)
+    scores = scored["score"].to_numpy() if name == calibrated else probabilities(scored["logit"].to_numpy(), 1.0)
+    return measure_over_folds(calibrated, scores, scored["threshold"].to_numpy(), scored["fold"].to_numpy())
+
+
+def interval_rows(
+    scored: pl.DataFrame,
+    measures: Sequence[tuple[Metric, FloatArray]],
+    config: RunConfig,
+    scope: str = ALL_FOLDS,
+) -> list[IntervalRow]:
+    """(value, low, high, videos, groups) of each of ``measures``; all of them on the same draws of groups.
+
+    Equal seeds and labels draw equal groups, so the sources of one run are paired as well, but for shuffled labels.
+
+    Args:
+        scored: columns ``group_id label``.
+        measures: metrics, each with the values (N,) that it takes; see ``measured``.
+        config: replicates, confidence and seed.
+        scope: ``ALL_FOLDS`` or ``ALL_BY_GROUP``.
+    """
+    groups = scored["group_id"].to_list()
+    intervals = cluster_bootstrap_many(
+        fake_labels(scored),
+        measures,
+        groups,
+        row_weights=one_vote_per_group(groups) if scope == ALL_BY_GROUP else None,
+        replicates=config.bootstrap_replicates,
+        seed=config.seed,
+        confidence=config.confidence,
+    )
+    return [
+        (_or_none(each.value), _or_none(each.low), _or_none(each.high), each.num_rows, each.num_groups)
+        for each in intervals
+    ]
+
+
+def _source_rows(
+    source: str, scored: pl.DataFrame, names: Sequence[str], config: RunConfig
+) -> list[tuple[object, ...]]:
+    """RESULTS rows of one source: over all folds, by video and by group, then fold by fold."""
+    per_fold = {
+        int(key[0]): _fold_values(part, names)
+        for key, part in scored.sort("fold").group_by("fold", maintain_order=True)
+    }
+    rows: list[tuple[object, ...]] = []
+    measures = [measured(name, scored) for name in names]
+    for scope in (ALL_FOLDS, ALL_BY_GROUP):
+        for name, found in zip(names, interval_rows(scored, measures, config, scope), strict=True):
+            of_folds = [values[name] for values in per_fold.values()] if scope == ALL_FOLDS else []
+            rows.append((source, scope, name, *found[:3], *_mean_and_deviation(of_folds), *found[3:]))
+    for fold, values in per_fold.items():
+        part = scored.filter(pl.col("fold") == fold)
+        sizes = (part.height, part["group_id"].n_unique())
+        rows += [
+            (source, f"fold_{fold}", name, _or_none(value), None, None, None, None, *sizes)
+            for name, value in values.items()
+        ]
+    return rows
+
+
+def _fold_values(part: pl.DataFrame, names: Sequence[str]) -> dict[str, float]:
+    """Of one fold by itself."""
+    labels = fake_labels(part)
+    return {name: METRICS[name.removesuffix(UNCALIBRATED)](labels, measured(name, part)[1]) for name in names}
+
+
+def _mean_and_deviation(values: list[float]) -> tuple[float | None, float | None]:
+    defined = np.array([value for value in values if math.isfinite(value)])
+    mean = float(defined.mean()) if defined.size else None
+    return mean, float(defined.std(ddof=1)) if defined.size > 1 else None
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _refuse(found: pl.Series, kind: type[DataError], what: str, remedy: str) -> None:
+    if found.len():
+        ids = ", ".join(repr(value) for value in found.sort().head(5).to_list())
+        more = f" and {found.len() - 5} more" if found.len() > 5 else ""
+        raise kind(f"{found.len()} {what}: {ids}{more}. {remedy}")
+
+
+# ----------------------------------------------------------------------------------------------------
+# How much of a result recognising the group would give, on labels alone: the same folds dealt by row and by group.
+
+
+_COLUMNS = {
+    "split": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "num_rows": pl.Int64,
+    "num_groups": pl.Int64,
+}  # fmt: skip
+
+
+def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
+    """AUC of an oracle that only knows the labels of a group's other videos, ``by row`` and ``by group``.
+
+    Needs no file: labels and groups are enough, so it can be asked of a corpus's annotations
+    (``corpus.annotations.undisputed_labels``).
+
+    Args:
+        videos: columns ``video_id group_id label``, each video once.
+        config: number of folds, replicates, confidence and seed.
+
+    Returns:
+        ``split value low high num_rows num_groups``; the value is the AUC within folds, its ends are of a bootstrap
+        over groups.
+
+    Raises:
+        DataError: fewer groups with a label than folds.
+    """
+    folds = make_folds(videos, config.num_folds, config.seed)
+    dealt = {"by row": split_by_row(folds, seed=config.seed), "by group": folds}
+    scored = {split: group_lookup(rows) for split, rows in dealt.items()}
+    found = [(split, *interval_rows(rows, [measured("roc_auc", rows)], config)[0]) for split, rows in scored.items()]
+    return pl.DataFrame(found, schema=_COLUMNS, orient="row")

@@ -1,0 +1,233 @@
+"""What is chosen for a training (epoch, temperature, threshold) on its inner validation videos, and the record of it.
+
+The record is a file beside the weights, written and synced before the outer fold is opened (``outer_fold``). An attempt
+that was killed after that leaves it, and the next one takes it as it stands: nothing is chosen twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy.typing as npt
+import polars as pl
+from pydantic import TypeAdapter, ValidationError
+
+from fvc_lib.metrics.calibration import fit_temperature, probabilities
+from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, check_labels, decide, log_loss
+from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.run_paths import RunPaths
+
+if TYPE_CHECKING:
+    from fvc_lib.engine.checkpoint import EpochRecord
+
+SELECTION = "selection.json"  # in the folder of a training's checkpoints
+_DAMAGED = "selection_damaged.json"  # what was found in its place and could not be read
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """All that was chosen for one training, and at which value on the inner validation part.
+
+    Attributes:
+        num_epochs: that were trained, and could be chosen.
+        best_epoch: 1-based, the one of the lowest inner validation loss.
+        validation_loss: of that epoch, weighted as in training.
+        prior_logit: added to the network's logits first (``data.prior_logit``); no choice, but part of the score.
+        temperature: that logits are divided by (``metrics.calibration.fit_temperature``; few videos move it little).
+        log_loss: in nats per video, of the calibrated probabilities.
+        log_loss_uncalibrated: the same at a temperature of 1.
+        threshold: of the calibrated probability; it has the best balanced accuracy (``metrics.best_threshold``).
+        balanced_accuracy: at the threshold; None where the part has one class.
+        num_videos: of the inner validation part; and its groups, its real and its fake videos.
+    """
+
+    num_epochs: int
+    best_epoch: int
+    validation_loss: float
+    prior_logit: float
+    temperature: float
+    log_loss: float
+    log_loss_uncalibrated: float
+    threshold: float
+    balanced_accuracy: float | None
+    num_videos: int
+    num_groups: int
+    num_real: int
+    num_fake: int
+
+    def table(self) -> pl.DataFrame:
+        """One row per choice: ``chosen value among by reached``."""
+        calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
+        accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
+        rows = [
+            ("epoch", f"{self.best_epoch}", f"{self.num_epochs} trained", "lowest loss", f"{self.validation_loss:.4f}"),
+            (
+                "temperature",
+                f"{self.temperature:.4g}",
+                "0.05 to 20",
+                "likelihood, held back where videos are few",
+                calibrated,
+            ),
+            ("threshold", f"{self.threshold:.4f}", "all of 0 to 1", "best balanced accuracy", accuracy),
+        ]
+        return pl.DataFrame(rows, schema=["chosen", "value", "among", "by", "reached"], orient="row")
+
+
+@dataclass(frozen=True)
+class RecordedSelection:
+    """A selection that is on the disk.
+
+    Attributes:
+        clips: fingerprint of the fold's clips, labels and parts; only that fold's seal opens for it.
+        weights: hex SHA-256 of the weights that were judged.
+        openings: how often the outer fold was opened in this training's folder, this time included.
+        earlier: other selections that it had been opened for before, whose weights were lost.
+        is_complete: whether the record before this one could be read, if there was one; where not, the outer fold was
+            opened more often than is counted here, and for what is not known.
+    """
+
+    selection: Selection
+    clips: str
+    weights: str
+    openings: int = 1
+    earlier: int = 0
+    is_complete: bool = True
+
+    def sentence(self) -> str:
+        """On what was chosen, and when the outer fold was opened."""
+        chosen = self.selection
+        opened = "were opened once, after this was on the disk"
+        if not self.is_complete:
+            opened = "had been opened before, for what is not known: the record of it was damaged"
+        elif self.earlier:
+            opened = f"were opened {self.openings} times, before and after weights were lost and this was chosen anew"
+        elif self.openings > 1:
+            opened = f"were opened {self.openings} times, each after this was on the disk: an attempt died in between"
+        return (
+            f"Chosen on {chosen.num_videos} inner validation videos of {chosen.num_groups} groups ({chosen.num_real} "
+            f"real, {chosen.num_fake} fake); the outer fold's labels {opened}."
+        )
+
+
+@dataclass(frozen=True)
+class EarlierOpenings:
+    """What a run's own records of its trainings do not know: outer folds that had been looked at before.
+
+    Attributes:
+        replaced: trainings of this run that had opened their outer fold, for other weights, and were then replaced.
+        forked_from: the run that this one was made from, whose results may have been seen; empty where there is none.
+        unknown: trainings of this run that were replaced and have left a record that cannot be read: whether they had
+            opened their outer fold, and for which weights, is not known.
+    """
+
+    replaced: int = 0
+    forked_from: str = ""
+    unknown: int = 0
+
+
+def select(
+    history: Sequence[EpochRecord],
+    best_epoch: int,
+    labels: npt.ArrayLike,
+    logits: npt.ArrayLike,
+    num_groups: int,
+    *,
+    prior_logit: float = 0.0,
+) -> Selection:
+    """Choose temperature and threshold for the weights of ``best_epoch`` (1-based).
+
+    Args:
+        history: every epoch's record; the engine chose among them by the inner validation loss.
+        best_epoch: its choice.
+        labels: int (N,) of the inner validation videos, 1 is fake.
+        logits: float (N,), what those weights say of them, ``prior_logit`` added.
+        num_groups: that the videos belong to.
+        prior_logit: what was added; for the record.
+
+    Raises:
+        ValueError: no video, or a logit that is not finite.
+    """
+    checked = check_labels(labels)
+    temperature = fit_temperature(checked, logits)
+    scores = probabilities(logits, temperature)
+    threshold = best_threshold(checked, scores)
+    has_both = checked.min() != checked.max()
+    return Selection(
+        num_epochs=len(history),
+        best_epoch=best_epoch,
+        validation_loss=history[best_epoch - 1].validation["loss"],
+        prior_logit=prior_logit,
+        temperature=temperature,
+        log_loss=log_loss(checked, scores),
+        log_loss_uncalibrated=log_loss(checked, probabilities(logits, 1.0)),
+        threshold=threshold,
+        balanced_accuracy=balanced_accuracy(checked, decide(scores, threshold)) if has_both else None,
+        num_videos=checked.size,
+        num_groups=num_groups,
+        num_real=int((checked == 0).sum()),
+        num_fake=int((checked == 1).sum()),
+    )
+
+
+def record_selection(folder: Path, found: RecordedSelection) -> RecordedSelection:
+    """Put ``found`` into the training's ``folder`` and on the disk; what is there of the same weights stays as it is.
+
+    So an attempt that comes after one that was killed cannot choose otherwise than the one that had seen the outer
+    fold, also where it computes with other rounding. A record that is there and cannot be read says that the fold was
+    opened, and no more: it is kept aside, and what comes after it is never called complete again.
+    """
+    path, kept = folder / SELECTION, found
+    before = read_selection(folder)
+    if before is None and os.path.lexists(path):
+        kept = replace(found, openings=2, is_complete=False)
+        aside = path.with_name(_DAMAGED)
+        path.replace(aside)
+        _logger.warning(
+            "%s: was damaged, so how often the outer fold was opened before, and for which weights, is not known; kept "
+            "as %s. The leakage audit will not pass; training the fold anew from its folds on, in a new run, would.",
+            path, aside.name,
+        )  # fmt: skip
+    elif before is not None:
+        kept = replace(found, openings=before.openings + 1, earlier=before.earlier, is_complete=before.is_complete)
+        if (before.clips, before.weights) == (found.clips, found.weights):
+            kept = replace(kept, selection=before.selection)
+        elif before.selection != found.selection:
+            kept = replace(kept, earlier=before.earlier + 1)
+            _logger.warning("%s: the outer fold was opened before for a selection of other weights", path)
+    write_json(path, asdict(kept))
+    return kept
+
+
+def read_selection(folder: Path) -> RecordedSelection | None:
+    """The record in the folder of a training's checkpoints; None where there is none, or none that can be read."""
+    try:
+        return TypeAdapter(RecordedSelection).validate_json((folder / SELECTION).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def earlier_openings(paths: RunPaths, num_folds: int) -> EarlierOpenings:
+    """Which outer folds of the run in ``paths`` had been opened before the selections that it has now."""
+    replaced, unknown = 0, 0
+    for fold in range(num_folds):
+        folder = paths.fold_checkpoints(fold)
+        now = read_selection(folder)
+        aside = sorted(paths.superseded.glob(f"*/{folder.relative_to(paths.root)}"))
+        before = [found for found in map(read_selection, aside) if found is not None]
+        replaced += sum(now is None or found.weights != now.weights for found in before)
+        unreadable = [place for place in aside if os.path.lexists(place / SELECTION) and read_selection(place) is None]
+        unknown += len(unreadable)
+        for place in unreadable:
+            _logger.warning("%s: cannot be read; whether this fold was opened by it is not known", place / SELECTION)
+    try:
+        forked_from = json.loads(paths.run_json.read_bytes()).get("forked_from", "")
+    except (OSError, ValueError, AttributeError):
+        forked_from = ""
+    return EarlierOpenings(replaced, forked_from if isinstance(forked_from, str) else "", unknown)

@@ -1,0 +1,1 @@
+"""Task video_text: retrieval between videos and texts, and captions."""

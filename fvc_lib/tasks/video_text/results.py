@@ -1,0 +1,195 @@
+"""From what was written of the test part to the results of task video_text: intervals, and a control beside each.
+
+``chance`` is what a ranking drawn at random is expected to score, computed and not drawn: every order of the candidates
+is as likely. ``most_frequent_caption`` writes the most frequent training text under every video. A bootstrap draws
+whole groups, so an interval covers which groups the model is tested on; it takes the trained model as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.metrics.captions import (
+    bleu4_measure,
+    content_word_recall,
+    content_words,
+    exact_match,
+    mean_measure,
+    token_f1,
+)
+from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
+from fvc_lib.metrics.intervals import intervals_over_groups
+from fvc_lib.metrics.retrieval import RetrievalMetrics, retrieval_metrics
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import (
+    CAPTIONS,
+    RETRIEVAL_RANKS,
+    TASK_RESULTS,
+    VIDEO_TEXTS,
+    check_table,
+    read_table,
+    write_table,
+)
+from fvc_lib.tasks.video_text.training import read_embeddings
+
+MODEL = "model"
+CHANCE = "chance"
+MOST_FREQUENT_CAPTION = "most_frequent_caption"
+CAPTION_SUBJECT = "captions"
+DIRECTIONS = ("video_to_text", "text_to_video")
+
+Row = tuple[object, ...]
+
+
+def video_text_results(paths: RunPaths, config: RunConfig, *, log: Callable[[str], None] | None = None) -> pl.DataFrame:
+    """Every metric of the model and of the controls (TASK_RESULTS), written to ``task_results.feather``.
+
+    Args:
+        paths: the run, whose training has written ranks, captions and embeddings.
+        config: k of recall@k, memory, replicates, confidence and seed.
+        log: told, line by line, how many embeddings there are and how their similarities were streamed.
+
+    Raises:
+        DataError: ranks, captions and embeddings that are not those of the run's test part, or of one another.
+    """
+    pairs = read_table(paths.video_texts, VIDEO_TEXTS)
+    ranks, captions = read_table(paths.retrieval_ranks, RETRIEVAL_RANKS), read_table(paths.captions, CAPTIONS)
+    _check_queries(pairs, ranks, captions)
+    rows: list[Row] = []
+    if ranks.height:
+        found = _retrieval(paths, config, log)
+        for direction in DIRECTIONS:
+            own = ranks.filter(pl.col("direction") == direction)
+            rows += _direction_rows(direction, own, found, config)
+    if captions.height:
+        rows += _caption_rows(pairs, captions, config)
+    schema = {name: column.dtype.type for name, column in TASK_RESULTS.columns.items()}
+    table = check_table(pl.DataFrame(rows, schema=schema, orient="row"), TASK_RESULTS, "video-text results")
+    write_table(table, TASK_RESULTS, paths.task_results)
+    return table
+
+
+def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:
+    """float64 (M,): how likely the first of the positives has rank 1, 2, ..., M when all orders are equally likely.
+
+    It is rank r where the r - 1 candidates before it are all wrong and this one is not.
+    """
+    before = np.arange(num_candidates, dtype=np.float64)
+    left = num_candidates - before
+    wrong = np.maximum(left - num_positives, 0)
+    all_wrong = np.concatenate([[1.0], np.cumprod(wrong / left)[:-1]])
+    return all_wrong * np.minimum(num_positives / left, 1.0)
+
+
+def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequence[int]) -> dict[str, float]:
+    """Expected values of a random ranking over queries with so many candidates and positives (Q,).
+
+    Median rank is the median of the ranks that are expected of all queries together.
+    """
+    kinds, counts = np.unique(np.stack([num_candidates, num_positives]), axis=1, return_counts=True)
+    share = counts / counts.sum()
+    ranks = np.zeros(int(num_candidates.max()))
+    ndcg = 0.0
+    for (candidates, positives), weight in zip(kinds.T.tolist(), share.tolist(), strict=True):
+        ranks[:candidates] += weight * chance_of_ranks(candidates, positives)
+        gains = 1 / np.log2(np.arange(2, candidates + 2))
+        ndcg += weight * (positives * gains.mean()) / gains[:positives].sum()
+    places = np.arange(1, ranks.size + 1)
+    within = np.cumsum(ranks)
+    recalls = {f"recall@{k}": float(within[min(k, ranks.size) - 1]) for k in ks}
+    return recalls | {
+        "mrr": float((ranks / places).sum()),
+        "ndcg": ndcg,
+        "median_rank": float(np.searchsorted(within, 0.5 - 1e-12) + 1),
+        "mean_rank": float((ranks * places).sum()),
+    }
+
+
+def _retrieval(paths: RunPaths, config: RunConfig, log: Callable[[str], None] | None) -> RetrievalMetrics:
+    stored = read_embeddings(paths.embeddings)
+    return retrieval_metrics(
+        stored["video_embeddings"], stored["text_embeddings"], stored["pairs"],
+        ks=config.recall_at, memory_bytes=config.retrieval_memory_mb * 1_000_000, log=log,
+    )  # fmt: skip
+
+
+def _direction_rows(direction: str, ranks: pl.DataFrame, found: RetrievalMetrics, config: RunConfig) -> list[Row]:
+    """Intervals where a metric is a mean over queries of their ranks; the others as they are."""
+    measured = getattr(found, direction)
+    if not np.array_equal(measured.ranks, ranks["rank"].to_numpy()):
+        raise DataError(
+            f"retrieval_ranks: the ranks {direction} are not those of test_embeddings.safetensors. Both are written by "
+            "20_video_text: run it again."
+        )
+    rank = ranks["rank"].to_numpy()
+    measures = {f"recall@{k}": mean_measure(f"recall@{k}", rank <= k) for k in config.recall_at}
+    measures |= {"mrr": mean_measure("mrr", 1 / rank), "mean_rank": mean_measure("mean_rank", rank)}
+    groups = ranks["group_id"].to_list()
+    rows = _measured_rows(MODEL, direction, measures, groups, config)
+    sizes = ranks.height, len(set(groups))
+    plain = ("median_rank", "ndcg", "mean_positive_similarity")
+    rows += [(MODEL, direction, name, "", _or_none(getattr(measured, name)), None, None, *sizes) for name in plain]
+    chance = chance_metrics(ranks["num_candidates"].to_numpy(), ranks["num_positives"].to_numpy(), config.recall_at)
+    return rows + [(CHANCE, direction, name, "", value, None, None, *sizes) for name, value in chance.items()]
+
+
+def _caption_rows(pairs: pl.DataFrame, captions: pl.DataFrame, config: RunConfig) -> list[Row]:
+    trained = pairs.filter(pl.col("part") == "train")["text"]
+    commonest = trained.value_counts().sort("count", "text", descending=[True, False])["text"][0]
+    content = content_words(trained.to_list())
+    references = [text.split("\n") for text in captions["references"]]
+    groups = captions["group_id"].to_list()
+    written = {MODEL: captions["caption"].to_list(), MOST_FREQUENT_CAPTION: [commonest] * captions.height}
+    rows: list[Row] = []
+    for source, texts in written.items():
+        both = list(zip(texts, references, strict=True))
+        measures = {
+            "token_f1": mean_measure("token_f1", [token_f1(*each) for each in both]),
+            "content_word_recall": mean_measure(
+                "content_word_recall", [content_word_recall(*each, content) for each in both]
+            ),
+            "exact_match": mean_measure("exact_match", [exact_match(*each) for each in both]),
+            "bleu4": bleu4_measure(texts, references),
+        }
+        rows += _measured_rows(source, CAPTION_SUBJECT, measures, groups, config)
+    return rows
+
+
+def _measured_rows(
+    source: str, subject: str, measures: Mapping[str, Metric], groups: Sequence[str], config: RunConfig
+) -> list[Row]:
+    """A row per measure, all on the same draws of groups, so that sources are paired as well."""
+    intervals = intervals_over_groups(
+        [*measures.values()], groups,
+        replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
+    )  # fmt: skip
+    return [
+        (source, subject, name, "", *map(_or_none, (one.value, one.low, one.high)), one.num_rows, one.num_groups)
+        for name, one in zip(measures, intervals, strict=True)
+    ]
+
+
+def _check_queries(pairs: pl.DataFrame, ranks: pl.DataFrame, captions: pl.DataFrame) -> None:
+    """Refuse what is not of the test part; videos without a clip are in no table."""
+    test = pairs.filter(pl.col("part") == "test")
+    for name, found, due in (
+        ("retrieval_ranks", ranks.filter(pl.col("direction") == "video_to_text")["query_id"], test["video_id"]),
+        ("retrieval_ranks", ranks.filter(pl.col("direction") == "text_to_video")["query_id"], test["text_id"]),
+        ("captions", captions["video_id"], test["video_id"]),
+    ):
+        foreign = sorted(set(found) - set(due))
+        if foreign:
+            raise DataError(
+                f"{name}: {len(foreign)} rows are not of the test part, the first {foreign[0]!r}. Run 20_video_text "
+                "again."
+            )
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

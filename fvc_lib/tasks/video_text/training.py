@@ -1,0 +1,438 @@
+"""Task video_text from its table to results: train on one split, look at the test part once, write what was found."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fvc_lib.detectors.own.transformer import TokenNumbers
+from fvc_lib.detectors.own.video import default_micro_batch
+from fvc_lib.detectors.own.video_text import NetworkPlan
+from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
+from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerprint, encoder_tensors
+from fvc_lib.engine.distributed.ranks import OneRank, Ranks
+from fvc_lib.engine.random_state import stable_seed
+from fvc_lib.engine.watching import MetricSink
+from fvc_lib.metrics.retrieval import RetrievalMetrics
+from fvc_lib.metrics.retrieval_blocks import least_memory_bytes
+from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.memory_policy import MemoryObserver
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import CAPTIONS, PARTS, RETRIEVAL_RANKS, VIDEO_TEXTS, read_table, write_table
+from fvc_lib.tasks.training import (
+    Progress,
+    SplitTraining,
+    StageOutcome,
+    parameters_of,
+    split_settings,
+    train_stage_on_ranks,
+    trained_split,
+)
+from fvc_lib.tasks.video.data import ClipSource
+from fvc_lib.tasks.video_text.data import (
+    HiddenFrames,
+    PairNumbers,
+    PreparedSamples,
+    VideoTextDataset,
+    make_clips,
+    num_hidden_frames,
+    pairs_fingerprint,
+    without_videos,
+)
+from fvc_lib.tasks.video_text.task import LossWeights, RetrievalSet, RetrievalSettings, VideoTextOutputs, VideoTextTask
+from fvc_lib.video.clips.store import ClipStore
+
+# ----------------------------------------------------------------------------------------------------
+# What is written of the test part of task video_text: ranks, captions and embeddings.
+
+
+DIRECTIONS = ("video_to_text", "text_to_video")
+
+
+def write_test_tables(
+    paths: RunPaths, pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: TextTokenizer, config: RunConfig
+) -> None:
+    """Write ranks, captions and embeddings of the test ``pairs`` (VIDEO_TEXTS), whose outputs these are, in order.
+
+    Without a contrastive loss there are no ranks and no embeddings, without a captioning loss no captions: their tables
+    then have no rows.
+    """
+    retrieval = outputs.retrieval_set()
+    ranks = pl.DataFrame(schema=_types(RETRIEVAL_RANKS))
+    if retrieval is not None:
+        settings = RetrievalSettings(config.recall_at, config.retrieval_memory_mb * 1_000_000)
+        ranks = retrieval_ranks(pairs, retrieval, settings.metrics(retrieval))
+    write_embeddings(paths.embeddings, retrieval)
+    write_table(ranks, RETRIEVAL_RANKS, paths.retrieval_ranks)
+    write_table(written_captions(pairs, outputs, tokenizer), CAPTIONS, paths.captions)
+
+
+def retrieval_ranks(pairs: pl.DataFrame, retrieval: RetrievalSet, metrics: RetrievalMetrics) -> pl.DataFrame:
+    """RETRIEVAL_RANKS of every video (``query_id`` is its id) and every text, each in the order of the embeddings.
+
+    A text that stands beside videos of several groups is counted to the first of them by name.
+    """
+    first_group = dict(pairs.group_by("text_id").agg(pl.col("group_id").min()).iter_rows())
+    videos, texts = pairs[retrieval.video_places.tolist()], pairs[retrieval.text_places.tolist()]
+    queries = {
+        "video_to_text": (videos["video_id"], videos["group_id"].to_list()),
+        "text_to_video": (texts["text_id"], [first_group[text] for text in texts["text_id"]]),
+    }
+    tables = []
+    for direction, (ids, groups) in queries.items():
+        found = getattr(metrics, direction)
+        columns = {
+            "direction": [direction] * found.num_queries,
+            "query_id": ids[found.query_indices.tolist()],
+            "group_id": [groups[row] for row in found.query_indices.tolist()],
+            "rank": found.ranks,
+            "num_candidates": np.full(found.num_queries, found.num_candidates, dtype=np.int64),
+            "num_positives": found.num_positives,
+        }
+        tables.append(pl.DataFrame(columns, schema=_types(RETRIEVAL_RANKS)))
+    return pl.concat(tables)
+
+
+def written_captions(pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: TextTokenizer) -> pl.DataFrame:
+    """CAPTIONS of every video, in the order of the ids."""
+    tokens = outputs.caption_tokens
+    if tokens is None:
+        return pl.DataFrame(schema=_types(CAPTIONS))
+    captions = pl.Series("caption", [tokenizer.decode(row).strip() for row in tokens], dtype=pl.String)
+    return (
+        pairs.with_columns(captions)
+        .group_by("video_id", maintain_order=True)
+        .agg(
+            pl.col("group_id").first(),
+            pl.col("path").first(),
+            pl.col("caption").first(),
+            pl.col("text").unique(maintain_order=True).str.join("\n").alias("references"),
+        )
+        .sort("video_id")
+    )
+
+
+def write_embeddings(path: Path, retrieval: RetrievalSet | None) -> None:
+    """Replace ``path`` atomically: ``video_embeddings``, ``text_embeddings`` and ``pairs``, see ``RetrievalSet``.
+
+    Rows are in the order of the ids, which is that of RETRIEVAL_RANKS within each direction.
+    """
+    empty = torch.zeros(0, 0)
+    tensors = {
+        "video_embeddings": empty if retrieval is None else retrieval.video_embeddings.contiguous(),
+        "text_embeddings": empty if retrieval is None else retrieval.text_embeddings.contiguous(),
+        "pairs": torch.zeros(0, 2, dtype=torch.int64) if retrieval is None else torch.from_numpy(retrieval.pairs),
+    }
+    with atomic_output(path) as temporary:
+        safetensors.torch.save_file(tensors, temporary)
+
+
+def read_embeddings(path: Path) -> dict[str, torch.Tensor]:
+    """What ``write_embeddings`` wrote.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        tensors: dict[str, torch.Tensor] = safetensors.torch.load(path.read_bytes())
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path}: cannot be read as embeddings: {error}. Run 20_video_text again.") from error
+    return tensors
+
+
+def refuse_nonfinite(outputs: VideoTextOutputs) -> None:
+    """Raise ``DataError`` where an embedding of the test part is no vector of numbers."""
+    retrieval = outputs.retrieval_set()
+    if retrieval is None or retrieval.is_finite:
+        return
+    lost = [
+        outputs.sample_ids[place]
+        for rows, places in (
+            (retrieval.video_embeddings, retrieval.video_places),
+            (retrieval.text_embeddings, retrieval.text_places),
+        )
+        for place in places[~rows.isfinite().all(1).numpy()].tolist()
+    ]
+    raise DataError(
+        f"the network says nothing finite of {len(lost)} test videos or texts, the first in the pairs "
+        f"{', '.join(lost[:5])}. Turn amp off, or train with a lower learning_rate."
+    )
+
+
+def _types(schema: object) -> dict[str, type[pl.DataType]]:
+    columns = schema.columns  # type: ignore[attr-defined]  # a pandera schema, which polars knows nothing of
+    return {name: column.dtype.type for name, column in columns.items()}
+
+
+STAGE = "20_video_text"
+_logger = logging.getLogger(__name__)
+
+# What a checkpoint is bound to. batch_size and device are left out, as for folds: the effective batch, and so the
+# result up to rounding, stays the same. recall_at is only looked at, and beam_width is of captions written afterwards.
+_PARAMETERS = (
+    "seed", "num_frames", "fixed_size", "model", "max_text_tokens", "vocabulary_size", "embedding_size", "text_width",
+    "text_layers", "text_heads", "contrastive_loss", "contrastive_weight", "caption_weight", "masked_weight",
+    "masked_share", "epochs", "effective_batch_size", "learning_rate", "weight_decay", "warmup_share",
+    "max_gradient_norm", "early_stopping_epochs", "amp",
+)  # fmt: skip
+
+
+def train_video_text(
+    paths: RunPaths,
+    config: RunConfig,
+    fold: int | None = None,
+    *,
+    metric_log: MetricSink,
+    attempt: int = 1,
+    memory: MemoryObserver | None = None,
+    stop: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
+) -> StageOutcome:
+    """Train, choosing the epoch on the validation part, and go through the test part once with that epoch's weights.
+
+    Reads ``tables/video_texts.parquet`` and the videos' clips, which are made where they are missing; writes the
+    checkpoints, beside them ``tokenizer.json``, and ``tables/retrieval_ranks.parquet``, ``tables/captions.parquet`` and
+    ``tables/test_embeddings.safetensors``. Goes on from what an earlier attempt saved.
+
+    Args:
+        paths: the run.
+        config: its resolved parameters.
+        fold: None: this task has one split.
+        metric_log: gets the phases train, validation and test.
+        attempt: which try this is; nothing depends on it.
+        memory: told at every step where the training is.
+        stop: asked at every step boundary, and after every clip that is made.
+        progress: called with (steps done, steps planned).
+        ranks: of which this process is one; None: it is no rank, and starts them where there are to be several.
+
+    Raises:
+        StoppedError: ``stop`` said so; everything is saved (exit code 75).
+        DataError: too many videos without a clip, an empty part, or nothing finite said of the test part.
+        UsageError: losses that are all off, sizes that do not fit one another, a text encoder that is not there, or
+            too little ``retrieval_memory_mb`` for a part.
+        CheckpointMismatchError, MemoryExhaustedError, CheckpointWriteError, RankLostError: as ``train_fold``.
+    """
+    check_config(config)
+    check_retrieval_memory(read_table(paths.video_texts, VIDEO_TEXTS), config)
+    if ranks is None and config.num_ranks > 1:
+        make_clips(config, read_table(paths.video_texts, VIDEO_TEXTS), stop=stop)  # once, before ranks wait for it
+        return train_stage_on_ranks(
+            paths, config, STAGE, metric_log=metric_log, memory=memory, stop=stop, progress=progress
+        )
+    ranks = ranks or OneRank()
+    parts = read_parts(paths, config, ranks, stop)
+    ranks.from_leader("tokenizer", lambda: parts.tokenizer.save(tokenizer_file(paths)))
+    training = split_training(parts, config)
+    task = training.task
+    if not isinstance(task, VideoTextTask):
+        raise TypeError(f"task: got {type(task).__name__}, wanted VideoTextTask")
+    with trained_split(
+        paths, config, training, metric_log=metric_log, memory=memory, stop=stop, progress=progress, ranks=ranks
+    ) as trained:
+        outputs = VideoTextOutputs(_retrieval_settings(config))
+        with task.writing_captions():
+            trained.predict(parts.samples("test", config), outputs)
+        refuse_nonfinite(outputs)
+        found = outputs.compute()
+        metric_log.log(step=trained.state.step, epoch=trained.state.best_epoch, phase="test", metrics=found)
+        return trained.finish(
+            num_train=parts.of("train").height,
+            num_validation=parts.of("validation").height,
+            num_test=parts.of("test").height,
+            write=lambda: write_test_tables(paths, parts.of("test"), outputs, parts.tokenizer, config),
+        )
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise ``UsageError`` for parameters that cannot go together, or a text encoder that cannot be begun with."""
+    if not config.contrastive_weight and not config.caption_weight:
+        raise UsageError(
+            "contrastive_weight and caption_weight are both 0: nothing would be learned that can be measured. Give one "
+            "of them a weight."
+        )
+    if config.text_width % config.text_heads:
+        raise UsageError(f"text_heads: got {config.text_heads}, wanted a divisor of text_width {config.text_width}.")
+    if config.masked_weight and config.num_frames < 2:
+        raise UsageError("masked_weight: a clip of one frame has none left to foretell it from. Take more num_frames.")
+    if _encoder_folder(config):
+        encoder_tensors(_encoder_folder(config), ["a text"], config.max_text_tokens)
+
+
+def check_retrieval_memory(pairs: pl.DataFrame, config: RunConfig) -> None:
+    """Raise ``UsageError`` where retrieval among ``pairs`` (VIDEO_TEXTS) of a part could not be measured later on."""
+    if not config.contrastive_weight:
+        return
+    for part in ("validation", "test"):
+        of_part = pairs.filter(pl.col("part") == part)
+        videos, texts = of_part["video_id"].n_unique(), of_part["text_id"].n_unique()
+        num_pairs = of_part.select("video_id", "text_id").n_unique()
+        least = least_memory_bytes(videos, texts, config.embedding_size, num_pairs - videos)
+        if config.retrieval_memory_mb * 1_000_000 < least:
+            raise UsageError(
+                f"retrieval_memory_mb: got {config.retrieval_memory_mb}, wanted at least {math.ceil(least / 1e6)} for "
+                f"the {part} part's {videos:,} videos and {texts:,} texts. Give that or more."
+            )
+
+
+def tokenizer_file(paths: RunPaths) -> Path:
+    """Where the tokenizer is kept, beside the checkpoints it belongs to."""
+    return paths.stage_training(STAGE) / "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class VideoTextParts:
+    """What a training is made of.
+
+    Attributes:
+        pairs: VIDEO_TEXTS, those whose video has a clip.
+        source: of the clips.
+        tokenizer: learned from the training part.
+        numbers: of all videos and texts.
+    """
+
+    pairs: pl.DataFrame
+    source: ClipSource
+    tokenizer: TextTokenizer
+    numbers: PairNumbers
+
+    def of(self, part: str) -> pl.DataFrame:
+        """The pairs of train, validation or test."""
+        return self.pairs.filter(pl.col("part") == part)
+
+    def samples(self, part: str, config: RunConfig) -> PreparedSamples:
+        """The samples of a part, in the order of ``of(part)``."""
+        pairs = self.of(part)
+        data = VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens, self.numbers)
+        hidden = None
+        if config.masked_weight:
+            num_hidden = num_hidden_frames(config.num_frames, config.masked_share)
+            hidden = HiddenFrames(config.num_frames, num_hidden, stable_seed(STAGE, config.seed))
+        return PreparedSamples(data, _beside(pairs, config), hidden)
+
+
+def read_parts(
+    paths: RunPaths, config: RunConfig, ranks: Ranks, stop: Callable[[], bool] | None = None
+) -> VideoTextParts:
+    """The run's pairs and their clips, made on rank 0 where they are missing.
+
+    Raises:
+        DataError: too many videos without a clip, or a part without a pair.
+        StoppedError: ``stop`` said so.
+    """
+    pairs = read_table(paths.video_texts, VIDEO_TEXTS)
+    missing = ranks.from_leader("clips", lambda: list(make_clips(config, pairs, stop=stop)[1]))
+    kept = without_videos(pairs, missing)
+    empty = [part for part in PARTS if part not in set(kept["part"])]
+    if empty:
+        raise DataError(
+            f"no pair is left of the part {' and '.join(empty)}: {len(missing)} videos have no clip. Add videos, or "
+            "change split_validation_share or split_test_share in a new run."
+        )
+    texts = kept.filter(pl.col("part") == "train")["text"]
+    tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
+    _logger.info("%d pairs, a vocabulary of %d tokens", kept.height, tokenizer.vocabulary_size)
+    if ranks.rank == 0:
+        _say_what_is_cut(kept["text"].unique().to_list(), tokenizer, config)
+    return VideoTextParts(kept, ClipStore.of(config), tokenizer, PairNumbers.of(kept))
+
+
+def _say_what_is_cut(texts: Sequence[str], tokenizer: TextTokenizer, config: RunConfig) -> None:
+    """Where somebody reads these tokens: a transformers encoder has its own."""
+    if _encoder_folder(config) and not config.caption_weight:
+        return
+    lengths = tokenizer.num_tokens(texts)
+    num_cut = sum(length > config.max_text_tokens for length in lengths)
+    if num_cut:
+        _logger.warning(
+            "%d of %d texts are longer than max_text_tokens %d and are cut; the longest has %d tokens",
+            num_cut, len(lengths), config.max_text_tokens, max(lengths),
+        )  # fmt: skip
+
+
+def split_training(parts: VideoTextParts, config: RunConfig) -> SplitTraining:
+    """What ``config`` asks to be learned from ``parts``.
+
+    Raises:
+        UsageError: a text encoder that is not there.
+    """
+    task = VideoTextTask(
+        parts.samples("train", config),
+        parts.samples("validation", config),
+        plan=network_plan(config, parts.tokenizer.vocabulary_size),
+        weights=LossWeights(config.contrastive_weight, config.caption_weight, config.masked_weight),
+        retrieval=_retrieval_settings(config),
+        beam_width=config.beam_width,
+    )
+    return SplitTraining(
+        stage=STAGE,
+        task=task,
+        settings=split_settings(config, STAGE, default_micro_batch(config.model)),
+        parameters=training_parameters(config),
+        # The tokens are learned from the texts, and by a library whose versions may differ.
+        data_fingerprint=sha256_of_json([pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint]),
+        model_name=config.model,
+    )
+
+
+def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str, Any]:
+    """What of ``config`` a checkpoint of this training is bound to; there are no folds.
+
+    Raises:
+        UsageError: a text encoder that is not there.
+    """
+    encoder = _encoder_folder(config)
+    # Not where the encoder lies but what is in it.
+    return parameters_of(config, _PARAMETERS) | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN}
+
+
+def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
+    """The network that ``config`` asks for; a loss without weight builds nothing."""
+    return NetworkPlan(
+        trunk=config.model,
+        num_frames=config.num_frames,
+        vocabulary_size=vocabulary_size,
+        max_tokens=config.max_text_tokens,
+        numbers=TokenNumbers(PAD, BEGIN, END, (MASK,)),
+        embedding_size=config.embedding_size,
+        width=config.text_width,
+        layers=config.text_layers,
+        heads=config.text_heads,
+        text_encoder=_encoder_folder(config),
+        contrastive=config.contrastive_loss if config.contrastive_weight else None,
+        num_together=config.effective_batch_size,
+        captions=config.caption_weight > 0,
+        masked=config.masked_weight > 0,
+    )
+
+
+def _retrieval_settings(config: RunConfig) -> RetrievalSettings:
+    return RetrievalSettings(config.recall_at, config.retrieval_memory_mb * 1_000_000)
+
+
+def _encoder_folder(config: RunConfig) -> str:
+    """Empty where no encoder of transformers is asked for."""
+    return config.text_encoder if config.contrastive_weight and config.text_encoder != OWN else ""
+
+
+def _beside(pairs: pl.DataFrame, config: RunConfig) -> dict[str, Tensor]:
+    """What an encoder of transformers reads of each pair's text; every text is encoded once."""
+    folder = _encoder_folder(config)
+    if not folder:
+        return {}
+    texts = pairs["text"].unique(maintain_order=True).to_list()
+    place_of = {text: place for place, text in enumerate(texts)}
+    rows = [place_of[text] for text in pairs["text"]]
+    return {name: encoded[rows] for name, encoded in encoder_tensors(folder, texts, config.max_text_tokens).items()}

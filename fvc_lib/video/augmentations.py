@@ -1,0 +1,420 @@
+"""Deterministic augmentation of whole clips.
+
+The parameters of a clip are drawn once for all its frames (drawn per frame, half of all neighbouring frames would
+flip) from a local generator seeded by the video's id, the augmentation's number and the settings: the clip is the same
+in any order, process, fold, run and folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.config import AUGMENTATIONS
+from fvc_lib.services.errors import UsageError, did_you_mean
+
+# ----------------------------------------------------------------------------------------------------
+# The operations an augmented clip may receive, each a frozen set of parameters that were drawn once for the clip.
+#
+# Plain numpy instead of torch or kornia: every operation is elementwise IEEE arithmetic in a fixed order on one thread,
+# so a clip has the same bytes whatever the number of threads, and making clips does not need torch in memory. torch
+# splits its kernels by thread, and the vectorised and the left-over part of a split need not round alike.
+#
+# An operation maps pixels float32 (T, 3, H, W) in grey levels 0 to 255 to the same shape and may exceed that range.
+#
+
+
+Float = npt.NDArray[np.float32]
+
+# ITU-R BT.601 luma, the weights grey-level saturation is usually defined with.
+_LUMA = (0.299, 0.587, 0.114)
+
+
+class Operation(Protocol):
+    """Parameters of one operation; ``name`` is how configuration and tables call it."""
+
+    name: ClassVar[str]
+
+    def apply(self, pixels: Float) -> Float:
+        """The changed pixels; ``pixels`` itself may be reused."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Mirrored left to right."""
+
+    name: ClassVar[str] = "flip"
+
+    def apply(self, pixels: Float) -> Float:
+        """See ``Operation``."""
+        return pixels[..., ::-1]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Turned, scaled and shifted about the centre; what comes from outside is black."""
+
+    name: ClassVar[str] = "affine"
+    rotation_degrees: float
+    scale: float
+    shift_x: float  # share of the width
+    shift_y: float  # share of the height
+
+    def apply(self, pixels: Float) -> Float:
+        """See ``Operation``. Bilinear, sampled backwards from the output."""
+        height, width = pixels.shape[-2:]
+        y, x = np.mgrid[:height, :width].astype(np.float64)
+        x -= (width - 1) / 2 + self.shift_x * width
+        y -= (height - 1) / 2 + self.shift_y * height
+        cosine = math.cos(math.radians(self.rotation_degrees)) / self.scale
+        sine = math.sin(math.radians(self.rotation_degrees)) / self.scale
+        source_x = cosine * x + sine * y + (width - 1) / 2
+        source_y = cosine * y - sine * x + (height - 1) / 2
+        return _sample_bilinear(pixels, source_x, source_y)
+
+
+@dataclass(frozen=True)
+class Color:
+    """Brightness and contrast (about the clip's mean) as factors, then saturation (about each pixel's luma)."""
+
+    name: ClassVar[str] = "color"
+    brightness: float
+    contrast: float
+    saturation: float
+
+    def apply(self, pixels: Float) -> Float:
+        """See ``Operation``. One mean for the whole clip: a mean per frame would make it flicker."""
+        pixels = pixels * np.float32(self.brightness)
+        mean = np.float32(pixels.mean(dtype=np.float64))
+        pixels = (pixels - mean) * np.float32(self.contrast) + mean
+        red, green, blue = (np.float32(weight) for weight in _LUMA)
+        luma = (pixels[:, :1] * red + pixels[:, 1:2] * green) + pixels[:, 2:] * blue
+        pixels -= luma
+        pixels *= np.float32(self.saturation)
+        pixels += luma
+        return pixels
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise of one strength for the clip and, like a sensor's, of another pattern in every frame."""
+
+    name: ClassVar[str] = "noise"
+    sigma: float  # grey levels
+    seed: int
+
+    def apply(self, pixels: Float) -> Float:
+        """See ``Operation``."""
+        for number, frame in enumerate(pixels):
+            generator = np.random.default_rng([self.seed, number])
+            frame += np.float32(self.sigma) * generator.standard_normal(frame.shape, dtype=np.float32)
+        return pixels
+
+
+@dataclass(frozen=True)
+class Blur:
+    """Gaussian blur."""
+
+    name: ClassVar[str] = "blur"
+    sigma: float  # pixels
+
+    def apply(self, pixels: Float) -> Float:
+        """See ``Operation``. Separable, cut off at three sigma, mirrored at the border."""
+        if self.sigma <= 0:
+            return pixels
+        radius = math.ceil(3 * self.sigma)
+        weights = [math.exp(-0.5 * (offset / self.sigma) ** 2) for offset in range(-radius, radius + 1)]
+        kernel = [np.float32(weight / sum(weights)) for weight in weights]
+        return _filter_axis(_filter_axis(pixels, kernel, -1), kernel, -2)
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """One rectangle in all frames shows the clip's mean colour. DeVries and Taylor, arXiv:1708.04552."""
+
+    name: ClassVar[str] = "cutout"
+    left: float  # all four as a share of the picture's width or height
+    top: float
+    width: float
+    height: float
+
+    def apply(self, pixels: Float) -> Float:
+        """See ``Operation``."""
+        rows, columns = pixels.shape[-2:]
+        left, right = round(self.left * columns), round((self.left + self.width) * columns)
+        top, bottom = round(self.top * rows), round((self.top + self.height) * rows)
+        mean = pixels.mean(axis=(0, 2, 3), dtype=np.float64).astype(np.float32)
+        pixels[:, :, top:bottom, left:right] = mean[:, None, None]
+        return pixels
+
+
+@dataclass(frozen=True)
+class FrameDrop:
+    """Some frames are left out and the others spread over the same length."""
+
+    name: ClassVar[str] = "frame_drop"
+    order: tuple[int, ...]  # for each frame of the result the frame it shows
+
+    def apply(self, pixels: Float) -> Float:
+        """See ``Operation``."""
+        return pixels[list(self.order)]
+
+
+@dataclass(frozen=True)
+class FrameDuplicate:
+    """Some frames are shown twice and the end is cut to the same length."""
+
+    name: ClassVar[str] = "frame_duplicate"
+    order: tuple[int, ...]
+
+    def apply(self, pixels: Float) -> Float:
+        """See ``Operation``."""
+        return pixels[list(self.order)]
+
+
+@dataclass(frozen=True)
+class FrameReverse:
+    """Played backwards."""
+
+    name: ClassVar[str] = "frame_reverse"
+
+    def apply(self, pixels: Float) -> Float:
+        """See ``Operation``."""
+        return pixels[::-1]
+
+
+def _sample_bilinear(pixels: Float, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> Float:
+    height, width = pixels.shape[-2:]
+    left, top = np.floor(x).astype(np.int64), np.floor(y).astype(np.int64)
+    result = np.zeros_like(pixels)
+    for row, weight_y in ((top, 1 - (y - top)), (top + 1, y - top)):
+        for column, weight_x in ((left, 1 - (x - left)), (left + 1, x - left)):
+            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            weight = np.where(inside, weight_y * weight_x, 0).astype(np.float32)
+            result += weight * pixels[..., row.clip(0, height - 1), column.clip(0, width - 1)]
+    return result
+
+
+def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:
+    radius, length = len(kernel) // 2, pixels.shape[axis]
+    padding = [(0, 0)] * pixels.ndim
+    padding[axis] = (radius, radius)
+    padded = np.moveaxis(np.pad(pixels, padding, mode="symmetric"), axis, 0)
+    result = np.zeros_like(padded[:length])
+    for offset, weight in enumerate(kernel):
+        result += weight * padded[offset : offset + length]
+    return np.moveaxis(result, 0, axis)
+
+
+Pixels = npt.NDArray[np.uint8]
+
+# Part of the settings' hash: raise it whenever the same settings would give other pixels.
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class AugmentationSettings:
+    """Which operations a clip may receive, and how strongly.
+
+    Args:
+        names: some of ``services.config.AUGMENTATIONS``, in any order.
+        strength: scales every range; 1 is moderate, 0 leaves clips as they are. Below 1 it also scales how often.
+
+    Raises:
+        UsageError: an unknown name, or a strength that is negative or not finite.
+    """
+
+    names: tuple[str, ...]
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name not in AUGMENTATIONS:
+                known = ", ".join(AUGMENTATIONS)
+                raise UsageError(f"augmentation {name!r}: unknown.{did_you_mean(name, AUGMENTATIONS)} Known: {known}.")
+        if not (math.isfinite(self.strength) and self.strength >= 0):
+            raise UsageError(f"augmentation strength: got {self.strength}, wanted a number of at least 0.")
+
+    @cached_property
+    def settings_hash(self) -> str:
+        """Hex SHA-256; the order of the names does not count."""
+        return sha256_of_json({"version": _VERSION, "names": sorted(set(self.names)), "strength": float(self.strength)})
+
+
+@dataclass(frozen=True)
+class AugmentationPlan:
+    """The operations one clip receives, in the order they are applied; none leaves it as it is."""
+
+    operations: tuple[Operation, ...] = ()
+
+    def to_json(self) -> str:
+        """A JSON list of objects, each an operation's name and parameters."""
+        return json.dumps([{"name": operation.name, **_parameters(operation)} for operation in self.operations])
+
+    @classmethod
+    def from_json(cls, text: str) -> AugmentationPlan:
+        """The plan that ``to_json`` wrote.
+
+        Raises:
+            ValueError: no such list, an unknown operation or unfitting parameters.
+        """
+        try:
+            return cls(tuple(_operation(**entry) for entry in json.loads(text)))
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"not an augmentation plan: {error} in {text[:200]!r}") from error
+
+
+def draw_augmentation(
+    video_id: str, augmentation_index: int, settings: AugmentationSettings, num_frames: int
+) -> AugmentationPlan:
+    """Draw the operations of one augmented clip.
+
+    Each operation of ``settings`` is taken with its own probability, and at least one that can change something.
+
+    Args:
+        video_id: the content-based id.
+        augmentation_index: 1, 2, ...; index 0 is the original clip and gets an empty plan.
+        settings: what may be drawn.
+        num_frames: T of the clip.
+    """
+    usable = [entry for entry in _DRAWS if entry[0] in settings.names and num_frames >= _FEWEST_FRAMES.get(entry[0], 1)]
+    if augmentation_index == 0 or not usable or not settings.strength:
+        return AugmentationPlan()
+    generator = np.random.default_rng(_seed(video_id, augmentation_index, settings))
+    often = min(1.0, settings.strength)
+    taken = [entry for entry in usable if generator.random() < entry[1] * often]
+    taken = taken or [usable[int(generator.integers(len(usable)))]]
+    return AugmentationPlan(tuple(draw(generator, settings.strength, num_frames) for _, _, draw in taken))
+
+
+def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
+    """Apply ``plan`` to a clip.
+
+    Letterbox bars stay black and where they are: the operations see the picture only. Values are rounded once, at the
+    end.
+
+    Args:
+        frames: uint8 (T, 3, H, W); not changed.
+        plan: what ``draw_augmentation`` gave.
+
+    Returns:
+        uint8 (T, 3, H, W), a new array.
+    """
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1] != 3:
+        raise ValueError(f"frames: got {frames.dtype} {frames.shape}, wanted uint8 (T, 3, H, W)")
+    result = np.array(frames)
+    rows, columns = _content(result)
+    content: npt.NDArray[np.float32] = result[:, :, rows, columns].astype(np.float32)
+    if not plan.operations or not content.size:
+        return result
+    for operation in plan.operations:
+        content = operation.apply(content)
+    result[:, :, rows, columns] = np.rint(content).clip(0, 255).astype(np.uint8)
+    return result
+
+
+def _content(frames: Pixels) -> tuple[slice, slice]:
+    """Rows and columns without the outer ones that are black in every frame."""
+    bright = frames.max(axis=(0, 1)) > 0
+    rows, columns = np.flatnonzero(bright.any(axis=1)), np.flatnonzero(bright.any(axis=0))
+    if not len(rows):
+        return slice(0, 0), slice(0, 0)
+    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
+
+
+def _seed(video_id: str, augmentation_index: int, settings: AugmentationSettings) -> int:
+    key = json.dumps([video_id, augmentation_index, settings.settings_hash])
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big")
+
+
+def _between(generator: np.random.Generator, low: float, high: float) -> float:
+    return round(float(generator.uniform(low, high)), 6)  # readable in tables, and what is stored is what is applied
+
+
+def _factor(generator: np.random.Generator, reach: float) -> float:
+    """A factor around 1 whose logarithm is uniform, so that halving and doubling are equally likely."""
+    return round(math.exp(_between(generator, -reach, reach)), 6)
+
+
+def _draw_affine(generator: np.random.Generator, strength: float, num_frames: int) -> Affine:
+    return Affine(
+        rotation_degrees=_between(generator, -8 * strength, 8 * strength),
+        scale=_factor(generator, 0.1 * strength),
+        shift_x=_between(generator, -0.05 * strength, 0.05 * strength),
+        shift_y=_between(generator, -0.05 * strength, 0.05 * strength),
+    )
+
+
+def _draw_color(generator: np.random.Generator, strength: float, num_frames: int) -> Color:
+    return Color(*(_factor(generator, reach * strength) for reach in (0.2, 0.2, 0.3)))
+
+
+def _draw_noise(generator: np.random.Generator, strength: float, num_frames: int) -> Noise:
+    return Noise(_between(generator, 2 * strength, 8 * strength), int(generator.integers(1 << 62)))
+
+
+def _draw_blur(generator: np.random.Generator, strength: float, num_frames: int) -> Blur:
+    return Blur(_between(generator, 0.4 * strength, 1.0 * strength))
+
+
+def _draw_cutout(generator: np.random.Generator, strength: float, num_frames: int) -> Cutout:
+    width, height = (min(0.6, _between(generator, 0.15 * strength, 0.35 * strength)) for _ in range(2))
+    return Cutout(_between(generator, 0, 1 - width), _between(generator, 0, 1 - height), width, height)
+
+
+def _some_frames(generator: np.random.Generator, strength: float, num_frames: int, before: int) -> list[int]:
+    """About a fifth of the frames at strength 1, at least one and at most half of them, numbered below ``before``."""
+    count = min(max(1, round(0.2 * strength * num_frames)), num_frames // 2)
+    return sorted(generator.choice(before, count, replace=False).tolist())
+
+
+def _draw_frame_drop(generator: np.random.Generator, strength: float, num_frames: int) -> FrameDrop:
+    dropped = set(_some_frames(generator, strength, num_frames, num_frames))
+    kept = [number for number in range(num_frames) if number not in dropped]
+    places = np.round(np.linspace(0, len(kept) - 1, num_frames)).astype(int)
+    return FrameDrop(tuple(kept[place] for place in places))
+
+
+def _draw_frame_duplicate(generator: np.random.Generator, strength: float, num_frames: int) -> FrameDuplicate:
+    # Not the last frame: its duplicate would be cut off again.
+    shown = sorted([*range(num_frames), *_some_frames(generator, strength, num_frames, num_frames - 1)])
+    return FrameDuplicate(tuple(shown[:num_frames]))
+
+
+# Time first, then geometry and light as in front of a camera, then what a sensor and a lens add, then what hides.
+_Draw = Callable[[np.random.Generator, float, int], Operation]
+_DRAWS: tuple[tuple[str, float, _Draw], ...] = (
+    ("frame_drop", 0.3, _draw_frame_drop),
+    ("frame_duplicate", 0.3, _draw_frame_duplicate),
+    ("frame_reverse", 0.2, lambda *_: FrameReverse()),
+    ("flip", 0.5, lambda *_: Flip()),
+    ("affine", 0.5, _draw_affine),
+    ("color", 0.7, _draw_color),
+    ("blur", 0.3, _draw_blur),
+    ("noise", 0.5, _draw_noise),
+    ("cutout", 0.3, _draw_cutout),
+)
+_FEWEST_FRAMES = {"frame_drop": 2, "frame_duplicate": 2, "frame_reverse": 2}
+_OPERATIONS: dict[str, type[Any]] = {
+    kind.name: kind for kind in (Flip, Affine, Color, Noise, Blur, Cutout, FrameDrop, FrameDuplicate, FrameReverse)
+}
+
+
+def _parameters(operation: Operation) -> dict[str, Any]:
+    return asdict(operation)  # type: ignore[call-overload, no-any-return]  # every operation is a dataclass
+
+
+def _operation(name: str, **parameters: Any) -> Operation:
+    if "order" in parameters:
+        parameters["order"] = tuple(parameters["order"])
+    operation: Operation = _OPERATIONS[name](**parameters)
+    return operation

@@ -1,0 +1,1 @@
+"""The clip store: clips made once, kept as files or shards."""

@@ -1,0 +1,309 @@
+"""Fill the clip store from an index: decode each video once in a worker process, then augment what was stored.
+
+Decoding touches files nobody vouches for, so it happens where a crash, a hang or a memory limit costs that one video.
+Augmenting is arithmetic on our own clips and happens in threads beside it; a video's copies are begun as soon as its
+original is there, and no more videos than a few are in hand at once.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import polars as pl
+
+from fvc_lib.services.atomic_files import path_from_text, sha256_of_file, sweep_temporaries
+from fvc_lib.services.code_version import code_hash
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
+from fvc_lib.services.tables import AUGMENTED, write_table
+from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
+from fvc_lib.video.clips.store import CLIPS_FOLDER, ClipStore, Pixels, write_clip_file
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.source import UnreadableVideo, VideoError
+
+DEFAULT_TIMEOUT_SECONDS = 120.0
+DEFAULT_DECODE_FUNCTION = "fvc_lib.video.clips.making:make_original"
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ClipReport:
+    """What was done: clips made and reused, and (video id, what was wrong) of the videos that failed."""
+
+    made: int
+    reused: int
+    failed: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class _Video:
+    """One row of the index, its place there, and which of its clips are not in the store."""
+
+    position: int
+    missing: tuple[int, ...]
+    video_id: str
+    path: str
+    label: str
+    group_id: str
+    content_sha256: str
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """One finished video: the table's rows of its clips, or what is wrong with it."""
+
+    video: _Video
+    rows: tuple[Row, ...] = ()
+    failure: str | None = None
+
+
+def make_clips(
+    store: ClipStore,
+    index: pl.DataFrame,
+    corpus_root: Path,
+    augmentations_per_video: int,
+    metadata_csv: Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    workers: int = 0,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    decode_function: str = DEFAULT_DECODE_FUNCTION,
+) -> ClipReport:
+    """Make the original clip and ``augmentations_per_video`` augmented ones of every video, reusing what is there.
+
+    ``metadata_csv`` grows by a video's rows as soon as its clips are there, in the order they are finished; a killed
+    run may leave its last line torn. At the end it is replaced by the whole table, checked against ``AUGMENTED``, in
+    the order of ``index``.
+
+    Args:
+        store: where clips are kept.
+        index: an INDEX table.
+        corpus_root: what its ``path`` column is relative to.
+        augmentations_per_video: clips besides the original.
+        metadata_csv: the table to write, one row per clip; ``clip_path`` is relative to ``store.cache_dir``.
+        progress: called with (videos done, videos in all).
+        workers: processes that decode, and threads that augment; 0: one per core. Clips do not depend on it.
+        timeout_seconds: for decoding one video; then it is given up.
+        decode_function: ``module:name`` run in the worker processes.
+
+    Raises:
+        OSError: clips or the table cannot be written. A video that fails is reported instead.
+        FvcError: the code that decodes was edited while this process runs the one before.
+    """
+    sweep_temporaries(store.cache_dir / CLIPS_FOLDER)
+    store.note_use()
+    numbers = range(augmentations_per_video + 1)
+    videos = list(_videos(store, index, numbers))
+    decoded = _decoded(store, videos, corpus_root, workers, timeout_seconds, decode_function)
+    rows: dict[int, tuple[Row, ...]] = {}
+    made, failed = 0, {}
+    metadata_csv.parent.mkdir(parents=True, exist_ok=True)
+    with metadata_csv.open("w", encoding="utf-8", newline="") as stream, closing(decoded):
+        _append(stream, [tuple(AUGMENTED.columns)])
+        with closing(_augmented(store, decoded, numbers, workers)) as outcomes:
+            for done, outcome in enumerate(outcomes, start=1):
+                video = outcome.video
+                if outcome.failure is not None:
+                    failed[video.position] = (video.video_id, outcome.failure)
+                else:
+                    made += len(video.missing)
+                    rows[video.position] = outcome.rows
+                    _append(stream, outcome.rows)
+                if progress is not None:
+                    progress(done, len(videos))
+    table = [row for position in sorted(rows) for row in rows[position]]
+    schema = {name: column.dtype.type for name, column in AUGMENTED.columns.items()}
+    write_table(pl.DataFrame(table, schema=schema, orient="row"), AUGMENTED, metadata_csv)
+    return ClipReport(made, len(table) - made, tuple(failed[position] for position in sorted(failed)))
+
+
+def make_originals(
+    store: ClipStore,
+    videos: pl.DataFrame,
+    corpus_root: Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    workers: int = 0,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    decode_function: str = DEFAULT_DECODE_FUNCTION,
+) -> ClipReport:
+    """Make the original clip of every video that has none, for tasks without labels and augmented copies.
+
+    Args:
+        store: where clips are kept.
+        videos: columns ``video_id``, ``path`` and ``content_sha256``, one row per video.
+        corpus_root: what ``path`` is relative to.
+        progress: called with (videos done, videos in all); what it raises ends the work, and what was made stays.
+        workers: as for ``make_clips``.
+        timeout_seconds: as for ``make_clips``.
+        decode_function: as for ``make_clips``.
+
+    Raises:
+        OSError, FvcError: as ``make_clips``.
+    """
+    sweep_temporaries(store.cache_dir / CLIPS_FOLDER)
+    store.note_use()
+    unlabelled = videos.with_columns(label=pl.lit(""), group_id=pl.lit(""))
+    wanted = list(_videos(store, unlabelled, range(1)))
+    made, failed = 0, {}
+    decoded = _decoded(store, wanted, corpus_root, workers, timeout_seconds, decode_function)
+    with closing(decoded):
+        for done, (video, failure) in enumerate(decoded, start=1):
+            if failure is not None:
+                failed[video.position] = (video.video_id, failure)
+            else:
+                made += len(video.missing)
+            if progress is not None:
+                progress(done, len(wanted))
+    reused = len(wanted) - made - len(failed)
+    return ClipReport(made, reused, tuple(failed[position] for position in sorted(failed)))
+
+
+def _videos(store: ClipStore, index: pl.DataFrame, numbers: range) -> Iterator[_Video]:
+    columns = index.select("video_id", "path", "label", "group_id", "content_sha256")
+    for position, values in enumerate(columns.iter_rows()):
+        missing = tuple(number for number in numbers if not store.has(values[0], number))
+        yield _Video(position, missing, *values)
+
+
+def _decoded(
+    store: ClipStore, videos: list[_Video], corpus_root: Path, workers: int, timeout_seconds: float, function: str
+) -> Generator[tuple[_Video, str | None], None, None]:
+    """Every video whose original clip is there, and those that failed with the reason, as they become known."""
+    todo = []
+    for video in videos:
+        if 0 in video.missing:
+            todo.append(video)
+        else:
+            yield video, None
+    sources = [str(corpus_root / path_from_text(video.path)) for video in todo]
+    items = [
+        {
+            "source": source,
+            "target": str(store.clip_path(video.video_id, 0).absolute()),
+            "content_sha256": video.content_sha256,
+            "num_frames": store.num_frames,
+            "fixed_size": store.fixed_size,
+            "code": code_hash("fvc_lib.video.decode.clip", "fvc_lib.video"),
+        }
+        for source, video in zip(sources, todo, strict=True)
+    ]
+    answers = run_isolated(function, items, workers=workers, timeout_seconds=timeout_seconds)
+    with closing(answers):  # type: ignore[type-var]  # a generator, declared as the iterator it is used as
+        for answer in answers:
+            yield todo[answer.position], _failure(answer, sources[answer.position])
+
+
+def _failure(answer: Answer, source: str) -> str | None:
+    """What is wrong with the video, or None.
+
+    Raises:
+        OSError: its clip could not be written, so no other could either.
+        FvcError: the worker would have stored what newer code makes under the name of the code before.
+    """
+    if answer.failure is not None:
+        return (
+            f"{source!r}: {answer.failure}: the decoder gave up on this file: {answer.detail}. "
+            "Re-encode it, or leave it out."
+        )
+    if "code_changed" in answer.value:
+        raise FvcError("the code that decodes was changed since it was loaded here. Restart the kernel or the command.")
+    if "write_error" in answer.value:
+        raise OSError(*answer.value["write_error"])
+    failure: str | None = answer.value.get("video_error")
+    return failure
+
+
+def _augmented(
+    store: ClipStore, decoded: Iterable[tuple[_Video, str | None]], numbers: range, workers: int
+) -> Generator[_Outcome, None, None]:
+    """Make the copies of each decoded video in a thread; outcomes in the order of ``decoded``, a few in flight."""
+    threads = workers or available_cores()
+    waiting: deque[Future[_Outcome]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for video, failure in decoded:
+                waiting.append(pool.submit(_augment, store, video, failure, numbers))
+                while waiting and (waiting[0].done() or len(waiting) > 2 * threads):
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _augment(store: ClipStore, video: _Video, failure: str | None, numbers: range) -> _Outcome:
+    if failure is not None:
+        return _Outcome(video, failure=failure)
+    plans = [draw_augmentation(video.video_id, number, store.augmentation, store.num_frames) for number in numbers]
+    copies = [number for number in video.missing if number]
+    if copies:
+        original = store.read(video.video_id, 0)
+        for number in copies:
+            store.write(video.video_id, number, apply_augmentation(original, plans[number]))
+    return _Outcome(video, tuple(_row(store, video, number, plans[number].to_json()) for number in numbers))
+
+
+def _row(store: ClipStore, video: _Video, number: int, operations: str) -> Row:
+    """One row of AUGMENTED, in the order of its columns."""
+    clip_id = f"{video.video_id}_{number}"
+    clip_path = store.clip_path(video.video_id, number).relative_to(store.cache_dir).as_posix()
+    return (
+        clip_id, video.video_id, video.group_id, video.label, number, operations, store.settings_hash, clip_path,
+    )  # fmt: skip
+
+
+def _append(stream: TextIO, lines: Iterable[Row]) -> None:
+    csv.writer(stream, lineterminator="\n").writerows(lines)
+    stream.flush()
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is done with one untrusted video, in a worker process: decode its clip and put it into the store.
+#
+# Imported by every worker, so it imports only what that needs.
+#
+
+
+def make_original(item: dict[str, Any]) -> dict[str, Any]:
+    """Decode the video at ``source`` into the clip file ``target``.
+
+    Args:
+        item: ``source`` and ``target`` (paths), ``content_sha256`` (of the video as it was indexed), ``num_frames``
+            and ``fixed_size``; ``code`` (the hash under which ``target`` is stored, of the code that makes clips).
+
+    Returns:
+        ``code_changed`` when this process has loaded other code than the one ``target`` is named after; else
+        ``video_error``: what is wrong with the video, in words; or ``write_error``: errno, text and file of the
+        operating system when the clip cannot be written, which is no fault of the video. Nothing when all is well.
+    """
+    if item["code"] != code_hash("fvc_lib.video.decode.clip", "fvc_lib.video"):
+        return {"code_changed": True}
+    try:
+        frames = _decode(Path(item["source"]), item["content_sha256"], item["num_frames"], item["fixed_size"])
+    except VideoError as error:
+        return {"video_error": str(error)}
+    try:
+        write_clip_file(Path(item["target"]), frames)
+    except OSError as error:
+        return {"write_error": [error.errno, error.strerror, error.filename or item["target"]]}
+    return {}
+
+
+def _decode(path: Path, content_sha256: str, num_frames: int, fixed_size: int) -> Pixels:
+    try:
+        content = sha256_of_file(path)
+    except OSError as error:
+        raise UnreadableVideo(path, (error.strerror or type(error).__name__).lower()) from error
+    if content != content_sha256:
+        # Stored under the id of what was indexed, it would be taken for that by every later run.
+        raise UnreadableVideo(path, "its content has changed since it was indexed; build the index again")
+    return decode_clip(path, num_frames, fixed_size).frames_for_training()

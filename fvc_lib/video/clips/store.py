@@ -1,0 +1,296 @@
+"""Clips made once and shared by all folds and runs: one uint8 ``.npy`` file each, named by content and settings."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.services.atomic_files import atomic_output, sha256_of_json, write_json
+from fvc_lib.services.code_version import code_hash
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
+from fvc_lib.video.augmentations import AugmentationSettings
+
+# ----------------------------------------------------------------------------------------------------
+# One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape.
+
+
+Pixels = npt.NDArray[np.uint8]
+Shape = tuple[int, int, int, int]
+
+
+@lru_cache(maxsize=32)
+def clip_header(shape: Shape) -> bytes:
+    """The ``.npy`` header of a clip of ``shape`` (T, 3, S, S): version 1.0, uint8, C order."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return stream.getvalue()
+
+
+def clip_file_bytes(shape: Shape) -> int:
+    """The size of the file of a clip of ``shape``."""
+    return len(clip_header(shape)) + int(np.prod(shape))
+
+
+def write_clip_file(path: Path, frames: Pixels) -> None:
+    """Replace ``path`` by a clip, uint8 (T, 3, S, S), atomically.
+
+    Raises:
+        OSError: as the file system gave it.
+    """
+    height, width = frames.shape[2:]
+    with atomic_output(path) as temporary, temporary.open("wb") as stream:
+        stream.write(clip_header((frames.shape[0], 3, height, width)))
+        stream.write(np.ascontiguousarray(frames).data)
+
+
+def map_clip_file(path: Path, shape: Shape) -> Pixels:
+    """The clip as a read-only memory map, uint8 of ``shape``; nothing is parsed, so nothing in the file is executed.
+
+    Raises:
+        OSError: as the file system gave it.
+        ValueError: the file is not such a clip.
+    """
+    header = clip_header(shape)
+    with path.open("rb") as stream:
+        _check(stream.read(len(header)) == header, shape)
+        return np.memmap(stream, np.uint8, "r", len(header), shape)
+
+
+def load_clip_file(path: Path, frames: Pixels) -> None:
+    """Fill ``frames``, uint8 (T, 3, S, S) in C order, with the clip: half the time of copying the map page by page.
+
+    Raises:
+        OSError: as the file system gave it.
+        ValueError: the file is not such a clip.
+    """
+    shape = (frames.shape[0], 3, frames.shape[2], frames.shape[3])
+    header = bytearray(len(clip_header(shape)))
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        got = os.preadv(descriptor, [header, frames.data], 0)
+    finally:
+        os.close(descriptor)
+    _check(header == clip_header(shape) and got == clip_file_bytes(shape), shape)
+
+
+def check_pixels(frames: Pixels, shape: Shape) -> None:
+    """Refuse an array that a clip of ``shape`` is not, or cannot be read into.
+
+    Raises:
+        ValueError: names what was got.
+    """
+    if frames.dtype != np.uint8 or frames.shape != shape:
+        raise ValueError(f"clip: got {frames.dtype} {frames.shape}, wanted uint8 {shape}")
+
+
+def _check(is_clip: bool, shape: Shape) -> None:
+    if not is_clip:
+        raise ValueError(f"the file is no clip of uint8 {shape}")
+
+
+CLIPS_FOLDER = "clips"
+SETTINGS_FILE = "settings.json"
+_PLAIN_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
+
+
+@dataclass(frozen=True)
+class ClipStore:
+    """A folder of clips, uint8 (num_frames, 3, fixed_size, fixed_size), shared by any number of runs and processes.
+
+    Layout: ``clips/decode_<hash>/original/ab/abcd.npy`` and ``clips/decode_<hash>/augmented_<hash>/ab/abcd_2.npy``
+    under ``cache_dir``, so that original clips serve every choice of augmentation.
+    """
+
+    cache_dir: Path
+    num_frames: int
+    fixed_size: int
+    augmentation: AugmentationSettings
+
+    @classmethod
+    def of(cls, config: RunConfig) -> ClipStore:
+        """The shared store that ``config``'s decode and augmentation settings name."""
+        augmentation = AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength)
+        return cls(Path(config.cache_dir), config.num_frames, config.fixed_size, augmentation)
+
+    @cached_property
+    def decode_hash(self) -> str:
+        """Hex SHA-256 of what decides an original clip besides the video's content: settings, code and PyAV's build."""
+        made_by = {"code": code_hash("fvc_lib.video.decode.clip", "fvc_lib.video"), "av": av.__version__}
+        return sha256_of_json({**made_by, "frames": self.num_frames, "size": self.fixed_size})
+
+    @cached_property
+    def augmentation_hash(self) -> str:
+        """Hex SHA-256 of what decides an augmented clip besides the original: settings and code."""
+        return sha256_of_json(
+            [self.augmentation.settings_hash, code_hash("fvc_lib.video.augmentations", "fvc_lib.video")]
+        )
+
+    @cached_property
+    def settings_hash(self) -> str:
+        """Hex SHA-256 of what decides every clip besides the video's content."""
+        return sha256_of_json([self.decode_hash, self.augmentation_hash])
+
+    @property
+    def shape(self) -> Shape:
+        """(T, 3, S, S) of every clip."""
+        return (self.num_frames, 3, self.fixed_size, self.fixed_size)
+
+    @property
+    def decode_folder(self) -> Path:
+        """Where everything made with these decode settings lies."""
+        return self.cache_dir / CLIPS_FOLDER / f"decode_{self.decode_hash[:32]}"
+
+    @property
+    def originals_folder(self) -> Path:
+        """Where original clips lie."""
+        return self.decode_folder / "original"
+
+    @property
+    def augmented_folder(self) -> Path:
+        """Where augmented clips lie."""
+        return self.decode_folder / f"augmented_{self.augmentation_hash[:32]}"
+
+    def clip_path(self, video_id: str, augmentation_index: int) -> Path:
+        """The file of a clip; index 0 is the original."""
+        check_clip_name(video_id, augmentation_index)
+        if augmentation_index == 0:
+            return self.originals_folder / video_id[:2] / f"{video_id}.npy"
+        return self.augmented_folder / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
+
+    def has(self, video_id: str, augmentation_index: int) -> bool:
+        """Whether the clip is there in full; a file of another size counts as absent."""
+        try:
+            size_bytes = self.clip_path(video_id, augmentation_index).stat().st_size
+        except FileNotFoundError:
+            return False
+        return size_bytes == clip_file_bytes(self.shape)
+
+    def read(self, video_id: str, augmentation_index: int) -> Pixels:
+        """The clip as a read-only memory map, uint8 (T, 3, S, S).
+
+        Raises:
+            DataError: it is missing or not such a clip; the message says how to make it.
+        """
+        with self._naming(video_id, augmentation_index) as path:
+            return map_clip_file(path, self.shape)
+
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
+        """Fill ``frames``, uint8 (T, 3, S, S) in C order, with the clip: for training, straight into its batch.
+
+        Raises:
+            DataError: as ``read``.
+            ValueError: ``frames`` is not such an array.
+        """
+        check_pixels(frames, self.shape)
+        with self._naming(video_id, augmentation_index) as path:
+            load_clip_file(path, frames)
+
+    def write(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
+        """Store a clip atomically; of several writers of one clip the last wins, with equal content.
+
+        Raises:
+            ValueError: not uint8 of the store's shape.
+            OSError: as the file system gave it.
+        """
+        check_pixels(frames, self.shape)
+        write_clip_file(self.clip_path(video_id, augmentation_index), frames)
+
+    @contextlib.contextmanager
+    def _naming(self, video_id: str, augmentation_index: int) -> Iterator[Path]:
+        """The clip's path; what is wrong with the file becomes an error that names it and the remedy."""
+        path = self.clip_path(video_id, augmentation_index)
+        try:
+            yield path
+        except OSError as error:
+            raise DataError(f"clip {str(path)!r}: {error.strerror}. Run 03_augmentation again.") from error
+        except ValueError as error:
+            message = f"clip {str(path)!r}: {error}. Delete the file and run 03_augmentation again."
+            raise DataError(message) from error
+
+    def note_use(self) -> None:
+        """Leave word that the clips are used now and what they are, for whoever has to make room later.
+
+        Reading from a store that may not be written is fine: then nothing is noted.
+        """
+        decode = {"num_frames": self.num_frames, "fixed_size": self.fixed_size, "av": av.__version__}
+        augmentation = {"augmentations": sorted(self.augmentation.names), "strength": self.augmentation.strength}
+        note_use(self.originals_folder, decode)
+        note_use(self.augmented_folder, {**decode, **augmentation})
+
+
+def note_use(folder: Path, settings: dict[str, object]) -> None:
+    """Set the time of ``folder``'s settings file to now, writing it when it is not there; nothing where none may be."""
+    path = folder / SETTINGS_FILE
+    with contextlib.suppress(OSError):
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            write_json(path, settings)
+
+
+def check_clip_name(video_id: str, augmentation_index: int) -> None:
+    """Refuse what could be taken for a path.
+
+    Raises:
+        ValueError: ``video_id`` is no plain name or the number is negative.
+    """
+    if not _PLAIN_ID.fullmatch(video_id) or augmentation_index < 0:
+        raise ValueError(f"clip: got {video_id!r} number {augmentation_index}, wanted a plain id and 0 or more")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Clips side by side in one image: a row per clip, a column per frame.
+
+
+def contact_sheet(clips: Sequence[Pixels], *, gap: int = 4, background: int = 255) -> Pixels:
+    """Lay out clips as rows and their frames as columns.
+
+    Args:
+        clips: each uint8 (T, 3, H, W); T and the sizes may differ.
+        gap: pixels between frames.
+        background: grey level of gaps and of what is left over.
+
+    Returns:
+        uint8 (rows, columns, 3).
+    """
+    if not clips:
+        raise ValueError("clips: got none, wanted at least one")
+    height = sum(clip.shape[2] for clip in clips) + gap * (len(clips) - 1)
+    width = max(clip.shape[0] * (clip.shape[3] + gap) - gap for clip in clips)
+    sheet = np.full((height, width, 3), background, np.uint8)
+    top = 0
+    for clip in clips:
+        for number, frame in enumerate(clip):
+            left = number * (clip.shape[3] + gap)
+            sheet[top : top + clip.shape[2], left : left + clip.shape[3]] = frame.transpose(1, 2, 0)
+        top += clip.shape[2] + gap
+    return sheet
+
+
+def png_bytes(image: Pixels) -> bytes:
+    """Encode a uint8 (H, W, 3) RGB image as PNG (W3C PNG specification; filter 0, zlib level 6)."""
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"image: got {image.dtype} {image.shape}, wanted uint8 (H, W, 3)")
+    height, width, _ = image.shape
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each row starts with its filter's number
+    rows[:, 1:] = image.reshape(height, 3 * width)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in chunks)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -1,0 +1,1 @@
+"""From a video file to a few exact frames."""

@@ -1,0 +1,273 @@
+"""Sparse decoding: a few frames of a video, chosen by their place in the presentation, as one uint8 array.
+
+The container's index, or a pass over the packets, tells which frames there are; then each group of pictures that holds
+a wanted frame is decoded from its keyframe, without the frames nobody refers to. Where that is not known to be exact
+(no time stamps, damaged seeking, frames before the first keyframe) the whole video is decoded as a stream, a second
+time where the first shows that the packets promised another number of frames. Never are more frames held than the
+decoder itself needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.video.decode.frame_table import FrameTable, Seconds, check_not_empty, seconds_of
+from fvc_lib.video.decode.letterbox import Box
+from fvc_lib.video.decode.packet_scan import read_frame_table
+from fvc_lib.video.decode.readers import (
+    FrameSink,
+    OpenGroupError,
+    count_frames,
+    read_as_promised,
+    read_by_place,
+    read_by_pts,
+)
+from fvc_lib.video.decode.source import (
+    CorruptVideo,
+    RefusedVideo,
+    TruncatedVideo,
+    VideoError,
+    VideoSource,
+    ffmpeg_errors,
+    open_video,
+)
+
+Sampling = Literal["uniform", "keyframe"]
+MAX_FRAMES = 100_000
+OnTruncated = Literal["raise", "resample"]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Frames of one video.
+
+    Attributes:
+        frames: uint8 (T, 3, H, W), RGB, upright.
+        pts_seconds: float64 (T,), presentation times on the container's own clock; from the nominal rate where the
+            container has no usable times.
+        frame_indices: int64 (T,), places in the presentation order, 0 to ``num_source_frames - 1``.
+        num_source_frames: frames the video has (that exist, after ``on_truncated="resample"``).
+        source_width, source_height: pixels as stored, before rotation and sample aspect ratio.
+        rotation_degrees: clockwise turn in {0, 90, 180, 270} that was applied to the first frame.
+        content: where the picture lies in ``frames``; the rest is black.
+        sampling: how the places were chosen; ``keyframe`` is approximate.
+        repeated: the video, or the part asked for, has fewer frames (or keyframes) than asked, so some appear more
+            than once.
+        resampled: frames were missing, and the frames are spread over those that exist.
+    """
+
+    frames: npt.NDArray[np.uint8]
+    pts_seconds: Seconds
+    frame_indices: npt.NDArray[np.int64]
+    num_source_frames: int
+    source_width: int
+    source_height: int
+    rotation_degrees: int
+    content: Box
+    sampling: Sampling
+    repeated: bool
+    resampled: bool
+
+    def frames_for_training(self) -> npt.NDArray[np.uint8]:
+        """``frames``, unless an encoder had a say in which ones they are.
+
+        Raises:
+            ValueError: they are keyframes. Encoders place those by content and settings, which differ between real
+                and fake videos, so that a model could learn the encoder instead of the picture.
+        """
+        if self.sampling != "uniform":
+            raise ValueError(
+                f"sampling: got {self.sampling!r}, wanted 'uniform' for training: keyframes leak the label"
+            )
+        return self.frames
+
+
+def decode_clip(
+    path: Path,
+    num_frames: int,
+    size: int | None = None,
+    *,
+    start_seconds: float | None = None,
+    end_seconds: float | None = None,
+    sampling: Sampling = "uniform",
+    on_truncated: OnTruncated = "raise",
+) -> Clip:
+    """Decode ``num_frames`` frames spread evenly over a video, or over its part in [start_seconds, end_seconds).
+
+    Frame k of T is number round(k (n - 1) / (T - 1)) of the n frames in presentation order (the first for T = 1), and
+    equals what decoding the whole video gives there.
+
+    Args:
+        path: a local file.
+        num_frames: T, 1 to ``MAX_FRAMES``. A video of fewer frames repeats some, and the clip says so.
+        size: side in pixels of the square each frame is letterboxed to; none keeps the pixels as stored, upright.
+        start_seconds: leave out frames before this time on the container's clock.
+        end_seconds: leave out frames at or after this time.
+        sampling: ``uniform``, or ``keyframe``: the keyframe nearest to each of those places. Cheaper, approximate and
+            for previews only: encoders choose keyframes by content, so their choice can give a label away. Uniform
+            where the video has to be decoded as a stream, or the window holds no keyframe.
+        on_truncated: ``raise`` when frames that the file promises are missing, or ``resample`` those that exist.
+
+    Raises:
+        ValueError: an argument out of range, or no frame in the time asked for.
+        VideoError: the file is unreadable, has no video, is truncated, corrupt or refused; see ``errors``.
+    """
+    _check_arguments(num_frames, size, start_seconds, end_seconds, sampling, on_truncated)
+    window = _Window(start_seconds, end_seconds)
+    try:
+        with open_video(path) as source:
+            table = read_frame_table(source)
+            check_not_empty(path, table)
+            sparse = table.trusted and (table.damage is None or window.ends_before(source, table))
+            clip = _decode_sparse(source, table, num_frames, size, window, sampling) if sparse else None
+    except OpenGroupError:
+        with open_video(path) as source:
+            clip = _decode_sparse(source, replace(table, begins_anew=False), num_frames, size, window, sampling)
+    if clip is not None:
+        return clip
+    if table.damage is not None and not sparse and on_truncated == "raise":
+        raise TruncatedVideo(path, table.damage)
+    return _decode_stream(path, table, num_frames, size, window, on_truncated)
+
+
+@dataclass(frozen=True)
+class _Window:
+    start_seconds: float | None
+    end_seconds: float | None
+
+    def span(self, seconds: Seconds, path: Path) -> tuple[int, int]:
+        """First place (of ascending times) in the half-open window, and the place behind its last."""
+        first = 0 if self.start_seconds is None else int(np.searchsorted(seconds, self.start_seconds, "left"))
+        stop = len(seconds) if self.end_seconds is None else int(np.searchsorted(seconds, self.end_seconds, "left"))
+        if first >= stop:
+            raise ValueError(
+                f"{str(path)!r}: no frame in [{self.start_seconds}, {self.end_seconds}) seconds; its frames lie in "
+                f"[{seconds.min():.3f}, {seconds.max():.3f}]. Choose a window inside."
+            )
+        return first, stop
+
+    def ends_before(self, source: VideoSource, table: FrameTable) -> bool:
+        """Whether a truncated file still has all frames of the window: none of them is decoded after the cut."""
+        if self.end_seconds is None:
+            return False
+        return self.end_seconds <= float(seconds_of(table.dts, source.stream.time_base).max())
+
+
+_WHOLE = _Window(None, None)
+
+
+def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.int64]:
+    """int64 (num_frames,): round(linspace(0, num_source_frames - 1, num_frames))."""
+    return np.round(np.linspace(0, num_source_frames - 1, num_frames)).astype(np.int64)
+
+
+def _decode_sparse(
+    source: VideoSource, table: FrameTable, num_frames: int, size: int | None, window: _Window, sampling: Sampling
+) -> Clip | None:
+    """The clip, or none when a frame did not turn up where the packets promised it.
+
+    Raises:
+        OpenGroupError: see ``read_by_pts``.
+        RefusedVideo: a frame needs too much memory.
+    """
+    order, time_base = table.presentation_order(), source.stream.time_base
+    first, stop = 0, len(order)
+    if window != _WHOLE:  # the times of an hour's frames are not made for nothing
+        first, stop = window.span(seconds_of(table.pts[order], time_base), source.path)
+    chosen = first + uniform_places(stop - first, num_frames)
+    if sampling == "keyframe":
+        chosen = _nearest(first + np.flatnonzero(table.is_key[order[first:stop]]), chosen)
+    sink = FrameSink(source, size, chosen)
+    try:
+        with ffmpeg_errors(source.path, CorruptVideo):
+            complete = read_by_pts(source, table, order, sink)
+    except RefusedVideo:
+        raise
+    except VideoError:
+        return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
+    pts_seconds = seconds_of(table.pts[order[sink.places]], time_base)
+    return _clip(sink, pts_seconds, len(order), sampling=sampling, resampled=False) if complete else None
+
+
+def _decode_stream(
+    path: Path, table: FrameTable, num_frames: int, size: int | None, window: _Window, on_truncated: OnTruncated
+) -> Clip:
+    """The slow and sure way: every frame is decoded, and the places are those of the frames that came out."""
+    if table.damage is None and table.num_shown and window == _WHOLE:
+        clip = _decode_as_promised(path, table, num_frames, size)
+        if clip is not None:
+            return clip
+    count = count_frames(path, table)
+    if not count.num_frames:
+        raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
+    if count.missing is not None and on_truncated == "raise":
+        raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
+    first, stop = window.span(count.seconds, path)
+    sink = read_by_place(path, table, count.order, first + uniform_places(stop - first, num_frames), size)
+    seconds = count.seconds
+    return _clip(sink, seconds[sink.places], len(seconds), resampled=count.missing is not None)
+
+
+def _decode_as_promised(path: Path, table: FrameTable, num_frames: int, size: int | None) -> Clip | None:
+    try:
+        found = read_as_promised(path, table, uniform_places(table.num_shown, num_frames), size)
+    except VideoError:
+        return None  # counting will say what is wrong
+    if found is None:
+        return None
+    sink, seconds = found
+    return _clip(sink, seconds[sink.places], len(seconds), resampled=False)
+
+
+def _clip(
+    sink: FrameSink,
+    pts_seconds: Seconds,
+    num_source_frames: int,
+    *,
+    resampled: bool,
+    sampling: Sampling = "uniform",
+) -> Clip:
+    return Clip(
+        frames=sink.frames,
+        pts_seconds=pts_seconds,
+        frame_indices=sink.places,
+        num_source_frames=num_source_frames,
+        source_width=sink.source_width,
+        source_height=sink.source_height,
+        rotation_degrees=sink.rotation_degrees,
+        content=sink.content,
+        sampling=sampling,
+        repeated=len(set(sink.places.tolist())) < len(sink.places),
+        resampled=resampled,
+    )
+
+
+def _nearest(candidates: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if not len(candidates):
+        return wanted
+    return np.asarray(candidates[np.abs(candidates[None, :] - wanted[:, None]).argmin(axis=1)], np.int64)
+
+
+def _check_arguments(
+    num_frames: int,
+    size: int | None,
+    start_seconds: float | None,
+    end_seconds: float | None,
+    sampling: str,
+    on_truncated: str,
+) -> None:
+    if not 1 <= num_frames <= MAX_FRAMES:
+        raise ValueError(f"num_frames: got {num_frames}, wanted 1 to {MAX_FRAMES:,}")
+    if size is not None and not 1 <= size <= 8192:
+        raise ValueError(f"size: got {size}, wanted 1 to 8192 pixels, or None to keep the pixels as stored")
+    if start_seconds is not None and end_seconds is not None and not start_seconds < end_seconds:
+        raise ValueError(f"got the window [{start_seconds}, {end_seconds}), wanted start_seconds < end_seconds")
+    if sampling not in ("uniform", "keyframe"):
+        raise ValueError(f"sampling: got {sampling!r}, wanted 'uniform' or 'keyframe'")
+    if on_truncated not in ("raise", "resample"):
+        raise ValueError(f"on_truncated: got {on_truncated!r}, wanted 'raise' or 'resample'")

@@ -1,0 +1,374 @@
+"""Decoding chosen frames of an open video, by seeking to their groups of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import av.error
+import numpy as np
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, IntArray, Seconds, seconds_of
+from fvc_lib.video.decode.letterbox import Box, FrameConverter, Pixels
+from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, ffmpeg_errors, open_video
+
+# ----------------------------------------------------------------------------------------------------
+# Where wanted frames go: one array of pixels, and what the first of them tells about the video.
+
+
+class FrameSink:
+    """Collects the wanted frames of one video as pixels, in any order of arrival.
+
+    Args:
+        source: the open video the frames come from.
+        size: see ``FrameConverter``.
+        places: int64 (T,), ascending places in the presentation order; a place may stand more than once.
+    """
+
+    def __init__(self, source: VideoSource, size: int | None, places: IntArray) -> None:
+        self.places = places
+        self.wanted = set(places.tolist())
+        self.frames: Pixels = np.empty((0, 3, 0, 0), np.uint8)
+        self.source_width = self.source_height = self.rotation_degrees = 0
+        self.content = Box(0, 0, 0, 0)
+        self._source = source
+        self._converter = FrameConverter(size, None)
+
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        """Convert a decoded frame into every slot that wants ``place``; the frame itself is not kept.
+
+        Args:
+            place: of the frame, or none where it is known not to be wanted.
+            frame: every frame the decoder puts out, in presentation order.
+        """
+        converter = self._converter
+        converter.observe(frame)
+        if place is None or place not in self.wanted:
+            return
+        if not self.frames.size:  # only a decoded frame tells the aspect ratio where the container does not
+            converter.sample_aspect_ratio = self._source.sample_aspect_ratio
+            self.frames = np.empty((len(self.places), 3, *converter.output_shape(frame)), np.uint8)
+        if place == self.places[0]:
+            self.source_width, self.source_height = frame.width, frame.height
+            self.rotation_degrees = converter.orientation.rotation_degrees
+            self.content = converter.content_box(frame)
+        slots = np.flatnonzero(self.places == place)
+        converter.convert(frame, self.frames[slots[0]])
+        self.frames[slots[1:]] = self.frames[slots[0]]
+        self.wanted.discard(place)
+
+
+# Reading past this many packets costs less than a seek.
+_PACKETS_WORTH_A_SEEK = 32
+# MPEG-TS knows no keyframes when it seeks: where it lands too late, try earlier.
+_SEEK_MARGINS_SECONDS = (0, 1, 5)
+# No format holds back more (ITU-T H.264, A.3.1; H.265, A.4.2); told to, ffmpeg's decoder would abort the process.
+_MAX_REORDER_DEPTH = 16
+# Decoders that can leave out unreferenced frames and give the others unchanged: AV1's loses some, VP9's ignores it.
+_SKIPS_NON_REFERENCES = frozenset({"h264", "hevc", "mpeg4"})
+
+
+class OpenGroupError(Exception):
+    """The packets promised that groups of pictures stand alone, and one does not say so itself."""
+
+
+def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: FrameSink) -> bool:
+    """Seek to each group of pictures that holds a wanted frame and decode only there.
+
+    Frames that nothing refers to are left out unless they are wanted, and no more is decoded than the last wanted
+    frame of a group needs.
+
+    Args:
+        source: the open video, at any position.
+        table: its packets; must be ``trusted``.
+        order: decoding positions in presentation order, ``table.presentation_order()``.
+        sink: takes the frames it wants.
+
+    Returns:
+        Whether every wanted frame turned up whole; otherwise the sink is incomplete and must be given up.
+
+    Raises:
+        OpenGroupError: the table's ``begins_anew`` is wrong; decode again with another that says so.
+    """
+    if table.begins_anew:
+        source.refuse_damage()
+    cursor = _PacketCursor(source, table)
+    reorder_depth = table.reorder_depth(order)
+    if reorder_depth > _MAX_REORDER_DEPTH:
+        return False
+    for group in _groups(table, order, sorted(sink.wanted)):
+        if not cursor.move_to(group.start):
+            return False
+        source.stream.codec_context.flush_buffers()
+        # The decoder may have to guess how long to hold frames back, and drops those that come late by its guess.
+        source.stream.codec_context.reorder_depth = reorder_depth
+        if not _read_group(source, cursor, group, sink, must_begin_anew=table.begins_anew):
+            return False
+    return not sink.wanted
+
+
+@dataclass
+class _Group:
+    """Wanted frames that share a decoding start: their places by pts, and the packet pts up to the last of them."""
+
+    start: int
+    last: int
+    places: dict[int, int]
+    packet_pts: list[int]
+
+
+def _groups(table: FrameTable, order: IntArray, wanted: list[int]) -> Iterator[_Group]:
+    group: _Group | None = None
+    for position, place in sorted((int(order[place]), place) for place in wanted):
+        start = table.decoding_start(position)
+        if group is None or start > group.last:
+            if group is not None:
+                yield group
+            group = _Group(start, position, {}, [])
+        group.start = min(group.start, start)  # a leading picture of the keyframe that began the group
+        group.packet_pts = table.pts[group.start : position + 1].tolist()
+        group.last = position
+        group.places[int(table.pts[position])] = place
+    if group is not None:
+        yield group
+
+
+class _PacketCursor:
+    """Reads packets of one stream and knows the decoding position of the next."""
+
+    def __init__(self, source: VideoSource, table: FrameTable) -> None:
+        self._source = source
+        self._table = table
+        self._packets: Iterator[Packet[VideoStream]] = iter(())
+        self._position = table.num_packets
+
+    def move_to(self, key: int) -> bool:
+        """Make the keyframe at decoding position ``key`` the next packet; false where the container does not seek."""
+        ahead = key - self._position
+        if 0 <= ahead <= _PACKETS_WORTH_A_SEEK:
+            return all(self.next() is not None for _ in range(ahead))
+        return any(self._seek(key, margin) for margin in _SEEK_MARGINS_SECONDS)
+
+    def next(self) -> Packet[VideoStream] | None:
+        """The next packet with data, or none at the end."""
+        for packet in self._packets:
+            if packet.size:
+                self._position += 1
+                return packet
+        return None
+
+    def _seek(self, key: int, margin_seconds: int) -> bool:
+        stream, table = self._source.stream, self._table
+        # MP4's index is sorted by decoding time, the others' by presentation time.
+        times = table.dts if self._source.container_name == "mov" and table.dts[key] != NO_PTS else table.pts
+        margin = round(margin_seconds / stream.time_base) if stream.time_base else 0
+        self._source.container.seek(int(times[key]) - margin, stream=stream, backward=True)
+        self._packets = self._source.packets()
+        while (packet := self.next()) is not None:
+            if packet.is_keyframe and packet.pts == table.pts[key]:
+                self._packets = _chain(packet, self._packets)
+                self._position = key
+                return True
+            if packet.pts is not None and (np.flatnonzero(table.pts == packet.pts) > key).any():
+                return False  # landed behind it
+        return False
+
+
+def _chain(first: Packet[VideoStream], rest: Iterator[Packet[VideoStream]]) -> Iterator[Packet[VideoStream]]:
+    yield first
+    yield from rest
+
+
+def _read_group(
+    source: VideoSource, cursor: _PacketCursor, group: _Group, sink: FrameSink, *, must_begin_anew: bool
+) -> bool:
+    context = source.stream.codec_context
+    skips = source.codec_name in _SKIPS_NON_REFERENCES
+    for pts in group.packet_pts:
+        packet = cursor.next()
+        if packet is None or packet.pts != pts or packet.is_corrupt:
+            return False
+        if must_begin_anew and not source.begins_anew(memoryview(packet)):
+            raise OpenGroupError
+        must_begin_anew = False  # the frames after the first have their references
+        if skips:
+            context.skip_frame = "DEFAULT" if pts in group.places else "NONREF"
+        if not _take(context.decode(packet), group, sink):
+            return False
+    # Everything the last wanted frame needs is in the decoder: have it put out without feeding what follows.
+    return not group.places or (_take(context.decode(None), group, sink) and not group.places)
+
+
+def _take(frames: list[VideoFrame], group: _Group, sink: FrameSink) -> bool:
+    for frame in frames:
+        place = None if frame.pts is None else group.places.pop(frame.pts, None)
+        if place is not None and frame.is_corrupt:
+            return False
+        if frame.pts == group.packet_pts[0] and not frame.key_frame:
+            return False  # the container called it a keyframe, and the decoder made it up from nothing
+        sink.offer(place, frame)
+    return True
+
+
+# ----------------------------------------------------------------------------------------------------
+# Decoding a video from its first packet to its last: the slow and sure way, and the only one to count frames by.
+
+
+# What ffmpeg assumes where neither the container nor the bitstream states a rate.
+_ASSUMED_RATE = Fraction(25)
+# Decoders that start anywhere and predict the first frames from grey, where others wait for a keyframe.
+_PREDICTS_FROM_NOTHING = frozenset({"mpeg4", "h263", "flv1", "msmpeg4v1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2"})
+# At a join of two recordings the demuxer notices that packets are missing with one of the last before the keyframe.
+_PACKETS_TO_JOIN = 3
+
+
+@dataclass(frozen=True)
+class FrameCount:
+    """What decoding a whole video found.
+
+    Attributes:
+        order: int64 (n,), for each place in the presentation the number of the frame as the decoder puts them out.
+        seconds: float64 (n,), presentation times, ascending.
+        missing: why there are fewer frames than promised, or none.
+        decoder_failed: it was the decoder that gave up.
+    """
+
+    order: IntArray
+    seconds: Seconds
+    missing: str | None
+    decoder_failed: bool
+
+    @property
+    def num_frames(self) -> int:
+        """Frames that decode."""
+        return len(self.order)
+
+
+def read_as_promised(
+    path: Path, table: FrameTable, places: IntArray, size: int | None
+) -> tuple[FrameSink, Seconds] | None:
+    """Decode a whole video once and take frames on the way, trusting that it has as many as its packets promise.
+
+    Returns:
+        The filled sink and float64 (n,) the presentation times in seconds; none where the promise was not kept, a
+        wanted frame is damaged, or frames came in another order.
+
+    Raises:
+        VideoError: the decoder gave up.
+    """
+    times: list[int | None] = []
+    with open_video(path, thorough=True) as source:
+        sink = FrameSink(source, size, places)
+        for number, frame in enumerate(_decode_all(source, table)):
+            times.append(frame.pts)
+            if number in sink.wanted and frame.is_corrupt:
+                return None
+            sink.offer(number, frame)
+        order, seconds = _order_and_seconds(source, times, table)
+    kept = len(times) == table.num_shown and bool((order == np.arange(len(order))).all())
+    return (sink, seconds) if kept and not sink.wanted else None
+
+
+def count_frames(path: Path, table: FrameTable) -> FrameCount:
+    """Decode all of ``path`` and keep only the times; stops at the first packet that does not decode."""
+    times: list[int | None] = []
+    failure: VideoError | None = None
+    with open_video(path, thorough=True) as source:
+        try:
+            with ffmpeg_errors(path, CorruptVideo):
+                times.extend(frame.pts for frame in _decode_all(source, table))
+        except VideoError as error:
+            failure = error
+        order, seconds = _order_and_seconds(source, times, table)
+    missing = table.damage
+    if failure is not None:
+        missing = f"only {len(times)} frames decode, then: {failure.detail}"
+    elif missing is None and table.trusted and len(times) < table.num_shown:
+        missing = f"{table.num_shown} frames are promised and {len(times)} decode"
+    return FrameCount(order, seconds, missing, isinstance(failure, CorruptVideo))
+
+
+def read_by_place(path: Path, table: FrameTable, order: IntArray, places: IntArray, size: int | None) -> FrameSink:
+    """Decode a video from its beginning until all wanted frames are there.
+
+    Args:
+        path: the video.
+        table: its packets.
+        order: as ``FrameCount`` has it.
+        places: see ``FrameSink``.
+        size: see ``FrameConverter``.
+
+    Raises:
+        CorruptVideo: the decoder marked a wanted frame as damaged, failed before it, or never put it out.
+    """
+    with open_video(path, thorough=True) as source:
+        sink = FrameSink(source, size, places)
+        place_of = {int(order[place]): place for place in sink.wanted}
+        for number, frame in enumerate(_decode_all(source, table)):
+            if number in place_of and frame.is_corrupt:
+                raise CorruptVideo(path, f"frame {place_of[number]} is damaged")
+            sink.offer(place_of.get(number), frame)
+            if not sink.wanted:
+                return sink
+    raise CorruptVideo(path, "decoding it twice gives different frames")
+
+
+def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
+    """All frames that are decoded from what is there; what is damaged or lost ends the video with an error."""
+    has_begun = source.codec_name not in _PREDICTS_FROM_NOTHING
+    reached_key = False
+    for number, packet in enumerate(source.packets()):
+        if packet.is_corrupt and not _is_a_join(source, table, number):
+            lost = f"data of packet {number} is lost"
+            raise (TruncatedVideo if number + 1 == table.num_packets else CorruptVideo)(source.path, lost)
+        # Behind trimmed packets the file may go on at a keyframe whose leading pictures lack their references.
+        if number == 0 and packet.is_keyframe and table.is_shown.all() and source.begins_anew(memoryview(packet)):
+            source.refuse_damage()
+        reached_key = reached_key or packet.is_keyframe
+        try:
+            frames = packet.decode()
+        except av.error.InvalidDataError:
+            if reached_key:
+                raise
+            continue  # a recording that was joined in the middle of a group of pictures
+        for frame in frames:
+            has_begun = has_begun or frame.key_frame
+            if has_begun:
+                yield frame
+
+
+def _is_a_join(source: VideoSource, table: FrameTable, number: int) -> bool:
+    """Whether a packet was flagged only because two MPEG-TS recordings were joined: their counters do not go on."""
+    return source.container_name == "mpegts" and bool(table.is_key[number + 1 : number + 1 + _PACKETS_TO_JOIN].any())
+
+
+def _order_and_seconds(source: VideoSource, times: list[int | None], table: FrameTable) -> tuple[IntArray, Seconds]:
+    """Places and times of the frames a decoder put out at ``times``; by the nominal rate where those make no sense."""
+    stream = source.stream
+    pts = np.array([time for time in times if time is not None], np.int64)
+    has_ties = len(np.unique(pts)) < len(pts)
+    goes_back = bool((np.diff(pts) < 0).any())
+    stands_still = len(pts) > 1 and pts.min() == pts.max()
+    if len(pts) < len(times) or not stream.time_base or stands_still or (has_ties and goes_back):
+        rate = stream.average_rate or stream.guessed_rate or _ASSUMED_RATE
+        return np.arange(len(times)), np.arange(len(times)) / float(rate)
+    order = np.argsort(pts, kind="stable").astype(np.int64) if table.stores_pts else np.arange(len(pts))
+    return order, seconds_of(np.sort(pts), stream.time_base)
+
+
+def first_frame(path: Path, table: FrameTable) -> VideoFrame:
+    """The first frame the decoder puts out.
+
+    Raises:
+        CorruptVideo: there is none.
+    """
+    with open_video(path) as source:
+        frame = next(_decode_all(source, table), None)
+    if frame is None:
+        raise CorruptVideo(path, "it opens, but no frame can be decoded")
+    return frame

@@ -1,0 +1,396 @@
+"""Opening a video safely: local files only, the best video stream, one decoder thread, one family of errors."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import ClassVar
+
+import av
+import av.error
+from av.codec.context import ThreadType
+from av.container import InputContainer
+from av.packet import Packet
+from av.stream import Discard, Disposition
+from av.video.codeccontext import VideoCodecContext
+from av.video.stream import VideoStream
+
+from fvc_lib.services.errors import FvcError
+
+# ----------------------------------------------------------------------------------------------------
+# What a file is that is named like a video and is none: told by its first bytes, with what to do about it.
+
+
+# (how the file begins, what it is, what to do); the first that fits.
+_KINDS = tuple(
+    (re.compile(pattern, re.DOTALL | re.IGNORECASE), what, remedy)
+    for pattern, what, remedy in (
+        (
+            rb"version https://git-lfs\.github\.com/spec/",
+            "a Git LFS pointer, not the video it stands for",
+            "Fetch the video itself: git lfs pull.",
+        ),
+        (
+            rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?<(!doctype html|html|head|body|script)",
+            "a web page saved under a video's name",
+            "Download the video again and look at what the server answers.",
+        ),
+        (
+            rb"\s*[{\[]\s*[\"{\]}]",
+            "a JSON text, such as a server's error message",
+            "Download the video again and look at what the server answers.",
+        ),
+        (
+            rb"\s*(#EXTM3U|<\?xml.{0,400}<MPD|ffconcat)",
+            "a playlist, which only names other files",
+            "Download the video that it names.",
+        ),
+        (
+            rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!|BZh\d|\xfd7zXZ",
+            "a compressed archive",
+            "Unpack it and list the videos inside.",
+        ),
+        (
+            rb".{4}(styp|moof|sidx)",
+            "a segment of an MP4 stream without the header it belongs to",
+            "Join it behind its initialization segment: cat init.mp4 segment.m4s > video.mp4.",
+        ),
+        (
+            rb"\x00{64}",
+            "zeros at its beginning, as an unfinished download leaves them",
+            "Fetch the file again.",
+        ),
+    )
+)
+
+
+def what_it_is(head: bytes) -> tuple[str, str] | None:
+    """What a file is that begins with ``head``, and the remedy; none for what is not known here."""
+    return next(((what, remedy) for pattern, what, remedy in _KINDS if pattern.match(head)), None)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What can be wrong with a video file. Each error names the file, a short reason for counting, and the remedy.
+
+
+# ruff: noqa: N818 - the class says what the video is; "UnreadableVideoError" would say no more
+
+
+class VideoError(FvcError):
+    """A video that cannot be used: ``path`` says which, ``reason`` (a small vocabulary) and ``detail`` why.
+
+    ``remedy`` is what usually helps for the reason, or what helps with this very file where that is known.
+    """
+
+    reason: ClassVar[str] = "unreadable"
+    remedy = "Fetch or export the file again."
+
+    def __init__(self, path: Path, detail: str, remedy: str | None = None) -> None:
+        self.path = path
+        self.detail = detail
+        if remedy is not None:
+            self.remedy = remedy
+        super().__init__(path, detail, remedy)  # what pickling hands to the copy
+
+    def __str__(self) -> str:
+        return f"{str(self.path)!r}: {self.reason}: {self.detail}. {self.remedy}"
+
+
+class UnreadableVideo(VideoError):
+    """No container that can be read: missing, empty, no permission, no media at all, or encrypted."""
+
+    reason = "unreadable"
+    remedy = "Fetch the file again and check that a player opens it."
+
+
+class NoVideoStream(VideoError):
+    """A media file without moving pictures: audio, subtitles, or only a cover picture."""
+
+    reason = "no_video"
+    remedy = "Leave the file out, or replace it by one with a video track."
+
+
+class TruncatedVideo(VideoError):
+    """Frames that the container promises are not there."""
+
+    reason = "truncated"
+    remedy = "Fetch the file again, or decode with on_truncated='resample' to use the frames that exist."
+
+
+class CorruptVideo(VideoError):
+    """The container opens, but its frames cannot be decoded as they were encoded."""
+
+    reason = "corrupt"
+    remedy = "Fetch the file again, or re-encode it from its source."
+
+
+class RefusedVideo(VideoError):
+    """A file that could be opened but is refused because decoding it would need an absurd amount of memory."""
+
+    reason = "refused"
+    remedy = "Re-encode the file to a smaller frame, or leave it out."
+
+
+MAX_PIXELS = 100_000_000
+# For what the decoder finds in the bitstream after the container said otherwise.
+_LIMITS = {"max_pixels": str(MAX_PIXELS)}
+# An error where the decoder would otherwise guess what damage has destroyed, and put out the guess as a frame.
+_NO_GUESSING = {"err_detect": "crccheck+buffer+explode"}
+# Decoders that may be told so from the start. Those of H.264 and HEVC also guess what lies before the first packet, in
+# good files that begin (or are entered by a seek) at an open group of pictures; see ``refuse_damage``.
+_GUESSING = frozenset(
+    {
+        "mpeg1video", "mpeg2video", "mpeg4", "h263", "flv1", "msmpeg4v1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2",
+        "mjpeg",
+    }
+)  # fmt: skip
+_MAX_LATE_STREAMS = 32
+_START_CODE = re.compile(rb"\x00\x00\x01(?=.)", re.DOTALL)
+_H264_IDR = 5  # nal_unit_type of a slice of an IDR picture (ITU-T H.264, table 7-1)
+
+# ffmpeg would also open playlists, which fetch other files and addresses, and plain text drawn as a terminal.
+_CONTAINERS = (
+    "3gp,3g2,apng,asf,avi,av1,dv,flv,gif,h261,h263,h264,hevc,image2,ivf,jpeg_pipe,live_flv,m4a,m4v,matroska,mj2,"
+    "mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,nut,obu,ogg,png_pipe,rm,vc1,vvc,webm,webp_pipe,wtv,yuv4mpegpipe"
+)
+_HEAD_BYTES = 512
+_OPENING_REMEDIES: dict[type[Exception], str] = {
+    FileNotFoundError: "Check the name, or restore the file.",
+    PermissionError: "Grant the right to read it: chmod u+r, or ask its owner.",
+}
+# Containers that state everything the decoder has to know before the first packet.
+_TELLING_HEADS = re.compile(rb"....ftyp|\x1a\x45\xdf\xa3", re.DOTALL)
+# A protected sample entry of MP4: the box "sinf" begins with the box "frma" (ISO/IEC 14496-12, 8.12).
+_PROTECTED = re.compile(rb"encv.{1,400}?sinf....frma", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class VideoSource:
+    """An open container and the stream to decode. Only valid inside ``open_video``."""
+
+    path: Path
+    container: InputContainer
+    stream: VideoStream
+
+    @property
+    def container_name(self) -> str:
+        """Short name of the container as ffmpeg gives it, e.g. ``mov``, ``matroska``, ``mpegts``."""
+        return self.container.format.name.split(",")[0]
+
+    @property
+    def codec_name(self) -> str:
+        """Name of the compression format (``av1``), not of the decoder that happens to read it (``libdav1d``)."""
+        return str(self.stream.codec_context.codec.canonical_name)
+
+    def packets(self) -> Iterator[Packet[VideoStream]]:
+        """The packets of the stream from where the container stands; the last, empty one flushes the decoder.
+
+        Other empty packets, QuickTime's way to say that a frame stays, are left out: the decoder would end at them.
+
+        Raises:
+            CorruptVideo: streams keep appearing.
+        """
+        # FLV, MPEG-PS and MPEG-TS may begin a stream in the middle. PyAV does not know its number and raises on its
+        # first packet, which is none of ours; asked again, it passes such packets over.
+        for _ in range(_MAX_LATE_STREAMS):
+            try:
+                for packet in self.container.demux(self.stream):
+                    if packet.size or packet.dts is None:
+                        yield packet
+            except IndexError:
+                continue
+            return
+        raise CorruptVideo(self.path, f"more than {_MAX_LATE_STREAMS} streams begin in the middle of the file")
+
+    def begins_anew(self, keyframe: bytes | memoryview) -> bool:
+        """Whether, decoding from this keyframe's packet on, a missing reference can only be damage.
+
+        Of H.264 only IDR pictures are known to allow that; other codecs' decoders know what they may leave out.
+        """
+        if self.codec_name != "h264":
+            return True
+        extradata = self.stream.codec_context.extradata or b""
+        # An avcC box (ISO/IEC 14496-15, 5.3.3.1) says how long the lengths before NAL units are; without it they follow
+        # start codes.
+        starts: Iterable[int] = (match.end() for match in _START_CODE.finditer(keyframe))
+        if extradata[:1] == b"\x01" and len(extradata) >= 7:
+            starts = _length_prefixed(keyframe, (extradata[4] & 3) + 1)
+        return any(keyframe[start] & 0x1F == _H264_IDR for start in starts)
+
+    def refuse_damage(self) -> None:
+        """Have damaged frames raise instead of being guessed (concealed) by the decoder; before the first decode.
+
+        Only for a video whose first packet is a keyframe and whose keyframes all ``begins_anew``: elsewhere good files
+        are refused. What the format cannot tell from good data is decoded as it is, all of VP8 and VP9 for instance.
+        """
+        self.stream.codec_context.options = _LIMITS | _NO_GUESSING
+
+    @property
+    def sample_aspect_ratio(self) -> Fraction | None:
+        """Width of a pixel over its height, by the container or, after the first frame, by the bitstream."""
+        return self.stream.sample_aspect_ratio or self.stream.codec_context.sample_aspect_ratio
+
+
+@contextmanager
+def open_video(path: Path, *, thorough: bool = False) -> Iterator[VideoSource]:
+    """Open ``path`` and choose its best video stream; the container is closed in any case.
+
+    Args:
+        path: a local file.
+        thorough: let ffmpeg decode the first frames to learn the rate and how far frames are reordered. Without, MP4
+            and Matroska open 5 to 50 times as fast; what only the bitstream tells is then known after the first frame.
+
+    Raises:
+        VideoError: the file cannot be read as a video, or ffmpeg fails inside the ``with`` block.
+    """
+    head = _check_file(path)
+    options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
+    if not thorough and _TELLING_HEADS.match(head):
+        options["codec_whitelist"] = "none"  # the one way to keep ffmpeg from decoding frames while it opens a file
+    with _opening_errors(path, head):
+        container = av.open(
+            # An absolute name behind "file:" keeps a colon or a dash in a name from being read as a protocol or option.
+            "file:" + os.path.abspath(path),  # noqa: PTH100  Path.absolute() keeps "..", abspath does not
+            metadata_errors="ignore",
+            options=options,
+        )
+    if "codec_whitelist" in options and len(container.streams.video) > 1:
+        container.close()  # which of several is the best shows in their first frames
+        with open_video(path, thorough=True) as source:
+            yield source
+        return
+    with container, ffmpeg_errors(path, CorruptVideo):
+        stream = _best_stream(path, container)
+        context: VideoCodecContext | None = stream.codec_context
+        if context is None:
+            raise UnreadableVideo(path, "its compression format is unknown")
+        check_size(path, context.width, context.height)
+        if _is_encrypted(path, container, stream):
+            raise UnreadableVideo(path, "its frames are encrypted", "Get an unprotected copy, or leave the file out.")
+        _check_index(path, stream)
+        for other in container.streams:
+            if other.index != stream.index:
+                other.discard = Discard.all
+        source = VideoSource(path, container, stream)
+        context.options = _LIMITS | (_NO_GUESSING if source.codec_name in _GUESSING else {})
+        context.thread_count = 1  # the callers are parallel over videos
+        context.thread_type = ThreadType.NONE
+        yield source
+
+
+def check_size(path: Path, width: int, height: int) -> None:
+    """Refuse frames of more than ``MAX_PIXELS`` pixels: one of them would need gigabytes.
+
+    Raises:
+        RefusedVideo: naming the size and the limit.
+    """
+    if width * height > MAX_PIXELS:
+        raise RefusedVideo(path, f"frames of {width} x {height} pixels, the limit is {MAX_PIXELS:,} pixels")
+
+
+@contextmanager
+def ffmpeg_errors(path: Path, kind: type[VideoError]) -> Iterator[None]:
+    """Turn ffmpeg's errors into ``kind``. Only ffmpeg's: a mistake in our own code must not pass for a bad video."""
+    try:
+        yield
+    except MemoryError as error:  # ffmpeg's, or numpy's for a frame that ffmpeg could make
+        raise RefusedVideo(path, "its frames need more memory than can be had") from error
+    except av.error.FFmpegError as error:
+        raise kind(path, (error.strerror or type(error).__name__).strip().rstrip(".").lower()) from error
+
+
+@contextmanager
+def _opening_errors(path: Path, head: bytes) -> Iterator[None]:
+    """``UnreadableVideo`` for what cannot be opened, by what its first bytes show it to be where that is known."""
+    try:
+        with ffmpeg_errors(path, UnreadableVideo):
+            yield
+    except UnreadableVideo as error:
+        known = what_it_is(head)
+        if known is None and head[4:8] == b"ftyp" and not _has_index(path):
+            known = "its index (the box moov) is missing: the file was cut or never finished", "Fetch the file again."
+        if known is None:
+            raise
+        raise UnreadableVideo(path, *known) from error
+
+
+def _check_file(path: Path) -> bytes:
+    """The first bytes of a regular file that is not empty."""
+    head = b""
+    try:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        remedy = _OPENING_REMEDIES.get(type(error), "Check the name and the disk.")
+        raise UnreadableVideo(path, (reason or type(error).__name__).lower(), remedy) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise UnreadableVideo(path, "not a regular file", "Name video files only.")
+    if status.st_size == 0:
+        raise UnreadableVideo(path, "an empty file", "Fetch the file again.")
+    return head
+
+
+def _best_stream(path: Path, container: InputContainer) -> VideoStream:
+    stream = container.streams.best("video")
+    if not isinstance(stream, VideoStream):
+        kinds = ", ".join(sorted({s.type for s in container.streams})) or "nothing"
+        raise NoVideoStream(path, f"it holds {kinds} and no video stream")
+    if stream.disposition & Disposition.attached_pic:
+        raise NoVideoStream(path, "its only picture is a cover")
+    return stream
+
+
+def _check_index(path: Path, stream: VideoStream) -> None:
+    """Refuse an index of more frames than the file has bytes: two forged numbers would keep a reader busy for hours."""
+    promised, num_bytes = len(stream.index_entries), path.stat().st_size
+    if promised > num_bytes:
+        raise CorruptVideo(path, f"its index promises {promised:,} frames in {num_bytes:,} bytes")
+
+
+def _length_prefixed(packet: bytes | memoryview, length_bytes: int) -> Iterator[int]:
+    """Where the NAL units of a packet begin; stops where the lengths make no sense."""
+    start = 0
+    while start + length_bytes < len(packet):
+        yield start + length_bytes
+        start += length_bytes + int.from_bytes(packet[start : start + length_bytes], "big")
+
+
+def _is_encrypted(path: Path, container: InputContainer, stream: VideoStream) -> bool:
+    """Whether the frames need a key. The decoder does not say: it may return noise without an error."""
+    if "enc_key_id" in stream.metadata:  # Matroska's ContentEncKeyID
+        return True
+    if not container.format.name.startswith("mov"):
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return any(_PROTECTED.search(content, *span) is not None for span in _boxes(content, b"moov"))
+
+
+def _has_index(path: Path) -> bool:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return any(True for _ in _boxes(content, b"moov"))
+
+
+def _boxes(content: mmap.mmap, kind: bytes) -> Iterator[tuple[int, int]]:
+    """Half-open spans of the top-level boxes called ``kind`` of an MP4 file; stops where the sizes make no sense."""
+    start = 0
+    while start + 8 <= len(content):
+        size = int.from_bytes(content[start : start + 4], "big")
+        if size == 1:
+            size = int.from_bytes(content[start + 8 : start + 16], "big")
+        elif size == 0:
+            size = len(content) - start
+        if size < 8:
+            return
+        if content[start + 4 : start + 8] == kind:
+            yield start, min(start + size, len(content))
+        start += size

@@ -1,0 +1,237 @@
+"""Backbones from elsewhere: what is said where something is not as wanted, and that a batch's size does not matter."""
+
+import importlib
+import sys
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from fvc_lib.detectors.frames.image_backbones import (
+    AdaptedBackbone,
+    adapt_timm,
+    adapt_torchvision,
+    build_backbone,
+    load_weights,
+    parameters_by_stage,
+    read_weights,
+)
+from fvc_lib.detectors.own.image import ImageModel, SmallResnet
+from fvc_lib.services.errors import UsageError
+
+
+def pictures(count=4):
+    return torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def conv_norm(inputs, outputs):
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(), nn.Dropout(0.5)
+    )
+
+
+class LikeEfficientnet(nn.Module):
+    """Built as torchvision's: ``features``, ``avgpool`` and a classifier with a hidden layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(conv_norm(3, 6), conv_norm(6, 8))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Sequential(nn.Linear(8, 12), nn.Dropout(0.2), nn.Linear(12, 1000))
+
+    def forward(self, x):
+        return self.classifier(self.avgpool(self.features(x)).flatten(1))
+
+
+class LikeResnet(nn.Module):
+    """Built as torchvision's and timm's: ``conv1 bn1 layer1 .. layer4 fc``."""
+
+    def __init__(self, num_classes=1000):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.layer1, self.layer2, self.layer3, self.layer4 = (conv_norm(4, 4) for _ in range(4))
+        self.fc = nn.Linear(4, num_classes) if num_classes else nn.Identity()
+
+    def forward(self, x):
+        x = self.bn1(self.conv1(x))
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = layer(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def names_by_stage(network):
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    return [[names[parameter] for parameter in stage] for stage in parameters_by_stage(network)]
+
+
+@pytest.mark.parametrize("like", [LikeEfficientnet, LikeResnet])
+def test_batch_norm_and_dropout_stay_as_in_evaluation_and_learn_all_the_same(like):
+    torch.manual_seed(0)
+    model = ImageModel(adapt_torchvision(like(), "it"), 3, 1).train()
+    assert model.training
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    whole = model(pictures())["class_logits"]
+    parts = torch.cat([model(part)["class_logits"] for part in pictures().split(1)])
+    torch.testing.assert_close(whole, parts)
+    whole.square().sum().backward()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms
+    assert all(norm.weight.grad is not None for norm in norms)
+
+
+def test_a_classifier_is_taken_off_with_its_hidden_layer():
+    backbone = adapt_torchvision(LikeEfficientnet(), "it")
+    assert backbone.num_features == 8
+    assert backbone(pictures()).shape == (4, 8)
+    assert not [name for name in backbone.state_dict() if "classifier" in name]
+
+
+def test_a_resnets_class_layer_is_taken_off():
+    backbone = adapt_torchvision(LikeResnet(), "it")
+    assert backbone(pictures()).shape == (4, backbone.num_features) == (4, 4)
+
+
+def test_torchvisions_other_networks_are_refused_with_what_is_known():
+    with pytest.raises(UsageError, match=r"torchvision:odd_net.*efficientnet_b0"):
+        adapt_torchvision(nn.Sequential(nn.Linear(1, 1)), "odd_net")
+
+
+def test_timms_features_are_measured_and_its_own_normalisation_is_used():
+    network = LikeResnet(num_classes=0)
+    network.num_features = 99  # as of those with a hidden layer behind it
+    network.pretrained_cfg = {"input_size": (3, 16, 16), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    backbone = adapt_timm(network)
+    assert backbone.num_features == 4
+    grey = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    assert backbone.normalised(grey).unique().tolist() == [1.0]
+
+
+def test_stages_follow_the_networks_parts_and_single_layers_go_with_their_neighbours():
+    first, *later = names_by_stage(LikeResnet(num_classes=0))
+    assert [name.split(".")[0] for name in first] == ["conv1", "conv1", "bn1", "bn1", "layer1", "layer1", "layer1"]
+    assert [{name.split(".")[0] for name in stage} for stage in later] == [{"layer2"}, {"layer3"}, {"layer4"}]
+
+
+def test_a_part_that_is_nearly_all_stands_for_its_parts_and_every_parameter_is_in_one_stage():
+    class LikeVit(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cls_token = nn.Parameter(torch.zeros(4))
+            self.patch_embed = nn.Sequential(nn.Linear(4, 4))
+            self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3)))
+            self.norm = nn.LayerNorm(4)
+            self.shared = self.norm
+
+    stages = names_by_stage(LikeVit())
+    assert [stage[0] for stage in stages] == [
+        "cls_token",
+        "blocks.0.0.weight",
+        "blocks.1.0.weight",
+        "blocks.2.0.weight",
+    ]
+    assert stages[-1][-2:] == ["norm.weight", "norm.bias"]
+    everything = [name for stage in stages for name in stage]
+    assert sorted(everything) == sorted(name for name, _ in LikeVit().named_parameters())
+
+
+def test_a_network_of_layers_only_is_one_stage():
+    assert names_by_stage(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))[0] == ["0.weight", "0.bias"]
+
+
+def test_an_unknown_backbone_is_named_with_the_nearest():
+    with pytest.raises(UsageError, match=r"'small_resent'.*Did you mean 'small_resnet'"):
+        build_backbone("small_resent")
+    with pytest.raises(UsageError, match="torchvision:NAME or timm:NAME"):
+        build_backbone("torchvision:")
+
+
+@pytest.mark.parametrize("package", ["torchvision", "timm"])
+def test_a_package_that_is_not_there_is_named_with_what_to_do(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)  # what the import system takes for: not there
+    with pytest.raises(UsageError, match=rf"{package} is not installed.*pip install {package}.*small_resnet"):
+        build_backbone(f"{package}:resnet50")
+
+
+def test_a_package_for_another_torch_is_named_with_what_to_do(monkeypatch):
+    def fails(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(importlib, "import_module", fails)
+    with pytest.raises(UsageError, match=r"does not start: operator torchvision::nms.*another torch"):
+        build_backbone("torchvision:resnet50")
+
+
+def test_nothing_is_imported_before_it_is_asked_for():
+    build_backbone("small_resnet")
+    assert not {"torchvision", "timm"} & set(sys.modules)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_weights_come_from_a_file_without_those_of_its_class_layer(tmp_path, suffix):
+    torch.manual_seed(1)
+    given, path = LikeResnet(), tmp_path / f"weights{suffix}"
+    safetensors.torch.save_file(given.state_dict(), path) if suffix == ".safetensors" else torch.save(
+        {"state_dict": {f"module.{name}": tensor for name, tensor in given.state_dict().items()}}, path
+    )
+    backbone = adapt_torchvision(LikeResnet(), "it")
+    load_weights(backbone.network, path)
+    loaded = backbone.network.state_dict()
+    assert loaded
+    assert all(torch.equal(tensor, given.state_dict()[name]) for name, tensor in loaded.items())
+
+
+def test_small_resnets_weights_go_out_and_in(tmp_path):
+    torch.manual_seed(2)
+    saved = SmallResnet()
+    torch.save(saved.state_dict(), tmp_path / "w.pt")
+    again = build_backbone("small_resnet", tmp_path / "w.pt")
+    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), again.parameters(), strict=True))
+
+
+def test_weights_that_do_not_fit_are_named_with_both_shapes(tmp_path):
+    weights = LikeResnet().state_dict()
+    weights["conv1.weight"] = torch.zeros(4, 3, 5, 5)
+    weights["extra.weight"] = torch.zeros(1)
+    del weights["layer2.0.weight"]
+    torch.save(weights, tmp_path / "w.pt")
+    with pytest.raises(UsageError) as caught:
+        load_weights(adapt_torchvision(LikeResnet(), "it").network, tmp_path / "w.pt")
+    for part in (
+        "not in it: layer2.0.weight",
+        "unknown: extra.weight",
+        "conv1.weight (4, 3, 5, 5) instead of (4, 3, 3, 3)",
+    ):
+        assert part in str(caught.value)
+
+
+class Malicious:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('ran')",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no weights at all", "pickle", {"a": 1}, {}],
+    ids=["empty", "text", "code", "numbers", "nothing"],
+)
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_file_that_holds_no_weights_is_refused_without_running_it(tmp_path, content, suffix):
+    path = tmp_path / f"w{suffix}"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(
+        Malicious() if content == "pickle" else content, path
+    )
+    with pytest.raises(UsageError, match=r"backbone_weights '.*w\."):
+        read_weights(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"nowhere.pt.*No such file"):
+        read_weights(tmp_path / "nowhere.pt")
+
+
+def test_where_no_part_can_be_computed_again_this_is_said():
+    backbone = AdaptedBackbone(LikeResnet(num_classes=0), 4)
+    with pytest.raises(UsageError, match=r"gradient_checkpointing: which parts of a LikeResnet"):
+        backbone.recomputable_blocks()

@@ -1,0 +1,126 @@
+"""The networks of task image: shapes, stages and freezing."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fvc_lib.detectors.own.image import ImageModel, Normalised, SmallResnet, num_trained_stages
+from fvc_lib.engine.step import recompute_activations
+
+WIDTHS = (8, 16)
+
+
+def pictures(count=3, size=16, seed=0):
+    return torch.randint(
+        0, 256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return ImageModel(SmallResnet(WIDTHS), num_classes=4, num_targets=2)
+
+
+def test_a_model_says_a_class_and_numbers_of_each_picture(model):
+    outputs = model(pictures())
+    assert {name: tuple(values.shape) for name, values in outputs.items()} == {"class_logits": (3, 4), "values": (3, 2)}
+
+
+@pytest.mark.parametrize(("classes", "targets"), [(4, 0), (0, 2)])
+def test_a_head_that_is_not_wanted_has_no_weights_and_no_outputs(classes, targets):
+    model = ImageModel(SmallResnet(WIDTHS), classes, targets)
+    outputs = model(pictures())
+    assert outputs["class_logits"].shape == (3, classes)
+    assert outputs["values"].shape == (3, targets)
+    heads = {name.split(".")[0] for name, _ in model.named_parameters()} - {"backbone"}
+    assert heads == ({"class_head"} if classes else {"target_head"})
+
+
+def test_a_picture_is_answered_alike_whatever_stands_beside_it(model):
+    together = model(pictures())
+    for number in range(3):
+        alone = model(pictures()[number : number + 1])
+        torch.testing.assert_close(alone["class_logits"][0], together["class_logits"][number])
+
+
+def test_the_numbers_may_be_negative(model):
+    with torch.no_grad():
+        model.target_head.bias.fill_(-5.0)
+    assert (model(pictures())["values"] < 0).all()
+
+
+def test_pictures_are_normalised_as_published_weights_want_it():
+    white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    expected = [
+        (1 - mean) / deviation for mean, deviation in zip((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), strict=True)
+    ]
+    torch.testing.assert_close(Normalised()(white)[0, :, 0, 0], torch.tensor(expected))
+
+
+def test_every_parameter_of_the_backbone_is_in_one_stage(model):
+    staged = [parameter for stage in model.backbone.stages() for parameter in stage]
+    assert len({id(parameter) for parameter in staged}) == len(staged)
+    assert {id(parameter) for parameter in staged} == {id(parameter) for parameter in model.backbone.parameters()}
+
+
+@pytest.mark.parametrize("num_trained", [0, 1, 2, 3])
+def test_the_last_stages_and_the_heads_are_trained_whatever_was_trained_before(model, num_trained):
+    model.train_stages(3 - num_trained)
+    model.train_stages(num_trained)
+    sum(values.sum() for values in model(pictures()).values()).backward()
+    stages = model.backbone.stages()
+    trained = [all(parameter.grad is not None for parameter in stage) for stage in stages]
+    touched = [any(parameter.grad is not None for parameter in stage) for stage in stages]
+    assert trained == touched == [False] * (3 - num_trained) + [True] * num_trained
+    assert all(
+        parameter.grad is not None for head in (model.class_head, model.target_head) for parameter in head.parameters()
+    )
+
+
+def test_computing_activations_again_changes_no_gradient(model):
+    gradients = []
+    for again in (False, True):
+        if again:
+            recompute_activations(model)
+        model.zero_grad()
+        model(pictures())["class_logits"].square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(kept, computed) for kept, computed in zip(*gradients, strict=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(epoch=st.integers(0, 60), stages=st.integers(1, 8), freeze=st.integers(0, 9), each=st.integers(0, 5))
+def test_stages_are_freed_one_after_the_other_and_never_frozen_again(epoch, stages, freeze, each):
+    now, following = (
+        num_trained_stages(e, stages, freeze_epochs=freeze, stage_epochs=each) for e in (epoch, epoch + 1)
+    )
+    assert 0 <= now <= following <= stages
+    assert (now == 0) == (epoch < freeze)
+    assert following - now <= (1 if each else stages)
+    last = freeze + each * (stages - 1)
+    assert (now == stages) == (epoch >= last)
+
+
+def test_nothing_is_frozen_unless_asked():
+    assert num_trained_stages(0, 5, freeze_epochs=0, stage_epochs=0) == 5
+
+
+def test_every_weight_gets_a_gradient(model):
+    outputs = model(pictures())
+    (nn.functional.cross_entropy(outputs["class_logits"], torch.tensor([0, 1, 2])) + outputs["values"].sum()).backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
+
+
+def test_features_are_means_and_maxima_of_the_last_two_stages():
+    torch.manual_seed(0)
+    backbone = SmallResnet((8, 8, 16, 24))
+    seen = []
+    for block in backbone.blocks[-2:]:
+        block.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    features = backbone(pictures(size=32))
+    assert features.shape == (3, backbone.num_features) == (3, 2 * (16 + 24))
+    expected = [pool for output in seen for pool in (output.mean((2, 3)), output.amax((2, 3)))]
+    assert torch.equal(features, torch.cat(expected, dim=1))

@@ -1,0 +1,125 @@
+import pytest
+import torch
+
+from fvc_lib.detectors.own.video import (
+    FORENSIC,
+    PIXELS,
+    build_content_trunk,
+    build_model,
+    default_micro_batch,
+    forensic_maps,
+    pixel_maps,
+)
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.services.errors import UsageError
+
+NAMES = ["frame_cnn", "r2plus1d"]
+CPU = torch.device("cpu")
+
+
+def clips(batch: int = 3, num_frames: int = 4, size: int = 32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (batch, num_frames, 3, size, size), dtype=torch.uint8, generator=generator)
+
+
+def seeded(name: str, seed: int = 0) -> torch.nn.Module:
+    with forked_random_state(seed, CPU):
+        return build_model(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_receives_a_gradient(name):
+    model = seeded(name)
+    model(clips()).square().sum().backward()
+    without = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert without == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_clip_s_logit_does_not_depend_on_its_batch(name):
+    model = seeded(name).eval()
+    with torch.no_grad():
+        together = model(clips(5))
+        alone = torch.cat([model(clip[None]) for clip in clips(5)])
+    assert together.shape == (5,)
+    assert together.dtype == torch.float32
+    assert together.std() > 0
+    torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_initialisation_follows_the_random_state(name):
+    first, second, other = seeded(name), seeded(name), seeded(name, 1)
+    assert all(a.equal(b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not first.head.weight.equal(other.head.weight)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("num_frames", "size"), [(1, 16), (1, 32), (2, 17), (9, 50)])
+def test_any_configured_size_works(name, num_frames, size):
+    logits = seeded(name)(clips(2, num_frames, size))
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blank_clips_give_finite_gradients(name):
+    model = seeded(name)
+    model(torch.zeros(2, 3, 3, 32, 32, dtype=torch.uint8)).sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_recomputable_blocks_hold_everything_but_the_head(name):
+    model = seeded(name)
+    inside = {id(p) for block in model.recomputable_blocks() for p in block.parameters()}
+    assert {key for key, p in model.named_parameters() if id(p) not in inside} == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize(("stem", "maps"), [(FORENSIC, forensic_maps), (PIXELS, pixel_maps)])
+def test_maps_made_clip_by_clip_are_those_of_the_batch(stem, maps):
+    frames = clips(5, 6, 50)
+    assert stem.clip_by_clip(frames).equal(maps(frames, stem.cell))
+    assert stem.clip_by_clip(frames).shape[1] == stem.num_channels
+
+
+def test_default_micro_batches_are_safe():
+    assert [default_micro_batch(name) for name in NAMES] == [8, 4]
+
+
+def test_an_unknown_model_is_refused_with_a_suggestion():
+    with pytest.raises(UsageError, match="Did you mean 'frame_cnn'"):
+        build_model("frame_cn")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_content_trunk_gives_features_of_every_frame(name):
+    with forked_random_state(0, CPU):
+        trunk = build_content_trunk(name).eval()
+    frames = clips(2, 3, 32)
+    features = trunk.frame_features(frames)
+    assert features.shape == (2, 3, trunk.frame_feature_size)
+    assert features.isfinite().all()
+    torch.testing.assert_close(trunk.frame_features(frames[:1]), features[:1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_content_trunk_sees_which_way_something_goes(name):
+    """The same frames in another order: what is shown is equal, how it changes is not."""
+    with forked_random_state(0, CPU):
+        trunk = build_content_trunk(name)
+    frames = torch.zeros(1, 3, 3, 32, 32, dtype=torch.uint8)
+    for frame, column in zip(frames[0], (4, 12, 20), strict=True):
+        frame[:, 12:20, column : column + 8] = 255
+    with torch.no_grad():
+        forwards, backwards = trunk.frame_features(frames)[0, 1], trunk.frame_features(frames.flip(1))[0, 1]
+    assert (forwards - backwards).abs().max() > 0.1 * forwards.abs().max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_video_network_is_its_kind_of_trunk_with_a_head(name):
+    """Names of weights, and so checkpoints, stay what they were before trunks were shared."""
+    assert isinstance(seeded(name), type(build_content_trunk(name)))
+    names = [key for key in seeded(name).state_dict() if not key.startswith("head.")]
+    first = {"frame_cnn": "first.convolution.weight", "r2plus1d": "spatial_stem.convolution.weight"}[name]
+    assert names[0] == first
+    assert [key for key in seeded(name).state_dict() if key.startswith("head.")] == ["head.weight", "head.bias"]

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.corpus.samples.captions import plan_clips
+from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, SMALLEST_VOCABULARY, TextTokenizer
+from fvc_lib.services.errors import DataError
+
+CAPTIONS = sorted({clip.drawing.caption for clip in plan_clips()})
+ODD = (
+    "<end> and <pad>",
+    "🙂 a family 👨‍👩‍👧",
+    "سلام دنیا",
+    "line\nbreak\r\n\ttab",
+    "  spaces  ",
+    "\0",
+    "é e\u0301",
+    "[MASK]",
+    "",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    return TextTokenizer.train(CAPTIONS, 320)
+
+
+def test_the_special_ids_are_the_marks_and_nothing_else(tokenizer):
+    assert (PAD, BEGIN, END, MASK) == (0, 1, 2, 3)
+    ids = tokenizer.encode(["a red circle", *ODD], 64)
+    assert ids.dtype == torch.int64
+    assert ids.shape == (len(ODD) + 1, 64)
+    for row in ids.tolist():
+        length = row.index(END) + 1
+        assert row[0] == BEGIN
+        assert set(row[length:]) <= {PAD}
+        assert all(4 <= number < tokenizer.vocabulary_size for number in row[1 : length - 1])
+
+
+@given(st.text())
+@settings(max_examples=40)
+@example("<pad><begin></s>")
+def test_any_text_comes_back_unchanged(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode([text], 600)[0]) == text
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_odd_texts_come_back_unchanged(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode([text], 100)[0].tolist()) == text
+
+
+def test_a_text_cut_off_keeps_its_beginning_and_its_end(tokenizer):
+    whole = tokenizer.encode([CAPTIONS[0]], 40)[0]
+    length = tokenizer.num_tokens([CAPTIONS[0]])[0]
+    assert whole[length - 1] == END
+    for max_tokens in range(2, length + 3):
+        cut = tokenizer.encode([CAPTIONS[0]], max_tokens)[0]
+        kept = min(max_tokens, length) - 1
+        assert cut[:kept].tolist() == whole[:kept].tolist()
+        assert cut[kept:].tolist() == [END] + [PAD] * (max_tokens - kept - 1)
+
+
+def test_reading_stops_at_the_end_and_passes_over_other_marks(tokenizer):
+    words = tokenizer.encode(["a ring"], 10)[0].tolist()
+    inner = words[1 : words.index(END)]
+    assert tokenizer.decode([BEGIN, PAD, MASK, *inner, END, *inner]) == "a ring"
+    assert tokenizer.decode([]) == tokenizer.decode([END, *inner]) == ""
+    assert tokenizer.decode(tokenizer.encode(["é"], 8)[0, :2]) == "\ufffd"  # half of a letter's bytes
+    for wrong in (-1, tokenizer.vocabulary_size):
+        with pytest.raises(ValueError, match=f"token id {wrong}"):
+            tokenizer.decode([wrong])
+
+
+def test_the_vocabulary_is_what_was_asked_for_and_words_become_tokens(tokenizer):
+    assert tokenizer.vocabulary_size == 320
+    every = TextTokenizer.train(CAPTIONS, 2000)
+    assert every.vocabulary_size < 500  # no more than there is to merge
+    assert every.num_tokens(["a red circle moves left over a green field"]) == [9 + 2]
+    nothing = TextTokenizer.train([], 2000)
+    assert nothing.vocabulary_size == SMALLEST_VOCABULARY
+    assert nothing.decode(nothing.encode(["a ring ☂"], 32)[0]) == "a ring ☂"
+    with pytest.raises(ValueError, match="wanted 260 or more"):
+        TextTokenizer.train(CAPTIONS, 259)
+
+
+def test_what_occurs_once_is_not_learned_by_heart():
+    once = TextTokenizer.train(["abcdefgh"], 2000)
+    assert once.vocabulary_size == SMALLEST_VOCABULARY
+
+
+def test_equal_texts_give_equal_vocabularies_in_any_order(tokenizer):
+    shuffled = CAPTIONS.copy()
+    random.Random(3).shuffle(shuffled)
+    prints = {TextTokenizer.train(iter(shuffled), 320).fingerprint for _ in range(4)}
+    assert prints == {tokenizer.fingerprint}
+    assert TextTokenizer.train(CAPTIONS[100:], 320).fingerprint not in prints
+
+
+def test_a_saved_vocabulary_is_read_as_it_was(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "deep" / "tokenizer.json")
+    loaded = TextTokenizer.load(tmp_path / "deep" / "tokenizer.json")
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert torch.equal(loaded.encode(CAPTIONS[:20], 16), tokenizer.encode(CAPTIONS[:20], 16))
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "flipped", "list", "other", "bytes", "folder"])
+def test_a_damaged_file_is_refused_by_name(damage, tokenizer, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    content = path.read_text()
+    saved = json.loads(content)
+    first, second = saved["tokenizer"]["model"]["merges"][:2]
+    saved["tokenizer"]["model"]["merges"][:2] = [second, first]
+    if damage in {"missing", "folder"}:
+        path.unlink()
+        if damage == "folder":
+            path.mkdir()
+    else:
+        path.write_bytes(
+            {
+                "torn": content[: len(content) // 2].encode(),
+                "flipped": json.dumps(saved).encode(),
+                "list": b"[]",
+                "other": b'{"format": "something else"}',
+                "bytes": b"\x80\xff",
+            }[damage]
+        )
+    with pytest.raises(DataError, match=r"tokenizer\.json.*train again"):
+        TextTokenizer.load(path)
+
+
+def test_lone_surrogates_are_refused(tokenizer):
+    with pytest.raises(UnicodeEncodeError):
+        tokenizer.encode(["\udc80"], 8)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python's own about forks beside threads
+def test_no_thread_is_begun_that_a_fork_would_lose(tokenizer, capfd):
+    seen = []
+    TextTokenizer.train((seen.append(os.environ.get("TOKENIZERS_PARALLELISM")) or text for text in CAPTIONS), 300)
+    assert set(seen) == {"false"}
+    tokenizer.encode(CAPTIONS, 8)
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+    child = os.fork()
+    if not child:
+        try:
+            tokenizer.encode(CAPTIONS, 8)
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_setting_of_the_user_is_put_back(tokenizer, monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    tokenizer.encode(["a"], 4)
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"

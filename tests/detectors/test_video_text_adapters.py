@@ -1,0 +1,130 @@
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder, encoder_fingerprint, encoder_tensors
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.services.errors import UsageError
+from tests.kits.video_text_kit import CPU, network, pairs, planned, write_tiny_bert
+
+TEXTS = ["a red square", "a blue circle moves left over a green field", "red"]
+
+
+@pytest.fixture(scope="module")
+def tiny_bert(tmp_path_factory):
+    return write_tiny_bert(tmp_path_factory.mktemp("bert"))
+
+
+def test_a_text_is_the_mean_of_its_tokens_states(tiny_bert):
+    from transformers import AutoModel
+
+    encoder, plain = TransformersEncoder(tiny_bert), AutoModel.from_pretrained(tiny_bert, local_files_only=True)
+    tensors = encoder_tensors(tiny_bert, TEXTS, 8)
+    assert tensors["encoder_tokens"].shape == (3, 8), "the longest text is cut"
+    found = encoder(tensors)
+    for row, text in enumerate(TEXTS):
+        alone = {name: t[row : row + 1, : int(tensors["encoder_there"][row].sum())] for name, t in tensors.items()}
+        with torch.no_grad():
+            states = plain.eval()(
+                input_ids=alone["encoder_tokens"], attention_mask=alone["encoder_there"]
+            ).last_hidden_state
+        torch.testing.assert_close(found[row].detach(), states[0].mean(0), rtol=1e-4, atol=1e-5, msg=text)
+
+
+def test_nothing_is_drawn_in_training_and_every_parameter_receives_a_gradient(tiny_bert):
+    plan = planned(text_encoder=tiny_bert, captions=False)
+    model = network(plan).train()
+    tensors = pairs(plan=plan).whole().tensors | encoder_tensors(tiny_bert, [TEXTS[i % 3] for i in range(6)], 8)
+    first, second = model(tensors), model(tensors)
+    assert first["text_embedding"].equal(second["text_embedding"])
+    model.joint.scale.contrastive(
+        first["video_embedding"], first["text_embedding"], torch.arange(6), torch.arange(6)
+    ).backward()
+    key_biases = {name for name, _ in model.named_parameters() if name.endswith("attention.self.key.bias")}
+    without = {n for n, p in model.named_parameters() if p.grad is None or p.grad.abs().max() <= 1e-7}
+    assert without == key_biases, "the softmax cancels a key's bias"
+
+
+def test_a_text_without_a_token_has_a_place_all_the_same(tiny_bert):
+    tensors = encoder_tensors(tiny_bert, ["", "red"], 8)
+    assert tensors["encoder_there"].sum(1).tolist() == [0, 1]
+    found = TransformersEncoder(tiny_bert)(tensors)
+    assert found[0].abs().max() == 0
+    found.sum().backward()
+    assert found.isfinite().all()
+
+
+def test_a_text_longer_than_the_encoder_has_places_for_is_cut(tiny_bert):
+    tensors = encoder_tensors(tiny_bert, ["a red square " * 20], 128)
+    assert tensors["encoder_tokens"].shape == (1, 32)
+    assert TransformersEncoder(tiny_bert)(tensors).isfinite().all()
+
+
+def test_a_tokenizer_that_cannot_fill_texts_up_is_refused(tiny_bert, tmp_path):
+    from transformers import AutoTokenizer
+
+    shutil.copytree(tiny_bert, tmp_path / "bert")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert, local_files_only=True)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path / "bert")
+    with pytest.raises(UsageError, match="has no pad_token"):
+        encoder_tensors(str(tmp_path / "bert"), TEXTS, 8)
+
+
+def test_the_encoder_begins_with_the_folder_s_weights_whatever_the_seed(tiny_bert):
+    first, second = (network(planned(text_encoder=tiny_bert), seed) for seed in (0, 1))
+    for (name, a), b in zip(first.joint.text.named_parameters(), second.joint.text.parameters(), strict=True):
+        assert a.equal(b), name
+
+
+def test_the_fingerprint_is_of_the_files(tiny_bert, tmp_path):
+    before = encoder_fingerprint(tiny_bert)
+    assert {name for name, _ in before} >= {"config.json", "model.safetensors"}
+    (tmp_path / "config.json").write_text("{}")
+    assert encoder_fingerprint(str(tmp_path)) != before
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UsageError, match="pip install 'transformers"):
+        encoder_tensors(str(tmp_path), TEXTS, 8)
+
+
+def test_a_missing_folder_is_named_and_nothing_is_fetched():
+    for load in (TransformersEncoder, lambda folder: encoder_tensors(folder, TEXTS, 8)):
+        with pytest.raises(UsageError, match=r"bert-base-uncased.*nothing is fetched"):
+            load("bert-base-uncased")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no model that can be read"):
+        TransformersEncoder(str(tmp_path))
+    with pytest.raises(UsageError, match="no tokenizer that can be read"):
+        encoder_tensors(str(tmp_path), TEXTS, 8)
+
+
+def test_weights_that_are_not_there_are_not_made_up(tiny_bert, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    for name in ("config.json",):
+        (tmp_path / name).write_bytes((Path(tiny_bert) / name).read_bytes())
+    weights = load_file(Path(tiny_bert) / "model.safetensors")
+    del weights["encoder.layer.0.output.dense.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with forked_random_state(0, CPU), pytest.raises(UsageError, match="1 weights are missing"):
+        TransformersEncoder(str(tmp_path))
+
+
+def test_code_in_the_folder_is_not_run(tiny_bert, tmp_path):
+    for file in Path(tiny_bert).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "of_its_own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text("raise SystemExit('was run')")
+    with pytest.raises(UsageError, match="no model that can be read"):
+        TransformersEncoder(str(tmp_path))

@@ -1,0 +1,137 @@
+import functools
+import itertools
+
+import pytest
+import torch
+
+from fvc_lib.detectors.own.transformer import CaptionDecoder, TokenNumbers
+from tests.kits.video_text_kit import NUMBERS
+
+
+def decoder(vocabulary_size: int = 7, max_tokens: int = 6, sharpness: float = 12.0, seed: int = 0) -> CaptionDecoder:
+    """Untrained, but with outputs far enough apart that a wrong choice shows."""
+    torch.manual_seed(seed)
+    made = CaptionDecoder(vocabulary_size, max_tokens, width=8, heads=2, layers=1, numbers=NUMBERS).eval()
+    with torch.no_grad():
+        made.embedding.weight.mul_(sharpness)
+        # What it reads counts more than what it wrote last, which it would only repeat.
+        made.transformer.layers[0].memory_attention.output.weight.mul_(10)
+    return made
+
+
+def memories(batch: int = 4, seed: int = 0) -> torch.Tensor:
+    return 3 * torch.randn(batch, 3, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def following(made: CaptionDecoder, tokens: list[int], memory: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities (V,) of what follows ``tokens``; padding and beginning never do."""
+    with torch.no_grad():
+        logits = made(torch.tensor([tokens]), memory[None])[0, -1]
+    found = logits.double().log_softmax(0)
+    found[[NUMBERS.padding, NUMBERS.begin]] = -torch.inf
+    return found
+
+
+def greedily(made, memory, max_tokens):
+    tokens = [NUMBERS.begin]
+    while len(tokens) < max_tokens and tokens[-1] != NUMBERS.end:
+        tokens.append(int(following(made, tokens, memory).argmax()))
+    return tokens + [NUMBERS.padding] * (max_tokens - len(tokens))
+
+
+def exhaustively(made, memory, vocabulary_size, max_tokens):
+    """The likeliest of all texts that end, or are cut at ``max_tokens``."""
+    words = [token for token in range(vocabulary_size) if token not in (0, 1, 2)]
+    texts = [
+        [*chosen, *ending]
+        for length in range(max_tokens)
+        for chosen in itertools.product(words, repeat=length)
+        for ending in ([[NUMBERS.end]] if length < max_tokens - 1 else [[]])
+    ]
+
+    after = functools.cache(lambda *tokens: following(made, list(tokens), memory).tolist())
+
+    def likelihood(text):
+        return sum(after(1, *text[:place])[token] for place, token in enumerate(text))
+
+    best = max(texts, key=likelihood)
+    return [1, *best] + [NUMBERS.padding] * (max_tokens - 1 - len(best))
+
+
+def test_the_score_is_the_mean_over_a_text_s_own_tokens():
+    made, memory = decoder(), memories(3)
+    tokens = torch.tensor([[1, 3, 4, 2, 0, 0], [1, 2, 0, 0, 0, 0], [1, 5, 6, 3, 4, 2]])
+    score = made.score(tokens, memory)
+    for row, (text, clip) in enumerate(zip(tokens.tolist(), memory, strict=True)):
+        losses, right = [], []
+        for place in range(1, 6):
+            if text[place] == NUMBERS.padding:
+                break
+            logits = made(torch.tensor([text[:place]]), clip[None])[0, -1].detach()
+            losses.append(-float(logits.log_softmax(0)[text[place]]))
+            right.append(int(logits.argmax()) == text[place])
+        assert float(score.loss[row].detach()) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+        assert float(score.token_accuracy[row]) == pytest.approx(sum(right) / len(right))
+
+
+def test_what_fills_a_text_up_changes_nothing():
+    made, memory = decoder(max_tokens=8), memories(2)
+    short = torch.tensor([[1, 3, 2], [1, 4, 2]])
+    long = torch.cat([short, torch.zeros(2, 5, dtype=torch.int64)], dim=1)
+    torch.testing.assert_close(made.score(long, memory).loss, made.score(short, memory).loss)
+
+
+def test_one_beam_is_the_greedy_search():
+    made, memory = decoder(sharpness=25), memories(12)
+    found = made.write(memory, 1).tolist()
+    assert found == [greedily(made, clip, 6) for clip in memory]
+    lengths = {len([token for token in text if token != NUMBERS.padding]) for text in found}
+    assert len(lengths) > 1, "texts of one length show little"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_enough_beams_find_the_likeliest_of_all_texts(seed):
+    made, memory = decoder(vocabulary_size=5, max_tokens=5, seed=seed), memories(4, seed)
+    assert made.write(memory, 16).tolist() == [exhaustively(made, clip, 5, 5) for clip in memory]
+
+
+def test_more_beams_find_likelier_texts():
+    """Were they of no use, the search over all texts would show nothing either."""
+    better = 0
+    for seed in range(6):
+        made, memory = decoder(vocabulary_size=5, max_tokens=5, seed=seed), memories(6, seed)
+        better += sum(
+            a != b for a, b in zip(made.write(memory, 1).tolist(), made.write(memory, 8).tolist(), strict=True)
+        )
+    assert better > 0
+
+
+@pytest.mark.parametrize("beam_width", [1, 3])
+def test_a_caption_does_not_depend_on_its_batch(beam_width):
+    made, memory = decoder(sharpness=25), memories(8)
+    together = made.write(memory, beam_width)
+    assert together.equal(torch.cat([made.write(clip[None], beam_width) for clip in memory]))
+
+
+def test_nothing_follows_the_end():
+    for text in decoder(sharpness=25).write(memories(12), 3).tolist():
+        assert text[0] == NUMBERS.begin
+        end = text.index(NUMBERS.end) if NUMBERS.end in text else len(text) - 1
+        assert NUMBERS.padding not in text[: end + 1]
+        assert set(text[end + 1 :]) <= {NUMBERS.padding}
+
+
+def test_more_beams_than_there_are_texts_is_no_error():
+    assert decoder(vocabulary_size=4, max_tokens=3).write(memories(2), 32).shape == (2, 3)
+
+
+@pytest.mark.parametrize("beam_width", [1, 3])
+def test_marks_that_are_no_text_are_never_written(beam_width):
+    free = decoder(sharpness=25)
+    mark = int(free.write(memories(12), beam_width)[:, 1:].flatten().bincount(minlength=7)[3:].argmax()) + 3
+    barred = CaptionDecoder(
+        7, 6, width=8, heads=2, layers=1, numbers=TokenNumbers(NUMBERS.padding, NUMBERS.begin, NUMBERS.end, (mark,))
+    ).eval()
+    barred.load_state_dict(free.state_dict())
+    assert mark in free.write(memories(12), beam_width)
+    assert mark not in barred.write(memories(12), beam_width)

@@ -1,0 +1,154 @@
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fvc_lib.detectors.own.video_text import (
+    LOG_SCALE_BOUNDS,
+    SimilarityScale,
+    positive_pairs,
+    sigmoid_contrastive,
+    softmax_contrastive,
+)
+
+
+def embeddings(rows: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    video, text = (torch.randn(rows, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    return F.normalize(video, dim=1).requires_grad_(), F.normalize(text, dim=1).requires_grad_()
+
+
+def naive_positives(videos, texts):
+    shown = set(zip(videos, texts, strict=True))
+    return [[(video, text) in shown for text in texts] for video in videos]
+
+
+def naive_softmax(similarities, positives):
+    size, total = len(positives), 0.0
+    for i in range(size):
+        row = [similarities[i, j] for j in range(size)]
+        column = [similarities[j, i] for j in range(size)]
+        for values, wanted in ((row, positives[i]), (column, [positives[j][i] for j in range(size)])):
+            normaliser = torch.log(sum(torch.exp(value) for value in values))
+            right = [value - normaliser for value, is_right in zip(values, wanted, strict=True) if is_right]
+            total = total - 0.5 * sum(right) / len(right)
+    return total
+
+
+def naive_sigmoid(similarities, positives):
+    size, total = len(positives), 0.0
+    for i in range(size):
+        for j in range(size):
+            sign = 1.0 if positives[i][j] else -1.0
+            total = total - torch.log(1 / (1 + torch.exp(-sign * similarities[i, j])))
+    return total
+
+
+# Alone; a repeated text; a video with two texts; both, where video 1 also belongs to text 5.
+CASES = [
+    ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5)),
+    ((0, 1, 2, 3, 4, 5), (0, 1, 0, 0, 2, 3)),
+    ((0, 0, 1, 2, 3, 3), (0, 1, 2, 3, 4, 5)),
+    ((1, 1, 2, 3, 4, 2), (4, 5, 5, 1, 2, 3)),
+]
+
+
+@pytest.mark.parametrize(("videos", "texts"), CASES)
+def test_positives_are_all_pairs_that_the_batch_shows(videos, texts):
+    found = positive_pairs(torch.tensor(videos), torch.tensor(texts))
+    assert found.dtype == torch.bool
+    assert found.tolist() == naive_positives(videos, texts)
+    for rows in (range(6), range(2, 5), range(3, 3)):
+        part = positive_pairs(torch.tensor(videos), torch.tensor(texts), rows)
+        assert part.equal(found[rows.start : rows.stop])
+        assert positive_pairs(torch.tensor(texts), torch.tensor(videos), rows).equal(found.T[rows.start : rows.stop])
+
+
+@pytest.mark.parametrize("ends", [(0, 6), (0, 3, 6), (0, 1, 1, 4, 6)])
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("videos", "texts"), CASES)
+def test_shares_of_rows_add_up_to_the_loss_and_to_its_gradients(loss, ends, videos, texts):
+    scale, indices = SimilarityScale(loss, 6).double(), (torch.tensor(videos), torch.tensor(texts))
+    video, text = embeddings()
+    read = [video, text, *scale.parameters()]
+    naive = naive_softmax if loss == "softmax" else naive_sigmoid
+    whole = naive(scale(video, text), naive_positives(videos, texts))
+    wanted = [whole, *torch.autograd.grad(whole, read)]
+    shares = [scale.contrastive(video, text, *indices, range(start, stop)) for start, stop in pairwise(ends)]
+    given = [torch.autograd.grad(share, read) for share in shares if share.requires_grad]
+    found = [sum(shares), *(sum(parts) for parts in zip(*given, strict=True))]
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("videos", "texts"), CASES)
+@pytest.mark.parametrize(
+    ("loss", "naive"), [(softmax_contrastive, naive_softmax), (sigmoid_contrastive, naive_sigmoid)]
+)
+def test_losses_and_their_gradients_are_the_naive_ones(loss, naive, videos, texts):
+    positives = positive_pairs(torch.tensor(videos), torch.tensor(texts))
+    results = []
+    for compute, wanted in ((loss, positives), (naive, positives.tolist())):
+        video, text = embeddings()
+        scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+        value = compute(video @ text.T * scale, wanted)
+        results.append((value, *torch.autograd.grad(value, [video, text, scale])))
+    for fast, slow in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
+
+
+def test_softmax_is_the_cross_entropy_of_clip_where_nothing_repeats():
+    video, text = embeddings()
+    similarities = video @ text.T * 5
+    wanted = torch.arange(6)
+    clip = (F.cross_entropy(similarities, wanted) + F.cross_entropy(similarities.T, wanted)) / 2 * 6
+    torch.testing.assert_close(softmax_contrastive(similarities, torch.eye(6, dtype=torch.bool)), clip)
+
+
+def test_a_repeated_text_is_no_negative():
+    video, text = embeddings()
+    copied = text.detach().clone()
+    copied[3] = copied[1]
+    similarities = video @ copied.T * 20
+    apart = sigmoid_contrastive(similarities, torch.eye(6, dtype=torch.bool))
+    together = sigmoid_contrastive(similarities, positive_pairs(torch.arange(6), torch.tensor([0, 1, 2, 1, 4, 5])))
+    expected = sum((F.logsigmoid(-similarities[i, j]) - F.logsigmoid(similarities[i, j])) for i, j in ((1, 3), (3, 1)))
+    torch.testing.assert_close(together, apart + expected)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_extreme_similarities_stay_finite(loss):
+    scale = SimilarityScale(loss, 4)
+    with torch.no_grad():
+        scale.log_scale.fill_(LOG_SCALE_BOUNDS[1])
+    video = torch.eye(4, requires_grad=True)
+    value = scale.contrastive(video, -torch.eye(4), torch.arange(4), torch.arange(4))
+    value.backward()
+    assert value.isfinite()
+    assert video.grad.isfinite().all()
+
+
+def test_the_bias_begins_at_the_share_of_right_pairs():
+    scale = SimilarityScale("sigmoid", 32)
+    unrelated = scale(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]))
+    assert float(unrelated.detach().exp()) == pytest.approx(1 / 32)
+    assert not hasattr(SimilarityScale("softmax", 32), "bias")
+
+
+@pytest.mark.parametrize(
+    ("at", "push", "passes"),
+    [(0.5, 1, True), (0.5, -1, True), (9.0, 1, True), (9.0, -1, False), (-2.0, 1, False), (-2.0, -1, True)],
+)
+def test_the_scale_is_bounded_and_finds_its_way_back(at, push, passes):
+    """A descent step goes against the gradient ``push``: beyond the upper bound one of +1 leads back."""
+    scale = SimilarityScale("softmax", 4)
+    with torch.no_grad():
+        scale.log_scale.fill_(at)
+    similarity = scale(torch.tensor([[1.0]]), torch.tensor([[1.0]]))
+    low, high = LOG_SCALE_BOUNDS
+    assert float(similarity.detach()) == pytest.approx(math.exp(min(max(at, low), high)))
+    (push * similarity).sum().backward()
+    scale.bound_gradients()
+    assert bool(scale.log_scale.grad != 0) is passes

@@ -1,0 +1,120 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from fvc_lib.detectors.own.video import build_model
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.step import recompute_activations
+from fvc_lib.services.errors import UsageError
+
+NAMES = ["frame_cnn", "r2plus1d"]
+CPU = torch.device("cpu")
+
+
+class Dropping(nn.Module):
+    """A model whose blocks draw from the random state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), nn.ReLU())
+        self.second = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.ReLU())
+        self.head = nn.Linear(64, 1)
+
+    def recomputable_blocks(self):
+        return self.first, self.second
+
+    def forward(self, frames):
+        return self.head(self.second(self.first(frames.float()[..., 0, 0, 0, :16]))).squeeze(1)
+
+
+def clips(batch=3, num_frames=4, size=32):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (batch, num_frames, 3, size, size), dtype=torch.uint8, generator=generator)
+
+
+def seeded(name):
+    with forked_random_state(3, CPU):
+        return Dropping() if name == "dropping" else build_model(name)
+
+
+def gradients(model):
+    """Of one step under a fixed random state, and the state after it."""
+    with forked_random_state(7, CPU):
+        model(clips()).square().sum().backward()
+        drawn = torch.rand(3)
+    return [p.grad for p in model.parameters()], drawn
+
+
+def kept_bytes(model, frames):
+    """What the forward pass keeps for the backward pass, parameters aside."""
+    kept = {}
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(frames).sum()
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("name", [*NAMES, "dropping"])
+def test_gradients_are_equal_to_the_bit_dropout_included(name):
+    plain, recomputing = seeded(name), seeded(name)
+    recompute_activations(recomputing)
+    (expected, drawn), (got, drawn_too) = gradients(plain), gradients(recomputing)
+    assert all(a.equal(b) and a.abs().sum() > 0 for a, b in zip(expected, got, strict=True))
+    assert drawn.equal(drawn_too)
+
+
+@pytest.mark.parametrize(("name", "share"), [("frame_cnn", 0.7), ("r2plus1d", 0.45)])
+def test_less_is_kept_for_the_backward_pass(name, share):
+    plain, recomputing = seeded(name), seeded(name)
+    recompute_activations(recomputing)
+    assert kept_bytes(recomputing, clips()) < share * kept_bytes(plain, clips())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_weights_stay_and_the_model_can_be_pickled_and_copied(name):
+    plain, model = seeded(name), seeded(name)
+    recompute_activations(model)
+    recompute_activations(model)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    expected = gradients(plain)[0]
+    for twin in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert all(a.equal(b) for a, b in zip(expected, gradients(twin)[0], strict=True))
+        assert kept_bytes(twin, clips()) < kept_bytes(plain, clips())
+        with torch.no_grad():  # the copy computes with its own weights, not with the original's
+            for p in twin.parameters():
+                p.zero_()
+            assert not twin(clips()).any()
+    assert all(p.any() for p in model.parameters() if p.ndim > 1)
+
+
+def test_evaluation_computes_nothing_twice():
+    model = seeded("dropping").eval()
+    recompute_activations(model)
+    calls = []
+    model.second[0].register_forward_hook(lambda *_: calls.append(1))
+    with torch.inference_mode():
+        model(clips())
+    assert len(calls) == 1
+
+
+def test_a_model_that_names_no_blocks_is_refused():
+    with pytest.raises(UsageError, match=r"'Linear' names no blocks.*gradient_checkpointing off"):
+        recompute_activations(nn.Linear(2, 2))
+
+
+def test_a_block_with_running_statistics_is_refused():
+    model = Dropping()
+    model.second = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    with pytest.raises(UsageError, match="BatchNorm1d, whose running statistics"):
+        recompute_activations(model)
+    assert "forward" not in model.first.__dict__  # nothing was half done

@@ -1,0 +1,146 @@
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fvc_lib.engine.device import (
+    apply_policy,
+    deterministic_algorithms,
+    device_memory_probe,
+    memory_setup,
+    resolve_device,
+    resolve_policy,
+    verify_policy,
+)
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.memory_policy import ALLOC_CONF_NAMES, resolve_memory_policy
+
+
+def test_auto_takes_the_best_that_is_there():
+    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert resolve_device("auto").device.type == best
+
+
+def test_the_cpu_runs_in_float32_and_says_so():
+    compute = resolve_device("cpu")
+    assert compute.amp_dtype is None
+    assert compute.describe().startswith("cpu (")
+    assert compute.describe().endswith("threads), float32")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is there")
+def test_a_device_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(UsageError, match=r"device: got 'cuda'.*it has: .*cpu, auto"):
+        resolve_device("cuda")
+
+
+def test_determinism_is_asked_for_on_the_cpu_and_taken_back():
+    with deterministic_algorithms(torch.device("cpu")):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_policy_is_the_devices_with_the_runs_own_intervals():
+    compute = resolve_device("cpu")
+    policy = resolve_policy(compute, RunConfig(clear_cache_validation_batches=4))
+    assert (policy.device, policy.amp_dtype, policy.clear_cache_validation_batches) == ("cpu", None, 4)
+
+
+def tf32_settings() -> list[object]:
+    """By torch's older names and by its newer ones, which must agree or torch raises."""
+    backends = torch.backends
+    newer = [setting.fp32_precision for setting in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
+    return [backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, [name == "tf32" for name in newer]]
+
+
+@pytest.mark.parametrize(("amp", "tf32"), [("auto", True), ("off", False)])
+def test_a_cuda_policy_sets_tf32_and_everything_is_put_back(amp, tf32):
+    before = tf32_settings()
+    with contextlib.suppress(KeyError), apply_policy(resolve_memory_policy("cuda", amp=amp)):
+        assert tf32_settings() == [tf32, tf32, [tf32] * 3]
+        raise KeyError
+    assert tf32_settings() == before
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_other_policies_leave_tf32_alone():
+    before = tf32_settings()
+    with apply_policy(resolve_memory_policy("cpu")):
+        assert tf32_settings() == before
+
+
+def test_of_the_cpu_there_is_nothing_to_verify_but_the_users_mistakes(monkeypatch):
+    policy = resolve_policy(resolve_device("cpu"), RunConfig())
+    for name in [name for name in os.environ if "ALLOC" in name]:
+        monkeypatch.delenv(name)
+    assert verify_policy(policy) == []
+    monkeypatch.setenv("PYTORCH_MPS_ALLOCATOR_POLICY", "x")
+    (line,) = verify_policy(policy)
+    assert line.startswith("warning: PYTORCH_MPS_ALLOCATOR_POLICY: torch reads no such variable")
+
+
+def test_what_cannot_be_told_is_said_to_be_so(monkeypatch):
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    assert verify_policy(resolve_memory_policy("cpu")) == [
+        "allocator: whether MALLOC_ARENA_MAX took effect cannot be told on cpu"
+    ]
+
+
+def test_a_training_starts_by_telling_its_policy():
+    assert memory_setup(RunConfig(device="cpu"))[:2] == ["memory policy: cpu", "precision: float32"]
+
+
+EARLY_AND_LATE = """
+import os, torch
+from fvc_lib.engine.device import verify_allocator
+from fvc_lib.services.memory_policy import resolve_memory_policy
+
+late = os.fork()
+if late:
+    os.wait()
+else:  # torch reads the variable when it is first asked
+    torch._C._accelerator_getAllocatorSettings()
+os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+print(verify_allocator(resolve_memory_policy("cuda")), flush=True)
+"""
+
+
+def test_torch_tells_whether_it_started_with_the_allocators_settings():
+    environ = {name: value for name, value in os.environ.items() if name not in ALLOC_CONF_NAMES}
+    command = [sys.executable, "-c", EARLY_AND_LATE]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    late, early = done.stdout.splitlines()
+    assert early == "allocator: expandable_segments:True: active"
+    assert late.startswith("allocator: 'expandable_segments:True' is not active, torch started with ''")
+
+
+def test_the_cpu_has_no_memory_of_its_own_to_probe():
+    assert device_memory_probe(torch.device("cpu")) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_cuda_tensor_shows_in_the_probe_and_its_policy_is_active():
+    compute = resolve_device("cuda")
+    probe = device_memory_probe(compute.device)
+    before = probe()
+    block = torch.zeros(64 << 20, dtype=torch.uint8, device=compute.device)
+    after = probe()
+    assert after.allocated_bytes - before.allocated_bytes == block.nbytes
+    assert after.allocated_bytes <= after.reserved_bytes <= after.total_bytes
+    policy = resolve_policy(compute, RunConfig())
+    with apply_policy(policy):
+        assert "TF32 on (products, convolutions): active" in verify_policy(policy)
+
+
+@pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs MPS")
+def test_an_mps_tensor_shows_in_the_probe_and_in_its_peak():
+    probe = device_memory_probe(torch.device("mps"))
+    before = probe()
+    block = torch.zeros(64 << 20, dtype=torch.uint8, device="mps")
+    after = probe()
+    assert after.allocated_bytes - before.allocated_bytes >= block.nbytes
+    assert after.max_allocated_bytes >= after.allocated_bytes <= after.reserved_bytes

@@ -1,0 +1,268 @@
+import gc
+import os
+import signal
+from itertools import pairwise
+
+import pytest
+import torch
+
+from fvc_lib.engine.accumulators import BinaryScores
+from fvc_lib.services.checkpoints import LATEST, CheckpointMismatchError, CheckpointWriteError
+from fvc_lib.services.errors import DataError, StoppedError
+from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
+from tests.kits.task_kit import Some, each_task
+
+pytestmark = pytest.mark.usefixtures("frozen")
+
+
+def test_a_learnable_problem_is_learned(make_engine, tiny_training):
+    engine = make_engine(task=tiny_training.task(), epochs=10)
+    state = engine.fit()
+    scores = BinaryScores()
+    loss = engine.predict(engine.task.validation_data, state.best_model, scores)
+    assert scores.compute()["roc_auc"] == 1.0
+    assert loss.mean() == pytest.approx(state.best_loss)
+    assert loss.mean() < 0.4
+
+
+def test_every_step_and_epoch_is_logged(make_engine):
+    seen = []
+    engine = make_engine(progress=lambda done, planned: seen.append((done, planned)))
+    state = engine.fit()
+    assert state.step == 9  # 22 samples in windows of 8, 8 and 6, three times
+    assert seen == [*((step, 9) for step in range(1, 10)), (9, 9)]
+    for name in ("loss", "learning_rate", "gradient_norm"):
+        assert len(engine.log.values("train", name)) == 9
+    assert engine.log.values("train", "epoch_loss") == [record.train_loss for record in state.history]
+    assert engine.log.values("validation", "loss") == [record.validation["loss"] for record in state.history]
+    assert [line[:2] for line in engine.log.lines if line[2:4] == ("validation", "roc_auc")] == [(3, 1), (6, 2), (9, 3)]
+    assert state.best_loss == min(record.validation["loss"] for record in state.history)
+
+
+@each_task()
+def test_the_run_repeats_and_leaves_the_caller_s_random_state_alone(make_engine):
+    before = torch.get_rng_state()
+    first, second = make_engine("a"), make_engine("b")
+    assert same_end(first.fit(), second.fit())
+    assert first.log.lines == second.log.lines
+    assert torch.get_rng_state().equal(before)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert make_engine("c", seed=1).fit().history != first.state.history
+
+
+_OFTEN = [2, 0, 3]  # within the first epoch, at once, and within the second
+
+
+@pytest.mark.fault(5)
+@pytest.mark.parametrize(
+    "stops", [_OFTEN, *(pytest.param(s, marks=pytest.mark.long) for s in ([0], [1], [3], [4], [8], [1, 1, 1]))], ids=str
+)
+@each_task()
+def test_stopping_at_any_step_and_going_on_changes_nothing(make_engine, tmp_path, stops):
+    """Also in mid-epoch, at an epoch's end, and several times within one epoch."""
+    whole = make_engine("whole")
+    whole.fit()
+    lines = []
+    for after in stops:
+        engine = make_engine("parts", stop=stop_after(after))
+        with pytest.raises(StoppedError, match="saved") as caught:
+            engine.fit()
+        assert caught.value.exit_code == 75
+        lines += engine.log.lines
+    engine = make_engine("parts")
+    assert same_end(engine.fit(), whole.state)
+    assert lines + engine.log.lines == whole.log.lines
+    wanted = latest_weights(tmp_path, "whole")
+    assert all(tensor.equal(wanted[name]) for name, tensor in latest_weights(tmp_path, "parts").items())
+
+
+@each_task()
+def test_a_finished_training_returns_at_once(make_engine):
+    state = make_engine(epochs=2).fit()
+    again = make_engine(before=lambda model, batch: pytest.fail("it computes"), epochs=2)
+    assert same_end(again.fit(), state)
+    assert again.log.lines == []
+
+
+@each_task()
+def test_loader_processes_change_nothing(make_engine):
+    assert same_end(make_engine("none", epochs=2).fit(), make_engine("two", num_workers=2, epochs=2).fit())
+
+
+def samples_of(data, epoch):
+    data = data.at_epoch(epoch) if hasattr(data, "at_epoch") else data
+    return [data[index] for index in range(len(data))]
+
+
+@each_task()
+def test_how_a_batch_is_split_and_loaded_changes_no_sample_that_is_seen(make_engine, tasks):
+    """Of the image task they differ from epoch to epoch; nothing else but the epoch decides how."""
+
+    def seen_with(name, **changes):
+        seen = {}
+
+        def keep(model, batch):
+            if model.training:
+                for row, sample_id in enumerate(batch.sample_ids):
+                    tensors = {name: tensor[row].tolist() for name, tensor in batch.tensors.items()}
+                    assert seen.setdefault((engine.state.epochs_done, sample_id), tensors) == tensors
+
+        engine = make_engine(name, before=keep, epochs=2, **changes)
+        engine.fit()
+        return seen
+
+    whole = seen_with("whole", micro_batch=8)
+    assert len(whole) == 2 * 22
+    assert seen_with("split", micro_batch=3, num_workers=1) == whole
+    assert whole == {
+        (epoch, sample.sample_id): {name: tensor.tolist() for name, tensor in sample.tensors.items()}
+        for epoch in range(2)
+        for sample in samples_of(tasks().training_data, epoch)
+    }
+
+
+@pytest.mark.parametrize("kind", ["image"], indirect=True)
+def test_a_frozen_stage_is_not_changed_before_its_epoch_and_changed_after_it(make_engine):
+    """The heads train from the first epoch on, the last block from the second, the first block from the third."""
+    kept = []
+
+    def keep(model, batch):
+        if model.training and engine.state.windows_done == 0 and len(kept) == engine.state.epochs_done:
+            kept.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+
+    engine = make_engine(before=keep, epochs=4)
+    engine.fit()
+    places = ("head", "blocks.1", "blocks.0", "stem")
+    moved = [
+        [place for place in places if any(place in name and not one[name].equal(two[name]) for name in one)]
+        for one, two in pairwise(kept)
+    ]
+    assert moved == [["head"], ["head", "blocks.1"], ["head", "blocks.1", "blocks.0"]]
+
+
+def test_early_stopping_waits_its_turn_and_the_best_epoch_stands(make_engine):
+    state = make_engine(epochs=30, early_stopping_epochs=2, learning_rate=0.2).fit()
+    assert state.epochs_done == state.best_epoch + 2 < 30
+
+
+def test_balanced_sampling_draws_classes_evenly(make_engine, tasks):
+    task = tasks()
+    task.training_data = Some(task.training_data, (0, 2, 4, 6, 8, 10, 1, 3))  # six real and two fake
+    drawn = []
+    keep = draining(task, lambda model, batch: drawn.extend(batch.tensors["label"].tolist() if model.training else []))
+    make_engine(task=keep, balance_classes=True, epochs=2).fit()
+    assert sum(drawn) == len(drawn) / 2 == 8
+
+
+def test_no_training_data_is_refused(make_engine, tasks):
+    with pytest.raises(DataError, match="got no sample"):
+        make_engine(task=tasks.sized(rows=0)())
+
+
+def test_another_configuration_is_refused(make_engine):
+    make_engine(epochs=1).fit()
+    with pytest.raises(CheckpointMismatchError, match=r"lr: None -> 0\.5"):
+        make_engine(learning_rate=0.5).fit()
+
+
+@pytest.mark.fault(13)
+def test_a_folder_that_cannot_be_written_fails_before_the_first_step(make_engine, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointWriteError):
+        make_engine("file/fold", before=lambda model, batch: pytest.fail("it computes")).fit()
+
+
+def test_a_checkpoint_in_mid_epoch_is_written_when_due(make_engine, tmp_path):
+    steps = []
+
+    def watch(model, batch):
+        engine._checkpoints.finish()
+        path = tmp_path / "fold" / LATEST
+        steps.append(torch.load(path, weights_only=True)["step"])
+
+    engine = make_engine(before=watch, micro_batch=8, checkpoint_seconds=0, epochs=1)
+    engine.fit()
+    assert steps == [0, 1, 2, 3]  # three windows, then validation
+
+
+def test_memory_is_told_where_training_is(make_engine, observer):
+    make_engine(epochs=1, memory=observer).fit()
+    assert observer.places == [("train", 1, 0, 0), ("train", 1, 1, 1), ("train", 1, 2, 2), ("validation", 1, 3, 3)]
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("changed", ["threads", "torch"])
+def test_other_threads_or_another_torch_withdraw_the_claim_of_equal_bits(make_engine, monkeypatch, caplog, changed):
+    with pytest.raises(StoppedError):
+        make_engine(stop=stop_after(4)).fit()
+    assert make_engine("whole").fit().inexact_because == []
+    with monkeypatch.context() as patch:
+        if changed == "torch":
+            patch.setattr(torch, "__version__", "9.9.9")
+        else:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(threads + 1)
+        try:
+            state = make_engine().fit()
+        finally:
+            if changed == "threads":
+                torch.set_num_threads(threads)
+    assert len(state.inexact_because) >= 1
+    assert any(reason.startswith(f"{changed} ") and reason.endswith("since step 3") for reason in state.inexact_because)
+    assert "equality to the bit is no longer claimed" in caplog.text
+    assert make_engine().fit().inexact_because[: len(state.inexact_because)] == state.inexact_because
+
+
+class Deadly:
+    """Training data of which one sample kills the process that loads it, once."""
+
+    def __init__(self, data, flag):
+        self.data, self.flag, self.classes, self.labels = data, flag, data.classes, getattr(data, "labels", None)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        if index == 7 and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.data[index]
+
+    def at_epoch(self, epoch):
+        return Deadly(self.data.at_epoch(epoch) if hasattr(self.data, "at_epoch") else self.data, self.flag)
+
+
+@pytest.mark.fault(22)
+@each_task(long=("image", "video_text"))
+def test_a_training_whose_loader_process_is_killed_ends_as_if_it_had_not_been(make_engine, observer, tasks, tmp_path):
+    whole = make_engine("whole", epochs=2).fit()
+    task = draining(tasks())
+    task.training_data = Deadly(task.training_data, tmp_path / "killed_once")
+    state = make_engine("killed", task=task, num_workers=2, memory=observer, epochs=2).fit()
+    assert same_end(state, whole)
+    assert len(observer.of("loader_restarted")) == 1
+
+
+def test_checkpoints_may_be_rarer_than_epochs(make_engine, tmp_path):
+    make_engine(epochs=5, checkpoint_epochs=2).fit()
+    kept = sorted(path.name for path in (tmp_path / "fold").glob("checkpoint_epoch_*.pt"))
+    assert kept == ["checkpoint_epoch_004.pt", "checkpoint_epoch_005.pt"]
+
+
+def test_a_finished_training_keeps_no_gradients_and_moments(make_engine):
+    def with_gradients():
+        gc.collect()
+        tensors = (item for item in gc.get_objects() if issubclass(type(item), torch.nn.Parameter))
+        return {id(parameter): parameter for parameter in tensors if parameter.grad is not None}
+
+    others = with_gradients()  # of other tests in this process
+    engine = make_engine(epochs=1)
+    engine.fit()
+    assert with_gradients().keys() <= others.keys()
+    assert engine.state.best_model
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_its_tensors(make_engine, tiny_training):
+    make_engine(epochs=1).fit()
+    with pytest.raises(CheckpointMismatchError, match=r"another model: [0-9]+ tensors differ, blocks"):
+        make_engine(task=tiny_training.task(model="r2plus1d"), epochs=1).fit()

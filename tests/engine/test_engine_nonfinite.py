@@ -1,0 +1,128 @@
+import math
+
+import pytest
+import torch
+
+from fvc_lib.engine.loop import TrainingDivergedError
+from fvc_lib.engine.task import LossSum
+from fvc_lib.services.errors import StoppedError
+from tests.kits.engine_kit import HALF, draining, latest_weights, stop_after
+from tests.kits.task_kit import changed, each_task
+
+pytestmark = pytest.mark.usefixtures("frozen")
+
+
+class _Poisoned:
+    def loss(self, outputs, batch):
+        loss = super().loss(outputs, batch)
+        if not torch.is_grad_enabled():
+            return loss
+        self.counted.append(len(self.counted))
+        return LossSum(loss.total * math.nan, loss.weight) if self.counted[-1] in self.calls else loss
+
+
+def poisoned(task, calls):
+    """The loss of the given training calls is NaN."""
+    return changed(draining(task), _Poisoned, calls=set(calls), counted=[])
+
+
+def poisoning(factor):
+    """Before each training pass: from now on the gradients of the last parameter are multiplied by ``factor``."""
+
+    def poison(model, batch):
+        if model.training and torch.is_grad_enabled():
+            list(model.parameters())[-1].register_hook(lambda gradient: gradient * factor)
+
+    return poison
+
+
+@pytest.mark.fault(15)
+@each_task()
+def test_a_loss_that_is_not_finite_takes_no_step_and_names_the_samples(make_engine, tasks, tmp_path, caplog):
+    task = tasks()
+    name = task.training_data[0].sample_id.rstrip("0123456789")
+    engine = make_engine(task=poisoned(task, [0, 1]), epochs=1, stop=stop_after(1))
+    with pytest.raises(StoppedError):
+        engine.fit()
+    weights = latest_weights(tmp_path, "fold")
+    untouched = make_engine("other", stop=stop_after(0))
+    with pytest.raises(StoppedError):
+        untouched.fit()
+    assert all(tensor.equal(weights[name]) for name, tensor in latest_weights(tmp_path, "other").items())
+    assert f"loss is not finite; no step taken; samples: '{name}" in caplog.text
+    assert engine.state.nonfinite_steps == 1
+
+
+@pytest.mark.fault(15)
+@each_task(long=("image", "video_text"))
+def test_too_many_such_losses_end_the_training_with_the_last_good_checkpoint(make_engine, tasks):
+    engine = make_engine(task=poisoned(tasks(), range(6, 100)), max_nonfinite_steps=2)
+    with pytest.raises(TrainingDivergedError, match=r"step 6: the loss was not finite 3 times.*learning_rate"):
+        engine.fit()
+    resumed = make_engine(stop=stop_after(0))
+    with pytest.raises(StoppedError):
+        resumed.fit()
+    assert (resumed.state.epochs_done, resumed.state.nonfinite_steps) == (1, 0)
+
+
+@pytest.mark.fault(15)
+@each_task()
+def test_a_gradient_that_is_not_finite_takes_no_step(make_engine, caplog):
+    with pytest.raises(TrainingDivergedError, match="gradient was not finite"):
+        make_engine(before=poisoning(math.inf), max_nonfinite_steps=0).fit()
+    assert "gradient is not finite" in caplog.text
+
+
+class _NanInValidation:
+    def new_accumulator(self):
+        self.seen.append(len(self.seen))
+        return super().new_accumulator()
+
+    def forward(self, model, batch):
+        outputs = super().forward(model, batch)
+        if not model.training and self.seen[-1] in self.epochs:
+            for values in outputs.values():
+                values[0] = math.nan
+        return outputs
+
+
+def nan_in_validation(task, epochs):
+    """The first sample's scores are NaN in the given validations (0-based)."""
+    return changed(draining(task), _NanInValidation, epochs=epochs, seen=[])
+
+
+@pytest.mark.fault(15)
+@each_task()
+def test_a_validation_score_that_is_nan_costs_its_epoch_and_names_its_samples(make_engine, tasks, observer):
+    task = tasks()
+    name = task.validation_data[0].sample_id
+    engine = make_engine(task=nan_in_validation(task, {1}), memory=observer)
+    state = engine.fit()
+    assert state.epochs_done == 3
+    assert state.best_epoch in (1, 3)
+    assert math.isnan(state.history[1].validation["loss"])
+    assert all(math.isfinite(state.history[epoch].validation["loss"]) for epoch in (0, 2))
+    metrics = state.history[1].validation.values()
+    assert sum(map(math.isnan, metrics)) > 2
+    assert [name in event["samples"] for event in observer.of("nonfinite")] == [True]
+
+
+@pytest.mark.fault(15)
+def test_validation_that_is_always_nan_ends_with_what_to_look_at(make_engine, tasks):
+    engine = make_engine(task=nan_in_validation(tasks(), range(100)))
+    with pytest.raises(TrainingDivergedError, match=r"not finite in any of 3 epochs.*validation videos"):
+        engine.fit()
+
+
+@pytest.mark.fault(15)
+@each_task(long=("image", "video_text"))
+def test_under_a_loss_scaler_a_gradient_that_is_always_nan_ends_too(make_engine):
+    with pytest.raises(TrainingDivergedError, match="gradient was not finite 3 times"):
+        make_engine(before=poisoning(math.nan), compute=HALF, epochs=20, max_nonfinite_steps=2).fit()
+
+
+@each_task(long=("image", "video_text"))
+def test_an_overflow_under_a_loss_scaler_is_not_counted(make_engine):
+    state = make_engine(compute=HALF, epochs=1).fit()  # the first scale, 65536, may be too high for a step or two
+    assert state.nonfinite_steps == 0
+    assert state.best_model

@@ -1,0 +1,285 @@
+"""The engine on several ranks: what one process does, and what only several can get wrong."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.faults.checkpoint_lives import same
+from tests.kits.engine_kit import EndsOnce, draining, tight
+from tests.kits.rank_kit import Training, distance, run_ranks, same_result, same_weights, train
+from tests.kits.task_kit import KINDS, TinyTasks, each_task
+
+# Small rates: what rounding differs by in one step must not grow over the next ones.
+QUIET = {"epochs": 2, "learning_rate": 1e-4}
+
+
+@dataclass(frozen=True)
+class Short:
+    """A task in which memory ends on one rank: at its n-th call of a kind, or at every one."""
+
+    tasks: Any
+    rank: int
+    kind: str
+    number: int = 1
+    for_ever: bool = False
+
+    def __call__(self, rank: int) -> Any:
+        task = self.tasks(rank)
+        return tight(task, self._ends(), draws=False) if rank == self.rank else task
+
+    def _ends(self) -> Any:
+        """Without random numbers, which ranks would draw differently."""
+        if not self.for_ever:
+            return EndsOnce(self.kind, self.number)
+
+        def end(kind: str) -> None:
+            if kind == self.kind:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+
+        return end
+
+
+@pytest.fixture(scope="session")
+def known():
+    """Undisturbed trainings: each is done once, since the folder changes nothing."""
+    return {}
+
+
+@pytest.fixture
+def trained(tmp_path, known):
+    """``trained(size, name, make_task, **settings)``: what rank 0 found, after all ranks found the same."""
+
+    def run(size, name, make_task, *, prepare=None, stop=None, **settings):
+        if name != "whole" or not isinstance(make_task, TinyTasks):
+            return run_anew(size, name, make_task, prepare, stop, settings)
+        key = repr((size, make_task.kind, make_task.rows, make_task.validation, sorted(settings.items())))
+        if key not in known:
+            known[key] = run_anew(size, f"whole on {size}", make_task, prepare, stop, settings)
+        return known[key]
+
+    def run_anew(size, name, make_task, prepare, stop, settings):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        training = Training(make_task, folder, {**QUIET, **settings}, stop=stop, prepare=prepare)
+        for code, said in run_ranks(size, train, training):
+            assert code == 0, said
+        found = training.found()
+        for rank in range(1, size):
+            other = training.found(rank)
+            assert same_weights(found, other)
+            for name in ("history", "schedule", "steps", "loss", "inexact_because", "best_epoch"):
+                assert repr(found[name]) == repr(other[name]), name
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
+@each_task()
+def test_ranks_find_what_one_process_finds(tasks, trained, size):
+    """Windows of 8, 8 and 6, which three ranks cannot share evenly."""
+    whole, found = trained(1, "whole", tasks), trained(size, "whole", tasks)
+    assert distance(found, whole) < 1e-6
+    assert found["steps"] == whole["steps"]
+    assert found["inexact_because"] == []
+    for record, wanted in zip(found["history"], whole["history"], strict=True):
+        assert record.train_loss == pytest.approx(wanted.train_loss, rel=1e-6)
+        assert record.validation["loss"] == pytest.approx(wanted.validation["loss"], rel=1e-6)
+
+
+@each_task(long=("image", "video_text"))
+def test_ranks_repeat_to_the_bit(tasks, trained):
+    assert same_result(trained(3, "again", tasks), trained(3, "whole", tasks))
+
+
+@each_task(long=("image",))
+def test_a_last_window_smaller_than_the_ranks_leaves_some_without_samples(tasks, trained):
+    tasks = tasks.sized(rows=17)
+    whole, found = trained(1, "whole", tasks), trained(3, "ranks", tasks)
+    assert found["steps"] == whole["steps"] == 6
+    assert distance(found, whole) < 1e-6
+
+
+@pytest.mark.parametrize("validation", [pytest.param(1, marks=pytest.mark.long), 6])
+@each_task()
+def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(tasks, trained, validation):
+    """Without a learning rate all trainings have the same weights; windows of 2 are shared."""
+    tasks = tasks.sized(rows=8, validation=validation)
+    quiet = {"learning_rate": 0.0, "weight_decay": 0.0, "effective_batch_size": 2, "micro_batch": 2, "epochs": 1}
+    whole = trained(1, "one", tasks, **quiet)
+    assert len(whole["scores"]["ids"]) == validation
+    for size in (2, 3):
+        found = trained(size, f"ranks {size}", tasks, **quiet)
+        assert same_weights(found, whole)
+        assert repr(found["history"][0].validation) == repr(whole["history"][0].validation)  # NaN equals NaN
+        assert found["loss"] == whole["loss"]
+        assert same(found["scores"], whole["scores"])
+
+
+def test_balanced_sampling_is_shared_as_well(tasks, trained):
+    whole = trained(1, "whole", tasks, balance_classes=True)
+    assert distance(trained(2, "ranks", tasks, balance_classes=True), whole) < 1e-6
+
+
+@pytest.mark.fault(16, 17)
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("video", "backward"), ("image", "backward"), ("video_text", "backward"), ("video_text", "joint_loss"),
+        *(pytest.param(kind, "forward", marks=pytest.mark.long) for kind in KINDS),
+    ],
+    indirect=["kind"],
+)  # fmt: skip
+def test_memory_that_ends_on_one_rank_lowers_the_micro_batch_of_all(tasks, trained, where):
+    settings = {"micro_batch": 4}
+    whole = trained(1, "whole", tasks, **settings)
+    found = trained(2, "short", Short(tasks, 1, where, number=2), **settings)
+    assert [(change.step, change.micro_batch) for change in found["schedule"]] == [(0, 4), (1, 2)]
+    assert distance(found, whole) < 1e-6
+
+
+@each_task(long=("image", "video_text"))
+def test_a_replay_repeats_what_ranks_did_to_the_bit(tasks, trained):
+    found = trained(2, "short", Short(tasks, 1, "forward", number=2))
+    assert len(found["schedule"]) == 2
+    again = trained(2, "again", tasks, replay=tuple(found["schedule"]))
+    assert same_result(found, again)
+
+
+@pytest.mark.fault(18)
+@pytest.mark.long
+@each_task()
+def test_memory_that_ends_in_one_rank_s_validation_changes_no_metric(tasks, trained):
+    settings = {"effective_batch_size": 2, "micro_batch": 2}
+    whole = trained(2, "whole", tasks, **settings)
+    assert same_result(trained(2, "short", Short(tasks, 1, "validation"), **settings), whole)
+
+
+@pytest.mark.fault(20)
+@pytest.mark.parametrize("where", ["forward", pytest.param("validation", marks=pytest.mark.long)])
+@each_task(long=("image", "video_text"))
+def test_memory_that_ends_for_ever_on_one_rank_stops_all_with_its_reason(tasks, tmp_path, where):
+    settings = {**QUIET, "effective_batch_size": 2}
+    training = Training(Short(tasks, 1, where, for_ever=True), tmp_path, settings)
+    codes, said = zip(*run_ranks(3, train, training), strict=True)
+    assert codes == (1, 1, 1)
+    for rank, words in enumerate(said):
+        assert "MemoryExhaustedError" in words
+        assert "out of memory with a single sample" in words
+        assert ("rank 1 of 3: " in words) == (rank != 1)
+
+
+def _steps_end(rank, of, calls):
+    """AdamW's ``step`` changes a weight and runs out of memory on one rank, at the given calls."""
+    if rank != of:
+        return
+    inner, count = torch.optim.AdamW.step, iter(range(1, 1_000))
+
+    def step(optimizer, *arguments, **options):
+        if next(count) in calls:
+            with torch.no_grad():
+                optimizer.param_groups[0]["params"][0].mul_(7)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+        return inner(optimizer, *arguments, **options)
+
+    torch.optim.AdamW.step = step
+
+
+@pytest.mark.fault(19)
+@pytest.mark.parametrize("of", [pytest.param(0, marks=pytest.mark.long), 1])
+@each_task(long=("image", "video_text"))
+def test_memory_that_ends_in_one_rank_s_step_takes_all_back_to_the_checkpoint(tasks, trained, of):
+    whole = trained(2, "whole", tasks)
+    found = trained(2, "short", tasks, prepare=partial(_steps_end, of=of, calls=(3,)))
+    assert same_result(found, whole)
+    (restored,) = [details for kind, details in found["events"] if kind == "step_restored"]
+    assert restored == {"to_step": 0, "lost_steps": 2}
+
+
+def _preparing_ends(rank, of, module, name, call):
+    """On one rank, at a call of what prepares its part of a checkpoint."""
+    if rank != of:
+        return
+    module = importlib.import_module(f"fvc_lib.learning.{module}")
+    inner, count = getattr(module, name), iter(range(1, 1_000))
+
+    def prepare(value):
+        if next(count) == call:
+            raise MemoryError
+        return inner(value)
+
+    setattr(module, name, prepare)
+
+
+@pytest.mark.fault(20)
+@pytest.mark.parametrize(
+    ("of", "module", "name", "call"),
+    [
+        (0, "training_checkpoints", "capture_random_state", 2),
+        (1, "training_checkpoints", "capture_random_state", 2),
+        (1, "process_ranks", "_packed", 3),  # the first is of its numerics, the second of the checkpoint at the start
+    ],
+)
+def test_a_checkpoint_that_one_rank_has_no_memory_for_is_left_out_by_all(tasks, trained, of, module, name, call):
+    whole = trained(2, "whole", tasks)
+    prepare = partial(_preparing_ends, of=of, module=module, name=name, call=call)
+    found = trained(2, "short", tasks, prepare=prepare, checkpoint_seconds=0)
+    assert same_result(found, whole)
+    assert [kind for kind, _ in found["events"]] == ["checkpoint_skipped"]
+
+
+def _stop_on(rank, of, after):
+    asked = iter(range(1_000_000))
+    return lambda: next(asked) >= after and rank == of
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [(2, 1), (2, 3), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((2, 2), (1, 2)))]
+)
+@each_task(long=("image", "video_text"))
+def test_a_stop_on_any_rank_saves_all_and_any_number_of_ranks_goes_on(tasks, tmp_path, trained, first, then):
+    whole = trained(then, "whole", tasks)
+    folder = tmp_path / "stopped"
+    folder.mkdir()
+    stop = partial(_stop_on, of=first - 1, after=4)
+    for code, said in run_ranks(first, train, Training(tasks, folder, QUIET, stop=stop)):
+        assert code == 75, said
+    found = trained(then, "stopped", tasks)
+    assert distance(found, whole) < 1e-6
+    if first == then:
+        assert same_result(found, whole)
+        assert found["inexact_because"] == []
+    else:
+        assert found["inexact_because"] == [f"ranks {first} -> {then}, since step 3"]
+
+
+def _drawing(rank, tasks, folder):
+    """One random number per training pass, as dropout would draw them."""
+    drawn = []
+
+    def keep(model, batch):
+        if model.training:
+            drawn.append(torch.get_rng_state())
+            torch.save(drawn[0], folder / f"drawn_{rank}.pt")
+
+    return draining(tasks(rank), keep)
+
+
+@pytest.mark.long
+@each_task()
+def test_random_draws_differ_from_rank_to_rank_and_are_resumed_to_the_bit(tasks, tmp_path, trained):
+    drawing = partial(_drawing, tasks=tasks, folder=tmp_path)
+    whole = trained(2, "whole", drawing)
+    assert not torch.load(tmp_path / "drawn_0.pt").equal(torch.load(tmp_path / "drawn_1.pt"))
+    folder = tmp_path / "stopped"
+    folder.mkdir()
+    for after in (4, 1):
+        stop = partial(_stop_on, of=1, after=after)
+        assert [code for code, _ in run_ranks(2, train, Training(drawing, folder, QUIET, stop=stop))] == [75, 75]
+    assert same_result(trained(2, "stopped", drawing), whole)

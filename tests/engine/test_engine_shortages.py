@@ -1,0 +1,309 @@
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fvc_lib.engine.accumulators import BinaryScores
+from fvc_lib.engine.oom import ShortageFolder
+from fvc_lib.engine.step import MemoryExhaustedError
+from fvc_lib.engine.task import LossSum
+from fvc_lib.services.checkpoints import FORK_NOTE, CheckpointFolder
+from fvc_lib.services.errors import StoppedError
+from tests.kits.engine_kit import HALF, EndsOnce, StepsEnd, draining, same_end, stop_after, tight, weight_distance
+from tests.kits.task_kit import KINDS, changed, each_task
+
+pytestmark = pytest.mark.usefixtures("frozen")
+
+
+def distance(state, other):
+    """The largest relative difference between two trainings' weights."""
+    return weight_distance(state.best_model, other.best_model)
+
+
+TWO_EPOCHS = {"epochs": 2, "micro_batch": 8, "learning_rate": 1e-4}
+# Adam makes a step of the learning rate out of whatever gradient there is, also of what only rounding left of a sum
+# that is nought: there weights that began at nought differ by more than gradients do.
+BOUND = {"video": 1e-6, "image": 1e-6, "video_text": 1e-6}
+PLACES = [
+    *((kind, where) for kind in KINDS for where in ("forward", "backward", "validation")),
+    ("video_text", "joint_loss"),
+]
+
+
+def alike(metric, wanted):
+    return metric == wanted or math.isclose(metric, wanted, rel_tol=1e-5, abs_tol=1e-6)
+
+
+@pytest.mark.fault(16, 17, 18)
+@pytest.mark.parametrize(("kind", "where"), PLACES, indirect=["kind"])
+def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tasks, observer, where, tally):
+    """k = 1, 2, ... until a training has no k-th call any more."""
+    task = tasks.sized(rows=14)()
+    whole = make_engine("whole", task=tight(task), **TWO_EPOCHS).fit()
+    for number in range(1, 100):
+        ends = EndsOnce(where, number)
+        state = make_engine(f"at {number}", task=tight(task, ends), memory=observer, **TWO_EPOCHS).fit()
+        if ends.calls < number:
+            break
+        assert distance(state, whole) < BOUND[tasks.kind]
+        assert state.step == whole.step
+        for record, wanted in zip(state.history, whole.history, strict=True):
+            assert all(alike(record.validation[name], value) for name, value in wanted.validation.items())
+            assert record.train_loss == pytest.approx(wanted.train_loss, rel=1e-6)
+        if where == "validation":  # done again as it was: nothing differs, not in a bit
+            assert same_end(state, whole)
+        else:
+            assert state.micro_batch < 8
+        tally.add(survived=1)
+    assert number > 2
+    assert len(observer.of("out_of_memory")) == number - 1
+    assert {details["where"] for details in observer.of("out_of_memory")} == {where}
+
+
+class _InDouble:
+    """A small network in float64 on the same clips, so that nothing but a wrong sum can make a difference."""
+
+    def build_model(self):
+        layers = [nn.Flatten(), nn.Linear(2 * 3 * 16 * 16, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 1)]
+        return nn.Sequential(*layers).double()
+
+    def forward(self, model, batch):
+        return {"logits": model(batch.tensors["frames"].double() / 255).squeeze(1)}
+
+    def loss(self, outputs, batch):
+        labels = batch.tensors["label"].double()
+        weights = 0.3 + labels
+        loss = nn.functional.binary_cross_entropy_with_logits(outputs["logits"], labels, weights, reduction="sum")
+        return LossSum(loss, weights.sum())
+
+
+@pytest.mark.fault(16, 17, 18)
+@pytest.mark.parametrize(
+    "where", ["backward", *(pytest.param(k, marks=pytest.mark.long) for k in ("forward", "validation"))]
+)
+def test_in_double_precision_the_result_is_the_same_to_twelve_digits(make_engine, tasks, where, tally):
+    task = changed(tasks(), _InDouble)
+    whole = make_engine("whole", task=tight(task, draws=False), micro_batch=8).fit()
+    for number in range(1, 100):
+        ends = EndsOnce(where, number)
+        state = make_engine(f"at {number}", task=tight(task, ends, draws=False), micro_batch=8).fit()
+        if ends.calls < number:
+            break
+        assert distance(state, whole) < 1e-12
+        tally.add(survived=1)
+    assert number > 3
+
+
+@pytest.mark.fault(16, 17)
+@each_task()
+def test_a_replay_of_the_recorded_schedule_repeats_the_bits(make_engine, tasks):
+    task = tasks()
+    disturbed = make_engine("disturbed", task=tight(task, EndsOnce("backward", 4)), micro_batch=8).fit()
+    assert [(change.step, change.micro_batch) for change in disturbed.micro_batches.changes] == [(0, 8), (3, 4)]
+    replay = tuple(disturbed.micro_batches.changes)
+    replayed = make_engine("replayed", task=tight(task), micro_batch=8, replay=replay).fit()
+    assert same_end(replayed, disturbed)
+    assert not same_end(make_engine("whole", task=tight(task), micro_batch=8).fit(), disturbed)
+
+
+def test_after_quiet_steps_the_micro_batch_climbs_back(make_engine, tasks, observer):
+    task = tight(tasks(), EndsOnce("forward", 1))
+    engine = make_engine(task=task, micro_batch=8, micro_batch_recovery_steps=2, memory=observer)
+    engine.fit()
+    assert engine.log.values("train", "micro_batch") == [4.0, 8.0]
+    assert [details["reason"] for details in observer.of("micro_batch")] == ["memory ended", "climbs back"]
+
+
+@pytest.mark.fault(16)
+@each_task()
+def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engine, tasks):
+    task = tasks()
+    whole = make_engine("whole", task=tight(task, EndsOnce("forward", 2)), micro_batch=8).fit()
+
+    class Killed(BaseException):
+        pass
+
+    def kill(done, planned):
+        if done == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        make_engine("parts", task=tight(task, EndsOnce("forward", 2)), micro_batch=8, progress=kill).fit()
+    state = make_engine("parts", task=tight(task), micro_batch=8).fit()
+    assert same_end(state, whole)
+    assert state.micro_batches.changes == whole.micro_batches.changes
+
+
+@pytest.mark.fault(16)
+def test_a_shortage_leaves_a_file_that_says_what_memory_held(make_engine, tasks, observer, tmp_path):
+    task = tight(tasks(), EndsOnce("backward", 2))
+    make_engine(task=task, micro_batch=8, memory=observer, shortages=ShortageFolder(tmp_path / "oom")).fit()
+    (event,) = observer.of("out_of_memory")
+    (path,) = (tmp_path / "oom").iterdir()
+    assert path.name == event["context_file"] == "step_000001_train_backward_1.json"
+    told = json.loads(path.read_text())
+    assert (told["global_step"], told["epoch"], told["micro_batch"], told["micro_batch_next"]) == (1, 1, 8, 4)
+    assert told["state"]["asked_bytes"] == 2 * 2**20
+    assert told["batch"]["frames"] == "(2, 3, 16, 16) uint8"
+    assert [32, 8, 1, 3, 3] in [kind["shape"] for kind in told["state"]["largest_tensors"]]  # a layer's weights
+
+
+@pytest.mark.fault(19)
+@pytest.mark.parametrize("call", [5, *(pytest.param(call, marks=pytest.mark.long) for call in (1, 2))])
+@each_task()
+def test_memory_that_ends_in_the_optimizers_step_goes_back_to_a_checkpoint(
+    make_engine, observer, monkeypatch, call, tmp_path
+):
+    whole = make_engine("whole").fit()
+    with monkeypatch.context() as patch:
+        steps = StepsEnd(patch, {call})
+        state = make_engine("lost", memory=observer, shortages=ShortageFolder(tmp_path / "oom")).fit()
+    assert same_end(state, whole)
+    assert state.step == whole.step == 9
+    (event,) = observer.of("step_restored")
+    assert event == {"to_step": 0 if call < 4 else 3, "lost_steps": (call - 1) % 3}
+    assert steps.count == 9 + 1 + event["lost_steps"]
+    assert observer.of("out_of_memory")[0]["where"] == "optimizer_step"
+    assert list((tmp_path / "oom").iterdir())
+
+
+@pytest.mark.fault(19, 20)
+@each_task(long=("image", "video_text"))
+def test_a_step_that_never_fits_ends_with_the_checkpoint_and_what_to_try(make_engine, monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        steps = StepsEnd(patch, set(range(2, 100)))
+        with pytest.raises(MemoryExhaustedError, match=r"optimizer's step 0, 3 times.*checkpoint stands.*smaller"):
+            make_engine().fit()
+    assert steps.foreach[0] is None
+    assert steps.foreach[-1] is False  # the second time, with less memory
+    assert same_end(make_engine().fit(), make_engine("whole").fit())
+
+
+@pytest.mark.fault(20)
+@each_task()
+def test_memory_that_never_suffices_ends_with_sizes_and_the_checkpoint(make_engine, tasks, observer):
+    def never(kind):
+        if kind == "forward":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(MemoryExhaustedError, match=r"single sample \((frames|image) \(.*uint8.*gradient_check"):
+        make_engine(task=tight(tasks(), never), memory=observer).fit()
+    tried = [(event["micro_batch"], event["micro_batch_next"]) for event in observer.of("out_of_memory")]
+    assert tried == [(4, 2), (2, 1), (1, None)]
+    make_engine(task=tasks(), epochs=1).fit()
+
+
+@pytest.mark.fault(19)
+@each_task(long=("image", "video_text"))
+def test_a_lost_step_is_also_restored_under_a_loss_scaler(make_engine, observer, monkeypatch):
+    whole = make_engine("whole", compute=HALF).fit()
+    with monkeypatch.context() as patch:
+        StepsEnd(patch, {2})
+        state = make_engine("lost", compute=HALF, memory=observer).fit()
+    assert len(observer.of("step_restored")) == 1
+    assert same_end(state, whole)
+
+
+@pytest.mark.fault(19, 28)
+def test_a_fork_that_loses_a_step_still_trains_to_its_own_end(make_engine, monkeypatch, tmp_path):
+    make_engine().fit()
+    note = {"run_id": "run_1", "config": {"lr": None}}
+    (tmp_path / "fold" / FORK_NOTE).write_text(json.dumps(note))
+    with monkeypatch.context() as patch:
+        StepsEnd(patch, {1})
+        state = make_engine(learning_rate=0.02, epochs=5).fit()
+    assert state.epochs_done == 5
+    assert state.inexact_because[0].startswith("forked from run_1")
+
+
+@pytest.mark.fault(20)
+def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try(make_engine, tasks, observer):
+    class Hungry:
+        def __init__(self, data):
+            self.data, self.classes, self.count = data, data.classes, 0
+
+        def __len__(self):
+            return len(self.data)
+
+        def __getitems__(self, indices):
+            self.count += 1
+            return torch.empty(1 << 55, dtype=torch.uint8) if self.count == 3 else [self.data[i] for i in indices]
+
+    task = draining(tasks())
+    task.training_data = Hungry(task.training_data)
+    with pytest.raises(MemoryExhaustedError, match=r"after step 2, outside of a forward.*checkpoint stands: give"):
+        make_engine(task=task, memory=observer).fit()
+    assert observer.of("out_of_memory")[0]["where"] == "elsewhere"
+    assert same_end(make_engine().fit(), make_engine("whole").fit())
+
+
+@pytest.mark.fault(20)
+def test_a_checkpoint_in_mid_epoch_that_does_not_fit_into_memory_is_left_out(make_engine, monkeypatch, observer):
+    whole = make_engine("whole").fit()
+    inner, count = CheckpointFolder.save, iter(range(100))
+
+    def tight(folder, state, **where):
+        if next(count) in (1, 2):  # both within the first epoch
+            torch.empty(1 << 55, dtype=torch.uint8)
+        inner(folder, state, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "save", tight)
+        assert same_end(make_engine(checkpoint_seconds=0, memory=observer).fit(), whole)
+    assert [kind for kind, _ in observer.events] == ["checkpoint_skipped"] * 2
+
+
+def test_memory_that_ends_in_scoring_withdraws_the_claim(make_engine, tasks):
+    engine = make_engine(task=tight(tasks()), epochs=1)
+    state = engine.fit()
+    assert state.inexact_because == []
+    failures = iter([1, 1])
+
+    def twice(kind):
+        if next(failures, 0):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine.task.ends = twice
+    engine.predict(engine.task.validation_data, state.best_model, BinaryScores())
+    assert state.inexact_because == ["memory ended while a finished model was scored"]
+
+
+@each_task()
+def test_an_out_of_memory_lowers_the_micro_batch_and_keeps_the_result(make_engine, tasks):
+    """Whatever holds more than two samples does not fit from the third step on."""
+    whole = make_engine("whole", task=tight(tasks(), draws=False)).fit()
+
+    class _Small:
+        def forward(self, model, batch):
+            if model.training and engine.state.step > 2 and len(batch) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(model, batch)
+
+    engine = make_engine("tight", task=changed(tasks(), _Small))
+    state = engine.fit()
+    assert state.micro_batch == 2
+    assert engine.log.values("train", "micro_batch") == [2.0]
+    for record, wanted in zip(state.history, whole.history, strict=True):
+        assert record.train_loss == pytest.approx(wanted.train_loss, rel=1e-4)
+    for name, tensor in whole.best_model.items():
+        torch.testing.assert_close(state.best_model[name], tensor, rtol=1e-3, atol=1e-3)
+
+
+def test_a_resumed_training_may_use_smaller_micro_batches_but_not_larger(make_engine, tasks):
+    sizes = []
+    watched = draining(tasks(), lambda model, batch: sizes.append(len(batch)))
+    with pytest.raises(StoppedError):
+        make_engine(stop=stop_after(1)).fit()
+    with pytest.raises(StoppedError):
+        make_engine(task=watched, micro_batch=8, stop=stop_after(1)).fit()
+    assert sizes == [4, 4]
+    with pytest.raises(StoppedError):
+        make_engine(task=watched, micro_batch=2, stop=stop_after(1)).fit()
+    assert sizes[2:] == [2, 2, 2]
+
+
+@each_task()
+def test_recomputed_activations_give_the_same_bits(make_engine):
+    assert same_end(make_engine("kept").fit(), make_engine("recomputed", gradient_checkpointing=True).fit())

@@ -1,0 +1,95 @@
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from fvc_lib.engine.loading import MAX_RESTARTS, LoaderDiedError, load_batches
+from fvc_lib.engine.task import Sample
+
+# A process that is killed while it hands a batch over leaves its end of a socket to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning")
+BATCHES = [[0, 1], [2], [3, 4, 5], [1], [0, 5]]
+
+
+class Numbers:
+    """Samples that are their own index; loading one of ``deadly`` kills the loading process, ``lives`` times."""
+
+    classes = None
+
+    def __init__(self, folder, deadly=(), lives=1):
+        self.folder, self.deadly, self.lives = folder, set(deadly), lives
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index in self.deadly and len(list(self.folder.iterdir())) < self.lives:
+            (self.folder / f"{index}_{time.monotonic_ns()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Sample(f"s{index}", {"number": torch.tensor(float(index))})
+
+
+def loaded(data, **options):
+    return [batch.tensors["number"].tolist() for batch in load_batches(data, BATCHES, **options)]
+
+
+@pytest.mark.fault(22)
+@pytest.mark.parametrize(("deadly", "lives"), [([3], 1), ([0], 2), ([0, 3], 2)], ids=str)
+def test_a_killed_loader_process_is_reported_and_no_batch_is_lost_or_doubled(tmp_path, deadly, lives):
+    reasons = []
+    got = loaded(Numbers(tmp_path, deadly, lives), num_workers=2, on_restart=reasons.append)
+    assert got == loaded(Numbers(tmp_path), num_workers=0)
+    assert len(reasons) == len(list(tmp_path.iterdir())) == lives
+    assert all("DataLoader worker" in reason for reason in reasons)
+
+
+@pytest.mark.fault(22)
+def test_processes_that_die_again_and_again_end_it_with_what_to_try(tmp_path):
+    data = Numbers(tmp_path, [3], lives=1000)
+    with pytest.raises(LoaderDiedError, match=f"died {MAX_RESTARTS + 1} times at one batch.*lower num_workers"):
+        loaded(data, num_workers=1)
+
+
+@pytest.mark.fault(22)
+def test_a_worker_that_dies_never_interrupts_a_step(tmp_path):
+    """Torch's own handler would raise here, wherever the training happens to be."""
+    reasons = []
+    batches = load_batches(Numbers(tmp_path, [2]), [[0], [1], [2], [3]], num_workers=1, on_restart=reasons.append)
+    first = next(batches)
+    end = time.monotonic() + 300
+    while not list(tmp_path.iterdir()) and time.monotonic() < end:
+        time.sleep(0.01)  # the step in hand, in which the worker, which is ahead, comes to its death
+    time.sleep(0.2)
+    assert list(tmp_path.iterdir())
+    assert reasons == []
+    assert [batch.tensors["number"].item() for batch in (first, *batches)] == [0, 1, 2, 3]
+    assert len(reasons) == 1
+
+
+def test_the_error_of_a_sample_is_not_taken_for_a_death(tmp_path):
+    class Broken(Numbers):
+        def __getitem__(self, index):
+            raise RuntimeError("this sample is broken")
+
+    with pytest.raises(RuntimeError, match="this sample is broken"):
+        loaded(Broken(tmp_path), num_workers=1)
+
+
+def test_the_handler_of_child_signals_comes_back(tmp_path):
+    loaded(Numbers(tmp_path), num_workers=1)  # torch sets its own, once in a process
+    batches = load_batches(Numbers(tmp_path), BATCHES, num_workers=1)
+    handler = signal.getsignal(signal.SIGCHLD)
+    next(batches)
+    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+    batches.close()
+    assert signal.getsignal(signal.SIGCHLD) is handler
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_empty_list_of_samples_is_an_empty_batch_in_its_place(tmp_path, num_workers):
+    asked = [[], [0, 1], [], [2], []]
+    found = list(load_batches(Numbers(tmp_path), asked, num_workers=num_workers))
+    assert [batch.sample_ids for batch in found] == [(), ("s0", "s1"), (), ("s2",), ()]
+    assert [len(batch) for batch in load_batches(Numbers(tmp_path), [[]], num_workers=num_workers)] == [0]

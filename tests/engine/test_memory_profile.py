@@ -1,0 +1,123 @@
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+
+from fvc_lib.engine.memory.profile import recorded_allocations, require_memray
+from fvc_lib.services.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def hold_forty_megabytes():
+    return torch.zeros(10_000_000)
+
+
+def test_without_memray_the_remedy_is_named_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "memray", None)
+    begun = []
+    remedy = r"pip install memray.*turn profile_memory off"
+    with pytest.raises(UsageError, match=remedy), recorded_allocations(tmp_path / "profiles", CPU):
+        begun.append(1)
+    assert not begun
+    assert not (tmp_path / "profiles").exists()
+
+
+def test_a_recording_names_who_held_the_peak_on_every_thread_and_needs_no_network(tmp_path, caplog, monkeypatch):
+    pytest.importorskip("memray")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a Jupyter kernel
+    with caplog.at_level(logging.INFO), recorded_allocations(tmp_path, CPU) as recording:
+        held = []
+        thread = threading.Thread(target=lambda: held.append(hold_forty_megabytes()))
+        thread.start()
+        thread.join()
+        held.append(hold_forty_megabytes())
+    assert recording.path.name == f"memray_{os.getpid()}_0.bin"
+    table = recording.summary.read_text()
+    assert re.search(r"hold_forty_megabytes.*80\.0\d\dMB", table), table
+    first_row = next(line for line in table.splitlines() if "MB" in line)
+    assert "hold_forty_megabytes" in first_row  # by what a function holds itself, not by what it calls
+    assert "\x1b" not in table
+    page = recording.flamegraph.read_text()
+    assert "hold_forty_megabytes" in page
+    assert re.findall(r"""<(?:script|link|img)[^>]*(?:src|href)=["']?https?:""", page) == []
+    assert str(recording.flamegraph) in caplog.text
+
+
+def test_a_training_that_fails_leaves_its_recording_and_its_error(tmp_path):
+    pytest.importorskip("memray")
+
+    def fail():
+        held = hold_forty_megabytes()
+        raise ZeroDivisionError(held.shape)
+
+    with pytest.raises(ZeroDivisionError), recorded_allocations(tmp_path, CPU) as recording:
+        fail()
+    assert "hold_forty_megabytes" in recording.summary.read_text()
+    with recorded_allocations(tmp_path, CPU) as second:
+        pass
+    assert second.path != recording.path
+
+
+def test_only_one_can_record_at_a_time(tmp_path):
+    pytest.importorskip("memray")
+    with recorded_allocations(tmp_path, CPU):
+        second = recorded_allocations(tmp_path, CPU)
+        with pytest.raises(UsageError, match="memray cannot start"):
+            second.__enter__()
+
+
+def test_a_report_that_cannot_be_made_is_said_and_the_recording_stays(tmp_path, caplog):
+    pytest.importorskip("memray")
+    with caplog.at_level(logging.INFO), recorded_allocations(tmp_path, CPU) as recording:
+        recording.flamegraph.mkdir()
+    assert "no flamegraph was made" in caplog.text
+    assert recording.path.stat().st_size > 0
+
+
+def test_the_recording_of_a_killed_training_can_be_read(tmp_path):
+    pytest.importorskip("memray")
+    code = """
+        import os, signal, sys, time
+        from pathlib import Path
+        import torch
+        from fvc_lib.engine.memory.profile import recorded_allocations
+
+        def hold_forty_megabytes():
+            return torch.zeros(10_000_000)
+
+        with recorded_allocations(Path(sys.argv[1]), torch.device("cpu")):
+            held = [hold_forty_megabytes()]
+            for _ in range(50_000):
+                held.append(torch.zeros(3)); torch.randn(100)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (recording,) = tmp_path.glob("memray_*.bin")
+    command = [sys.executable, "-m", "memray", "summary", str(recording)]
+    table = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=False)
+    assert table.returncode == 0, table.stderr
+    assert re.search(r"hold_forty_megabytes.*40\.0\d\dMB", table.stdout), table.stdout
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_cuda_torch_s_own_history_is_written(tmp_path):
+    device = torch.device("cuda", 0)
+    with recorded_allocations(tmp_path, device) as recording:
+        torch.zeros(10_000_000, device=device)
+    assert recording.path.suffix == ".pickle"
+    assert recording.path.stat().st_size > 1000
+    assert "memory_viz" in recording.describe()
+
+
+def test_memray_is_found_when_it_is_there():
+    pytest.importorskip("memray")
+    require_memray()

@@ -1,0 +1,83 @@
+import pytest
+import torch
+
+from fvc_lib.engine.oom import asked_bytes, is_out_of_memory, memory_state
+
+
+def real_cpu_error() -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55, dtype=torch.uint8)
+    return caught.value
+
+
+def caused_by(cause: BaseException) -> RuntimeError:
+    error = RuntimeError("Caught in a loader process")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("any text"),
+        torch.cuda.OutOfMemoryError("any text"),
+        MemoryError(),
+        real_cpu_error(),
+        RuntimeError("MPS backend out of memory (MPS allocated: 17.18 GB, other allocations: 0 bytes)"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("could not create a primitive"),
+        caused_by(torch.OutOfMemoryError("deep")),
+        caused_by(caused_by(MemoryError())),
+    ],
+    ids=repr,
+)
+def test_memory_that_ended_is_told(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("no room left in zoom buffer"),
+        RuntimeError("bloom filter: the layer ran CUDA out of memory budget by design"),
+        RuntimeError("could not create a primitive descriptor for a matmul of float64"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("CUDA out of memory"),
+        caused_by(RuntimeError("no room left in zoom buffer")),
+        None,
+    ],
+    ids=repr,
+)
+def test_other_errors_are_not(error):
+    assert not is_out_of_memory(error)
+
+
+def test_a_circle_of_causes_ends():
+    error = RuntimeError("round")
+    error.__cause__ = caused_by(error)
+    assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB", 2 * 2**30),
+        ("MPS backend out of memory (MPS allocated: 17.18 GB). Tried to allocate 256 bytes on private pool.", 256),
+        (str(real_cpu_error()).partition("\n")[0], 1 << 55),
+        ("could not create a primitive", None),
+    ],
+)
+def test_what_was_asked_for_is_read_from_the_message(message, wanted):
+    assert asked_bytes(message) == wanted
+
+
+def test_a_tensor_that_shows_part_of_what_is_held_does_not_stand_for_all_of_it():
+    whole = torch.zeros(16, 12_345)
+    parts = [whole[:2], whole[:8], whole.expand(3, 16, 12_345)]
+    state = memory_state(MemoryError(), torch.device("cpu"), known=[*parts, whole])
+    held = [kind for kind in state.largest_tensors if 12_345 in kind["shape"]]
+    assert held == [
+        {"shape": [16, 12_345], "dtype": "torch.float32", "device": "cpu", "count": 1, "total_bytes": whole.nbytes}
+    ]

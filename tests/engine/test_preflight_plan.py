@@ -1,0 +1,127 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.engine.memory.preflight import (
+    Footprint,
+    StepMeasurement,
+    estimate,
+    fitting_micro_batch,
+    halvings,
+    next_to_measure,
+    predicted_peak,
+    reserved_bytes,
+)
+
+MB = 10**6
+
+
+def footprint(resident_mb=300, trained_before=False, num_workers=0):
+    return Footprint(resident_mb * MB, trained_before, num_workers)
+
+
+def found(steps_mb, first_use_mb=0, failures=None, **others_mb):
+    others = {name: value * MB for name, value in others_mb.items()}
+    steps = {micro_batch: value * MB for micro_batch, value in steps_mb.items()}
+    return StepMeasurement(first_use_mb * MB, step_bytes=steps, failures=failures or {}, **others)
+
+
+def test_a_measured_step_is_taken_as_it_is_and_others_lie_on_the_line_through_their_neighbours():
+    measured = {1: 50, 2: 60, 8: 140}
+    assert [estimate(measured, n) for n in (1, 2, 8)] == [50, 60, 140]
+    assert estimate({1: 50, 2: 60}, 16) == 200
+    assert estimate(measured, 4) == pytest.approx(60 + 2 * 80 / 6, abs=1)
+    assert estimate(measured, 7) == pytest.approx(60 + 5 * 80 / 6, abs=1)
+
+
+def test_one_measurement_alone_is_taken_as_proportional():
+    assert estimate({1: 50}, 8) == 400
+    assert estimate({}, 8) is None
+
+
+@given(
+    st.dictionaries(st.integers(1, 64), st.integers(0, 10**10), min_size=1),
+    st.integers(1, 64),
+)
+def test_no_micro_batch_is_estimated_below_a_smaller_one_that_was_measured(measured, micro_batch):
+    if micro_batch not in measured:
+        assert estimate(measured, micro_batch) >= max([0, *(v for n, v in measured.items() if n < micro_batch)])
+
+
+def test_the_peak_is_the_process_with_what_a_first_training_loads_and_the_step():
+    measured = found({4: 100}, first_use_mb=75)
+    assert predicted_peak(measured, footprint(), 4) == 475 * MB
+    assert predicted_peak(measured, footprint(trained_before=True), 4) == 400 * MB
+    assert predicted_peak(found({}), footprint(), 4) is None
+
+
+def test_a_loader_process_counts_in_the_peak_and_the_batches_it_keeps_ready_beside_it():
+    measured = found({4: 100}, window_bytes=10, worker_bytes=20)
+    assert predicted_peak(measured, footprint(num_workers=2), 4) == (300 + 100 + 2 * 20) * MB
+    assert reserved_bytes(measured, footprint(num_workers=2)) == 2 * 2 * 10 * MB
+    assert fitting_micro_batch(measured, footprint(num_workers=2), 4, 480 * MB) == 4
+    assert fitting_micro_batch(measured, footprint(num_workers=2), 4, 479 * MB) is None
+    # What comes after training comes when the loader processes are gone.
+    assert reserved_bytes(measured, Footprint(0, False, 2, after_training_bytes=50 * MB)) == 50 * MB
+    assert reserved_bytes(measured, Footprint(0, False, 2, after_training_bytes=30 * MB)) == 40 * MB
+
+
+def test_micro_batches_are_halved_as_the_engine_halves_them():
+    assert halvings(8) == [8, 4, 2, 1]
+    assert halvings(6) == [6, 3, 1]
+    assert halvings(1) == [1]
+
+
+def test_the_largest_that_fits_and_did_not_fail_is_chosen():
+    measured = found({1: 50, 2: 100})
+    assert fitting_micro_batch(measured, footprint(), 8, 700 * MB) == 8
+    assert fitting_micro_batch(measured, footprint(), 8, 699 * MB) == 4
+    assert fitting_micro_batch(measured, footprint(), 8, 350 * MB) == 1
+    assert fitting_micro_batch(measured, footprint(), 8, 349 * MB) is None
+    assert fitting_micro_batch(found({1: 50, 2: 100}, failures={4: "killed"}), footprint(), 8, 10**12) == 2
+
+
+def test_room_for_what_comes_after_training_is_kept_in_the_budget_but_not_in_the_prediction():
+    measured, modest = found({1: 50, 2: 100}), Footprint(300 * MB, False, 0, after_training_bytes=50 * MB)
+    assert fitting_micro_batch(measured, modest, 2, 450 * MB) == 2
+    assert fitting_micro_batch(measured, modest, 2, 449 * MB) == 1
+    assert predicted_peak(measured, modest, 2) == 400 * MB
+
+
+def walk(planned, budget_mb, cost_mb, failing_from=99):
+    """What is measured, one after the other, when a step costs ``cost_mb(micro_batch)``."""
+    state, order = StepMeasurement(), []
+    while (micro_batch := next_to_measure(state, footprint(), planned, budget_mb * MB)) is not None:
+        order.append(micro_batch)
+        fails = micro_batch >= failing_from
+        state = (
+            state.with_failure(micro_batch, "no memory")
+            if fails
+            else state.with_step(micro_batch, cost_mb(micro_batch) * MB)
+        )
+    return order, fitting_micro_batch(state, footprint(), planned, budget_mb * MB)
+
+
+def test_twice_as_much_is_measured_each_time_up_to_the_planned_one_when_it_should_fit():
+    assert walk(8, 10_000, lambda n: 50 * n) == ([1, 2, 4, 8], 8)
+    assert walk(6, 10_000, lambda n: 50 * n) == ([1, 2, 4, 6], 6)
+    assert walk(2, 10_000, lambda n: 50 * n) == ([1, 2], 2)
+    assert walk(1, 10_000, lambda n: 50 * n) == ([1], 1)
+
+
+def test_what_is_extrapolated_not_to_fit_is_never_run():
+    assert walk(8, 550, lambda n: 50 * n) == ([1, 2, 4], 4)
+    assert walk(8, 360, lambda n: 50 * n) == ([1, 2], 1)
+    assert walk(8, 320, lambda n: 50 * n) == ([1], None)
+
+
+def test_a_step_that_takes_more_than_extrapolated_gives_way_to_a_smaller_one():
+    assert walk(8, 800, lambda n: 50 * n if n < 8 else 900) == ([1, 2, 4, 8], 4)
+    assert walk(8, 10_000, lambda n: 50 * n, failing_from=4) == ([1, 2, 4], 2)
+    assert walk(8, 10_000, lambda n: 50 * n, failing_from=1) == ([1], None)
+
+
+def test_findings_survive_the_way_through_json():
+    state = found({1: 5, 2: 7}, first_use_mb=3, failures={4: "SIGKILL"}, window_bytes=1, worker_bytes=2)
+    assert StepMeasurement.from_document(state.to_document()) == state
+    assert list(state.to_document()["step_bytes"]) == ["1", "2"]

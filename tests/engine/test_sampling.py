@@ -1,0 +1,63 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fvc_lib.engine.random_state import epoch_order, num_windows, share, window_size, windows
+
+SIZES = st.integers(1, 60)
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+@given(SIZES, st.integers(0, 50), SEEDS)
+def test_an_epoch_is_a_permutation_and_a_pure_function(num_samples, epoch, seed):
+    order = epoch_order(num_samples, epoch, seed)
+    assert sorted(order.tolist()) == list(range(num_samples))
+    assert epoch_order(num_samples, epoch, seed).tolist() == order.tolist()
+
+
+def test_epochs_and_seeds_differ():
+    orders = {tuple(epoch_order(30, epoch, seed).tolist()) for epoch in range(4) for seed in range(4)}
+    assert len(orders) == 16
+
+
+@given(st.lists(st.sampled_from([0, 1, 5]), min_size=1, max_size=60), SEEDS)
+def test_balanced_sampling_gives_classes_equal_places_and_members_equal_turns(classes, seed):
+    order = epoch_order(len(classes), 0, seed, classes)
+    drawn = np.asarray(classes)[order]
+    places = [int((drawn == kind).sum()) for kind in set(classes)]
+    assert order.size == len(classes)
+    assert max(places) - min(places) <= 1
+    for kind in set(classes):
+        turns = [int((order == member).sum()) for member in np.flatnonzero(np.asarray(classes) == kind)]
+        assert max(turns) - min(turns) <= 1
+
+
+@given(SIZES, st.integers(1, 20), SEEDS, st.data())
+def test_windows_cover_the_order_and_go_on_from_any_position(num_samples, size, seed, data):
+    order = epoch_order(num_samples, 0, seed)
+    whole = windows(order, size)
+    assert [index for window in whole for index in window] == order.tolist()
+    assert len(whole) == num_windows(num_samples, size)
+    assert all(len(window) == size for window in whole[:-1])
+    first = data.draw(st.integers(0, len(whole)))
+    assert windows(order, size, first) == whole[first:]
+
+
+def test_the_order_is_the_same_on_every_machine():
+    """A change of this order changes every result: it needs a reason."""
+    assert epoch_order(8, 0, 0).tolist() == [5, 1, 7, 2, 0, 4, 6, 3]
+
+
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_the_ranks_shares_of_a_batch_are_the_batch(num_samples, num_ranks):
+    batch = list(range(100, 100 + num_samples))
+    shares = [share(batch, rank, num_ranks) for rank in range(num_ranks)]
+    assert [index for part in shares for index in part] == batch
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(st.integers(1, 60), st.integers(1, 20))
+def test_the_size_of_every_window_is_known_beforehand(num_samples, size):
+    cut = windows(np.arange(num_samples), size)
+    assert [window_size(num_samples, size, window) for window in range(len(cut))] == [len(window) for window in cut]
+    assert window_size(num_samples, size, len(cut)) == 0

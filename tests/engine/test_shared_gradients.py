@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from fvc_lib.engine.accumulators import LossMean
+from fvc_lib.engine.device import Precision, resolve_device
+from fvc_lib.engine.distributed.ranks import GradientSum, OwnGradients
+from fvc_lib.engine.step import WindowTransaction
+from fvc_lib.engine.task import Batch, LossSum
+from tests.kits.rank_kit import run_ranks
+
+WINDOWS = (8, 7, 2, 1)  # evenly shared, unevenly, one sample each, and one rank without any
+
+
+class Branching(nn.Module):
+    """Two layers, a parameter that only some samples reach, one that none does, and one that asks for nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(5, 4)
+        self.second = nn.Linear(4, 1)
+        self.sometimes = nn.Parameter(torch.ones(4))
+        self.never = nn.Parameter(torch.ones(3, 3))
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+
+    def forward(self, values, special):
+        hidden = torch.tanh(self.first(values))
+        if special.any():
+            hidden = hidden + special[:, None] * torch.sin(hidden * self.sometimes)
+        return self.second(hidden)[:, 0]
+
+
+class BranchingTask:
+    """Squares, weighted by sample."""
+
+    def forward(self, model, batch):
+        return {"out": model(batch.tensors["values"], batch.tensors["special"])}
+
+    def loss(self, outputs, batch):
+        weights = batch.tensors["weight"]
+        return LossSum((weights * outputs["out"] ** 2).sum(), weights.sum())
+
+
+def batch_of(num_samples, dtype):
+    """Only the last sample reaches the parameter that some do."""
+    generator = torch.Generator().manual_seed(num_samples)
+    return Batch(
+        tuple(str(number) for number in range(num_samples)),
+        {
+            "values": torch.randn(num_samples, 5, generator=generator, dtype=dtype),
+            "special": (torch.arange(num_samples) == num_samples - 1).to(dtype),
+            "weight": torch.rand(num_samples, generator=generator, dtype=dtype) + 0.5,
+        },
+    )
+
+
+def compute(ranks, folder, dtype):
+    """The gradients of every window, in buckets of two parameters or so."""
+    torch.manual_seed(0)
+    model = Branching().to(dtype)
+    shared = OwnGradients()
+    if ranks.size > 1:
+        shared = GradientSum(model, ranks.meet, ranks._sum, bucket_bytes=100)
+        assert len(shared._groups) > 2
+    compute_device = resolve_device("cpu")
+    transaction = WindowTransaction(
+        BranchingTask(), model, Precision(compute_device), compute_device.device, shared=shared
+    )
+    found = []
+    for num_samples in WINDOWS:
+        window = batch_of(num_samples, dtype)
+        first, last = num_samples * ranks.rank // ranks.size, num_samples * (ranks.rank + 1) // ranks.size
+        result = transaction.gradients(window.part(first, last), 2, num_samples)
+        gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+        found.append({"loss": result.loss.total, "weight": result.loss.weight, "gradients": gradients})
+    torch.save(found, folder / f"of_{ranks.size}_rank_{ranks.rank}.pt")
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_gradients_are_those_of_one_process(tmp_path, dtype, allowed):
+    for size in (1, 2, 3):
+        for code, said in run_ranks(size, compute, tmp_path, dtype):
+            assert code == 0, said
+    wanted = torch.load(tmp_path / "of_1_rank_0.pt")
+    for size, rank in ((2, 0), (2, 1), (3, 0), (3, 1), (3, 2)):
+        found = torch.load(tmp_path / f"of_{size}_rank_{rank}.pt")
+        for window, other in zip(found, wanted, strict=True):
+            assert window["loss"] == pytest.approx(other["loss"], rel=allowed)
+            assert window["weight"] == pytest.approx(other["weight"], rel=allowed)
+            reached = {name for name, gradient in window["gradients"].items() if gradient is not None}
+            assert reached == {"first.weight", "first.bias", "second.weight", "second.bias", "sometimes"}
+            assert reached == {name for name, gradient in other["gradients"].items() if gradient is not None}
+            for name in reached:
+                gradient, right = window["gradients"][name], other["gradients"][name]
+                assert (gradient - right).norm() <= allowed * right.norm(), name
+
+
+def test_a_parameter_that_no_rank_reaches_is_named_once(caplog):
+    """Two ranks in one process: the other one reaches only the first layer."""
+    model = nn.ModuleDict({"here": nn.Linear(1, 1), "there": nn.Linear(1, 1), "nowhere": nn.Linear(1, 1)})
+
+    def add_up(place, tensor):
+        del place
+        if tensor.numel() == 6 and tensor.max() <= 1:  # which parameters have a gradient
+            tensor += torch.tensor([0.0, 0, 1, 1, 0, 0])
+
+    shared = GradientSum(model, lambda place, *mine: [mine, mine], add_up, bucket_bytes=1)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            model.zero_grad()
+            model["here"](torch.ones(1, 1)).sum().backward()
+            shared.complete()
+            assert shared.agree(4, LossMean(1, 1)).settled
+            shared.sum()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == ["nowhere.weight", "nowhere.bias"]
+    assert caplog.text.count("no rank's loss reaches 2 parameters: nowhere.weight, nowhere.bias") == 1

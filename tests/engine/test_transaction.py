@@ -1,0 +1,247 @@
+import pytest
+import torch
+from torch import nn
+
+from fvc_lib.engine.device import Precision, finish_gradients, resolve_device
+from fvc_lib.engine.loop import evaluate_batch
+from fvc_lib.engine.step import BatchNormSplitError, MemoryExhaustedError, WindowTransaction
+from fvc_lib.engine.task import Batch, LossSum
+
+CPU = resolve_device("cpu")
+
+pytestmark = pytest.mark.usefixtures("frozen")
+
+
+def make_model(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 8, 3), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def make_window(num_samples: int = 7, dtype: torch.dtype = torch.float32) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randn(num_samples, 2, 8, 8, generator=generator).to(dtype)
+    target = torch.randn(num_samples, 2, generator=generator).to(dtype)
+    weight = torch.rand(num_samples, generator=generator).to(dtype) * 5
+    weight[2] = 0  # a sample without a target
+    ids = tuple(f"s{i}" for i in range(num_samples))
+    return Batch(ids, {"pixels": pixels, "target": target, "weight": weight})
+
+
+class WeightedRegression:
+    """A task whose samples weigh differently; ``before`` and ``after`` the forward pass may interfere."""
+
+    def __init__(self, before=lambda batch: None, after=lambda outputs: None):
+        self.before = before
+        self.after = after
+        self.sizes = []
+
+    def forward(self, model, batch):
+        self.sizes.append(len(batch))
+        self.before(batch)
+        outputs = {"values": model(batch.tensors["pixels"])}
+        self.after(outputs)
+        return outputs
+
+    def loss(self, outputs, batch):
+        weight = batch.tensors["weight"]
+        errors = (outputs["values"] - batch.tensors["target"]).square().sum(1)
+        return LossSum((errors * weight).sum(), weight.sum())
+
+
+class EndsAt:
+    """Raises ``error`` at the given calls, counted from 0."""
+
+    def __init__(self, calls, error=None):
+        self.calls = set(calls)
+        self.count = 0
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+
+    def __call__(self, *_):
+        self.count += 1
+        if self.count - 1 in self.calls:
+            raise self.error
+
+
+def gradients(window, micro_batch, task=None, model=None):
+    """Gradients divided by the total weight, and what the transaction says."""
+    model = model or make_model(window.tensors["pixels"].dtype)
+    result = WindowTransaction(task or WeightedRegression(), model, Precision(CPU), CPU.device).gradients(
+        window, micro_batch
+    )
+    finish_gradients(model.parameters(), result.num_samples / result.loss.weight, float("inf"))
+    return torch.cat([p.grad.flatten() for p in model.parameters()]), result
+
+
+def full_batch_gradients(window):
+    """The oracle: one backward through the weighted mean."""
+    model = make_model(window.tensors["pixels"].dtype)
+    loss = WeightedRegression().loss({"values": model(window.tensors["pixels"])}, window)
+    (loss.total / loss.weight).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def relative_error(got, wanted):
+    return ((got - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_any_split_gives_the_gradients_of_the_whole(micro_batch, dtype, bound):
+    window = make_window(dtype=dtype)
+    got, result = gradients(window, micro_batch)
+    assert relative_error(got, full_batch_gradients(window)) < bound
+    assert result.micro_batch == micro_batch
+
+
+def test_the_bound_would_notice_the_usual_mean_of_means():
+    window = make_window()
+    model = make_model()
+    for start in (0, 4):
+        part = window.part(start, start + 4)
+        loss = WeightedRegression().loss({"values": model(part.tensors["pixels"])}, part)
+        (loss.total / loss.weight / 2).backward()
+    got = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert relative_error(got, full_batch_gradients(window)) > 1e-2
+
+
+@pytest.mark.fault(16)
+@pytest.mark.parametrize("call", range(4))
+def test_an_out_of_memory_in_any_forward_keeps_the_gradients(call, caplog):
+    window = make_window()
+    task = WeightedRegression(before=EndsAt([call]))
+    got, result = gradients(window, 2, task)
+    assert relative_error(got, full_batch_gradients(window)) < 1e-6
+    assert result.micro_batch == 1
+    assert task.sizes == [2, 2, 2, 1][: call + 1] + [1] * 7
+    assert "micro-batch 2 -> 1" in caplog.text
+
+
+@pytest.mark.fault(17)
+@pytest.mark.parametrize("call", range(2))
+def test_an_out_of_memory_in_any_backward_keeps_the_gradients(call):
+    window = make_window()
+    ends = EndsAt([call])
+    got, result = gradients(window, 4, WeightedRegression(after=lambda out: out["values"].register_hook(ends)))
+    assert relative_error(got, full_batch_gradients(window)) < 1e-6
+    assert result.micro_batch == 2
+
+
+@pytest.mark.fault(16)
+def test_a_real_allocation_that_fails_is_survived():
+    window = make_window()
+
+    def allocate(batch):
+        torch.empty(len(batch) << 53 if len(batch) > 1 else 1, dtype=torch.uint8)
+
+    got, result = gradients(window, 8, WeightedRegression(before=allocate))
+    assert relative_error(got, full_batch_gradients(window)) < 1e-6
+    assert result.micro_batch == 1
+
+
+def test_halving_starts_from_what_was_really_used():
+    """A window of 7 with room for 8 at once takes 7; half of that is 3, not 4."""
+    _, result = gradients(make_window(), 8, WeightedRegression(before=EndsAt([0])))
+    assert result.micro_batch == 3
+
+
+@pytest.mark.fault(17)
+def test_buffers_and_random_state_are_those_of_an_undisturbed_run():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make_model()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, pixels):
+            self.seen += len(pixels) * torch.rand(())
+            return self.inner(pixels)
+
+    def run(micro_batch, ends):
+        model = Counting()
+        torch.manual_seed(3)
+        gradients(make_window(), micro_batch, WeightedRegression(after=ends), model)
+        return model.seen.item(), torch.rand(()).item()
+
+    assert run(4, EndsAt([1])) == run(2, EndsAt([]))
+
+
+@pytest.mark.fault(21)
+def test_another_error_is_not_taken_for_memory():
+    task = WeightedRegression(before=EndsAt([1], RuntimeError("no room left in zoom buffer")))
+    with pytest.raises(RuntimeError, match="zoom buffer"):
+        gradients(make_window(), 2, task)
+    assert task.sizes == [2, 2]
+
+
+@pytest.mark.fault(20)
+def test_memory_that_never_suffices_ends_at_one_sample_with_sizes_and_remedies():
+    task = WeightedRegression(before=EndsAt(range(100)))
+    with pytest.raises(
+        MemoryExhaustedError,
+        match=r"single sample \(pixels \(2, 8, 8\) float32.* MB resident: .*gradient_checkpointing",
+    ):
+        gradients(make_window(), 4, task)
+    assert task.sizes == [4, 2, 1]
+
+
+def test_a_training_batch_norm_is_refused_only_where_it_would_matter():
+    model = nn.Sequential(nn.BatchNorm2d(2), make_model())
+    gradients(make_window(), 7, model=model)
+    with pytest.raises(BatchNormSplitError, match=r"layer '0' is a batch norm.*of 7 must be split .* of 4"):
+        gradients(make_window(), 4, model=model)
+    model[0].eval()
+    gradients(make_window(), 4, model=model)
+
+
+def test_a_loss_that_is_not_finite_is_told():
+    window = make_window()
+    window.tensors["target"][5] = float("nan")
+    assert not gradients(window, 4)[1].is_finite
+    assert gradients(make_window(), 4)[1].is_finite
+
+
+@pytest.mark.fault(18)
+@pytest.mark.parametrize("calls", [[], [0], [1], [0, 1], [1, 2], [0, 2, 4]])
+def test_validation_counts_nothing_twice(calls):
+    window, model = make_window(), make_model()
+    task = WeightedRegression(before=EndsAt(calls))
+    outputs, loss, micro_batch = evaluate_batch(task, model, window, Precision(CPU), CPU.device, 4)
+    with torch.no_grad():
+        whole = {"values": model(window.tensors["pixels"])}
+        wanted = WeightedRegression().loss(whole, window)
+    torch.testing.assert_close(outputs["values"], whole["values"])
+    torch.testing.assert_close(loss.total, wanted.total)
+    torch.testing.assert_close(loss.weight, wanted.weight)
+    assert not outputs["values"].requires_grad
+    assert micro_batch == {0: 4, 1: 4, 2: 2, 3: 1}[len(calls)]
+
+
+@pytest.mark.fault(18)
+def test_an_out_of_memory_in_validation_that_passes_changes_no_bit():
+    window, model = make_window(), make_model()
+
+    def outputs(calls):
+        task = WeightedRegression(before=EndsAt(calls))
+        return evaluate_batch(task, model, window, Precision(CPU), CPU.device, 3)[0]["values"]
+
+    assert outputs([1]).equal(outputs([]))
+
+
+def test_every_shortage_is_reported_with_what_memory_held():
+    seen = []
+    model, window = make_model(), make_window()
+    held, ends = torch.zeros(123, 457), EndsAt([0])
+    transaction = WindowTransaction(
+        WeightedRegression(after=lambda out: out["values"].register_hook(ends)),
+        model, Precision(CPU), CPU.device, report=seen.append,
+    )  # fmt: skip
+    transaction.gradients(window, 4)
+    (shortage,) = seen
+    assert (shortage.where, shortage.micro_batch, shortage.micro_batch_next) == ("backward", 4, 2)
+    assert shortage.num_samples == 7
+    assert shortage.batch["pixels"] == "(2, 8, 8) float32"
+    assert shortage.state.asked_bytes == 2 * 2**20
+    assert shortage.state.rss_bytes > 10_000_000
+    assert {"shape": list(held.shape), "dtype": "torch.float32", "device": "cpu", "count": 1,
+            "total_bytes": held.nbytes} in shortage.state.largest_tensors  # fmt: skip

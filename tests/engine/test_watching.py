@@ -1,0 +1,49 @@
+"""What a training passes on says where it was: the model's and its control's apart, a test in no epoch."""
+
+from __future__ import annotations
+
+import pytest
+
+from fvc_lib.engine.checkpoint import TrainingState
+from fvc_lib.engine.memory.training_memory import ControlMemory
+from fvc_lib.engine.oom import MemoryState, MicroBatchPlan, Shortage, ShortageFolder
+from fvc_lib.engine.watching import TrainingWatch
+from fvc_lib.services.memory_policy import NoObserver
+
+
+class Places(NoObserver):
+    """Keeps where it was told the training is."""
+
+    def __init__(self):
+        self.places = []
+
+    def at(self, phase, *, epoch=None, batch_idx=None, global_step=None):
+        self.places.append((phase, epoch, batch_idx, global_step))
+
+
+@pytest.fixture
+def places():
+    return Places()
+
+
+def watch(memory, shortages=None):
+    made = TrainingWatch(metrics=None, memory=memory, shortages=shortages)
+    made.state = TrainingState(MicroBatchPlan(8, 8), epochs_done=2, windows_done=1, step=21)
+    return made
+
+
+def test_a_test_is_of_no_epoch(places):
+    for phase in ("train", "validation", "test"):
+        watch(places).at(phase)
+    assert places.places == [("train", 3, 1, 21), ("validation", 3, 1, 21), ("test", None, None, 21)]
+
+
+def test_the_controls_shortages_bear_its_name(places, tmp_path):
+    folder = ShortageFolder(tmp_path)
+    for memory in (places, ControlMemory(places)):
+        for where in ("forward", "validation"):
+            watch(memory, folder).shortage(Shortage(where, MemoryState("", None, 0, {}, []), 8, 4, {}, 8))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step_000021_control_train_forward_1.json", "step_000021_control_validation_validation_1.json",
+        "step_000021_train_forward_1.json", "step_000021_validation_validation_1.json",
+    ]  # fmt: skip

@@ -1,0 +1,115 @@
+"""Tasks that go wrong in a child process, where the preflight must survive them; importable, so they can be sent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fvc_lib.engine.task import LossSum, Sample
+
+
+class Numbers:
+    """Forty samples of eight numbers."""
+
+    classes = None
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample(f"sample{index}", {"x": torch.full((8,), float(index))})
+
+
+@dataclass(frozen=True)
+class TroubledTask:
+    """Linear regression that does ``trouble`` in the forward pass once a micro-batch has ``from_size`` samples."""
+
+    trouble: str
+    from_size: int
+
+    training_data = validation_data = Numbers()
+
+    def build_model(self):
+        return nn.Linear(8, 1)
+
+    def forward(self, model, batch):
+        if len(batch) >= self.from_size:
+            _TROUBLES[self.trouble]()
+        return {"y": model(batch.tensors["x"]).squeeze(1)}
+
+    def loss(self, outputs, batch):
+        return LossSum(outputs["y"].square().sum(), torch.tensor(float(len(batch))))
+
+    def new_accumulator(self):
+        raise NotImplementedError
+
+
+def _raise():
+    score = Path("/proc/self/oom_score_adj")
+    raise ValueError(f"broken in a process with oom_score_adj {score.read_text().strip() if score.exists() else 1000}")
+
+
+class ComparingTask(TroubledTask):
+    """Also compares its samples; ``trouble`` comes once ``from_size`` of them are compared."""
+
+    joint_outputs, joint_tensors = ("y",), ()
+
+    def forward(self, model, batch):
+        return {"y": model(batch.tensors["x"]).squeeze(1)}
+
+    def joint_loss(self, model, outputs, tensors, rows):
+        y = outputs["y"]
+        if len(y) >= self.from_size:
+            _TROUBLES[self.trouble]()
+        return (y[rows.start : rows.stop, None] - y).square().mean(1).sum()
+
+
+_TROUBLES = {
+    "raise": _raise,
+    "hang": lambda: time.sleep(3600),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "be_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "take_64_gib": lambda: torch.zeros(1 << 36, dtype=torch.uint8),
+}
+
+
+class Pictures:
+    """Forty grey pictures of eight pixels."""
+
+    classes = None
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample(f"picture{index}", {"image": torch.full((3, 8, 8), index, dtype=torch.uint8)})
+
+
+class PictureTask:
+    """The mean brightness is to be nought; ``trouble`` comes with so many pixels at once."""
+
+    def __init__(self, trouble: str = "raise", from_pixels: int = 1 << 60) -> None:
+        self.training_data = self.validation_data = Pictures()
+        self._trouble, self._from_pixels = trouble, from_pixels
+
+    def build_model(self):
+        layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 3), nn.Flatten()]
+        return nn.Sequential(*layers)
+
+    def forward(self, model, batch):
+        images = batch.tensors["image"]
+        if len(images) * images.shape[-1] ** 2 >= self._from_pixels:
+            _TROUBLES[self._trouble]()
+        return {"y": model(images.float() / 255).mean(1)}
+
+    def loss(self, outputs, batch):
+        return LossSum(outputs["y"].square().sum(), torch.tensor(float(len(batch))))
+
+    def new_accumulator(self):
+        raise NotImplementedError

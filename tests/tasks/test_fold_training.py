@@ -1,0 +1,333 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fvc_lib.corpus.folds import split_for_fold
+from fvc_lib.detectors.own.video import ShiftedLogits, build_model
+from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError, load_best_model
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
+from fvc_lib.tasks.video import training as fold_fitting
+from fvc_lib.tasks.video.data import fold_clips, prior_logit, read_fold
+from fvc_lib.tasks.video.training import read_outcome, train_fold
+from fvc_lib.video.clips.shards import write_shards
+from tests.kits.selection_kit import recorded_selection
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(tiny, log, fold=0, **options):
+    return train_fold(tiny.paths, tiny.config, fold, metric_log=log, **options)
+
+
+def stop_after(steps):
+    asked = iter(range(1_000_000))
+    return lambda: next(asked) >= steps
+
+
+def test_a_fold_is_learned_and_its_control_is_not(tiny_training, list_log):
+    tiny = tiny_training.with_config(epochs=8)
+    log = list_log()
+    outcome = run(tiny, log)
+    table = read_table(tiny.paths.predictions(0), PREDICTIONS)
+    folds = read_table(tiny.paths.folds, FOLDS)
+    assert table.select("video_id", "group_id", "label", "fold").equals(folds.filter(pl.col("fold") == 0))
+    assert log.values("test", "roc_auc") == [1.0]
+    assert table["threshold"].unique().to_list() == [outcome.training.selection.threshold]
+    assert (table["control_label"] != table["label"]).any()
+    assert log.values("control", "test_roc_auc")[0] < 1
+    assert (outcome.num_train_clips, outcome.missing_videos) == (2 * outcome.num_train_videos, ())
+    assert outcome.num_train_videos + outcome.num_validation_videos + outcome.num_test_videos == folds.height
+    losses = [record.validation["loss"] for record in outcome.training.history]
+    assert outcome.training.selection.best_epoch == losses.index(min(losses)) + 1
+    assert (
+        load_best_model(tiny.paths.fold_checkpoints(0)).keys()
+        == load_best_model(tiny.paths.control_checkpoints(0)).keys()
+    )
+    assert read_outcome(tiny.paths.fold_outcome(0)) == outcome
+
+
+def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_training, list_log):
+    tiny = tiny_training.with_config(epochs=1, shuffled_label_control=False)
+    folds = read_table(tiny.paths.folds, FOLDS)
+    # All of fold 0, and outside it every fake but only some groups of reals.
+    kept = folds["group_id"].unique().sort().gather_every(2)
+    uneven = folds.filter(
+        (pl.col("fold") == 0) | (pl.col("label") == "fake") | pl.col("group_id").is_in(kept.to_list())
+    )
+    write_table(uneven, FOLDS, tiny.paths.folds)
+    outcome = run(tiny, list_log())
+    table = read_table(tiny.paths.predictions(0), PREDICTIONS)
+    shift = outcome.training.selection.prior_logit
+    _, clips = read_fold(tiny.paths, tiny.config, 0)
+    assert shift == prior_logit(clips.train, "loss") > 0
+    network = ShiftedLogits(build_model(tiny.config.model), shift)
+    network.network.load_state_dict(load_best_model(tiny.paths.fold_checkpoints(0)))
+    with torch.inference_mode():
+        for video_id, logit in table.select("video_id", "logit").iter_rows():
+            clip = torch.from_numpy(tiny.store.read(video_id, 0).copy())[None]
+            assert network.eval()(clip).item() == pytest.approx(logit, abs=1e-4)
+
+
+def test_a_finished_fold_is_not_trained_again(tiny_training, list_log, monkeypatch):
+    outcome = run(tiny_training, list_log())
+    monkeypatch.setattr(fold_fitting, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    log = list_log()
+    assert run(tiny_training, log) == outcome
+    assert log.lines == []
+
+
+def test_progress_runs_over_model_and_control(tiny_training, list_log):
+    seen = []
+    run(tiny_training, list_log(), progress=lambda done, planned: seen.append((done, planned)))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] == seen[0][1]
+
+
+def test_a_fold_stopped_in_model_and_control_goes_on_and_changes_nothing(tiny_training, list_log, tmp_path):
+    log = list_log()
+    for after in (0, 3, 1, 19, 4):  # the first is asked before anything
+        with pytest.raises(StoppedError):
+            run(tiny_training, log, stop=stop_after(after))
+    assert not tiny_training.paths.predictions(0).exists()
+    assert log.values("control", "train_loss")
+    run(tiny_training, log)
+    stopped = read_table(tiny_training.paths.predictions(0), PREDICTIONS)
+    whole_paths = type(tiny_training.paths)(tmp_path / "runs" / "tiny" / "run_1")
+    whole_paths.tables.mkdir(parents=True)
+    whole_paths.folds.write_bytes(tiny_training.paths.folds.read_bytes())
+    whole_paths.augmented_metadata.write_bytes(tiny_training.paths.augmented_metadata.read_bytes())
+    whole_log = list_log()
+    train_fold(whole_paths, tiny_training.config, 0, metric_log=whole_log)
+    assert stopped.equals(read_table(whole_paths.predictions(0), PREDICTIONS))
+    assert log.lines == whole_log.lines
+    for folder in ("fold_checkpoints", "control_checkpoints"):
+        ours, theirs = (getattr(paths, folder)(0) / BEST for paths in (tiny_training.paths, whole_paths))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from fvc_lib.tasks.video.training import train_fold
+from fvc_lib.detectors.own.video import ShiftedLogits, build_model
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.run_paths import RunPaths
+
+paths, lives = RunPaths(Path(sys.argv[1])), int(sys.argv[3])
+with MetricLog(paths.metrics("04"), run_id="r", fold=0, attempt=int(sys.argv[4])) as log:
+    inner = log.log
+    def log_until_killed(**line):
+        global lives
+        inner(**line)
+        lives -= 1
+        if lives == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    log.log = log_until_killed
+    train_fold(paths, RunConfig.model_validate_json(sys.argv[2]), 0, metric_log=log)
+"""
+
+
+def spawn(tiny, lives, attempt):
+    command = [
+        sys.executable,
+        "-c",
+        CHILD,
+        str(tiny.paths.root),
+        tiny.config.model_dump_json(),
+        str(lives),
+        str(attempt),
+    ]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.fault(3)
+@pytest.mark.long
+def test_kill_9_twice_then_to_the_end_equals_the_undisturbed_run(tiny_training, tmp_path):
+    """In mid-epoch of the model, then of the control; new processes each time."""
+    assert spawn(tiny_training, 6, 1).returncode == -9
+    assert spawn(tiny_training, 22, 2).returncode == -9
+    last = spawn(tiny_training, -1, 3)
+    assert last.returncode == 0, last.stderr
+    whole = tiny_training.paths
+    killed = read_table(whole.predictions(0), PREDICTIONS)
+    weights = load_file(whole.fold_checkpoints(0) / BEST)
+    lines = deduplicated(whole.metrics("04"))
+    for folder in (whole.fold_checkpoints(0), whole.control_checkpoints(0)):
+        for path in sorted(folder.iterdir(), reverse=True):
+            if path.is_file():
+                path.unlink()
+    with MetricLog(tmp_path / "whole.jsonl", run_id="r", fold=0) as log:
+        run(tiny_training, log)
+    assert killed.equals(read_table(whole.predictions(0), PREDICTIONS))
+    again = load_file(whole.fold_checkpoints(0) / BEST)
+    assert all(again[name].equal(tensor) for name, tensor in weights.items())
+    assert lines == deduplicated(tmp_path / "whole.jsonl")
+
+
+def deduplicated(path: Path) -> dict[tuple[object, ...], object]:
+    """Values by (step, phase, metric); where attempts overlap they must agree."""
+    values = {}
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        key = (row["step"], row["epoch"], row["phase"], row["metric"])
+        assert values.setdefault(key, row["value"]) == row["value"]
+    return values
+
+
+@pytest.mark.fault(28)
+def test_other_parameters_are_refused_and_the_machine_s_are_not(tiny_training, list_log):
+    run(tiny_training, list_log())
+    with pytest.raises(CheckpointMismatchError, match=r"epochs: 2 -> 4"):
+        run(tiny_training.with_config(epochs=4), list_log())
+    run(tiny_training.with_config(batch_size=2, num_workers=2, bootstrap_replicates=100), list_log())
+
+
+def test_loader_processes_and_the_folder_change_no_prediction(tiny_training, list_log, tmp_path, monkeypatch):
+    run(tiny_training, list_log())
+    monkeypatch.chdir(tmp_path)
+    moved = tiny_training.with_config(cache_dir="cache", num_workers=2)
+    paths = type(moved.paths)(tmp_path / "elsewhere" / "run_9")
+    paths.tables.mkdir(parents=True)
+    paths.folds.write_bytes(moved.paths.folds.read_bytes())
+    paths.augmented_metadata.write_bytes(moved.paths.augmented_metadata.read_bytes())
+    train_fold(paths, moved.config, 0, metric_log=list_log())
+    assert read_table(paths.predictions(0), PREDICTIONS).equals(
+        read_table(tiny_training.paths.predictions(0), PREDICTIONS)
+    )
+
+
+@pytest.mark.long
+def test_store_and_shards_give_the_same_run_to_the_bit(tiny_training, list_log, tmp_path):
+    """Weights, every logged number, predictions and control; from shards with the store's clips gone."""
+    log = list_log()
+    outcome = run(tiny_training, log)
+    tiny = tiny_training.with_config(clip_source="shards", num_workers=2)
+    folder = write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
+    assert len(list(folder.glob("*.tar"))) > 5
+    for path in tiny.store.decode_folder.rglob("*.npy"):
+        path.unlink()
+    paths = type(tiny.paths)(tmp_path / "elsewhere" / "run_9")
+    paths.tables.mkdir(parents=True)
+    for table in (tiny.paths.folds, tiny.paths.augmented_metadata):
+        (paths.tables / table.name).write_bytes(table.read_bytes())
+    shards_log = list_log()
+    shards_outcome = train_fold(paths, tiny.config, 0, metric_log=shards_log)
+    assert shards_log.lines == log.lines
+    assert shards_outcome.fingerprint == outcome.fingerprint
+    assert paths.predictions(0).read_bytes() == tiny.paths.predictions(0).read_bytes()
+    for checkpoints in ("fold_checkpoints", "control_checkpoints"):
+        ours, theirs = (getattr(at, checkpoints)(0) / BEST for at in (paths, tiny.paths))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert tiny.config.config_hash == tiny_training.config.config_hash
+
+
+def test_shards_that_are_missing_or_damaged_stop_the_fold_before_training(tiny_training, list_log, monkeypatch):
+    monkeypatch.setattr(fold_fitting, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    tiny = tiny_training.with_config(clip_source="shards")
+    with pytest.raises(DataError, match=r"manifest\.json.*No such file.*--from 03"):
+        run(tiny, list_log())
+    folder = write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
+    victim = sorted(folder.glob("*.tar"))[-1]
+    victim.write_bytes(victim.read_bytes()[:-1] + b"\1")
+    with pytest.raises(DataError, match=rf"{victim.name}.*SHA-256.*--from 03"):
+        run(tiny, list_log())
+
+
+def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):
+    tiny = tiny_training.with_config(shuffle_labels=True, shuffled_label_control=False)
+    outcome = run(tiny, list_log())
+    table = read_table(tiny.paths.predictions(0), PREDICTIONS)
+    true = read_table(tiny.paths.folds, FOLDS).filter(pl.col("fold") == 0)["label"]
+    assert (table["label"] != true).any()
+    assert sorted(table["label"].to_list()) == sorted(true.to_list())
+    assert table["control_score"].null_count() == table["control_label"].null_count() == table.height
+    assert outcome.control is None
+    assert not tiny.paths.control_checkpoints(0).exists()
+
+
+def test_training_sees_copies_and_the_rest_originals_only_of_disjoint_groups(tiny_training):
+    clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.store, tiny_training.config, 1)
+    assert {row.augmentation_index for row in clips.train} == {0, 1}
+    outer = clips.test.open(recorded_selection(clips))
+    assert {row.augmentation_index for row in (*clips.validation, *outer.rows)} == {0}
+    split = split_for_fold(
+        read_table(tiny_training.paths.folds, FOLDS),
+        1,
+        inner_validation_share=tiny_training.config.inner_validation_share,
+        seed=tiny_training.config.seed,
+    )
+    for rows, part in ((clips.train, split.train), (clips.validation, split.validation), (outer.rows, split.test)):
+        assert {row.video_id for row in rows} == set(part["video_id"])
+
+
+def test_videos_that_could_not_be_decoded_are_named_and_left_out(tiny_training, list_log, caplog):
+    lost = [f"video{number:05d}" for number in (0, 7, 20)]
+    for video_id in lost:
+        for index in (0, 1):
+            tiny_training.store.clip_path(video_id, index).unlink()
+    tiny_training.note_clips()
+    outcome = run(tiny_training, list_log())
+    assert outcome.missing_videos == tuple(lost)
+    assert "3 videos have no clip and take no part: video00000, video00007, video00020" in caplog.text
+    assert not set(lost) & set(read_table(tiny_training.paths.predictions(0), PREDICTIONS)["video_id"])
+
+
+def test_too_many_of_them_stop_the_fold(tiny_training, list_log):
+    tiny_training.store.clip_path("video00000", 0).unlink()
+    tiny_training.note_clips()
+    with pytest.raises(DataError, match=r"1 of 36 videos have no clip .*video00000.*03_augmentation"):
+        run(tiny_training.with_config(max_rejected_share=0.0), list_log())
+
+
+@pytest.mark.fault(10)
+def test_a_clip_that_was_made_and_is_gone_stops_the_fold(tiny_training, list_log):
+    tiny_training.store.clip_path("video00000", 0).unlink()
+    with pytest.raises(DataError, match=r"clips of 1 videos were made and are gone.*video00000.*--from 03"):
+        run(tiny_training, list_log())
+
+
+def test_unfinished_augmentation_is_named_before_training(tiny_training, list_log, monkeypatch):
+    monkeypatch.setattr(fold_fitting, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.store, tiny_training.config, 0)
+    video_id = clips.train[0].video_id
+    tiny_training.store.clip_path(video_id, 1).unlink()
+    with pytest.raises(DataError, match=f"1 clips are not in the clip store: {video_id}#1"):
+        run(tiny_training, list_log())
+
+
+def test_a_fold_that_is_not_there_is_refused(tiny_training, list_log):
+    with pytest.raises(DataError, match="fold 3: no such fold"):
+        run(tiny_training, list_log(), fold=3)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model": "r2plus1d"}, {"class_balance": "sampler"}, {"class_balance": "none"}], ids=str
+)
+def test_every_recipe_runs(tiny_training, list_log, changes):
+    outcome = run(tiny_training.with_config(epochs=1, shuffled_label_control=False, **changes), list_log())
+    assert outcome.training.selection.best_epoch == 1
+
+
+def test_a_run_replays_only_one_of_the_same_parameters(tiny_training, list_log):
+    outcome = run(tiny_training, list_log())
+    root = tiny_training.paths.root
+    (root / "run.json").write_text("{}")
+    other = RunPaths(root.parent / "run_1")
+    other.tables.mkdir(parents=True)
+    for path in (tiny_training.paths.folds, tiny_training.paths.augmented_metadata):
+        (other.tables / path.name).write_bytes(path.read_bytes())
+    replaying = tiny_training.with_config(replay_run=str(root), batch_size=8)
+    again = train_fold(other, replaying.config, 0, metric_log=list_log())
+    assert again.training.history == outcome.training.history  # four at a time, as there, and not eight
+    with pytest.raises(UsageError, match="other parameters or clips"):
+        train_fold(other, replaying.with_config(learning_rate=0.5).config, 0, metric_log=list_log())

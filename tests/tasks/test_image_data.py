@@ -1,0 +1,235 @@
+"""Pictures as samples: what is drawn follows from seed, picture and epoch, and what is not known stays unknown."""
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from PIL import Image
+
+from fvc_lib.engine.loading import load_batches
+from fvc_lib.services.errors import DataError
+from fvc_lib.tasks.image.data import (
+    ImageAugmentation,
+    ImageDataset,
+    MixSettings,
+    balancing_weights,
+    decoded_side,
+    middle_view,
+    training_view,
+)
+from fvc_lib.tasks.image.records import (
+    ImageLabels,
+    image_parts,
+    labels_of_training,
+    read_labels,
+    require_files,
+    write_labels,
+)
+from fvc_lib.video.decode.still_image import StillImageError
+from tests.kits.image_kit import image_tables
+
+ALONE = MixSettings()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pictures")
+    return root, *image_tables(root)
+
+
+def dataset(corpus, mixing=ALONE, seed=0, part="train", **changes):
+    root, images, targets = corpus
+    parts = image_parts(images, targets)
+    augmentation = ImageAugmentation(seed, mixing) if mixing is not None else None
+    return ImageDataset(root, getattr(parts, part), parts.labels, 16, augmentation=augmentation, **changes)
+
+
+def equal(a, b):
+    return a.sample_ids == b.sample_ids and all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
+
+
+def whole(data):
+    return data.__getitems__(range(len(data)))
+
+
+def test_a_sample_is_a_picture_with_what_is_known_of_it(corpus):
+    data = dataset(corpus)
+    batch, records = whole(data), data.records
+    assert batch.tensors["image"].dtype == torch.uint8
+    assert batch.tensors["image"].shape == (24, 3, 16, 16)
+    assert batch.tensors["class_index"].tolist() == records.class_indices.tolist()
+    has_class = records.class_indices >= 0
+    assert not has_class.all()
+    assert batch.tensors["class_target"].sum(1).tolist() == has_class.astype(float).tolist()
+    assert batch.tensors["class_target"].argmax(1)[has_class].tolist() == records.class_indices[has_class].tolist()
+    assert torch.equal(batch.tensors["known"] > 0, torch.from_numpy(np.isfinite(records.values)))
+    assert (batch.tensors["values"][batch.tensors["known"] == 0] == 0).all()
+
+
+def test_numbers_are_scaled_by_the_training_part_and_come_back(corpus):
+    data = dataset(corpus)
+    values, known = whole(data).tensors["values"].double(), whole(data).tensors["known"] > 0
+    for place in range(2):
+        own = values[known[:, place], place]
+        torch.testing.assert_close(
+            torch.stack([own.mean(), own.std(correction=0)]), torch.tensor([0.0, 1.0]).double(), atol=1e-6, rtol=0
+        )
+    there = np.isfinite(data.records.values)
+    np.testing.assert_allclose(data.labels.in_units(values.numpy())[there], data.records.values[there], rtol=1e-6)
+    validation = dataset(corpus, None, part="validation")
+    assert validation.labels == data.labels
+
+
+def test_neither_order_nor_batch_nor_process_changes_a_sample(corpus):
+    data = dataset(corpus, MixSettings(0.7, 0.3, 1.0)).at_epoch(3)
+    together = whole(data)
+    order = np.random.default_rng(0).permutation(24)
+    for batches, workers in (([[int(i)] for i in order[:5]], 0), ([order[:7].tolist(), order[7:9].tolist()], 1)):
+        for wanted, got in zip(batches, load_batches(data, batches, num_workers=workers), strict=True):
+            for name, tensor in got.tensors.items():
+                assert torch.equal(tensor, together.tensors[name][wanted]), name
+
+
+def test_an_epoch_is_the_same_again_and_another_one_is_not(corpus):
+    data = dataset(corpus, MixSettings(0.5, 0.3, 1.0))
+    assert equal(whole(data.at_epoch(2)), whole(data.at_epoch(1).at_epoch(2)))
+    assert not torch.equal(whole(data.at_epoch(2)).tensors["image"], whole(data.at_epoch(3)).tensors["image"])
+    other_seed = dataset(corpus, MixSettings(0.5, 0.3, 1.0), seed=1)
+    assert not torch.equal(whole(other_seed).tensors["image"], whole(data).tensors["image"])
+
+
+def test_what_is_looked_at_only_is_the_same_in_every_epoch(corpus):
+    data = dataset(corpus, None, part="validation")
+    assert data.at_epoch(5) is data
+
+
+def test_the_tables_order_and_the_corpus_place_change_nothing(corpus, tmp_path):
+    root, images, targets = corpus
+    moved = tmp_path / "elsewhere"
+    moved.symlink_to(root)
+    shuffled = images.sample(fraction=1, shuffle=True, seed=1), targets.sample(fraction=1, shuffle=True, seed=2)
+    mixing = MixSettings(0.5, 0.3, 1.0)
+    assert equal(whole(dataset((moved, *shuffled), mixing)), whole(dataset(corpus, mixing)))
+    assert image_parts(*shuffled).fingerprint == image_parts(images, targets).fingerprint
+
+
+@pytest.mark.parametrize("column", ["value", "class_label", "part"])
+def test_the_fingerprint_sees_every_change(corpus, column):
+    _, images, targets = corpus
+    before = image_parts(images, targets).fingerprint
+    if column == "value":
+        targets = targets.with_columns(value=pl.when(pl.int_range(pl.len()) == 0).then(1.0).otherwise("value"))
+    elif column == "class_label":
+        images = images.with_columns(
+            class_label=pl.when(pl.int_range(pl.len()) == 0).then(pl.lit("waves")).otherwise("class_label")
+        )
+    else:
+        images = images.with_columns(part=pl.when(pl.int_range(pl.len()) == 0).then(pl.lit("test")).otherwise("part"))
+    assert image_parts(images, targets).fingerprint != before
+
+
+def test_balanced_drawing_is_offered_only_where_every_picture_has_a_class(corpus):
+    root, images, targets = corpus
+    assert dataset(corpus).classes is None
+    named = images.filter(pl.col("class_label").is_not_null())
+    assert set(dataset((root, named, targets)).classes) == {0, 1, 2}
+
+
+def test_balancing_weights_give_classes_equal_influence(corpus):
+    records = dataset(corpus).records
+    weights = balancing_weights(records, 3)
+    counts = np.bincount(records.class_indices[records.class_indices >= 0])
+    np.testing.assert_allclose(weights * counts, (weights * counts)[0])
+    assert (weights * counts).sum() == pytest.approx(counts.sum())
+    weighted = whole(dataset(corpus, class_weights=weights)).tensors["class_target"].sum(1)
+    expected = [weights[k] if k >= 0 else 0.0 for k in records.class_indices]
+    np.testing.assert_allclose(weighted.numpy(), expected, rtol=1e-6)
+
+
+def test_pictures_that_are_gone_are_named_before_training(corpus, tmp_path):
+    _, images, targets = corpus
+    with pytest.raises(DataError, match=r"48 pictures are gone.*and 38 more"):
+        require_files(tmp_path, image_parts(images, targets))
+
+
+def test_a_picture_that_breaks_while_training_is_named(tmp_path):
+    corpus = (tmp_path, *image_tables(tmp_path, (6, 3, 3)))
+    data = dataset(corpus)
+    (tmp_path / data.records.paths[2]).write_bytes(b"no picture")
+    with pytest.raises(StillImageError, match=data.records.paths[2]):
+        data[2]
+
+
+def test_a_part_without_pictures_a_class_never_learned_and_two_units_are_refused(corpus):
+    _, images, targets = corpus
+    with pytest.raises(DataError, match="in the validation part"):
+        image_parts(images.filter(pl.col("part") != "validation"), targets)
+    only_tested = images.with_columns(
+        class_label=pl.when(pl.col("part") == "train").then(pl.lit("dots")).otherwise("class_label")
+    )
+    with pytest.raises(DataError, match=r"2 classes have no picture in the training part.*'stripes', 'waves'"):
+        image_parts(only_tested, targets)
+    with pytest.raises(DataError, match="targets calories, mass: got several units"):
+        image_parts(
+            images, targets.with_columns(unit=pl.when(pl.int_range(pl.len()) < 3).then(pl.lit("kJ")).otherwise("unit"))
+        )
+    with pytest.raises(DataError, match="targets calories, mass: no picture of the training part"):
+        image_parts(images, targets.filter(~pl.col("image_id").str.starts_with("train")))
+
+
+def test_pictures_of_which_nothing_is_known_take_no_part(corpus):
+    _, images, targets = corpus
+    nameless = images.with_columns(class_label=pl.lit(None, dtype=pl.String))
+    parts = image_parts(nameless, targets)
+    assert parts.labels.classes == ()
+    assert 0 < len(parts.train) < 24
+    assert np.isfinite(parts.train.values).any(axis=1).all()
+
+
+def test_equal_numbers_are_scaled_without_dividing_by_nothing():
+    labels = labels_of_training((), ("a",), ("g",), np.full((4, 1), 0.1))
+    assert labels.deviations == (1.0,)
+
+
+def test_names_and_scaling_come_back_from_their_file_and_damage_is_named(tmp_path):
+    labels = ImageLabels(("a", "b ü"), ("mass",), ("g",), (1.5,), (0.1,))
+    write_labels(tmp_path / "labels.json", labels)
+    assert read_labels(tmp_path / "labels.json") == labels
+    (tmp_path / "labels.json").write_text("{")
+    with pytest.raises(DataError, match=r"labels\.json"):
+        read_labels(tmp_path / "labels.json")
+
+
+def test_the_middle_view_is_the_largest_centred_square():
+    pixels = torch.zeros(3, 10, 20, dtype=torch.uint8)
+    pixels[:, :, 5:15] = 200
+    assert (middle_view(pixels, 8) == 200).all()
+    assert torch.equal(middle_view(pixels[:, :, 5:15], 10), pixels[:, :, 5:15])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 50), (50, 1), (30, 31), (16, 16)])
+def test_every_training_view_has_its_size_and_most_of_the_middle(shape):
+    pixels = torch.full((3, *shape), 100, dtype=torch.uint8)
+    for seed in range(20):
+        view = training_view(pixels, 16, np.random.default_rng(seed))
+        assert view.shape == (3, 16, 16)
+        assert 80 <= view.float().mean() <= 120
+
+
+def test_training_views_stay_within_what_evaluation_sees_and_show_at_least_half_of_it():
+    pixels = torch.zeros(3, 40, 120, dtype=torch.uint8)
+    pixels[:, :, :36], pixels[:, :, 84:] = 255, 255  # outside of the middle square, beside a little
+    flat = [training_view(pixels, 16, np.random.default_rng(seed)) for seed in range(30)]
+    assert max(float((view > 128).float().mean()) for view in flat) < 0.1
+
+
+def test_as_many_pixels_are_decoded_as_the_smallest_crop_needs():
+    assert decoded_side(224, training=False) == 224
+    assert 224 / decoded_side(224, training=True) <= (0.7 / 1.15) ** 0.5
+
+
+def test_a_picture_larger_than_needed_is_seen_alike(tmp_path):
+    gradient = np.tile(np.linspace(0, 255, 256, dtype=np.uint8)[:, None, None], (1, 256, 3))
+    Image.fromarray(gradient).save(tmp_path / "a.png")
+    view = middle_view(torch.from_numpy(gradient).permute(2, 0, 1), 16)
+    assert view[0, :, 0].tolist() == pytest.approx(np.linspace(7.5, 247.5, 16).tolist(), abs=1.5)

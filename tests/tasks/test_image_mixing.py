@@ -1,0 +1,72 @@
+"""Mixup and cutmix: everything that is known is mixed alike, and nothing becomes known that was not."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.tasks.image.data import Mix, MixSettings, draw_mix, mixed_class_target, mixed_image, mixed_values
+
+BOTH = MixSettings(share=1.0, mixup_alpha=0.2, cutmix_alpha=1.0)
+
+
+def drawn(settings, count=300, size=32):
+    return [draw_mix(settings, 50, size, np.random.default_rng(seed)) for seed in range(count)]
+
+
+@pytest.mark.parametrize("off", [MixSettings(0.0, 1.0, 1.0), MixSettings(1.0, 0.0, 0.0)], ids=["no share", "no kind"])
+def test_mixing_can_be_turned_off(off):
+    assert drawn(off) == [None] * 300
+
+
+def test_a_single_picture_has_no_partner():
+    assert draw_mix(BOTH, 1, 16, np.random.default_rng(0)) is None
+
+
+def test_the_share_and_both_kinds_are_as_asked():
+    mixes = drawn(MixSettings(0.3, 0.2, 1.0), 2000)
+    mixed = [mix for mix in mixes if mix is not None]
+    assert 0.25 < len(mixed) / len(mixes) < 0.35
+    assert 0.4 < sum(mix.box is None for mix in mixed) / len(mixed) < 0.6
+    assert {mix.partner for mix in mixed} == set(range(50))
+    assert all(mix.box is not None for mix in drawn(MixSettings(1.0, 0.0, 1.0)))
+    assert all(mix.box is None for mix in drawn(MixSettings(1.0, 1.0, 0.0)))
+
+
+def test_a_cut_shows_exactly_its_share_of_the_first_picture():
+    for mix in drawn(MixSettings(1.0, 0.0, 1.0)):
+        mixed = mixed_image(torch.zeros(3, 32, 32, dtype=torch.uint8), torch.ones(3, 32, 32, dtype=torch.uint8), mix)
+        assert 1 - mixed.float().mean().item() == pytest.approx(mix.share, abs=1e-6)
+        assert 0 <= mix.share <= 1
+
+
+def test_mixup_lets_both_pictures_shine_through():
+    dark, light = torch.zeros(3, 2, 2, dtype=torch.uint8), torch.full((3, 2, 2), 200, dtype=torch.uint8)
+    assert mixed_image(dark, light, Mix(0, None, 0.25)).unique().tolist() == [150]
+    assert torch.equal(mixed_image(dark, light, Mix(0, None, 1.0)), dark)
+    assert torch.equal(mixed_image(dark, light, Mix(0, None, 0.0)), light)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    share=st.floats(0, 1),
+    own=st.lists(st.booleans(), min_size=3, max_size=3),
+    other=st.lists(st.booleans(), min_size=3, max_size=3),
+)
+def test_a_number_is_mixed_where_both_have_it_and_unknown_elsewhere(share, own, other):
+    known, partner_known = torch.tensor(own).float(), torch.tensor(other).float()
+    values, partner = torch.tensor([1.0, -2.0, 3.0]) * known, torch.tensor([5.0, 6.0, -7.0]) * partner_known
+    mixed, both = mixed_values(values, known, partner, partner_known, Mix(0, None, share))
+    for place in range(3):
+        assert both[place] == (own[place] and other[place])
+        expected = share * values[place] + (1 - share) * partner[place] if both[place] else 0.0
+        assert mixed[place] == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_a_class_counts_with_its_pictures_share_also_beside_a_picture_without_one():
+    cat, dog, none = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]), torch.zeros(2)
+    mix = Mix(0, None, 0.75)
+    assert mixed_class_target(cat, dog, mix).tolist() == [0.75, 0.5]
+    assert mixed_class_target(cat, none, mix).tolist() == [0.75, 0.0]
+    assert mixed_class_target(none, cat, mix).tolist() == [0.25, 0.0]

@@ -1,0 +1,178 @@
+"""The loss of task image: a sum over pictures, which what is not known does not touch."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fvc_lib.detectors.own.image import ImageModel, SmallResnet
+from fvc_lib.engine.device import Precision, resolve_device
+from fvc_lib.engine.step import WindowTransaction
+from fvc_lib.engine.task import EpochSampleSet, FollowsEpochs
+from fvc_lib.tasks.image.task import class_losses, value_losses
+from tests.kits.image_kit import image_tables, image_task
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pictures")
+    return root, *image_tables(root)
+
+
+@pytest.fixture(scope="module")
+def task(corpus):
+    return image_task(*corpus)
+
+
+def small_model(task, num_classes=3, num_targets=2):
+    torch.manual_seed(0)
+    return ImageModel(SmallResnet((8, 8)), num_classes, num_targets)
+
+
+def gradients(task, model, window, micro_batch):
+    transaction = WindowTransaction(task, model, Precision(resolve_device("cpu")), CPU)
+    result = transaction.gradients(window, micro_batch)
+    return result.loss.mean(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("micro_batch", [12, 8, 5, 1])
+def test_the_gradients_of_24_at_once_are_those_of_any_parts(task, micro_batch):
+    model, window = small_model(task), task.training_data.__getitems__(range(24))
+    known = window.tensors["known"]
+    assert 0 < known.sum() < known.numel()
+    loss, expected = gradients(task, model, window, 24)
+    split_loss, got = gradients(task, model, window, micro_batch)
+    assert split_loss == pytest.approx(loss, rel=1e-6)
+    for name, gradient in expected.items():
+        assert (got[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9, name
+
+
+def test_the_loss_weighs_every_picture_alike(task):
+    window = task.training_data.__getitems__(range(7))
+    loss = task.loss(task.forward(small_model(task), window), window)
+    assert loss.weight.item() == 7
+    assert not loss.weight.requires_grad
+
+
+def test_a_number_that_nobody_knows_leaves_its_head_exactly_alone(task):
+    model, window = small_model(task), task.training_data.__getitems__(range(8))
+    window.tensors["known"][:, 0] = 0
+    window.tensors["values"][:, 0] = 1e30  # whatever stands there
+    task.loss(task.forward(model, window), window).total.backward()
+    assert (model.target_head.weight.grad[0] == 0).all()
+    assert model.target_head.bias.grad[0] == 0
+    assert (model.target_head.weight.grad[1] != 0).any()
+
+
+def test_a_picture_without_a_class_or_a_number_gives_no_gradient_at_all(task):
+    model, window = small_model(task), task.training_data.__getitems__(range(4))
+    window.tensors["known"].zero_()
+    window.tensors["class_target"].zero_()
+    task.loss(task.forward(model, window), window).total.backward()
+    assert all((parameter.grad == 0).all() for parameter in model.parameters())
+
+
+def test_what_is_not_known_cannot_spoil_a_loss_with_infinities():
+    logits = torch.tensor([[float("inf"), 0.0], [1.0, 2.0]], requires_grad=True)
+    targets = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
+    predicted = torch.tensor([[float("nan")], [1.0]], requires_grad=True)
+    loss = (
+        class_losses(logits, targets).sum()
+        + value_losses(predicted, torch.zeros(2, 1), torch.tensor([[0.0], [1.0]])).sum()
+    )
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert logits.grad[0].tolist() == [0.0, 0.0]
+    assert predicted.grad[0].item() == 0
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_without_mixing_the_class_loss_is_torchs(smoothing):
+    logits, labels = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
+    expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
+    torch.testing.assert_close(class_losses(logits, F.one_hot(labels, 4).float(), label_smoothing=smoothing), expected)
+
+
+def test_a_mixed_target_costs_its_parts_shares():
+    logits = torch.randn(1, 3, generator=torch.Generator().manual_seed(1))
+    alone = [class_losses(logits, F.one_hot(torch.tensor([k]), 3).float(), label_smoothing=0.1) for k in (0, 2)]
+    mixed = class_losses(logits, torch.tensor([[0.3, 0.0, 0.7]]), label_smoothing=0.1)
+    torch.testing.assert_close(mixed, 0.3 * alone[0] + 0.7 * alone[1])
+    torch.testing.assert_close(
+        class_losses(logits, torch.tensor([[0.3, 0.0, 0.0]]), label_smoothing=0.1), 0.3 * alone[0]
+    )
+
+
+def test_the_focal_part_weighs_well_classified_pictures_down():
+    logits = torch.tensor([[4.0, 0.0], [0.0, 0.0]])
+    target = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    plain, focal = class_losses(logits, target), class_losses(logits, target, focal_gamma=2.0)
+    probabilities = logits.softmax(1)[:, 0]
+    torch.testing.assert_close(focal, (1 - probabilities) ** 2 * plain)
+    assert focal[0] / plain[0] < focal[1] / plain[1]
+
+
+def test_with_smoothing_the_focal_factor_stands_before_the_whole_loss_of_a_picture_and_mixed_ones_sum_it():
+    """A picture that is certain weighs next to nothing, smoothing included; the pull to equal probabilities is gone."""
+    logits = torch.tensor([[6.0, 0.0, -1.0], [0.5, 0.0, -1.0]])
+    probabilities = logits.softmax(1)
+    of_class = []
+    for known in (0, 1):
+        classes = torch.tensor([known, known])
+        smooth = F.cross_entropy(logits, classes, label_smoothing=0.1, reduction="none")
+        of_class.append((1 - probabilities[:, known]) ** 2 * smooth)
+        found = class_losses(logits, F.one_hot(classes, 3).float(), label_smoothing=0.1, focal_gamma=2.0)
+        torch.testing.assert_close(found, of_class[-1])
+    assert of_class[0][0] < 1e-5
+    mixed = class_losses(logits, torch.tensor([[1.4, 0.6, 0.0]] * 2), label_smoothing=0.1, focal_gamma=2.0)
+    torch.testing.assert_close(mixed, 1.4 * of_class[0] + 0.6 * of_class[1])
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
+def test_the_focal_gradient_is_finite_where_the_class_is_certain(gamma):
+    logits = torch.tensor([[200.0, 0.0]], requires_grad=True)
+    class_losses(logits, torch.tensor([[1.0, 0.0]]), focal_gamma=gamma).sum().backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_numbers_are_averaged_over_those_that_are_known():
+    predicted, values = torch.tensor([[0.5, 3.0], [0.5, 9.0]]), torch.zeros(2, 2)
+    known = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    assert value_losses(predicted, values, known).tolist() == pytest.approx([(0.125 + 2.5) / 2, 0.125])
+
+
+def test_a_task_of_numbers_only_and_one_of_classes_only_can_learn(corpus):
+    root, images, targets = corpus
+    for which in ("numbers", "classes"):
+        task = image_task(
+            root,
+            images.with_columns(class_label=None) if which == "numbers" else images,
+            targets if which == "numbers" else targets.clear(),
+        )
+        window = task.training_data.__getitems__(range(4))
+        labels = task.training_data.labels
+        model = small_model(task, len(labels.classes), len(labels.targets))
+        loss = task.loss(task.forward(model, window), window)
+        loss.total.backward()
+        head = model.target_head if which == "numbers" else model.class_head
+        assert head.weight.grad.abs().max() > 0
+
+
+def test_the_task_says_which_epochs_train_what(corpus):
+    task = image_task(*corpus, freeze_epochs=1, stage_epochs=2)
+    model = task.build_model()
+    num_stages, counts = len(model.backbone.stages()), []
+    for epoch in (0, 1, 3, 50, 0):
+        task.begin_epoch(model, epoch)
+        counts.append(sum(all(p.requires_grad for p in stage) for stage in model.backbone.stages()))
+    assert counts == [0, 1, 2, num_stages, 0]
+    assert all(p.requires_grad for p in model.class_head.parameters())
+    with pytest.raises(TypeError, match="wanted the ImageModel"):
+        task.begin_epoch(nn.Linear(1, 1), 0)
+
+
+def test_the_engine_sees_what_the_task_can(task):
+    assert isinstance(task, FollowsEpochs)
+    assert isinstance(task.training_data, EpochSampleSet)

@@ -1,0 +1,341 @@
+"""Task image from tables to results, on pictures of patterns whose brightness is the number."""
+
+import json
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fvc_lib.corpus.images import index_images
+from fvc_lib.detectors.own.image import SmallResnet
+from fvc_lib.execution.plan.forking import Inheritance, take_over
+from fvc_lib.execution.plan.stages import Task, stage_named
+from fvc_lib.execution.run.status import RunStatus
+from fvc_lib.metrics.multiclass import top_k_accuracy
+from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError
+from fvc_lib.services.config import RunConfig, read_params_file
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import IMAGE_PREDICTIONS, TARGET_PREDICTIONS, TASK_RESULTS, read_table, write_table
+from fvc_lib.tasks.image.records import read_labels
+from fvc_lib.tasks.image.results import confusion, image_results, worst_mistakes, worst_numbers
+from fvc_lib.tasks.image.training import (
+    STAGE,
+    image_split_training,
+    labels_file,
+    read_image_parts,
+    require_backbone,
+    train_images,
+    training_parameters,
+)
+from tests.kits.image_kit import image_tables, write_image_tables
+
+SETTINGS = {
+    "task": "image", "image_size": 16, "epochs": 2, "effective_batch_size": 12, "batch_size": 12, "device": "cpu",
+    "learning_rate": 2e-3, "memory_preflight": False, "early_stopping_epochs": 0, "bootstrap_replicates": 100,
+}  # fmt: skip
+
+
+FIRST = next(iter(SmallResnet().state_dict()))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pictures")
+    return root, *image_tables(root, (36, 12, 18))
+
+
+class Run:
+    """A run folder with the corpus' tables."""
+
+    def __init__(self, folder, corpus, log, **changes):
+        root, images, targets = corpus
+        self.paths = RunPaths(folder)
+        self.config = RunConfig(**{**SETTINGS, "corpus": str(root), **changes})
+        self.log = log()
+        write_image_tables(self.paths, images, targets)
+
+    def train(self, **options):
+        return train_images(self.paths, self.config, metric_log=self.log, **options)
+
+    def weights(self):
+        return load_file(self.paths.stage_training(STAGE) / BEST)
+
+
+@pytest.fixture
+def run(tmp_path, corpus, list_log):
+    return lambda name="run", **changes: Run(tmp_path / "runs" / "images" / name, corpus, list_log, **changes)
+
+
+def stop_after(steps):
+    asked = iter(range(1_000_000))
+    return lambda: next(asked) >= steps
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all((a[name] == b[name]).all() for name in a)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, corpus, list_log_class):
+    finished = Run(tmp_path_factory.mktemp("runs") / "images" / "run_0", corpus, list_log_class)
+    return finished, finished.train()
+
+
+@pytest.fixture(scope="module")
+def list_log_class():
+    class Log:
+        def __init__(self):
+            self.lines = []
+
+        def log(self, *, step, epoch, phase, metrics):
+            self.lines += [(phase, name, value) for name, value in metrics.items()]
+
+    return Log
+
+
+def test_every_test_picture_is_predicted_once_and_nothing_else(trained, corpus):
+    run, outcome = trained
+    _, images, targets = corpus
+    test = images.filter(pl.col("part") == "test")
+    classes = read_table(run.paths.image_predictions, IMAGE_PREDICTIONS)
+    numbers = read_table(run.paths.target_predictions, TARGET_PREDICTIONS)
+    named = test.filter(pl.col("class_label").is_not_null()).sort("image_id")
+    columns = ["image_id", "group_id", "path", "class_label"]
+    assert classes.select(columns).equals(named.select(columns))
+    known = targets.join(test, on="image_id", how="semi").sort("target", "image_id")
+    assert (
+        numbers.sort("target", "image_id")
+        .select("image_id", "target", "unit", "value")
+        .equals(known.select("image_id", "target", "unit", "value"))
+    )
+    assert (outcome.num_train, outcome.num_validation, outcome.num_test) == (35, 12, 18)  # of one nothing is known
+
+
+def test_names_and_scaling_are_kept_with_the_model(trained):
+    run, _ = trained
+    labels = read_labels(labels_file(run.paths))
+    assert labels.classes == ("dots", "stripes", "waves")
+    assert (labels.targets, labels.units) == (("calories", "mass"), ("kcal", "g"))
+    assert run.weights()["class_head.weight"].shape[0] == 3
+
+
+def test_the_log_has_validation_metrics_per_epoch_and_the_test_parts_once(trained):
+    run, _ = trained
+    logged = [(phase, name) for phase, name, _ in run.log.lines]
+    for name in ("top1", "top5", "macro_f1", "mae_calories", "r2_mass"):
+        assert logged.count(("validation", name)) == 2
+        assert logged.count(("test", name)) == 1
+
+
+def test_a_finished_training_is_read_back(trained):
+    run, outcome = trained
+    again = run.train()
+    assert again.training.history == outcome.training.history
+    assert again.fingerprint == outcome.fingerprint
+
+
+def test_results_stand_beside_controls_with_intervals(trained, corpus):
+    run, _ = trained
+    results = image_results(run.paths, run.config)
+    assert results.equals(read_table(run.paths.task_results, TASK_RESULTS))
+    rows = {(r["source"], r["subject"], r["metric"]): r for r in results.iter_rows(named=True)}
+    predictions = read_table(run.paths.image_predictions, IMAGE_PREDICTIONS)
+    top1 = rows["model", "all", "top1"]
+    assert top1["value"] == top_k_accuracy(predictions["rank_of_class"].to_numpy(), 1)
+    assert top1["low"] <= top1["value"] <= top1["high"]
+    assert (top1["num_samples"], top1["num_groups"]) == (predictions.height, predictions["group_id"].n_unique())
+    assert rows["majority_class", "all", "top1"]["value"] == pytest.approx(1 / 3, abs=0.1)
+    assert rows["majority_class", "all", "top5"]["value"] == 1
+    assert {rows["model", "class:dots", metric]["value"] is not None for metric in ("precision", "recall", "f1")} == {
+        True
+    }
+    numbers = read_table(run.paths.target_predictions, TARGET_PREDICTIONS).filter(pl.col("target") == "mass")
+    mean = corpus[2].filter((pl.col("target") == "mass") & pl.col("image_id").str.starts_with("train"))["value"].mean()
+    control = rows["mean_predictor", "target:mass", "mae"]
+    assert control["value"] == pytest.approx((numbers["value"] - mean).abs().mean())
+    assert control["unit"] == "g"
+    assert rows["mean_predictor", "target:mass", "r2"]["value"] <= 0
+    assert rows["model", "target:calories", "rmse"]["unit"] == "kcal"
+    assert rows["model", "target:calories", "r2"]["unit"] == ""
+
+
+def test_results_do_not_depend_on_the_order_of_any_table(trained):
+    run, _ = trained
+    before = image_results(run.paths, run.config)
+    for path, schema in (
+        (run.paths.image_predictions, IMAGE_PREDICTIONS),
+        (run.paths.target_predictions, TARGET_PREDICTIONS),
+    ):
+        table = read_table(path, schema)
+        write_table(table.sample(fraction=1, shuffle=True, seed=3), schema, path)
+        assert image_results(run.paths, run.config).equals(before)
+        write_table(table, schema, path)
+
+
+def test_predictions_that_are_not_the_test_parts_are_refused(trained):
+    run, _ = trained
+    table = read_table(run.paths.image_predictions, IMAGE_PREDICTIONS)
+    try:
+        write_table(table.head(table.height - 1), IMAGE_PREDICTIONS, run.paths.image_predictions)
+        with pytest.raises(DataError, match=r"class predictions: 1 are missing"):
+            image_results(run.paths, run.config)
+        moved = table.with_columns(group_id=pl.lit("another"))
+        write_table(moved, IMAGE_PREDICTIONS, run.paths.image_predictions)
+        with pytest.raises(DataError, match=r"class predictions"):
+            image_results(run.paths, run.config)
+    finally:
+        write_table(table, IMAGE_PREDICTIONS, run.paths.image_predictions)
+
+
+def test_the_worst_mistakes_are_the_surest_ones(trained):
+    run, _ = trained
+    table = read_table(run.paths.image_predictions, IMAGE_PREDICTIONS)
+    wrong = table.filter(pl.col("class_label") != pl.col("predicted_label"))
+    worst = worst_mistakes(run.paths, 3)
+    assert worst.height == min(3, wrong.height)
+    assert worst["probability"].to_list() == sorted(wrong["probability"], reverse=True)[:3]
+    counts = confusion(run.paths)
+    assert counts["count"].sum() == table.height
+    assert counts.filter(pl.col("class_label") != pl.col("predicted_label"))["count"].sum() == wrong.height
+    numbers = worst_numbers(run.paths, 4)
+    assert numbers.height == 4
+    assert numbers["error"].to_list() == (numbers["predicted"] - numbers["value"]).to_list()
+
+
+def test_a_stopped_training_goes_on_to_the_same_bits(run, trained):
+    interrupted = run("stopped")
+    with pytest.raises(StoppedError):
+        interrupted.train(stop=stop_after(3))
+    interrupted.train()
+    assert equal(interrupted.weights(), trained[0].weights())
+    assert read_table(interrupted.paths.image_predictions, IMAGE_PREDICTIONS).equals(
+        read_table(trained[0].paths.image_predictions, IMAGE_PREDICTIONS)
+    )
+
+
+def test_a_full_run_refuses_the_checkpoint_of_dev_mode(run):
+    begun = run("begun", dev_samples_per_class=5)
+    with pytest.raises(StoppedError):
+        begun.train(stop=stop_after(2))
+    begun.config = begun.config.model_copy(update={"dev_samples_per_class": 0})
+    with pytest.raises(CheckpointMismatchError, match="dev_samples_per_class"):
+        begun.train()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mix_share": 0.1}, {"mixup_alpha": 0.9}, {"cutmix_alpha": 0.9}, {"regression_weight": 2.0}, {"image_size": 17},
+        {"label_smoothing": 0.0}, {"focal_gamma": 1.0}, {"class_balance": "none"}, {"seed": 1}, {"epochs": 3},
+        {"freeze_backbone_epochs": 1}, {"unfreeze_stage_epochs": 1}, {"backbone": "timm:x"}, {"learning_rate": 0.1},
+        {"effective_batch_size": 6},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_is_bound_to_what_weights_depend_on(trained, change):
+    run, outcome = trained
+    root, parts = read_image_parts(run.paths, run.config)
+    training = image_split_training(root, parts, run.config)
+    assert training.fingerprint == outcome.fingerprint
+    assert image_split_training(root, parts, run.config.model_copy(update=change)).fingerprint != outcome.fingerprint
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 4}, {"num_workers": 1}, {"device": "cuda"}], ids=str)
+def test_how_it_is_computed_binds_no_checkpoint(trained, change):
+    run, outcome = trained
+    root, parts = read_image_parts(run.paths, run.config)
+    assert image_split_training(root, parts, run.config.model_copy(update=change)).fingerprint == outcome.fingerprint
+
+
+def test_a_fork_with_more_epochs_goes_on_from_the_checkpoint(run, trained):
+    ancestor, _ = trained
+    longer = run("fork", epochs=3)
+    task = Task(stage_named(STAGE), None)
+    for paths in (ancestor.paths, longer.paths):
+        RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
+    taken = Inheritance(kept=(), carried=(task,), anew=())
+    take_over(ancestor.paths, longer.paths, taken, lambda task: training_parameters(ancestor.config, task.fold))
+    outcome = longer.train()
+    assert [record.epoch for record in outcome.training.history] == [1, 2, 3]
+    assert {epoch for _, epoch, phase, *_ in longer.log.lines if phase in ("train", "validation")} == {3}
+
+
+def test_a_picture_that_is_gone_is_named_before_anything_is_trained(run, tmp_path, list_log):
+    root = tmp_path / "moving"
+    tables = image_tables(root, (6, 3, 3))
+    thinned = Run(tmp_path / "runs" / "images" / "thinned", (root, *tables), list_log)
+    (root / "test" / "1.png").unlink()
+    with pytest.raises(DataError, match=r"1 pictures are gone.*'test/1\.png'"):
+        thinned.train()
+    assert not thinned.paths.stage_training(STAGE).exists()
+
+
+def test_drawing_classes_evenly_needs_a_class_of_every_picture(run):
+    with pytest.raises(UsageError, match="class_balance sampler"):
+        run("sampler", class_balance="sampler").train()
+
+
+def test_a_backbone_that_is_not_there_is_a_usage_error(run):
+    with pytest.raises(UsageError, match="torchvision"):
+        run("adapter", backbone="torchvision:no_such_net").train()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"backbone": "small_resnt"}, "Did you mean 'small_resnet'"),
+        ({"backbone": "torchvision:resnet50"}, "torchvision is not installed"),
+        ({"backbone_weights": "nowhere.pt"}, "nowhere.pt.*No such file"),
+        ({"backbone_weights": "other.pt"}, rf"{FIRST} \(1, 1\) instead of"),
+    ],
+)
+def test_what_no_training_could_begin_with_is_refused_before_the_index(tmp_path, monkeypatch, asked, said):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)
+    shapes = SmallResnet().state_dict()
+    torch.save({**shapes, FIRST: torch.zeros(1, 1)}, tmp_path / "other.pt")
+    asked = {name: str(tmp_path / value) if name == "backbone_weights" else value for name, value in asked.items()}
+    with pytest.raises(UsageError, match=said):
+        require_backbone(RunConfig(task="image", **asked))
+
+
+def test_what_a_training_can_begin_with_is_let_through_and_changes_no_random_number(tmp_path):
+    torch.save(SmallResnet().state_dict(), tmp_path / "w.pt")
+    before = torch.get_rng_state()
+    require_backbone(RunConfig(task="image", backbone_weights=str(tmp_path / "w.pt"), gradient_checkpointing=True))
+    assert torch.get_rng_state().equal(before)
+
+
+def test_weights_of_a_file_bind_the_checkpoint_by_content(run, trained, tmp_path):
+    here, there = tmp_path / "a.safetensors", tmp_path / "sub" / "b.safetensors"
+    there.parent.mkdir()
+    for path in (here, there):
+        path.write_bytes(b"same")
+    parameters = []
+    for path in (here, there):
+        with_weights = run("weights", backbone_weights=str(path))
+        root, parts = read_image_parts(with_weights.paths, with_weights.config)
+        parameters.append(image_split_training(root, parts, with_weights.config).parameters)
+    assert parameters[0] == parameters[1]
+    assert parameters[0]["backbone_weights"]
+    json.dumps(parameters[0])
+
+
+@pytest.mark.long
+def test_the_sample_dishes_are_learned(tmp_path, list_log):
+    """As `make demo-image` does: top-1 of at least 0.95, and calories far above the mean predictor."""
+    demo = read_params_file(Path(__file__).parents[2] / "params" / "image.yaml")
+    config = RunConfig(**{**demo, "data_dir": str(tmp_path / "data"), "cache_dir": str(tmp_path / "cache")})
+    index, paths = index_images(config), RunPaths(tmp_path / "runs" / "images" / "dishes")
+    write_image_tables(paths, index.images, index.targets)
+    train_images(paths, config, metric_log=list_log())
+    results = image_results(paths, config)
+    value = {(r["source"], r["subject"], r["metric"]): r["value"] for r in results.iter_rows(named=True)}
+    assert value["model", "all", "top1"] >= 0.95
+    assert value["model", "target:calories", "r2"] >= 0.8
+    assert value["mean_predictor", "target:calories", "r2"] <= 0
+    assert value["model", "target:calories", "mae"] < 0.5 * value["mean_predictor", "target:calories", "mae"]

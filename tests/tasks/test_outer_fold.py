@@ -1,0 +1,167 @@
+"""Nobody looks at the outer fold before the selection is on record, and nothing of it reaches the selection."""
+
+import copy
+import pickle
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.services.errors import LeakageError
+from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table, write_table
+from fvc_lib.tasks.video import training as fold_fitting
+from fvc_lib.tasks.video import training as fold_training
+from fvc_lib.tasks.video.data import ClipRow, SealedFold
+from fvc_lib.tasks.video.selection import SELECTION
+from fvc_lib.tasks.video.training import read_outcome, train_fold
+from tests.faults.conftest import elsewhere
+from tests.kits.selection_kit import recorded_selection
+
+ROWS = [ClipRow("video-a", 0, 0), ClipRow("video-b", 0, 1)]
+
+
+def sealed(clips="of these clips"):
+    return SealedFold("outer fold 3", ROWS, {"video-a": "g1", "video-b": "g2"}, clips)
+
+
+class Clips:
+    fingerprint = "of these clips"
+
+
+@pytest.mark.parametrize(
+    ("touch", "what"),
+    [
+        (lambda fold: fold.rows, "the labels"),
+        (lambda fold: fold.group_of, "the groups"),
+        (list, "the labels"),
+        (lambda fold: fold[0], "a label"),
+        (copy.copy, "a copy"),
+        (copy.deepcopy, "a copy"),
+        (pickle.dumps, "a copy"),
+        (lambda fold: fold.open(None), "a selection that is not recorded"),
+        (lambda fold: fold.open(recorded_selection(Clips).selection), "a selection that is not recorded"),
+    ],
+)
+def test_looking_early_is_refused_and_named(touch, what):
+    with pytest.raises(LeakageError, match=rf"outer fold 3: .* \(line \d+\) asked for .*{what}") as caught:
+        touch(sealed())
+    assert caught.value.exit_code == 3
+
+
+def test_the_error_names_the_function_that_looked():
+    def peek_at_labels(fold):
+        return [row.label for row in fold.rows]
+
+    with pytest.raises(LeakageError, match=r"test_outer_fold\..*peek_at_labels \(line \d+\) asked for the labels of 2"):
+        peek_at_labels(sealed())
+
+
+def test_nothing_of_the_videos_can_be_read_off_the_seal():
+    assert repr(sealed()) == "<sealed outer fold 3: 2 videos>"
+    assert len(sealed()) == 2
+    with pytest.raises(TypeError):
+        vars(sealed())
+
+
+def test_one_module_of_the_room_reads_tables_and_it_is_the_one_that_seals():
+    room = Path(fold_fitting.__file__).parent
+    readers = {path.name: path.read_text() for path in room.glob("*.py")}
+    readers = {name: text for name, text in readers.items() if re.search("read_table|read_parquet", text)}
+    of_other_tasks = {name for name, text in readers.items() if "services.task_tables" in text}
+    assert readers.keys() - of_other_tasks == {"fold_data.py"}
+    for name in of_other_tasks:  # which read nothing that folds are made of
+        assert not re.search(r"FOLDS|AUGMENTED|INDEX|paths\.(folds|index|augmented)", readers[name]), name
+
+
+def test_the_record_of_this_very_fold_opens_it_once():
+    fold = sealed()
+    with pytest.raises(LeakageError, match="the selection of another fold"):
+        sealed("of other clips").open(recorded_selection(Clips))
+    outer = fold.open(recorded_selection(Clips))
+    assert (list(outer.rows), outer.group_of) == (ROWS, {"video-a": "g1", "video-b": "g2"})
+    with pytest.raises(LeakageError, match=r"a second time \(the first was .*test_the_record_of_this_very_fold"):
+        fold.open(recorded_selection(Clips))
+
+
+def test_other_labels_of_the_outer_fold_change_nothing_that_is_chosen(tiny_training, list_log, tmp_path):
+    """Weights to the bit, epoch, temperature and threshold, of the model and of its control."""
+    tiny = tiny_training.with_config(epochs=2)
+    log, other_log, other = list_log(), list_log(), elsewhere(tiny, tmp_path / "other" / "run_1")
+    folds = read_table(other.folds, FOLDS)
+    flipped = pl.when(pl.col("label") == "real").then(pl.lit("fake")).otherwise(pl.lit("real"))
+    mutated = folds.with_columns(label=pl.when(pl.col("fold") == 0).then(flipped).otherwise("label"))
+    write_table(mutated, FOLDS, other.folds)
+    outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=log)
+    other_outcome = train_fold(other, tiny.config, 0, metric_log=other_log)
+    for ours, theirs in ((outcome.training, other_outcome.training), (outcome.control, other_outcome.control)):
+        assert (theirs.recorded.weights, theirs.selection) == (ours.recorded.weights, ours.selection)
+        assert theirs.recorded.clips != ours.recorded.clips
+    chosen_by = [line for line in log.lines if "test" not in line[2] + line[3]]
+    assert chosen_by == [line for line in other_log.lines if "test" not in line[2] + line[3]]
+    assert log.values("test", "roc_auc")[0] == pytest.approx(1 - other_log.values("test", "roc_auc")[0])
+    ours, theirs = (read_table(paths.predictions(0), PREDICTIONS) for paths in (tiny.paths, other))
+    chosen = ["video_id", "score", "logit", "temperature", "threshold", "control_score"]
+    assert ours.select(chosen).equals(theirs.select(chosen))
+    assert (ours["label"] != theirs["label"]).all()
+
+
+def test_the_log_tells_of_the_selection_before_the_test_and_the_files_hold_it(tiny_training, list_log):
+    log, paths = list_log(), tiny_training.paths
+    outcome = train_fold(paths, tiny_training.with_config(epochs=1).config, 0, metric_log=log)
+    told = [(phase, metric) for _, _, phase, metric, _ in log.lines]
+    first_test = min(told.index(("test", "roc_auc")), told.index(("control", "test_roc_auc")))
+    for selection in (("selection", "threshold"), ("control", "selection_threshold")):
+        assert told.index(selection) < first_test
+    assert [epoch for _, epoch, phase, _, _ in log.lines if phase in ("selection", "test")] == [
+        outcome.training.selection.best_epoch
+    ] * 6
+    for summary, folder in (
+        (outcome.training, paths.fold_checkpoints(0)),
+        (outcome.control, paths.control_checkpoints(0)),
+    ):
+        assert (summary.recorded.openings, summary.recorded.earlier) == (1, 0)
+        assert summary.selection.num_videos == outcome.num_validation_videos
+        for name in ("best_epoch", "temperature", "threshold"):
+            assert getattr(summary, name) == getattr(summary.selection, name)
+        assert '"openings": 1' in (folder / SELECTION).read_text()
+    assert read_outcome(paths.fold_outcome(0)) == outcome
+
+
+def test_a_training_that_looks_before_it_has_chosen_is_stopped_without_a_prediction(
+    tiny_training, list_log, monkeypatch
+):
+    def choose_by_the_test(fitted):
+        return [row.label for row in fitted.clips.test]
+
+    monkeypatch.setattr(fold_training, "choose", choose_by_the_test)
+    tiny = tiny_training.with_config(shuffled_label_control=False, epochs=1)
+    with pytest.raises(
+        LeakageError, match=r"outer fold 0: .*choose_by_the_test \(line \d+\) asked for the labels of 12"
+    ):
+        train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
+    assert not tiny.paths.predictions(0).exists()
+    assert not (tiny.paths.fold_checkpoints(0) / SELECTION).exists()
+
+
+@pytest.mark.fault(3)
+def test_an_attempt_that_died_after_opening_binds_the_next_one(tiny_training, list_log, monkeypatch):
+    tiny = tiny_training.with_config(shuffled_label_control=False, epochs=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(fold_fitting, "probabilities", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
+    assert not tiny.paths.fold_outcome(0).exists()
+    select = fold_fitting.select
+    monkeypatch.setattr(fold_fitting, "select", lambda *given, **also: replace(select(*given, **also), threshold=0.987))
+    outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
+    assert outcome.training.selection.threshold != 0.987
+    assert outcome.training.recorded.openings == 2
+    assert set(read_table(tiny.paths.predictions(0), PREDICTIONS)["threshold"]) == {
+        outcome.training.selection.threshold
+    }
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt

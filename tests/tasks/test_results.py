@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib.analysis.read.headline import Verdict, judge, overall_scores
+from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
+from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.tables import RESULTS, read_table, write_table
+from fvc_lib.tasks.video import results as controls
+from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, kfold_results
+
+CONFIG = RunConfig(bootstrap_replicates=200)
+ALL_CONTROLS = ("constant", "metadata_only", "group_lookup_by_row", "group_lookup_by_group", "shuffled_labels")
+
+
+def good_scores(folds: pl.DataFrame, seed: int = 0, separation: float = 1.5) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(size=folds.height)
+    return 1 / (1 + np.exp(-(separation * (2 * controls.fake_labels(folds) - 1) + noise)))
+
+
+@pytest.fixture(scope="module")
+def folds(tables: Any) -> pl.DataFrame:
+    return tables.folds()
+
+
+@pytest.fixture(scope="module")
+def predictions(tables: Any, folds: pl.DataFrame) -> pl.DataFrame:
+    return tables.predictions(folds, good_scores(folds), threshold_of_fold={0: 0.3, 1: 0.6})
+
+
+@pytest.fixture(scope="module")
+def results(tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
+    return kfold_results(tables.index(folds), folds, predictions, CONFIG)
+
+
+def verdict(results: pl.DataFrame) -> Verdict:
+    return judge(overall_scores(results))
+
+
+def row(results: pl.DataFrame, source: str, scope: str, metric: str) -> dict:
+    found = results.filter((pl.col("source") == source) & (pl.col("scope") == scope) & (pl.col("metric") == metric))
+    return found.row(0, named=True)
+
+
+def test_every_source_scope_and_metric_stands_there_once(results: pl.DataFrame) -> None:
+    sources = ("model", *ALL_CONTROLS)
+    scopes = ("all", "all_by_group", "fold_0", "fold_1", "fold_2", "fold_3")
+    uncalibrated = ("brier_score_uncalibrated", "expected_calibration_error_uncalibrated")
+    expected = [*itertools.product(sources, scopes, METRIC_NAMES), *itertools.product(["model"], scopes, uncalibrated)]
+    assert sorted(results.select("source", "scope", "metric").rows()) == sorted(expected)
+    assert results["num_videos"].sum() == (6 * len(METRIC_NAMES) + 2) * (60 + 60 + 60)
+
+
+def test_rank_metrics_stay_within_folds_and_decisions_are_counted_together(
+    results: pl.DataFrame, predictions: pl.DataFrame
+) -> None:
+    labels = controls.fake_labels(predictions)
+    decisions = (predictions["score"] >= predictions["threshold"]).cast(pl.Int64).to_numpy()
+    fixed = (predictions["score"] >= 0.5).cast(pl.Int64).to_numpy()
+    expected = {
+        "roc_auc": within_folds(roc_auc, predictions["fold"])(labels, predictions["score"]),
+        "f1": f1(labels, decisions),
+        "balanced_accuracy": balanced_accuracy(labels, decisions),
+        "brier_score": brier_score(labels, predictions["score"]),
+    }
+    for metric, value in expected.items():
+        assert row(results, "model", "all", metric)["value"] == pytest.approx(value, abs=1e-12), metric
+    assert f1(labels, fixed) != pytest.approx(expected["f1"])  # or the thresholds would not have been tested
+
+
+def test_the_interval_is_that_of_the_same_value(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
+    interval = cluster_bootstrap(
+        controls.fake_labels(predictions),
+        predictions["score"],
+        predictions["group_id"].to_list(),
+        within_folds(roc_auc, predictions["fold"]),
+        replicates=200,
+    )
+    got = row(results, "model", "all", "roc_auc")
+    assert (got["value"], got["low"], got["high"]) == (interval.value, interval.low, interval.high)
+    overall = results.filter(pl.col("scope") == "all").drop_nulls("low")
+    assert (overall["low"] <= overall["high"]).all()
+    ranked = overall.filter(pl.col("metric") != "expected_calibration_error")  # biased upwards in every replicate
+    assert ((ranked["low"] <= ranked["value"] + 1e-12) & (ranked["value"] <= ranked["high"] + 1e-12)).all()
+    of_folds = results.filter(pl.col("scope").str.starts_with("fold_")).select("low", "high", "fold_mean", "fold_std")
+    assert of_folds.null_count().row(0) == (of_folds.height,) * 4
+    by_group = results.filter(pl.col("scope") == "all_by_group")
+    assert by_group["fold_mean"].null_count() == by_group.height
+    assert by_group.filter(pl.col("value").is_not_null())["low"].null_count() == 0
+
+
+def test_a_group_has_one_vote_however_many_videos_it_has(tables: Any, folds: pl.DataFrame) -> None:
+    kept = folds.filter((pl.int_range(pl.len()) % 3 == 0) | (pl.col("group_id").str.contains("[0-4]>")))
+    predictions = tables.predictions(kept, good_scores(kept))
+    table = kfold_results(tables.index(kept), kept, predictions, CONFIG)
+    squared = predictions.with_columns(
+        error=(pl.col("score") - (pl.col("label") == "fake").cast(pl.Float64)) ** 2,
+        is_right=(pl.col("score") >= pl.col("threshold")) == (pl.col("label") == "fake"),
+    )
+    groups = squared.group_by("group_id", "label").agg(pl.col("error", "is_right").mean())
+    by_label = groups.group_by("label").agg(pl.col("is_right").mean())
+    assert row(table, "model", "all_by_group", "brier_score")["value"] == pytest.approx(groups["error"].mean())
+    assert row(table, "model", "all_by_group", "balanced_accuracy")["value"] == pytest.approx(
+        by_label["is_right"].mean()
+    )
+    assert row(table, "model", "all", "brier_score")["value"] == pytest.approx(squared["error"].mean())
+    assert groups["error"].mean() != pytest.approx(squared["error"].mean())
+
+
+def test_what_the_temperature_did_is_shown(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
+    labels = controls.fake_labels(predictions)
+    uncalibrated = 1 / (1 + np.exp(-predictions["logit"].to_numpy()))
+    got = row(results, "model", "all", "brier_score_uncalibrated")
+    assert got["value"] == pytest.approx(brier_score(labels, uncalibrated))
+    assert got["value"] != pytest.approx(row(results, "model", "all", "brier_score")["value"])
+
+
+def test_folds_are_described_by_mean_and_deviation(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
+    values = []
+    for fold in range(4):
+        part = predictions.filter(pl.col("fold") == fold)
+        values.append(roc_auc(controls.fake_labels(part), part["score"]))
+        assert row(results, "model", f"fold_{fold}", "roc_auc")["value"] == values[-1]
+        assert row(results, "model", f"fold_{fold}", "roc_auc")["num_groups"] == part["group_id"].n_unique()
+    got = row(results, "model", "all", "roc_auc")
+    assert got["fold_mean"] == pytest.approx(np.mean(values))
+    assert got["fold_std"] == pytest.approx(np.std(values, ddof=1))
+
+
+def test_controls_are_where_they_belong(results: pl.DataFrame) -> None:
+    assert row(results, "constant", "all", "roc_auc")["value"] == 0.5
+    assert row(results, "group_lookup_by_group", "all", "roc_auc")["value"] == 0.5
+    assert row(results, "group_lookup_by_row", "all", "roc_auc")["value"] > 0.95
+    shuffled = row(results, "shuffled_labels", "all", "roc_auc")
+    assert shuffled["low"] < 0.5 < shuffled["high"]
+    constant = row(results, "constant", "all_by_group", "roc_auc")
+    assert (constant["low"], constant["high"]) == (0.5, 0.5)  # nothing about it is uncertain
+
+
+def test_row_order_changes_nothing(
+    tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame, results: pl.DataFrame
+) -> None:
+    order = np.random.default_rng(1).permutation(folds.height)
+    again = kfold_results(tables.index(folds)[order], folds[order[::-1]], predictions[order], CONFIG)
+    assert again.equals(results)
+
+
+def test_the_table_survives_a_file(results: pl.DataFrame, tmp_path: object) -> None:
+    path = tmp_path / "kfold_results.feather"
+    write_table(results, RESULTS, path)
+    assert read_table(path, RESULTS).equals(results)
+
+
+def test_a_fold_of_one_class_is_null_and_does_not_stop_the_rest(tables: Any, folds: pl.DataFrame) -> None:
+    one_class = folds.with_columns(label=pl.when(pl.col("fold") == 2).then(pl.lit("real")).otherwise("label"))
+    predictions = tables.predictions(one_class, good_scores(one_class))
+    results = kfold_results(tables.index(one_class), one_class, predictions, CONFIG)
+    assert row(results, "model", "fold_2", "roc_auc")["value"] is None
+    assert row(results, "model", "fold_2", "f1")["value"] is None
+    assert row(results, "model", "fold_2", "brier_score")["value"] is not None
+    overall = row(results, "model", "all", "roc_auc")
+    assert overall["low"] < overall["value"] <= overall["high"]
+    assert overall["fold_std"] is not None
+
+
+def test_folds_of_one_class_each_leave_the_ranking_undefined(tables: Any, folds: pl.DataFrame) -> None:
+    pure = folds.with_columns(fold=(pl.col("label") == "fake").cast(pl.Int64))
+    results = kfold_results(tables.index(pure), pure, tables.predictions(pure, good_scores(pure)), CONFIG)
+    assert row(results, "model", "all", "roc_auc") | {"num_videos": 0, "num_groups": 0} == {
+        "source": "model", "scope": "all", "metric": "roc_auc", "value": None, "low": None, "high": None,
+        "fold_mean": None, "fold_std": None, "num_videos": 0, "num_groups": 0,
+    }  # fmt: skip
+    assert verdict(results).standing == "no result"
+
+
+def test_one_group_of_fakes_gives_no_interval_and_so_no_claim(tables: Any) -> None:
+    folds = tables.folds(num_groups=6, num_folds=2).with_columns(
+        label=pl.when(pl.col("video_id").is_in(["video00000", "video00001"]))
+        .then(pl.lit("fake"))
+        .otherwise(pl.lit("real"))
+    )
+    results = kfold_results(
+        tables.index(folds), folds, tables.predictions(folds, good_scores(folds, separation=9)), CONFIG
+    )
+    auc = row(results, "model", "all", "roc_auc")
+    assert auc["value"] == 1.0
+    assert auc["low"] is None
+    assert verdict(results).standing != "above control"
+
+
+def test_a_good_model_is_above_its_best_honest_control(results: pl.DataFrame) -> None:
+    told = verdict(results)
+    assert told.standing == "above control"
+    assert told.best_control is not None
+    assert told.best_control.source != "group_lookup_by_row"
+
+
+def test_a_model_that_only_knows_what_metadata_knows_is_not_above_control(tables: Any, folds: pl.DataFrame) -> None:
+    leaky = tables.index(folds, width=[640 if label == "fake" else 320 for label in folds["label"]])
+    told = verdict(kfold_results(leaky, folds, tables.predictions(folds, good_scores(folds)), CONFIG))
+    assert told.best_control is not None
+    assert (told.best_control.source, told.best_control.value) == ("metadata_only", 1.0)
+    assert told.standing == "not above control"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_is_not_above_control(tables: Any, folds: pl.DataFrame, seed: int) -> None:
+    scores = np.random.default_rng(seed).uniform(size=folds.height)
+    results = kfold_results(tables.index(folds), folds, tables.predictions(folds, scores), CONFIG)
+    assert verdict(results).standing == "not above control"
+
+
+def test_good_predictions_pass(folds: pl.DataFrame, predictions: pl.DataFrame) -> None:
+    check_predictions(folds, predictions)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "named"),
+    [
+        (lambda f, p: (f, pl.concat([p, p[:1]])), LeakageError, "more than once: 'video00000'"),
+        (lambda f, p: (f, p[1:]), DataError, "no prediction: 'video00000'"),
+        (lambda f, p: (f[1:], p), DataError, "not in the folds.*'video00000'"),
+        (lambda f, p: (f, p.with_columns(fold=(pl.col("fold") + 1) % 4)), LeakageError, "another fold.*and 55 more"),
+        (lambda f, p: (f, p.with_columns(group_id=pl.lit("g"))), LeakageError, "another fold or group"),
+        (lambda f, p: (f, p.with_columns(label=pl.lit("real"))), DataError, "another label"),
+        (lambda f, p: (f, p.with_columns(threshold="score")), DataError, "more than one threshold: 0, 1, 2, 3"),
+        (lambda f, p: (f, p.with_columns(temperature=1 + pl.col("score"))), DataError, "more than one temperature"),
+        (lambda f, p: (f, p.with_columns(temperature=pl.lit(1.9))), DataError, "scores are not sigmoid"),
+        (lambda f, p: (f.with_columns(group_id=pl.lit("g")), p), LeakageError, "g"),
+    ],
+)
+def test_predictions_that_do_not_fit_the_folds_are_refused(
+    folds: pl.DataFrame, predictions: pl.DataFrame, spoil: object, kind: type[DataError], named: str
+) -> None:
+    spoilt_folds, spoilt = spoil(folds, predictions)
+    with pytest.raises(DataError, match=named) as caught:
+        check_predictions(spoilt_folds, spoilt)
+    assert type(caught.value) is kind
+
+
+def test_videos_left_out_may_be_missing_and_must_not_be_predicted(
+    tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame
+) -> None:
+    check_predictions(folds, predictions[1:], left_out=["video00000"])
+    with pytest.raises(DataError, match="left out"):
+        check_predictions(folds, predictions, left_out=["video00000"])
+    results = kfold_results(tables.index(folds), folds, predictions[1:], CONFIG, left_out=["video00000"])
+    assert set(results.filter(pl.col("scope") == "all")["num_videos"]) == {59}
+
+
+def test_labels_shuffled_on_purpose_are_those_the_controls_are_judged_by(tables: Any, folds: pl.DataFrame) -> None:
+    shuffled = folds.with_columns(label=pl.Series(np.roll(folds["label"].to_numpy(), 3)))
+    predictions = tables.predictions(shuffled, good_scores(shuffled))
+    index = tables.index(folds, width=[640 if label == "fake" else 320 for label in shuffled["label"]])
+    with pytest.raises(DataError, match="another label"):
+        kfold_results(index, folds, predictions, CONFIG)
+    results = kfold_results(index, folds, predictions, RunConfig(bootstrap_replicates=200, shuffle_labels=True))
+    assert row(results, "metadata_only", "all", "roc_auc")["value"] == 1.0
+
+
+def test_results_slices_and_audit_do_not_import_torch() -> None:
+    code = "import sys\nfrom fvc_lib.learning import leakage_audit, results, slices\nsys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

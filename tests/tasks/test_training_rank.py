@@ -1,0 +1,193 @@
+"""A fold on several ranks, from the call in a notebook or the command line to the files it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fvc_lib.engine.distributed.ranks import RankLostError
+from fvc_lib.engine.watching import NoMetrics
+from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.tables import PREDICTIONS, read_table
+from fvc_lib.tasks import on_ranks as training_on_ranks
+from fvc_lib.tasks.video.training import read_outcome, train_fold
+from tests.faults.conftest import STAGE, elsewhere, result_of
+from tests.kits.engine_kit import Observer
+
+ROOT = Path(__file__).parents[2]
+ROUNDED = ["score", "control_score", "logit", "temperature", "threshold"]
+
+
+@pytest.fixture
+def two_ranks(tiny_training):
+    """The small run on two ranks; small steps, so that rounding stays what it is."""
+    return tiny_training.with_config(num_ranks=2, epochs=2, learning_rate=1e-4, memory_preflight=False)
+
+
+def predictions(paths):
+    return read_table(paths.predictions(0), PREDICTIONS)
+
+
+def equal_up_to_rounding(found, wanted):
+    same = found.drop(*ROUNDED).equals(wanted.drop(*ROUNDED))
+    return same and all((found[name] - wanted[name]).abs().max() < 1e-5 for name in ROUNDED)
+
+
+def metrics_of(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {(row["step"], row["epoch"], row["phase"], row["metric"]): row["value"] for row in rows}
+
+
+@pytest.mark.long
+def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path):
+    """Started from here, as the notebook does it; then by torchrun in a copy: the same bits."""
+    paths, seen, observer = two_ranks.paths, [], Observer()
+    with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0) as log:
+        outcome = train_fold(
+            paths, two_ranks.config, 0, metric_log=log, memory=observer,
+            progress=lambda done, planned: seen.append((done, planned)),
+        )  # fmt: skip
+    assert outcome == read_outcome(paths.fold_outcome(0))
+    assert outcome.num_ranks == 2
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+    assert {place[0] for place in observer.places} >= {"train", "validation", "control_train", "test", "report"}
+    assert [kind for kind, _ in observer.events] == ["policy"]
+
+    alone = elsewhere(two_ranks, tmp_path / "alone" / "run_1")
+    with MetricLog(alone.metrics(STAGE, 0), run_id="r", fold=0) as log:
+        single = two_ranks.with_config(num_ranks=1).config
+        train_fold(alone, single, 0, metric_log=log)
+    assert equal_up_to_rounding(predictions(paths), predictions(alone))
+    assert metrics_of(paths.metrics(STAGE, 0)).keys() == metrics_of(alone.metrics(STAGE, 0)).keys()
+
+    again = elsewhere(two_ranks, tmp_path / "torchrun" / "run_2")
+    again.params_yaml.write_text(two_ranks.config.to_yaml())
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "fvc_lib.tasks.rank", str(again.root), "--fold", "0",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert result_of(again) == result_of(paths)
+    assert read_outcome(again.fold_outcome(0)).num_ranks == 2
+    samples = [json.loads(line) for line in again.memory(STAGE, 0).read_text().splitlines()]
+    assert {sample["phase"] for sample in samples} >= {"train", "control_train", "report"}
+
+
+def ranks_of(process):
+    """The rank processes below ``process``, by rank."""
+    found = {}
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "fvc_lib.tasks.rank" in child.cmdline():
+                found[int(child.environ()["RANK"])] = child
+    return found
+
+
+def train_until(paths, config, attempt, disturb):
+    """Train fold 0 here, with ``disturb(ranks)`` called once the given number of steps is told."""
+    after, what = disturb
+    done = []
+
+    def progress(steps, planned):
+        if steps >= after and not done:
+            done.append(what(ranks_of(psutil.Process())))
+
+    with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
+        train_fold(paths, config, 0, metric_log=log, attempt=attempt, progress=progress, stop=lambda: "stop" in done)
+
+
+@pytest.mark.long
+@pytest.mark.fault(3, 5)
+def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(two_ranks, tmp_path):
+    paths, config = two_ranks.paths, two_ranks.with_config(checkpoint_minutes=0).config
+    never = (10**6, lambda ranks: None)
+    train_until(paths, config, 1, never)
+    disturbed = elsewhere(two_ranks, tmp_path / "disturbed" / "run_1")
+    with pytest.raises(RankLostError, match="rank 1 was ended by SIGKILL"):
+        train_until(disturbed, config, 1, (2, lambda ranks: ranks[1].kill()))
+    with pytest.raises(StoppedError, match="stopped as asked"):
+        train_until(disturbed, config, 2, (4, lambda ranks: ranks[1].send_signal(signal.SIGUSR1)))
+    with pytest.raises(StoppedError, match="stopped as asked"):
+        train_until(disturbed, config, 3, (5, lambda ranks: "stop"))
+    assert ranks_of(psutil.Process()) == {}
+    train_until(disturbed, config, 4, never)
+    assert result_of(disturbed) == result_of(paths)
+    assert read_outcome(disturbed.fold_outcome(0)).training.inexact_because == ()
+    log = (disturbed.logs / f"{STAGE}_fold_0_ranks.log").read_text()
+    assert "[rank 0] rank 0: ERROR: the other ranks were lost" in log
+
+
+def test_a_stop_before_the_ranks_have_met_ends_them_at_once(two_ranks):
+    with pytest.raises(StoppedError, match="before the ranks had met") as caught:
+        train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics(), stop=lambda: True)
+    assert caught.value.exit_code == 75
+    assert ranks_of(psutil.Process()) == {}
+
+
+def test_a_rank_s_data_error_comes_out_as_one(two_ranks):
+    two_ranks.store.clip_path("video00000", 0).unlink()
+    with pytest.raises(DataError, match="are gone from the clip store, the first: video00000") as caught:
+        train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics())
+    assert caught.value.exit_code == 3
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from fvc_lib.tasks.video.training import train_fold
+from fvc_lib.engine.watching import NoMetrics
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.run_paths import RunPaths
+paths, config = RunPaths(Path(sys.argv[1])), RunConfig.model_validate_json(sys.argv[2])
+train_fold(paths, config, 0, metric_log=NoMetrics(), progress=lambda *_: print("step", flush=True))
+"""
+
+
+@pytest.mark.long
+def test_ranks_do_not_outlive_whoever_launched_them(two_ranks):
+    config = two_ranks.with_config(epochs=1000, early_stopping_epochs=0).config.model_dump_json()
+    command = [sys.executable, "-c", LAUNCHER, str(two_ranks.paths.root), config]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout.readline() == "step\n"
+        ranks = ranks_of(psutil.Process(launcher.pid))
+        assert sorted(ranks) == [0, 1]
+        launcher.kill()
+    gone, alive = psutil.wait_procs(ranks.values(), timeout=600)
+    assert len(gone) == 2
+    assert alive == []
+
+
+def test_srun_starts_the_ranks_only_where_the_job_has_tasks_for_them(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert training_on_ranks.in_slurm_job_with_tasks(2, {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2"})
+    assert not training_on_ranks.in_slurm_job_with_tasks(3, {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2"})
+    assert not training_on_ranks.in_slurm_job_with_tasks(2, {"SLURM_JOB_ID": "5"})
+    assert not training_on_ranks.in_slurm_job_with_tasks(2, {"SLURM_NTASKS": "2"})
+
+
+@pytest.mark.long
+def test_one_rank_alone_trains_from_the_command_line(two_ranks):
+    """Whatever num_ranks says: who starts ranks oneself says how many there are."""
+    two_ranks.paths.params_yaml.write_text(
+        two_ranks.with_config(epochs=1, shuffled_label_control=False).config.to_yaml()
+    )
+    command = [sys.executable, "-m", "fvc_lib.tasks.rank", str(two_ranks.paths.root), "--fold", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read_outcome(two_ranks.paths.fold_outcome(0)).num_ranks == 1
+    refused = subprocess.run([*command[:-1], "9"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert refused.returncode == 3, refused.stderr
+    assert "rank 0: ERROR: " in refused.stderr

@@ -1,0 +1,360 @@
+"""The gradients of one effective batch of each task: those of the whole at once, by a plain backward pass."""
+
+import pytest
+import torch
+from torch import nn
+
+from fvc_lib.engine import joint_loss
+from fvc_lib.engine.device import Precision, finish_gradients, resolve_device
+from fvc_lib.engine.distributed.ranks import OwnGradients
+from fvc_lib.engine.joint_loss import first_pass, joint_part
+from fvc_lib.engine.loop import evaluate_batch
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.step import MemoryExhaustedError, WindowTransaction
+from fvc_lib.engine.task import LossSum, Sample, stack_samples
+from fvc_lib.tasks.video_text.task import LossWeights, VideoTextTask
+from tests.kits.engine_kit import EndsOnce, tight
+from tests.kits.rank_kit import run_ranks
+from tests.kits.task_kit import KINDS, changed, each_task
+from tests.kits.video_text_kit import planned
+
+CPU = resolve_device("cpu")
+WINDOW = 7
+RANK_WINDOWS = (8, 7, 2, 1)  # evenly shared, unevenly, one sample each, and one rank without any
+
+pytestmark = pytest.mark.usefixtures("frozen")
+
+
+@pytest.fixture(autouse=True)
+def own_random_state():
+    with forked_random_state(0, CPU.device):
+        yield
+
+
+def model_of(task):
+    """The same at every call, all of it trained."""
+    torch.manual_seed(5)
+    return task.build_model().train()
+
+
+def window_of(task, number=WINDOW):
+    data = task.training_data
+    return stack_samples([data[index] for index in range(number)])
+
+
+def named_gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def gradients(task, micro_batch, number=WINDOW, report=lambda shortage: None):
+    """Through the transaction, divided by the weight; what it says; and a random number drawn after it."""
+    model, window = model_of(task), window_of(task, number)
+    torch.manual_seed(6)
+    transaction = WindowTransaction(task, model, Precision(CPU), CPU.device, report=report)
+    result = transaction.gradients(window, micro_batch)
+    finish_gradients(model.parameters(), result.num_samples / result.loss.weight, float("inf"))
+    return named_gradients(model), result, torch.rand(()).item()
+
+
+def oracle(task, number=WINDOW):
+    """Gradients and loss of all samples at once, as anybody would write it."""
+    model, window = model_of(task), window_of(task, number)
+    torch.manual_seed(6)
+    outputs = task.forward(model, window)
+    loss = task.loss(outputs, window)
+    total = loss.total
+    if joint_part(task) is not None:
+        compared = {name: outputs[name].float() for name in task.joint_outputs}  # as the engine hands them over
+        tensors = {name: window.tensors[name] for name in task.joint_tensors}
+        total = total + task.joint_loss(model, compared, tensors, range(number))
+    (total / loss.weight).backward()
+    return named_gradients(model), (total / loss.weight).item(), torch.rand(()).item()
+
+
+def assert_same_gradients(found, wanted, bound=1e-6):
+    """As a whole, and parameter by parameter as far as it is not the rounding of a sum that is nought."""
+    assert found.keys() == wanted.keys()
+    norm = torch.cat([gradient.flatten() for gradient in wanted.values()]).norm()
+    error = torch.cat([(found[name] - gradient).flatten() for name, gradient in wanted.items()]).norm()
+    assert error <= bound * norm
+    for name, gradient in wanted.items():
+        assert (found[name] - gradient).norm() <= 10 * bound * max(gradient.norm(), 1e-3 * norm), name
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 7, 8])
+@each_task()
+def test_any_split_gives_the_gradients_the_loss_and_the_random_state_of_the_whole(tasks, micro_batch):
+    """With a random number drawn for each sample in the forward pass."""
+    task = tight(tasks())
+    wanted, loss, drawn = oracle(task)
+    found, result, drawn_after = gradients(task, micro_batch)
+    assert_same_gradients(found, wanted)
+    assert result.loss.mean() == pytest.approx(loss, rel=1e-6)
+    assert drawn_after == drawn
+    assert result.micro_batch == micro_batch
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_pictures_in_double_precision_give_the_same_gradients_to_twelve_digits(tasks, micro_batch, monkeypatch):
+    task = tight(type(tasks)("image", tasks.folder)())
+    build = task.build_model
+    monkeypatch.setattr(task, "build_model", lambda: build().double(), raising=False)
+    wanted, _, _ = oracle(task)
+    found, _, _ = gradients(task, micro_batch)
+    assert_same_gradients(found, wanted, bound=1e-12)
+
+
+class InDouble:
+    """Two linear maps in float64 whose outputs are compared; what is compared and what is summed share a layer."""
+
+    joint_outputs, joint_tensors = ("left", "right"), ("group",)
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1)
+        values = torch.randn(WINDOW, 5, generator=generator, dtype=torch.float64)
+        samples = [Sample(str(n), {"x": values[n], "group": torch.tensor(n // 2)}) for n in range(WINDOW)]
+        self.training_data = samples
+
+    def build_model(self):
+        layers = {"first": nn.Linear(5, 4), "left": nn.Linear(4, 3), "right": nn.Linear(4, 3), "scale": nn.Linear(1, 1)}
+        return nn.ModuleDict(layers).double()
+
+    def forward(self, model, batch):
+        hidden = torch.tanh(model["first"](batch.tensors["x"])) * torch.rand(len(batch), 1, dtype=torch.float64)
+        return {"left": model["left"](hidden), "right": model["right"](hidden), "hidden": hidden}
+
+    def loss(self, outputs, batch):
+        return LossSum(outputs["hidden"].square().sum(), torch.tensor(float(len(batch))))
+
+    def joint_loss(self, model, outputs, tensors, rows):
+        left, right = outputs["left"].double(), outputs["right"].double()
+        similar = model["scale"]((left[rows] @ right.T)[..., None])[..., 0]
+        same = tensors["group"][rows, None] == tensors["group"]
+        return (torch.logsumexp(similar, 1) - torch.logsumexp(similar.masked_fill(~same, -torch.inf), 1)).sum()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 7])
+def test_in_double_precision_the_gradients_are_the_same_to_twelve_digits(micro_batch):
+    task = InDouble()
+    wanted, loss, drawn = oracle(task)
+    found, result, drawn_after = gradients(task, micro_batch)
+    assert all((found[name] - gradient).norm() <= 1e-12 * gradient.norm() for name, gradient in wanted.items())
+    assert result.loss.mean() == pytest.approx(loss, rel=1e-12)
+    assert drawn_after == drawn
+
+
+def test_the_bound_would_notice_samples_that_are_compared_within_micro_batches_only(tasks):
+    tasks = type(tasks)("video_text", tasks.folder)
+    wanted, _, _ = oracle(tight(tasks()))
+    task = tight(tasks())
+    model, window = model_of(task), window_of(task)
+    torch.manual_seed(6)
+    for start in (0, 4):
+        part = window.part(start, start + 4)
+        outputs = task.forward(model, part)
+        tensors = {name: part.tensors[name] for name in task.joint_tensors}
+        joint = task.joint_loss(model, {name: outputs[name] for name in task.joint_outputs}, tensors, range(len(part)))
+        ((task.loss(outputs, part).total + joint) / len(window)).backward()
+    with pytest.raises(AssertionError):
+        assert_same_gradients(named_gradients(model), wanted, bound=1e-2)
+
+
+@pytest.mark.fault(16, 17)
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [*((kind, where) for kind in KINDS for where in ("forward", "backward")), ("video_text", "joint_loss")],
+    indirect=["kind"],
+)
+def test_an_out_of_memory_at_any_call_keeps_the_gradients_and_the_random_state(tasks, where, tally):
+    """From micro-batches of 4: where samples are compared the forward passes are those of both rounds."""
+    wanted, loss, drawn = oracle(tight(tasks()))
+    for number in range(1, 20):
+        ends, reported = EndsOnce(where, number), []
+        found, result, drawn_after = gradients(tight(tasks(), ends), 4, report=reported.append)
+        if ends.calls < number:
+            break
+        assert_same_gradients(found, wanted)
+        assert result.loss.mean() == pytest.approx(loss, rel=1e-6)
+        assert drawn_after == drawn
+        assert result.micro_batch == 2
+        (shortage,) = reported
+        assert (shortage.where, shortage.micro_batch) == (where, 4)
+        tally.add(survived=1)
+    rounds = 2 if where == "forward" and tasks.kind == "video_text" else 1
+    assert number - 1 == (1 if where == "joint_loss" else 2 * rounds)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_the_joint_loss_s_own_parameters_get_their_gradient(tasks, loss):
+    """Two rounds and one: the temperature's and the bias's are those of one plain backward pass."""
+    task = contrastive_only(tasks, loss)
+    wanted, _, _ = oracle(task)
+    own = {name for name in wanted if name.startswith("joint.scale.")}
+    assert len(own) == (2 if loss == "sigmoid" else 1)
+    for micro_batch in (2, 8):
+        found, _, _ = gradients(task, micro_batch)
+        for name in own:
+            assert wanted[name].norm() > 1e-4
+            torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=0)
+
+
+def contrastive_only(tasks, loss):
+    """The video-text task without captions and masks."""
+    task = type(tasks)("video_text", tasks.folder)()
+    plan = planned(num_frames=2, contrastive=loss, captions=False)
+    weights = LossWeights(1.0, 0.0, 0.0)
+    return VideoTextTask(
+        task.training_data, task.validation_data, plan=plan, weights=weights, retrieval=task._retrieval
+    )
+
+
+@pytest.mark.fault(18)
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_an_out_of_memory_while_looking_changes_no_bit_of_a_compared_batch(tasks, call):
+    """Two forward passes and the joint loss."""
+    task = type(tasks)("video_text", tasks.folder)()
+    model, window = model_of(task).eval(), window_of(task)
+
+    def looked(task):
+        return evaluate_batch(task, model, window, Precision(CPU), CPU.device, 4)
+
+    outputs, loss, micro_batch = looked(tight(task, EndsOnce("validation", call)))
+    wanted, wanted_loss, _ = looked(task)
+    assert all(values.equal(wanted[name]) for name, values in outputs.items())
+    assert loss.total.equal(wanted_loss.total)
+    assert micro_batch == 4
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "tried"), [(4, [(4, 2), (2, None)]), (8, [(7, 3), (3, None)]), (1, [(1, 1), (1, None)])]
+)
+def test_a_joint_loss_that_never_fits_is_tried_once_more_and_says_what_would_help(tasks, micro_batch, tried):
+    """Also with a share that was one micro-batch, whose activations are given up for the second attempt."""
+
+    def never(kind):
+        if kind == "joint_loss":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+
+    task, reported = type(tasks)("video_text", tasks.folder)(), []
+    with pytest.raises(MemoryExhaustedError, match="a smaller effective_batch_size in a new run"):
+        gradients(tight(task, never), micro_batch, report=reported.append)
+    assert [(shortage.micro_batch, shortage.micro_batch_next) for shortage in reported] == tried
+    assert {shortage.where for shortage in reported} == {"joint_loss"}
+
+
+def test_a_joint_loss_that_is_only_looked_at_and_never_fits_is_tried_once_more(tasks):
+    class NeverFits:
+        def joint_loss(self, model, outputs, tensors, rows):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+
+    task, reported = type(tasks)("video_text", tasks.folder)(), []
+    model, window = model_of(task).eval(), window_of(task)
+    with pytest.raises(MemoryExhaustedError, match="a smaller effective_batch_size in a new run"):
+        evaluate_batch(changed(task, NeverFits), model, window, Precision(CPU), CPU.device, 4, reported.append)
+    assert [shortage.micro_batch_next for shortage in reported] == [4, None]
+
+
+@pytest.mark.parametrize("pairs", [1, 14, 1000])
+def test_a_joint_loss_in_blocks_of_any_size_has_the_same_gradients(pairs, monkeypatch):
+    """Which are added up in float32, as what is compared is."""
+    monkeypatch.setattr(joint_loss, "PAIRS_AT_ONCE", pairs)
+    asked = []
+
+    class Blocks:
+        def joint_loss(self, model, outputs, tensors, rows):
+            asked.append(len(rows))
+            return super().joint_loss(model, outputs, tensors, rows)
+
+    wanted, loss, _ = oracle(InDouble())
+    found, result, _ = gradients(changed(InDouble(), Blocks), 3)
+    assert asked == {1: [1] * 7, 14: [2, 2, 2, 1], 1000: [7]}[pairs]
+    assert_same_gradients(found, wanted)
+    assert result.loss.mean() == pytest.approx(loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("leads_back", [False, True])
+def test_a_temperature_beyond_its_bound_is_led_back_by_all_rows_together(tasks, leads_back, monkeypatch):
+    """Some of them alone would lead it back, others out."""
+    task, found = contrastive_only(tasks, "softmax"), []
+    monkeypatch.setattr(task, "joint_loss", opposed(10.0 if leads_back else 1.0), raising=False)
+    build = task.build_model
+
+    def beyond():
+        model = build()
+        nn.init.constant_(model.joint.scale.log_scale, 5.0)
+        return model
+
+    monkeypatch.setattr(task, "build_model", beyond, raising=False)
+    for pairs in (1, 14, 1000):
+        monkeypatch.setattr(joint_loss, "PAIRS_AT_ONCE", pairs)
+        found.append(gradients(task, 3)[0]["joint.scale.log_scale"])
+    assert bool(found[0] > 0) is leads_back
+    for one in found:
+        torch.testing.assert_close(one, found[0], rtol=1e-5, atol=0)
+
+
+def opposed(weight):
+    """A joint loss: even rows want less similarity of their own pair, ``weight`` times as much; odd ones more."""
+
+    def loss(model, outputs, tensors, rows):
+        video, text = outputs["video_embedding"], outputs["video_embedding"]
+        signs = torch.tensor([weight if row % 2 == 0 else -2.0 for row in rows])
+        return (signs * model.joint.scale(video[rows], text).diagonal(rows.start)).sum()
+
+    return loss
+
+
+class OtherRanksSamples(OwnGradients):
+    """As rank 1 of two, when rank 0 has all samples of the window."""
+
+    rank, num_ranks = 1, 2
+
+    def __init__(self, documents):
+        self.documents = documents
+
+    def everyones(self, value):
+        return [self.documents, value]
+
+
+def test_memory_that_ends_on_a_rank_without_samples_is_no_reason_to_stop(tasks):
+    task = type(tasks)("video_text", tasks.folder)()
+    model, window = model_of(task), window_of(task)
+    found = first_pass(task, task, model, window, 8, precision=Precision(CPU), device=CPU.device).compared
+    transaction = WindowTransaction(
+        tight(task, EndsOnce("joint_loss", 1)), model, Precision(CPU), CPU.device,
+        shared=OtherRanksSamples(found.to_document()),
+    )  # fmt: skip
+    result = transaction.gradients(window.part(WINDOW, WINDOW), 4, WINDOW)
+    its_share = task.joint_loss(model, found.outputs, found.tensors, range(3, WINDOW))
+    assert result.micro_batch == 2
+    assert result.loss.total == pytest.approx(its_share.item(), rel=1e-6)
+
+
+def rank_gradients(ranks, tasks, folder):
+    """Of every window, of which each rank has its share."""
+    task = tasks()
+    model = model_of(task)
+    shared = ranks.shared_gradients(model)
+    transaction = WindowTransaction(task, model, Precision(CPU), CPU.device, shared=shared)
+    found = []
+    for number in RANK_WINDOWS:
+        window = window_of(task, number)
+        first, last = number * ranks.rank // ranks.size, number * (ranks.rank + 1) // ranks.size
+        result = transaction.gradients(window.part(first, last), 2, number)
+        finish_gradients(model.parameters(), result.num_samples / result.loss.weight, float("inf"))
+        found.append((named_gradients(model), result.loss.mean()))
+    torch.save(found, folder / f"of_{ranks.size}_rank_{ranks.rank}.pt")
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
+@each_task()
+def test_several_ranks_give_the_gradients_of_the_whole(tasks, size, tmp_path):
+    """Also of what only the joint loss reads, a temperature and a bias: once, and not once per rank."""
+    for code, said in run_ranks(size, rank_gradients, tasks, tmp_path):
+        assert code == 0, said
+    for rank in range(size):
+        found = torch.load(tmp_path / f"of_{size}_rank_{rank}.pt")
+        for number, (its_gradients, its_loss) in zip(RANK_WINDOWS, found, strict=True):
+            wanted, loss, _ = oracle(tasks(), number)
+            assert_same_gradients(its_gradients, wanted)
+            assert its_loss == pytest.approx(loss, rel=1e-6)

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from fvc_lib.detectors.texts.tokenizer import END, TextTokenizer
+from fvc_lib.engine.loading import load_batches
+from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.tables import VIDEO_TEXTS, check_table
+from fvc_lib.tasks.video_text.data import PairNumbers, VideoTextDataset, make_clips, pairs_fingerprint, without_videos
+from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.decode.clip import decode_clip
+
+TEXTS = {"t0": "a red ring", "t1": "a blue ring 🙂", "t2": "something else"}
+# (video, text): the first text stands beside two videos, the second video beside two texts.
+PAIRS = ((0, "t0", "train"), (1, "t0", "train"), (1, "t1", "train"), (2, "t2", "test"), (3, "t1", "test"))
+
+
+class Corpus:
+    """Four videos and the table of their pairs."""
+
+    def __init__(self, folder: Path, make_video: Callable[..., Path]) -> None:
+        self.root = folder / "corpus"
+        self.paths = [make_video(self.root / f"video {number}.mp4", 20 + number) for number in range(4)]
+        (self.root / "manifest.csv").write_text("path,text\n")
+        self.config = RunConfig(
+            task="video_text", corpus=str(self.root), cache_dir=str(folder / "cache"), num_frames=3, fixed_size=16,
+            probe_workers=1,
+        )  # fmt: skip
+        hashes = [sha256_of_file(path) for path in self.paths]
+        self.video_ids = [digest[:16] for digest in hashes]
+        rows = [
+            {
+                "pair_id": f"{hashes[video][:16]}_{text}",
+                "video_id": hashes[video][:16],
+                "path": self.paths[video].name,
+                "text_id": text,
+                "text": TEXTS[text],
+                "group_id": f"group {video}",
+                "part": part,
+                "split_source": "made",
+                "num_frames": 8,
+                "duration_seconds": None,
+                "content_sha256": hashes[video],
+            }
+            for video, text, part in PAIRS
+        ]
+        schema = {name: column.dtype.type for name, column in VIDEO_TEXTS.columns.items()}
+        self.pairs = check_table(pl.DataFrame(rows, schema=schema), VIDEO_TEXTS, "test")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, make_video: Callable[..., Path]) -> Corpus:
+    return Corpus(tmp_path_factory.mktemp("video_texts"), make_video)
+
+
+@pytest.fixture(scope="module")
+def source(made):
+    found, missing = make_clips(made.config, made.pairs)
+    assert missing == ()
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    return TextTokenizer.train(TEXTS.values(), 300)
+
+
+def test_clips_are_made_once_and_are_the_originals(made, source):
+    before = {path: path.stat().st_mtime_ns for path in Path(made.config.cache_dir).rglob("*.npy")}
+    assert len(before) == 4
+    seen = []
+    make_clips(made.config, made.pairs, progress=lambda *done: seen.append(done))
+    assert seen == [(number, 4) for number in range(1, 5)]
+    assert {path: path.stat().st_mtime_ns for path in Path(made.config.cache_dir).rglob("*.npy")} == before
+    frames = np.empty(source.shape, np.uint8)
+    source.load(made.video_ids[2], 0, frames)
+    assert frames.tolist() == decode_clip(made.paths[2], 3, 16).frames_for_training().tolist()
+
+
+def test_a_sample_is_the_clip_the_tokens_and_the_numbers(made, source, tokenizer):
+    data = VideoTextDataset(source, made.pairs, tokenizer, 12)
+    assert (len(data), data.classes) == (5, None)
+    for row, sample in zip(made.pairs.iter_rows(named=True), (data[index] for index in range(5)), strict=True):
+        assert sample.sample_id == row["pair_id"]
+        assert {name: (t.dtype, tuple(t.shape)) for name, t in sample.tensors.items()} == {
+            "frames": (torch.uint8, (3, 3, 16, 16)),
+            "tokens": (torch.int64, (12,)),
+            "video_index": (torch.int64, ()),
+            "text_index": (torch.int64, ()),
+        }
+        frames = np.empty(source.shape, np.uint8)
+        source.load(row["video_id"], 0, frames)
+        assert sample.tensors["frames"].numpy().tolist() == frames.tolist()
+        assert sample.tensors["tokens"].tolist() == tokenizer.encode([row["text"]], 12)[0].tolist()
+    texts, videos = ([int(data[i].tensors[name]) for i in range(5)] for name in ("text_index", "video_index"))
+    assert texts == [0, 0, 1, 2, 1]
+    assert [videos[1] == videos[2], len(set(videos)), min(videos), max(videos)] == [True, 4, 0, 3]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_are_the_samples_stacked_whoever_loads_them(made, source, tokenizer, num_workers):
+    data = VideoTextDataset(source, made.pairs, tokenizer, 12)
+    batches = [[4, 1], [0], [2, 3, 1]]
+    for indices, batch in zip(batches, load_batches(data, batches, num_workers=num_workers), strict=True):
+        assert batch.sample_ids == tuple(data.sample_ids[index] for index in indices)
+        for name, tensor in batch.tensors.items():
+            assert torch.equal(tensor, torch.stack([data[index].tensors[name] for index in indices]))
+
+
+def test_numbers_of_a_part_are_those_of_the_whole_table(made, source, tokenizer):
+    numbers = PairNumbers.of(made.pairs)
+    whole = VideoTextDataset(source, made.pairs, tokenizer, 8)
+    test = VideoTextDataset(source, made.pairs.filter(part="test"), tokenizer, 8, numbers)
+    for mine, other in ((0, 3), (1, 4)):
+        for name in ("video_index", "text_index", "tokens"):
+            assert torch.equal(test[mine].tensors[name], whole[other].tensors[name])
+    shuffled = made.pairs.sample(fraction=1, shuffle=True, seed=1)
+    assert PairNumbers.of(shuffled) == numbers
+    alone = VideoTextDataset(source, made.pairs.filter(part="test"), tokenizer, 8)
+    assert sorted(int(alone[i].tensors["text_index"]) for i in range(2)) == [0, 1]
+
+
+def test_a_long_text_is_cut_to_the_tokens_there_are(made, source, tokenizer):
+    data = VideoTextDataset(source, made.pairs, tokenizer, 4)
+    assert data[4].tensors["tokens"].shape == (4,)
+    assert data[4].tensors["tokens"][-1] == END
+
+
+def test_videos_that_cannot_be_decoded_are_named_and_left_out(tmp_path, made, source, tokenizer, caplog):
+    root = tmp_path / "copy"
+    shutil.copytree(made.root, root)
+    (root / made.paths[1].name).write_bytes(b"changed since it was indexed")
+    (root / made.paths[3].name).unlink()
+    config = made.config.model_copy(update={"corpus": str(root), "cache_dir": str(tmp_path / "cache")})
+    with caplog.at_level(logging.WARNING):
+        found, missing = make_clips(config, made.pairs)
+    lost = {made.video_ids[1], made.video_ids[3]}
+    assert set(missing) == lost
+    assert list(missing) == sorted(missing)
+    assert all(video_id in caplog.text for video_id in missing)
+    assert "content has changed" in caplog.text
+    with pytest.raises(DataError, match=f"2 videos have no clip.*{missing[0]}"):
+        VideoTextDataset(found, made.pairs, tokenizer, 8)
+    kept = without_videos(made.pairs, missing)
+    assert set(kept["video_id"]) == set(made.video_ids) - lost
+    assert len(VideoTextDataset(found, kept, tokenizer, 8)) == 2
+    with pytest.raises(DataError, match="2 of 4 videos have no clip"):
+        make_clips(config.model_copy(update={"max_rejected_share": 0.4}), made.pairs)
+
+
+def test_a_stopped_making_keeps_what_was_made(tmp_path, made):
+    config = made.config.model_copy(update={"cache_dir": str(tmp_path)})
+    done = []
+    with pytest.raises(StoppedError, match="1 of 4"):
+        make_clips(config, made.pairs, progress=lambda *so_far: done.append(so_far), stop=lambda: True)
+    assert done == [(1, 4)]
+    assert len(list(tmp_path.rglob("*.npy"))) >= 1
+    assert make_clips(config, made.pairs)[1] == ()
+
+
+def test_the_fingerprint_is_of_clips_texts_and_parts_alone(made, source):
+    before = pairs_fingerprint(source, made.pairs)
+    assert pairs_fingerprint(source, made.pairs.reverse()) == before
+    assert pairs_fingerprint(source, made.pairs.with_columns(path=pl.lit("elsewhere"))) == before
+    for column, value in (("text", "another"), ("part", "validation")):
+        assert pairs_fingerprint(source, made.pairs.with_columns(pl.lit(value).alias(column))) != before
+    other = ClipStore.of(made.config.model_copy(update={"fixed_size": 24}))
+    assert pairs_fingerprint(other, made.pairs) != before

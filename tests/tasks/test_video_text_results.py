@@ -1,0 +1,124 @@
+from itertools import permutations
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, TASK_RESULTS, VIDEO_TEXTS, read_table, write_table
+from fvc_lib.tasks.video_text.results import chance_metrics, chance_of_ranks, video_text_results
+from fvc_lib.tasks.video_text.task import RetrievalSet, RetrievalSettings
+from fvc_lib.tasks.video_text.training import retrieval_ranks, write_embeddings
+
+CONFIG = resolve_config({"task": "video_text", "recall_at": (1, 2), "bootstrap_replicates": 100}, environ={})
+
+
+def types(schema):
+    return {name: column.dtype.type for name, column in schema.columns.items()}
+
+
+def ndcg(ranks):
+    ideal = sum(1 / np.log2(1 + rank) for rank in range(1, len(ranks) + 1))
+    return sum(1 / np.log2(1 + rank) for rank in ranks) / ideal
+
+
+@pytest.mark.parametrize(("candidates", "positives"), [(1, 1), (4, 1), (5, 2), (5, 4), (4, 4)])
+def test_chance_is_the_mean_over_all_orders(candidates, positives):
+    first, gains = [], []
+    for order in permutations(range(candidates)):
+        ranks = sorted(order.index(positive) + 1 for positive in range(positives))
+        first.append(ranks[0])
+        gains.append(ndcg(ranks))
+    expected = np.bincount(first, minlength=candidates + 1)[1:] / len(first)
+    np.testing.assert_allclose(chance_of_ranks(candidates, positives), expected, atol=1e-12)
+    found = chance_metrics(np.array([candidates] * 3), np.array([positives] * 3), (1, 2, 9))
+    assert found == pytest.approx(
+        {
+            "recall@1": np.mean(np.array(first) <= 1), "recall@2": np.mean(np.array(first) <= 2), "recall@9": 1.0,
+            "mrr": np.mean(1 / np.array(first)), "ndcg": np.mean(gains), "mean_rank": np.mean(first),
+            "median_rank": np.sort(first)[(len(first) - 1) // 2],
+        }
+    )  # fmt: skip
+
+
+def test_queries_of_several_kinds_are_averaged():
+    apart = [chance_metrics(np.array([m]), np.array([p]), (1,)) for m, p in ((6, 1), (6, 1), (4, 2))]
+    found = chance_metrics(np.array([6, 6, 4]), np.array([1, 1, 2]), (1,))
+    for name in ("recall@1", "mrr", "ndcg", "mean_rank"):
+        assert found[name] == pytest.approx(np.mean([each[name] for each in apart]))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Four test videos of three texts, the third found wrongly; the last text stands beside two videos."""
+    rows = [
+        (f"pair{n}", f"video000{n}", f"{n}.mp4", f"text{t}", f"a {t} thing", f"group{n // 2}", part, "official", 12,
+         None, f"{n:064d}")
+        for n, (t, part) in enumerate(
+            [(1, "test"), (2, "test"), (3, "test"), (3, "test"), (9, "train"), (9, "train"), (1, "validation")]
+        )
+    ]  # fmt: skip
+    pairs = pl.DataFrame(rows, schema=types(VIDEO_TEXTS), orient="row")
+    paths = RunPaths(tmp_path)
+    write_table(pairs, VIDEO_TEXTS, paths.video_texts)
+    texts = torch.eye(3)
+    videos = torch.stack([texts[0], texts[1], 0.6 * texts[2] + 0.8 * texts[1], texts[2]])
+    retrieval = RetrievalSet(
+        videos, texts, np.array([[0, 0], [1, 1], [2, 2], [3, 2]]), np.arange(4), np.array([0, 1, 2])
+    )
+    test = pairs.filter(pl.col("part") == "test")
+    found = RetrievalSettings((1, 2), 64_000_000).metrics(retrieval)
+    write_table(retrieval_ranks(test, retrieval, found), RETRIEVAL_RANKS, paths.retrieval_ranks)
+    write_embeddings(paths.embeddings, retrieval)
+    captions = [
+        (f"video000{n}", f"group{n // 2}", f"{n}.mp4", caption, f"a {t} thing")
+        for n, (caption, t) in enumerate([("a 1 thing", 1), ("a 9 thing", 2), ("", 3), ("a 3 thing", 3)])
+    ]
+    write_table(pl.DataFrame(captions, schema=types(CAPTIONS), orient="row"), CAPTIONS, paths.captions)
+    return paths
+
+
+def test_every_number_stands_beside_its_control(run):
+    log = []
+    results = video_text_results(run, CONFIG, log=log.append)
+    assert read_table(run.task_results, TASK_RESULTS).equals(results)
+    found = {(row["source"], row["subject"], row["metric"]): row for row in results.iter_rows(named=True)}
+    value = {key: row["value"] for key, row in found.items()}
+    assert value["model", "video_to_text", "recall@1"] == 0.75
+    assert value["model", "text_to_video", "recall@1"] == 1.0
+    assert value["model", "video_to_text", "mrr"] == pytest.approx((3 + 1 / 2) / 4)
+    assert value["model", "video_to_text", "mean_positive_similarity"] == pytest.approx((3 + 0.6) / 4)
+    assert value["chance", "video_to_text", "recall@1"] == pytest.approx(1 / 3)
+    assert value["chance", "text_to_video", "recall@1"] == pytest.approx((1 / 4 + 1 / 4 + 2 / 4) / 3)
+    assert value["model", "captions", "exact_match"] == 0.5
+    assert value["most_frequent_caption", "captions", "exact_match"] == 0.0
+    assert value["most_frequent_caption", "captions", "token_f1"] == pytest.approx(2 / 3)
+    row = found["model", "video_to_text", "recall@1"]
+    assert (row["low"], row["high"], row["num_samples"], row["num_groups"]) == (0.5, 1.0, 4, 2)
+    assert found["model", "text_to_video", "recall@1"]["num_samples"] == 3
+    for name in {metric for source, _, metric in found if source == "model"} - {"mean_positive_similarity"}:
+        assert any(source != "model" and metric == name for source, _, metric in found), name
+    assert any("4" in line for line in log), "the log says how many embeddings were gathered"
+
+
+def test_ranks_that_are_not_of_the_embeddings_are_refused(run):
+    ranks = read_table(run.retrieval_ranks, RETRIEVAL_RANKS)
+    write_table(ranks.with_columns(rank=pl.lit(1, pl.Int64)), RETRIEVAL_RANKS, run.retrieval_ranks)
+    with pytest.raises(DataError, match="not those of test_embeddings"):
+        video_text_results(run, CONFIG)
+
+
+def test_rows_of_another_part_are_refused(run):
+    captions = read_table(run.captions, CAPTIONS)
+    write_table(captions.with_columns(video_id=pl.col("video_id").str.replace("3$", "4")), CAPTIONS, run.captions)
+    with pytest.raises(DataError, match="captions: 1 rows are not of the test part, the first 'video0004'"):
+        video_text_results(run, CONFIG)
+
+
+def test_damaged_embeddings_are_named(run):
+    run.embeddings.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="test_embeddings"):
+        video_text_results(run, CONFIG)

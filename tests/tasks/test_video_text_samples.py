@@ -1,0 +1,64 @@
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fvc_lib.engine.task import EpochSampleSet
+from fvc_lib.tasks.video_text.data import HiddenFrames, PreparedSamples, num_hidden_frames
+from tests.kits.video_text_kit import pairs, planned
+
+PLAN = planned(num_frames=8)
+
+
+def samples(seed: int = 0) -> PreparedSamples:
+    beside = {"beside": torch.arange(12).reshape(6, 2)}
+    return PreparedSamples(pairs(plan=PLAN), beside, HiddenFrames(8, 3, seed))
+
+
+def test_every_sample_has_what_stands_beside_it():
+    data = samples()
+    batch = data.__getitems__([4, 1])
+    assert batch.tensors["beside"].tolist() == [[8, 9], [2, 3]]
+    assert batch.tensors["frames"].equal(pairs(plan=PLAN).__getitems__([4, 1]).tensors["frames"])
+    assert data[4].tensors["hidden"].equal(batch.tensors["hidden"][0])
+    assert data[4].sample_id == batch.sample_ids[0]
+    assert len(data) == 6
+    assert data.classes is None
+
+
+def test_what_is_hidden_depends_on_sample_epoch_and_seed_alone():
+    data = samples()
+    whole = data.__getitems__(range(6)).tensors["hidden"]
+    assert whole.sum(1).tolist() == [3] * 6
+    parts = torch.cat([data.__getitems__([0]).tensors["hidden"], data.__getitems__([1, 2, 3]).tensors["hidden"]])
+    assert whole[:4].equal(parts)
+    assert pickle.loads(pickle.dumps(data)).__getitems__(range(6)).tensors["hidden"].equal(whole)
+    assert len({tuple(row) for row in whole.tolist()}) > 1
+    assert not samples(seed=1).__getitems__(range(6)).tensors["hidden"].equal(whole)
+
+
+def test_every_epoch_hides_others_and_an_epoch_always_the_same():
+    data = samples()
+    assert isinstance(data, EpochSampleSet)
+    first, second = (data.at_epoch(epoch).__getitems__(range(6)).tensors["hidden"] for epoch in (1, 2))
+    assert not first.equal(second)
+    assert data.at_epoch(2).at_epoch(1).__getitems__(range(6)).tensors["hidden"].equal(first)
+
+
+def test_without_masked_modelling_nothing_is_hidden():
+    data = PreparedSamples(pairs(plan=PLAN), {})
+    assert "hidden" not in data[0].tensors
+    assert data.at_epoch(3) is data
+
+
+@pytest.mark.parametrize(("frames", "share", "expected"), [(6, 0.3, 2), (6, 0.01, 1), (6, 0.99, 5), (2, 0.5, 1)])
+def test_some_frames_are_hidden_and_some_left(frames, share, expected):
+    assert num_hidden_frames(frames, share) == expected
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 40), st.floats(0.001, 0.999))
+def test_there_is_always_something_to_foretell_and_to_foretell_it_from(frames, share):
+    assert 1 <= num_hidden_frames(frames, share) <= frames - 1

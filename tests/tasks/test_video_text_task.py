@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fvc_lib.detectors.own.video_text import positive_pairs, sigmoid_contrastive, softmax_contrastive
+from fvc_lib.engine.device import Precision, resolve_device
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.step import WindowTransaction
+from fvc_lib.engine.task import FollowsEpochs, JointLoss
+from fvc_lib.tasks.video_text.task import LossWeights, VideoTextTask
+from tests.kits.video_text_kit import CPU, RETRIEVAL, pairs, planned, tiny_task
+
+
+def built(task):
+    with forked_random_state(0, CPU):
+        return task.build_model()
+
+
+def weighted(plan, weights):
+    return VideoTextTask(pairs(plan=plan), pairs(plan=plan), plan=plan, weights=weights, retrieval=RETRIEVAL)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("micro_batch", [1, 4, 6])
+def test_gradients_are_those_of_the_whole_batch_at_once(loss, micro_batch):
+    """The oracle writes the sum of the losses down for six pairs, two of which have one text."""
+    plan = planned(contrastive=loss)
+    task, batch = weighted(plan, LossWeights(0.7, 0.5, 0.0)), pairs(plan=plan).whole()
+    model, oracle = built(task), built(task)
+    outputs = oracle(batch.tensors)
+    positives = positive_pairs(batch.tensors["video_index"], batch.tensors["text_index"])
+    similarities = oracle.joint.scale(outputs["video_embedding"], outputs["text_embedding"])
+    dense = 0.7 * (softmax_contrastive if loss == "softmax" else sigmoid_contrastive)(similarities, positives)
+    dense = (dense + 0.5 * outputs["caption_loss"].sum()) / 6
+    dense.backward()
+    compute = resolve_device("cpu", "off")
+    transaction = WindowTransaction(task, model, Precision(compute), CPU)
+    found = transaction.gradients(batch, micro_batch)
+    assert found.loss.mean() == pytest.approx(float(dense.detach()), rel=1e-5)
+    for (name, ours), theirs in zip(model.named_parameters(), oracle.parameters(), strict=True):
+        assert float((ours.grad - theirs.grad).norm()) <= 1e-5 * float(theirs.grad.norm()), name
+
+
+def test_every_sample_weighs_one_whatever_losses_there_are():
+    for changes in ({}, {"captions": False}, {"contrastive": None}):
+        plan = planned(**changes)
+        task = tiny_task(plan)
+        batch = pairs(plan=plan).whole()
+        loss = task.loss(task.forward(built(task), batch), batch)
+        assert float(loss.weight) == 6
+        assert (float(loss.total.detach()) == 0) is (not plan.captions)
+
+
+def test_what_is_compared_follows_from_the_plan():
+    task = tiny_task()
+    assert isinstance(task, JointLoss)
+    assert not isinstance(task, FollowsEpochs)
+    assert task.joint_outputs == ("video_embedding", "text_embedding")
+    assert tiny_task(planned(contrastive=None)).joint_outputs == ()
+
+
+def test_captions_are_written_only_when_asked_for():
+    task, batch = tiny_task(beam_width=2), pairs().whole()
+    model = built(task).eval()
+    with torch.no_grad():
+        assert "caption_tokens" not in task.forward(model, batch)
+        with task.writing_captions():
+            assert task.forward(model, batch)["caption_tokens"].shape == (6, 6)
+        assert "caption_tokens" not in task.forward(model, batch)
+
+
+def test_weights_scale_each_loss():
+    plan = planned()
+    one, other = weighted(plan, LossWeights(1.0, 1.0, 0.0)), weighted(plan, LossWeights(3.0, 0.5, 0.0))
+    model, batch = built(one), pairs(plan=plan).whole()
+    outputs = {name: values.detach() for name, values in one.forward(model, batch).items()}
+    torch.testing.assert_close(other.loss(outputs, batch).total, 0.5 * one.loss(outputs, batch).total)
+    joint = [each.joint_loss(model, outputs, batch.tensors, range(6)) for each in (one, other)]
+    torch.testing.assert_close(joint[1], 3 * joint[0])
+
+
+def test_weights_that_do_not_fit_the_plan_are_refused():
+    with pytest.raises(ValueError, match="weights"):
+        weighted(replace(planned(), captions=False), LossWeights(1.0, 1.0, 0.0))

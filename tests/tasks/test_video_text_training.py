@@ -1,0 +1,309 @@
+import hashlib
+import math
+from contextlib import nullcontext
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from fvc_lib.corpus.video_texts import index_video_texts
+from fvc_lib.detectors.texts.tokenizer import TextTokenizer
+from fvc_lib.engine.distributed.ranks import OneRank
+from fvc_lib.engine.memory import training_memory
+from fvc_lib.execution.plan.forking import Inheritance, take_over
+from fvc_lib.execution.plan.stages import Task, stage_named
+from fvc_lib.execution.run.status import RunStatus
+from fvc_lib.metrics.retrieval import retrieval_metrics
+from fvc_lib.services.checkpoints import CheckpointMismatchError
+from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, VIDEO_TEXTS, read_table, write_table
+from fvc_lib.tasks.training import read_stage_outcome
+from fvc_lib.tasks.video_text.results import video_text_results
+from fvc_lib.tasks.video_text.training import (
+    STAGE,
+    check_config,
+    check_retrieval_memory,
+    read_embeddings,
+    read_parts,
+    split_training,
+    tokenizer_file,
+    train_video_text,
+    training_parameters,
+)
+from fvc_lib.video.clips.store import ClipStore
+from tests.kits.video_text_kit import write_tiny_bert
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
+SIDES = ("left", "right")
+
+
+class Log:
+    def __init__(self):
+        self.lines = []
+
+    def log(self, *, step, epoch, phase, metrics):
+        self.lines.append((step, epoch, phase, dict(metrics)))
+
+    def of(self, phase):
+        return [metrics for _, _, each, metrics in self.lines if each == phase]
+
+
+def drawn(colour: str, side: str, number: int, num_frames: int) -> np.ndarray:
+    """A square of a colour at one side of a grey ground, uint8 (T, 3, 16, 16)."""
+    frames = np.full((num_frames, 3, 16, 16), 90 + 10 * (number % 4), np.uint8)
+    column = (1 if side == "left" else 9) + number % 2
+    frames[:, :, 4:12, column : column + 6] = np.array(COLOURS[colour], np.uint8)[None, :, None, None]
+    return frames
+
+
+def written_corpus(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
+    """Pairs of 16-px clips, already in the clip store, and their captions; every text stands beside several videos."""
+    store, rows = ClipStore.of(config), []
+    parts = {"train": 4, "validation": 1, "test": 2}
+    for part, repeats in parts.items():
+        for repeat in range(repeats):
+            for colour in COLOURS:
+                for side in SIDES:
+                    number = len(rows)
+                    video_id, text = f"video{number:04d}", f"a {colour} square on the {side}"
+                    if not store.has(video_id, 0):
+                        store.write(video_id, 0, drawn(colour, side, number + repeat, config.num_frames))
+                    digests = [hashlib.sha256(name.encode()).hexdigest() for name in (text, video_id)]
+                    rows.append(
+                        (f"pair{number:04d}", video_id, f"{video_id}.mp4", digests[0], text, f"group{number}", part,
+                         "official", 12, None, digests[1])
+                    )  # fmt: skip
+    # A second text beside the first test video.
+    first = next(row for row in rows if row[6] == "test")
+    rows.append(("pair9999", *first[1:3], "0" * 64, "something red", *first[5:]))
+    schema = {name: column.dtype.type for name, column in VIDEO_TEXTS.columns.items()}
+    pairs = pl.DataFrame(rows, schema=schema, orient="row")
+    write_table(pairs, VIDEO_TEXTS, paths.video_texts)
+    return pairs
+
+
+def tiny_config(folder, **changes) -> RunConfig:
+    values = {
+        "task": "video_text", "corpus": str(folder / "manifest.csv"), "cache_dir": str(folder / "cache"),
+        "runs_dir": str(folder), "data_dir": str(folder), "num_frames": 2, "fixed_size": 16, "epochs": 2,
+        "text_width": 16, "text_heads": 2, "text_layers": 1, "embedding_size": 8, "max_text_tokens": 16,
+        "effective_batch_size": 8, "batch_size": 8, "memory_preflight": False, "bootstrap_replicates": 100,
+        "device": "cpu",
+    }  # fmt: skip
+    (folder / "manifest.csv").touch()
+    return resolve_config(values | changes, environ={})
+
+
+@pytest.fixture(scope="module")
+def tiny_bert(tmp_path_factory):
+    return write_tiny_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    # Two collections of a test process's whole heap would take most of the time.
+    monkeypatch.setattr(training_memory, "frozen_garbage", nullcontext)
+    paths, config = RunPaths(tmp_path / "run"), tiny_config(tmp_path)
+    return paths, config, written_corpus(paths, config)
+
+
+def test_a_training_writes_what_the_test_part_gave(run):
+    paths, config, pairs = run
+    log = Log()
+    outcome = train_video_text(paths, config, metric_log=log)
+    assert outcome == read_stage_outcome(paths.stage_outcome(STAGE))
+    assert (outcome.num_train, outcome.num_validation, outcome.num_test) == (24, 6, 13)
+
+    test = pairs.filter(pl.col("part") == "test")
+    ranks, captions = read_table(paths.retrieval_ranks, RETRIEVAL_RANKS), read_table(paths.captions, CAPTIONS)
+    by_video = ranks.filter(pl.col("direction") == "video_to_text")
+    by_text = ranks.filter(pl.col("direction") == "text_to_video")
+    assert by_video["query_id"].to_list() == sorted(set(test["video_id"]))
+    assert by_text["query_id"].to_list() == sorted(set(test["text_id"]))
+    assert set(by_video["num_candidates"]) == {7}
+    assert by_video["num_positives"].to_list() == [2] + [1] * 11
+    assert by_text.filter(pl.col("query_id") == "0" * 64)["num_positives"].to_list() == [1]
+    groups = dict(test.select("video_id", "group_id").iter_rows())
+    assert by_video["group_id"].to_list() == [groups[video] for video in by_video["query_id"]]
+
+    stored = read_embeddings(paths.embeddings)
+    again = retrieval_metrics(stored["video_embeddings"], stored["text_embeddings"], stored["pairs"])
+    assert again.video_to_text.ranks.tolist() == by_video["rank"].to_list()
+    assert again.text_to_video.ranks.tolist() == by_text["rank"].to_list()
+    (tested,) = log.of("test")
+    assert tested["text_to_video/recall@1"] == again.text_to_video.recall_at_k[0]
+
+    assert captions["video_id"].to_list() == sorted(set(test["video_id"]))
+    assert set(captions["references"][0].split("\n")) == {"a red square on the left", "something red"}
+    tokenizer = TextTokenizer.load(tokenizer_file(paths))
+    trained = pairs.filter(pl.col("part") == "train")["text"].unique()
+    assert tokenizer.fingerprint == TextTokenizer.train(trained, config.vocabulary_size).fingerprint
+
+
+def test_a_stopped_training_goes_on_to_the_same_numbers(run, tmp_path):
+    paths, config, _ = run
+    whole, log = RunPaths(tmp_path / "whole"), Log()
+    written_corpus(whole, config)
+    train_video_text(whole, config, metric_log=Log())
+    calls = iter(range(100))
+    with pytest.raises(StoppedError):
+        train_video_text(paths, config, metric_log=log, stop=lambda: next(calls) > 3)
+    assert not paths.stage_outcome(STAGE).exists()
+    train_video_text(paths, config, metric_log=log)
+    ours, theirs = (read_embeddings(each.embeddings) for each in (paths, whole))
+    assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
+    assert paths.captions.read_bytes() == whole.captions.read_bytes()
+
+
+def test_without_a_contrastive_loss_there_is_nothing_to_rank(run):
+    paths, config, _ = run
+    config = config.model_copy(update={"contrastive_weight": 0.0, "masked_weight": 1.0, "epochs": 1, "beam_width": 2})
+    log = Log()
+    train_video_text(paths, config, metric_log=log)
+    assert read_table(paths.retrieval_ranks, RETRIEVAL_RANKS).height == 0
+    assert read_table(paths.captions, CAPTIONS).height == 12
+    assert set(log.of("test")[0]) == {"caption_loss", "token_accuracy", "masked_loss"}
+    results = video_text_results(paths, config)
+    assert set(results["subject"]) == {"captions"}
+
+
+def test_without_a_captioning_loss_nothing_is_written(run):
+    paths, config, _ = run
+    config = config.model_copy(update={"caption_weight": 0.0, "contrastive_loss": "sigmoid", "epochs": 1})
+    train_video_text(paths, config, metric_log=Log())
+    assert read_table(paths.captions, CAPTIONS).height == 0
+    assert set(video_text_results(paths, config)["subject"]) == {"video_to_text", "text_to_video"}
+
+
+def test_a_checkpoint_of_other_parameters_is_refused(run):
+    paths, config, _ = run
+    config = config.model_copy(update={"epochs": 1})
+    train_video_text(paths, config, metric_log=Log())
+    with pytest.raises(CheckpointMismatchError):
+        train_video_text(paths, config.model_copy(update={"contrastive_loss": "sigmoid"}), metric_log=Log())
+
+
+def test_what_the_weights_depend_on_is_in_the_fingerprint_and_nothing_else(run, tmp_path):
+    paths, config, pairs = run
+
+    def fingerprint(**changes):
+        changed = config.model_copy(update=changes)
+        return split_training(read_parts(paths, changed, OneRank()), changed).fingerprint
+
+    found = [
+        fingerprint(**{name: value})
+        for name, value in {
+            "contrastive_loss": "sigmoid", "contrastive_weight": 2.0, "caption_weight": 0.5, "masked_weight": 0.5,
+            "masked_share": 0.5, "text_width": 32, "text_layers": 2, "text_heads": 4, "embedding_size": 16,
+            "max_text_tokens": 8, "vocabulary_size": 300, "model": "r2plus1d", "effective_batch_size": 4, "seed": 1,
+            "epochs": 3, "learning_rate": 0.1,
+        }.items()
+    ]  # fmt: skip
+    assert len({*found, fingerprint()}) == len(found) + 1
+    same = {"recall_at": (3,), "beam_width": 4, "batch_size": 2, "retrieval_memory_mb": 32, "num_ranks": 2}
+    assert fingerprint(**same) == fingerprint()
+    write_table(pairs.with_columns(pl.col("text").str.replace("red", "pink")), VIDEO_TEXTS, paths.video_texts)
+    assert fingerprint() not in {*found, config.config_hash}
+
+
+def test_a_fork_with_more_epochs_goes_on_from_the_checkpoint(run, tmp_path):
+    paths, config, _ = run
+    config = config.model_copy(update={"epochs": 1})
+    assert train_video_text(paths, config, metric_log=Log()).training.steps == 3
+    fork, task, log = RunPaths(tmp_path / "fork"), Task(stage_named(STAGE), None), Log()
+    for each in (paths, fork):
+        RunStatus(run_id=each.run_id, started_utc="2026-01-01T00:00:00Z").write(each)
+    taken = Inheritance(kept=(), carried=(task,), anew=())
+    take_over(paths, fork, taken, lambda task: training_parameters(config, task.fold))
+    written_corpus(fork, config)
+    outcome = train_video_text(fork, config.model_copy(update={"epochs": 2}), metric_log=log)
+    assert (outcome.training.steps, len(outcome.training.history)) == (6, 2)
+    assert {step for step, _, phase, _ in log.lines if phase == "train"} == {4, 5, 6}
+
+
+def test_texts_that_are_cut_are_counted(run, caplog):
+    paths, config, _ = run
+    read_parts(paths, config, OneRank())
+    assert not caplog.records
+    read_parts(paths, config.model_copy(update={"max_text_tokens": 8}), OneRank())
+    (said,) = caplog.messages
+    assert said.startswith("1 of 7 texts are longer than max_text_tokens 8 and are cut"), "the one of unknown words"
+
+
+def test_a_part_without_a_clip_is_named(run):
+    paths, config, pairs = run
+    write_table(pairs.filter(pl.col("part") != "validation"), VIDEO_TEXTS, paths.video_texts)
+    with pytest.raises(DataError, match="no pair is left of the part validation"):
+        train_video_text(paths, config, metric_log=Log())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"contrastive_weight": 0.0, "caption_weight": 0.0}, "are both 0"),
+        ({"text_heads": 3}, "wanted a divisor of text_width 16"),
+        ({"masked_weight": 1.0, "num_frames": 1}, "num_frames"),
+        ({"text_encoder": "/nowhere"}, "wanted own or the folder of a transformers model"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_made(tmp_path, change, message):
+    with pytest.raises(UsageError, match=message):
+        check_config(tiny_config(tmp_path, **change))
+
+
+def test_too_little_memory_for_retrieval_is_refused_before_clips_are_made(run):
+    paths, config, pairs = run
+    one = pairs.filter(pl.col("part") == "test").head(1)
+    numbers = pl.Series(range(50_000)).cast(pl.String)
+    many = pl.concat([one] * len(numbers)).with_columns(pair_id="many" + numbers, video_id="video-no" + numbers)
+    write_table(pl.concat([pairs, many]), VIDEO_TEXTS, paths.video_texts)
+    little = config.model_copy(update={"retrieval_memory_mb": 16})
+    with pytest.raises(UsageError, match="retrieval_memory_mb: got 16, wanted at least 19 for the test part's 50,0"):
+        train_video_text(paths, little, metric_log=Log())
+    assert not ClipStore.of(little).has("video-no0", 0)
+    check_retrieval_memory(many, config)
+    check_retrieval_memory(many, little.model_copy(update={"contrastive_weight": 0.0}))  # nothing is ranked
+
+
+@pytest.mark.long
+def test_an_encoder_of_transformers_is_trained_too(run, tmp_path, tiny_bert):
+    paths, config, _ = run
+    config = config.model_copy(update={"text_encoder": tiny_bert, "epochs": 1, "caption_weight": 0.0})
+    outcome = train_video_text(paths, config, metric_log=Log())
+    weights = torch.load(paths.stage_training(STAGE) / "latest_checkpoint.pt", weights_only=True)
+    assert outcome.num_parameters > 0
+    assert any("joint.text.encoder" in name for name in _names(weights))
+
+
+def _names(document):
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield str(key)
+            yield from _names(value)
+
+
+@pytest.mark.long
+def test_clips_and_captions_of_the_sample_corpus_are_learned(tmp_path):
+    """The built-in clips: 64 captions of the test part were never read in training, every pair of their words was."""
+    config = resolve_config(
+        {
+            "task": "video_text", "fixed_size": 64, "max_text_tokens": 16, "batch_size": 32, "epochs": 40,
+            "data_dir": str(tmp_path), "cache_dir": str(tmp_path / "cache"), "runs_dir": str(tmp_path),
+        },
+        environ={},
+    )  # fmt: skip
+    paths = RunPaths(tmp_path / "run")
+    write_table(index_video_texts(config).pairs, VIDEO_TEXTS, paths.video_texts)
+    train_video_text(paths, config, metric_log=Log())
+    results = video_text_results(paths, config)
+    found = {(row["source"], row["subject"], row["metric"]): row["value"] for row in results.iter_rows(named=True)}
+    assert read_table(paths.retrieval_ranks, RETRIEVAL_RANKS)["num_candidates"].to_list().count(64) == 72
+    for direction in ("video_to_text", "text_to_video"):
+        assert found["model", direction, "recall@1"] >= 0.9
+        assert found["chance", direction, "recall@1"] < 0.02
+    assert found["model", "captions", "content_word_recall"] >= 0.85
+    assert found["most_frequent_caption", "captions", "content_word_recall"] < 0.5
+    assert not math.isnan(found["model", "captions", "bleu4"])
