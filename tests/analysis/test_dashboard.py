@@ -237,8 +237,10 @@ def test_headless_and_live_show_the_same_figures_and_controls_redraw_them(runs: 
     folder = str(runs_dir(runs))
     copied = runs_dir(runs) / "copied" / "run_20250306_000000_abcdef04"
     sources = [
-        "from fvc_lib.analysis.dashboard.dashboard import dashboard\n"
-        f"board = dashboard({folder!r})\ndashboard({folder!r})",
+        (
+            "from fvc_lib.analysis.dashboard.dashboard import dashboard\n"
+            f"board = dashboard({folder!r})\ndashboard({folder!r})"
+        ),
         "board",
         "board.controls.widgets['metrics'].value = ('roc_auc',)\nboard.controls.widgets['folds'].value = (3,)",
         f"import shutil\nshutil.copytree({str(runs[0].root)!r}, {str(copied)!r})\nboard.refresh()",

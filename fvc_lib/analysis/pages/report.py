@@ -254,8 +254,10 @@ def provenance_html(run: RunPaths) -> str:
     parts = (
         _repeat(record),
         "<h3>Code and machine</h3>",
-        f'<div class="two">{_provenance_facts(_code_facts(run, first))}'
-        f"{_provenance_facts(_machine_facts(hardware, first))}</div>",
+        (
+            f'<div class="two">{_provenance_facts(_code_facts(run, first))}'
+            f"{_provenance_facts(_machine_facts(hardware, first))}</div>"
+        ),
         _attempts(attempts),
         _accounting(run),
         _versions(versions),
