@@ -1,0 +1,133 @@
+"""Registries fill themselves from a folder and from other packages; names are checked without imports."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import Registry
+
+SHAPES: Registry[object] = Registry("shape")
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+    aliases: tuple[str, ...] = ()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A package of plug-ins; each file registers at ``registered_shapes.SHAPES``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "registered_shapes.py").write_text(
+        "from fvc_lib.services.registry import Registry\nSHAPES = Registry('shape', 'plugged_shapes', 'test.shapes')\n"
+    )
+    package = tmp_path / "plugged_shapes" / "flat"
+    package.mkdir(parents=True)
+    for each in (package, package.parent):
+        (each / "__init__.py").write_text("")
+    yield package
+    for name in [n for n in sys.modules if n.startswith(("plugged_shapes", "registered_shapes", "foreign_shape"))]:
+        del sys.modules[name]
+
+
+def write(path, *lines):
+    path.write_text("\n".join(["from registered_shapes import SHAPES", *lines, ""]))
+
+
+def shapes():
+    from registered_shapes import SHAPES
+
+    return SHAPES
+
+
+def test_an_item_is_registered_by_decorator_by_call_and_by_its_own_name():
+    registry: Registry[object] = Registry("shape")
+
+    @registry.register("square", aliases=("box",))
+    class Square:
+        pass
+
+    disc = registry.register("disc", object())
+    star = registry.register(Named("star", ("asterisk",)))
+
+    assert registry.get("square") is registry.get("box") is Square
+    assert registry.get("asterisk") is star
+    assert registry.items() == [("square", Square), ("disc", disc), ("star", star)]
+    assert registry.names() == ["square", "disc", "star"]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_and_all_known_ones():
+    registry: Registry[object] = Registry("shape")
+    registry.register("square", object())
+
+    with pytest.raises(UsageError, match=r"shape .sqare.: unknown\. Did you mean .square.\? Known: square\."):
+        registry.get("sqare")
+
+
+def test_a_name_registered_twice_is_an_error_that_names_both_places(tmp_path):
+    registry: Registry[object] = Registry("shape")
+    line = "registry.register('square', object())"
+    for name in ("first.py", "second.py"):
+        code = compile(line, str(tmp_path / name), "exec")
+        if name == "first.py":
+            exec(code, {"registry": registry})
+            exec(code, {"registry": registry})  # the same line again is a reload
+    with pytest.raises(UsageError, match=r"'square' is registered twice: in .*first\.py, line 1, and in .*second\.py"):
+        exec(code, {"registry": registry})
+    with pytest.raises(UsageError, match="'square' is registered twice"):
+        registry.register("disc", object(), aliases=("square",))
+    assert registry.names() == ["square"]
+
+
+def test_the_files_of_the_folder_are_imported_when_a_name_is_first_needed(folder):
+    write(folder / "square.py", "SHAPES.register('square', 4)")
+    write(folder.parent / "disc.py", "SHAPES.register('disc', 0)")
+
+    registry = shapes()
+    assert "plugged_shapes.flat.square" not in sys.modules
+    assert registry.get("square") == 4
+    assert registry.names() == ["disc", "square"]
+
+
+def test_a_broken_file_is_named_and_stops_no_other(folder, caplog):
+    write(folder / "broken.py", "import no_such_package")
+    write(folder / "square.py", "SHAPES.register('square', 4)")
+
+    with caplog.at_level(logging.WARNING):
+        assert shapes().names() == ["square"]
+    assert "plugged_shapes.flat.broken is left out: ModuleNotFoundError" in caplog.text
+    with pytest.raises(UsageError, match=r"Not loaded: plugged_shapes\.flat\.broken \(ModuleNotFoundError: .*no_such"):
+        shapes().get("disc")
+
+
+def test_a_name_is_checked_without_importing_what_has_it(folder):
+    write(folder / "square.py", 'SHAPES.register("square", 4, aliases=("box",))')
+
+    assert shapes().check("square") == "square"
+    assert shapes().check("box") == "box"
+    assert "plugged_shapes.flat.square" not in sys.modules
+    with pytest.raises(UsageError, match="Did you mean 'square'"):
+        shapes().check("squarre")
+
+
+def test_other_packages_add_items_through_entry_points(folder, monkeypatch, caplog):
+    write(folder / "square.py", "SHAPES.register('square', 4)")
+    (folder.parents[1] / "foreign_shape.py").write_text(
+        "from registered_shapes import SHAPES\nSHAPES.register('star', 5)\ndisc = 0\n"
+    )
+    points = [
+        importlib.metadata.EntryPoint(name, value, "test.shapes")
+        for name, value in (("lost", "no_such_module"), ("star", "foreign_shape"), ("disc", "foreign_shape:disc"))
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points if group == "test.shapes" else [])
+
+    assert shapes().check("disc") == "disc"
+    assert dict(shapes().items()) == {"square": 4, "star": 5, "disc": 0}
+    assert list(shapes().broken) == ["lost"]
