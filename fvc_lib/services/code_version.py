@@ -2,7 +2,7 @@
 
 So that mending the terminal does not repeat a training, and mending the training does. A module counts when its
 dotted name stands anywhere in a source, not only after ``import``: children are started by names in strings, such
-as ``"fvc_lib.video.clips.making:make_original"``. A name in a comment counts too; that repeats a stage once too often,
+as ``"fvc_lib.video.clips.worker:make_original"``. A name in a comment counts too; that repeats a stage once too often,
 and never once too seldom. Imports are absolute in this project (a test keeps them so); relative ones are not followed.
 """
 
@@ -24,7 +24,9 @@ from fvc_lib.services.errors import UsageError
 
 # What a notebook's first call reaches but never runs when the runner started it: beginning and locking a run and noting
 # its code is done before, by the runner itself. A test shows that a headless stage opens without them.
-NOT_RUN_HEADLESS = frozenset({"fvc_lib.execution.run.record", "fvc_lib.execution.run.lock"})
+NOT_RUN_HEADLESS = frozenset(
+    {"fvc_lib.execution.run.interactive", "fvc_lib.execution.run.record", "fvc_lib.execution.run.lock"}
+)
 
 
 @dataclass(frozen=True)

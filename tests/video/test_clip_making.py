@@ -139,7 +139,7 @@ def test_the_table_grows_with_each_video_and_a_killed_run_is_continued(tmp_path,
 DANGEROUS = """
 import ctypes, os, sys, time
 from pathlib import Path
-from fvc_lib.video.clips.making import make_original
+from fvc_lib.video.clips.worker import make_original
 
 def dangerous(item):
     (Path(os.environ["MARKS"]) / str(os.getpid())).touch()
@@ -210,7 +210,7 @@ def test_edited_code_never_stores_under_the_name_of_the_code_before(tmp_path, co
     """As when decode.py is edited while a notebook's kernel, which has loaded it, makes clips."""
     root, index = corpus
     store = _store(tmp_path / "cache")
-    monkeypatch.setattr(clip_making, "code_hash", lambda name: "the code before")
+    monkeypatch.setattr(clip_making, "code_hash", lambda *names: "the code before")
     with pytest.raises(FvcError, match="Restart the kernel"):
         make_clips(store, index, root, 1, tmp_path / "t.csv")
     assert not list(store.decode_folder.rglob("*.npy"))
@@ -230,7 +230,7 @@ def test_copies_are_made_anew_without_decoding(tmp_path, corpus, dangerous):
 
 
 def test_a_worker_imports_neither_torch_nor_tables():
-    code = "import sys, fvc_lib.video.clips.making; sys.exit(bool({'torch', 'kornia', 'polars'} & set(sys.modules)))"
+    code = "import sys, fvc_lib.video.clips.worker; sys.exit(bool({'torch', 'kornia', 'polars'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

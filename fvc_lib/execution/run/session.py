@@ -18,9 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.stages import Task, stage_named
-from fvc_lib.execution.plan.superseding import begin_training_state
+from fvc_lib.execution.run.interactive import note_interactive_training, values_to_begin_with
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import Report, bar_reporter, file_reporter, progress_path
@@ -30,54 +28,6 @@ from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs, stage_key
-
-# ----------------------------------------------------------------------------------------------------
-# What a notebook that was opened by hand begins with, and what it leaves for the runner, which may go on with it.
-
-
-# What the built-in corpus of each task is learned with; the defaults are for larger pictures and clips of one's own.
-_BUILT_IN = {"video": "demo", "image": "image", "video_text": "video_text"}
-
-
-def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
-    """The configuration of a run that begins by hand, and a sentence where it is not what the notebook's cell says.
-
-    A cell that nobody edited, without a corpus, means the built-in one: it gets the values that the task's demo has.
-
-    Args:
-        given: the values of the parameters cell, and the task.
-
-    Raises:
-        UsageError: a value is not allowed.
-    """
-    asked = resolve_config(given)
-    defaults = resolve_config({"task": asked.task}, environ={})
-    told = resolve_config(given, environ={})
-    path = CHECKOUT / "params" / f"{_BUILT_IN[asked.task]}.yaml"
-    edited = [name for name in given if getattr(told, name) != getattr(defaults, name)]
-    if edited or asked.corpus or not path.is_file():
-        return asked, ""
-    values = read_params_file(path)
-    begun = resolve_config({**given, **values})
-    differs = ", ".join(f"{name} {getattr(begun, name)}" for name in values if name not in ("task", "experiment"))
-    return begun, (
-        f"There is no run yet and nothing in the cell above was edited: a run on the built-in corpus begins, with the "
-        f'values of params/{path.name} ({differs}). For a run with the cell\'s own values: run_dir = "new".'
-    )
-
-
-def note_training_by_hand(run: RunPaths, stage: str, fold: int | None) -> None:
-    """Before a training begins by hand: note its code, without which the runner would begin it anew.
-
-    A training that has begun stays as it is, whatever code it was begun with: nothing is set aside by hand.
-
-    Raises:
-        OSError: the run folder cannot be written.
-    """
-    task = Task(stage_named(stage), fold)
-    if task.stage.trains and not run.training_checkpoints(stage, fold).exists():
-        begin_training_state(run, task)
-
 
 ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
 
@@ -192,7 +142,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
             "done (run_notebooks.py status), or name another run in run_dir."
         )
     if attempt is None and not only_looks:
-        note_training_by_hand(paths, stage, fold)
+        note_interactive_training(paths, stage, fold)
     memory = _open_sampler(paths, stage, fold, config.mem_gb, by_hand=attempt is None)
     session = StageSession(stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory)
     if session.headless:

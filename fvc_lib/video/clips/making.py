@@ -18,18 +18,16 @@ from typing import Any, TextIO
 
 import polars as pl
 
-from fvc_lib.services.atomic_files import path_from_text, sha256_of_file, sweep_temporaries
+from fvc_lib.services.atomic_files import path_from_text, sweep_temporaries
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
 from fvc_lib.services.tables import AUGMENTED, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
-from fvc_lib.video.clips.store import CLIPS_FOLDER, ClipStore, Pixels, write_clip_file
-from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.source import UnreadableVideo, VideoError
+from fvc_lib.video.clips.store import CLIPS_FOLDER, ClipStore
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
-DEFAULT_DECODE_FUNCTION = "fvc_lib.video.clips.making:make_original"
+DEFAULT_DECODE_FUNCTION = "fvc_lib.video.clips.worker:make_original"
 
 Row = tuple[Any, ...]
 
@@ -264,46 +262,3 @@ def _row(store: ClipStore, video: _Video, number: int, operations: str) -> Row:
 def _append(stream: TextIO, lines: Iterable[Row]) -> None:
     csv.writer(stream, lineterminator="\n").writerows(lines)
     stream.flush()
-
-
-# ----------------------------------------------------------------------------------------------------
-# What is done with one untrusted video, in a worker process: decode its clip and put it into the store.
-#
-# Imported by every worker, so it imports only what that needs.
-#
-
-
-def make_original(item: dict[str, Any]) -> dict[str, Any]:
-    """Decode the video at ``source`` into the clip file ``target``.
-
-    Args:
-        item: ``source`` and ``target`` (paths), ``content_sha256`` (of the video as it was indexed), ``num_frames``
-            and ``fixed_size``; ``code`` (the hash under which ``target`` is stored, of the code that makes clips).
-
-    Returns:
-        ``code_changed`` when this process has loaded other code than the one ``target`` is named after; else
-        ``video_error``: what is wrong with the video, in words; or ``write_error``: errno, text and file of the
-        operating system when the clip cannot be written, which is no fault of the video. Nothing when all is well.
-    """
-    if item["code"] != code_hash("fvc_lib.video.decode.clip", "fvc_lib.video"):
-        return {"code_changed": True}
-    try:
-        frames = _decode(Path(item["source"]), item["content_sha256"], item["num_frames"], item["fixed_size"])
-    except VideoError as error:
-        return {"video_error": str(error)}
-    try:
-        write_clip_file(Path(item["target"]), frames)
-    except OSError as error:
-        return {"write_error": [error.errno, error.strerror, error.filename or item["target"]]}
-    return {}
-
-
-def _decode(path: Path, content_sha256: str, num_frames: int, fixed_size: int) -> Pixels:
-    try:
-        content = sha256_of_file(path)
-    except OSError as error:
-        raise UnreadableVideo(path, (error.strerror or type(error).__name__).lower()) from error
-    if content != content_sha256:
-        # Stored under the id of what was indexed, it would be taken for that by every later run.
-        raise UnreadableVideo(path, "its content has changed since it was indexed; build the index again")
-    return decode_clip(path, num_frames, fixed_size).frames_for_training()
