@@ -206,7 +206,7 @@ def _preparing_ends(rank, of, module, name, call):
     """On one rank, at a call of what prepares its part of a checkpoint."""
     if rank != of:
         return
-    module = importlib.import_module(f"fvc_lib.learning.{module}")
+    module = importlib.import_module(f"fvc_lib.engine.{module}")
     inner, count = getattr(module, name), iter(range(1, 1_000))
 
     def prepare(value):
@@ -221,9 +221,9 @@ def _preparing_ends(rank, of, module, name, call):
 @pytest.mark.parametrize(
     ("of", "module", "name", "call"),
     [
-        (0, "training_checkpoints", "capture_random_state", 2),
-        (1, "training_checkpoints", "capture_random_state", 2),
-        (1, "process_ranks", "_packed", 3),  # the first is of its numerics, the second of the checkpoint at the start
+        (0, "checkpoint", "capture_random_state", 2),
+        (1, "checkpoint", "capture_random_state", 2),
+        (1, "distributed.processes", "_packed", 3),  # the first is of its numerics, the second of the checkpoint at the start
     ],
 )
 def test_a_checkpoint_that_one_rank_has_no_memory_for_is_left_out_by_all(tasks, trained, of, module, name, call):

@@ -239,7 +239,7 @@ def test_a_rank_settles_when_the_launcher_has_taken_all_it_was_told(listening):
 
 
 def test_a_launcher_that_says_nothing_is_not_waited_for_for_ever(listening, monkeypatch):
-    monkeypatch.setattr(rank_reports, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(rank_reports, "_ANSWER_SECONDS", 0.001)
     reports, launcher = listening(taken=1)
     reports.settle()
     launcher.join()
