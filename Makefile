@@ -9,6 +9,15 @@ STAMP := $(VENV)/.installed
 WORKERS ?= auto
 MLFLOW_STAMP := $(VENV)/.installed-mlflow
 
+# Installs packages and shows how far it is: pip says nothing for minutes, or far too much.
+define install
+	set -o pipefail; echo "Installing into $(VENV) (about 0.6 GB to download; PyTorch with CUDA several GB more; 2 to 5 minutes)"; \
+	$(RUN) -m pip install --disable-pip-version-check --progress-bar off $(1) 2>&1 | awk -v total=$$(cat requirements*.lock | grep -c '==') ' \
+		/^(Collecting|Requirement already)/ { count++; printf "\r  %3d of about %d packages looked at", count, total; fflush() } \
+		/^Installing collected/ { printf "\n  unpacking them\n"; fflush() } \
+		/^(ERROR|error)/ { printf "\n%s\n", $$0; fflush() }'
+endef
+
 .PHONY: help setup setup-mlflow demo demo-image demo-video-text lab doctor test test-quick test-long test-browser test-mlflow test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval index-kills lock clean
 
 help:  ## Show this list
@@ -20,8 +29,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than Python 3.11; run: make PYTHON=/path/to/python3.11"; exit 2; }
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(call install,--requirement requirements.lock)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	# JupyterLab would ask everybody whether it may fetch news, and look for updates; a workbench asks nobody outside.
 	mkdir -p $(VENV)/etc/jupyter/labconfig
 	echo '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}' \
@@ -31,8 +40,7 @@ $(STAMP): requirements.lock pyproject.toml
 setup-mlflow: $(MLFLOW_STAMP)  ## Add MLflow to .venv, for FVC_TRACKER=mlflow and export-mlflow
 
 $(MLFLOW_STAMP): $(STAMP) requirements-mlflow.lock
-	$(RUN) -m pip install --quiet --disable-pip-version-check --requirement requirements.lock \
-		--requirement requirements-mlflow.lock
+	@$(call install,--requirement requirements.lock --requirement requirements-mlflow.lock)
 	@touch $@
 
 demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show where the report is

@@ -1,4 +1,4 @@
-"""Makefile, environment.yml and pyproject.toml agree on one lock; README's tree is true."""
+"""Makefile, environment.yml and pyproject.toml agree on one lock; architecture.md's tree is true."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL = {"mlflow", "webdataset"}
 
@@ -161,14 +162,21 @@ def test_make_offers_what_the_readme_names():
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     offered = set(re.findall(r"make ([a-z-]+)", shown))
     assert {"setup", "demo", "test", "lint", "format", "bench"} <= offered
-    named = set(re.findall(r"`make ([a-z-]+)", (ROOT / "README.md").read_text()))
+    named = set(re.findall(r"`make ([a-z-]+)", "\n".join(page.read_text() for page in PAGES)))
     assert named <= offered
 
 
+
+def test_every_link_between_the_pages_leads_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}, which is not there"
+
+
 def tree_entries() -> dict[str, str]:
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "architecture.md").read_text()
     block = re.search(r"## What is where\n.*?```\n(.*?)```", text, re.DOTALL)
-    assert block, "README has a tree under '## What is where'"
+    assert block, "architecture.md has a tree under '## What is where'"
     entries, stack = {}, []
     for line in block[1].splitlines():
         match = re.match(r"^( *)(\S+)\s{2,}(.+)$", line)
@@ -179,16 +187,16 @@ def tree_entries() -> dict[str, str]:
     return entries
 
 
-def test_readmes_tree_names_what_is_there_and_nothing_else():
+def test_the_tree_names_what_is_there_and_nothing_else():
     entries = tree_entries()
     for path in entries:
-        assert (ROOT / path).exists(), f"README's tree names {path}, which is not there"
+        assert (ROOT / path).exists(), f"architecture.md's tree names {path}, which is not there"
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     if not tracked:
         pytest.skip("not a git checkout: which files belong to the project is not known")
     top = {path.split("/")[0] for path in tracked if not path.startswith(".")}
-    assert top <= {path.split("/")[0] for path in entries}, "README's tree leaves out a top-level entry"
+    assert top <= {path.split("/")[0] for path in entries}, "architecture.md's tree leaves out a top-level entry"
     rooms = {"/".join(path.split("/")[:2]) for path in tracked if path.startswith("fvc_lib/") and path.count("/") > 1}
-    assert rooms <= set(entries), "README's tree leaves out a room"
+    assert rooms <= set(entries), "architecture.md's tree leaves out a room"
     notebooks = {path for path in tracked if path.startswith("notebooks/")}
-    assert notebooks <= set(entries), "README's tree leaves out a notebook"
+    assert notebooks <= set(entries), "architecture.md's tree leaves out a notebook"
