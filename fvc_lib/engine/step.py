@@ -1,10 +1,11 @@
 """The gradients of one effective batch as a transaction: whole, or done again in smaller pieces.
 
 The loss of every micro-batch is a sum with its weight; the gradients of the sums are added and divided once by the
-total weight, so any split gives the full batch's gradients (6e-7 relative in float32 with group norm; the usual mean
-over equal pieces is off by up to 1.5 under a weighted loss). For the same reason several ranks may each take a share of
-the batch: they compute, back off and begin again alone, and meet only when every one of them has its gradients. torch's
-DistributedDataParallel sums inside the backward pass, where a rank that runs out of memory leaves the others waiting.
+total weight, so any split gives the full batch's gradients: within 1e-6 relative in float32, 1e-5 where a part is one
+sample alone, which torch computes with other kernels, and 1e-12 in float64. (The usual mean over equal pieces is off by
+up to 1.5 under a weighted loss.) For the same reason several ranks may each take a share of the batch: they compute,
+back off and begin again alone, and meet only when every one of them has its gradients. torch's DistributedDataParallel
+sums inside the backward pass, where a rank that runs out of memory leaves the others waiting.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ from fvc_lib.engine.joint_loss import (
     joint_gradients,
     joint_part,
     own_rows,
-    rounded_as_before,
-    rounded_as_several,
 )
 from fvc_lib.engine.oom import MemoryState, Place, Shortage, is_out_of_memory, memory_state, sample_shapes
 from fvc_lib.engine.random_state import RawRandomState, put_back_random_state, take_random_state
@@ -161,7 +160,7 @@ class WindowTransaction:
         def collect(fitting: int) -> FirstPass:
             return first_pass(
                 self._task, joint, self._model, window, fitting,
-                precision=self._precision, device=self._device, num_together=num_samples,
+                precision=self._precision, device=self._device,
             )  # fmt: skip
 
         found, micro_batch = self._until_it_fits(collect, window, micro_batch, num_samples, snapshot)
@@ -279,7 +278,7 @@ class WindowTransaction:
         losses = []
         for start in range(0, len(window), micro_batch):
             self._where = "forward"
-            loss = self._forward(window.part(start, start + micro_batch), num_samples)[1]
+            loss = self._forward(window.part(start, start + micro_batch))[1]
             self._where = "backward"
             self._scaled(num_samples, loss.total).backward()  # type: ignore[no-untyped-call]
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
@@ -303,7 +302,7 @@ class WindowTransaction:
         for start in range(0, len(window), micro_batch):
             part = window.part(start, start + micro_batch)
             self._where = "forward"
-            outputs, loss = found.kept or self._forward(part, num_samples)
+            outputs, loss = found.kept or self._forward(part)
             self._where = "backward"
             its_gradients = compared.of_samples(start, start + micro_batch).gradients
             carry_back(outputs, its_gradients, self._scaled(num_samples, loss.total))
@@ -311,9 +310,9 @@ class WindowTransaction:
         self._shared.complete()
         return _mean_of(losses)
 
-    def _forward(self, part: Batch, num_samples: int) -> tuple[Outputs, LossSum]:
+    def _forward(self, part: Batch) -> tuple[Outputs, LossSum]:
         part = part.to(self._device)
-        with self._precision.autocast(), rounded_as_several(len(part), num_samples, self._device):
+        with self._precision.autocast():
             outputs = self._task.forward(self._model, part)
             return outputs, self._task.loss(outputs, part)
 
@@ -571,10 +570,7 @@ class _RecomputedForward:
         forward = type(self._block).forward
         if not torch.is_grad_enabled():
             return forward(self._block, *inputs)
-        return checkpoint(
-            forward, self._block, *inputs,
-            use_reentrant=False, preserve_rng_state=True, context_fn=rounded_as_before,
-        )  # fmt: skip
+        return checkpoint(forward, self._block, *inputs, use_reentrant=False, preserve_rng_state=True)
 
 
 def _refuse_batch_norm(name: str, block: nn.Module) -> None:

@@ -36,7 +36,7 @@ PROMISES = {
             ("read-only run folder", "fails before the first step"),
             ("permission denied on a video", "rejected with file and reason"),
             ("NaN or infinite loss", "no step; samples named; a clear stop with the last good checkpoint"),
-            ("out of memory in forward", "gradients within 1e-6 of the run without"),
+            ("out of memory in forward", "gradients within 1e-6 of the run without; one sample alone: 1e-5"),
             ("out of memory in backward", "the same; buffers and random state restored"),
             ("out of memory in validation", "metrics identical; nothing counted twice"),
             ("out of memory in the optimizer's step", "the checkpoint is restored; never a second step"),

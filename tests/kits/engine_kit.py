@@ -12,6 +12,17 @@ SETTINGS = {
 }  # fmt: skip
 
 
+# Relative differences that a split of an effective batch may make to its gradients in float32; in float64 1e-12. One
+# sample alone is computed by other kernels of torch, whose sums round otherwise.
+SPLIT_TOLERANCE, LONE_SAMPLE_TOLERANCE = 1e-6, 1e-5
+
+
+def split_tolerance(num_samples, micro_batch):
+    """What is promised of ``num_samples`` in parts of ``micro_batch``, in float32."""
+    alone = min(num_samples, micro_batch) == 1 or num_samples % micro_batch == 1
+    return LONE_SAMPLE_TOLERANCE if alone and num_samples > 1 else SPLIT_TOLERANCE
+
+
 class _Draining:
     """Draws a random number per training pass and interferes before each."""
 

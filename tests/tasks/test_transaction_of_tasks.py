@@ -13,7 +13,7 @@ from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import MemoryExhaustedError, WindowTransaction
 from fvc_lib.engine.task import LossSum, Sample, stack_samples
 from fvc_lib.tasks.video_text.task import LossWeights, VideoTextTask
-from tests.kits.engine_kit import EndsOnce, tight
+from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, SPLIT_TOLERANCE, EndsOnce, split_tolerance, tight
 from tests.kits.rank_kit import run_ranks
 from tests.kits.task_kit import KINDS, changed, each_task
 from tests.kits.video_text_kit import planned
@@ -71,7 +71,7 @@ def oracle(task, number=WINDOW):
     return named_gradients(model), (total / loss.weight).item(), torch.rand(()).item()
 
 
-def assert_same_gradients(found, wanted, bound=1e-6):
+def assert_same_gradients(found, wanted, bound=SPLIT_TOLERANCE):
     """As a whole, and parameter by parameter as far as it is not the rounding of a sum that is nought."""
     assert found.keys() == wanted.keys()
     norm = torch.cat([gradient.flatten() for gradient in wanted.values()]).norm()
@@ -88,7 +88,7 @@ def test_any_split_gives_the_gradients_the_loss_and_the_random_state_of_the_whol
     task = tight(tasks())
     wanted, loss, drawn = oracle(task)
     found, result, drawn_after = gradients(task, micro_batch)
-    assert_same_gradients(found, wanted)
+    assert_same_gradients(found, wanted, split_tolerance(WINDOW, micro_batch))
     assert result.loss.mean() == pytest.approx(loss, rel=1e-6)
     assert drawn_after == drawn
     assert result.micro_batch == micro_batch
@@ -173,7 +173,7 @@ def test_an_out_of_memory_at_any_call_keeps_the_gradients_and_the_random_state(t
         found, result, drawn_after = gradients(tight(tasks(), ends), 4, report=reported.append)
         if ends.calls < number:
             break
-        assert_same_gradients(found, wanted)
+        assert_same_gradients(found, wanted, split_tolerance(WINDOW, 2))
         assert result.loss.mean() == pytest.approx(loss, rel=1e-6)
         assert drawn_after == drawn
         assert result.micro_batch == 2
@@ -356,5 +356,5 @@ def test_several_ranks_give_the_gradients_of_the_whole(tasks, size, tmp_path):
         found = torch.load(tmp_path / f"of_{size}_rank_{rank}.pt")
         for number, (its_gradients, its_loss) in zip(RANK_WINDOWS, found, strict=True):
             wanted, loss, _ = oracle(tasks(), number)
-            assert_same_gradients(its_gradients, wanted)
+            assert_same_gradients(its_gradients, wanted, LONE_SAMPLE_TOLERANCE)  # a rank may have one sample
             assert its_loss == pytest.approx(loss, rel=1e-6)
