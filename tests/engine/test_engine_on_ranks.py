@@ -223,7 +223,7 @@ def _preparing_ends(rank, of, module, name, call):
     [
         (0, "checkpoint", "capture_random_state", 2),
         (1, "checkpoint", "capture_random_state", 2),
-        (1, "distributed.processes", "_packed", 3),  # the first is of its numerics, the second of the checkpoint at the start
+        (1, "distributed.processes", "_packed", 3),  # after its numerics and the checkpoint at the start
     ],
 )
 def test_a_checkpoint_that_one_rank_has_no_memory_for_is_left_out_by_all(tasks, trained, of, module, name, call):
