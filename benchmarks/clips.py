@@ -38,7 +38,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource
 from fvc_lib.tasks.video.task import VideoTask, engine_settings
-from fvc_lib.video.clips.shards import ClipShards, ClipStream, StreamPosition, write_shards
+from fvc_lib.video.clips.shards import ClipShards, write_shards
 from fvc_lib.video.clips.store import ClipStore, Pixels
 
 T = TypeVar("T")
@@ -84,7 +84,6 @@ def readers(store: ClipStore, shards: ClipShards) -> dict[str, Reader]:
         "store, shuffled": lambda: (loaded(store, each) for each in ids),
         "store, mapped and copied": lambda: (np.array(store.read(each, 0)) for each in ids),
         "shards, shuffled": lambda: (loaded(shards, each) for each in ids),
-        "shards, streamed with rows": lambda: (clip.frames for clip in ClipStream(shards, 0).clips(StreamPosition())),
         "np.load of the store's files": lambda: (np.load(path) for path in paths),
     }
     try:

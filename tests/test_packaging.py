@@ -166,7 +166,6 @@ def test_make_offers_what_the_readme_names():
     assert named <= offered
 
 
-
 def test_every_link_between_the_pages_leads_somewhere():
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):

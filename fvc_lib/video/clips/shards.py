@@ -4,7 +4,7 @@ The format is WebDataset's: an uncompressed tar, each clip as two members of one
 as the clip store has them) and ``<clip id>.json`` (its row of ``augmented_metadata.csv``), so that the package
 ``webdataset`` and ``tar`` read them. Our own reader goes by the manifest beside the shards, which says what is where:
 any clip is read directly at its offset, so that the sampler that trains from the store trains from shards as well, in
-the same order and to the same bits. ``shard_stream`` reads them one after the other instead.
+the same order and to the same bits.
 
 Nothing in a shard is trusted before its SHA-256 and its members are what the manifest says, and nothing in it is ever
 unpickled, executed, extracted or used as a path.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -238,20 +236,11 @@ _MOST_ROW_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a clip's pixels begin in its shard, and where its row lies."""
-
-    pixels_offset: int
-    row_offset: int
-    row_bytes: int
-
-
-@dataclass(frozen=True)
 class _Checked:
-    """A shard that was found to be what the manifest says, the state of its file then, and where its clips lie."""
+    """A shard that was found to be what the manifest says, its state then, and where each clip's pixels begin."""
 
     file_state: tuple[int, ...]
-    places: tuple[_Place, ...]
+    pixels_offsets: tuple[int, ...]
 
 
 class _OpenShard:
@@ -267,7 +256,7 @@ class _OpenShard:
         state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if known is None or known.file_state != state:
             with open(self.descriptor, "rb", closefd=False) as stream:
-                known = _Checked(state, tuple(_checked_places(stream, path, entry, shape)))
+                known = _Checked(state, tuple(_checked_offsets(stream, path, entry, shape)))
         self.checked = known
 
     def __del__(self) -> None:
@@ -321,34 +310,11 @@ class ClipShards:
             DataError: there is no such clip, or its shard is missing, damaged or holds what it must not.
             ValueError: ``frames`` is not such an array.
         """
-        self._load(self._number(video_id, augmentation_index), frames)
-
-    def load_number(self, number: int) -> Pixels:
-        """The clip ``clips[number]`` as a new array; raises like ``load``."""
-        frames = np.empty(self.shape, np.uint8)
-        self._load(number, frames)
-        return frames
-
-    def record(self, video_id: str, augmentation_index: int) -> ClipRecord:
-        """The clip's row.
-
-        Raises:
-            DataError: as ``load``, or the row is none.
-        """
-        return self.record_number(self._number(video_id, augmentation_index))
-
-    def record_number(self, number: int) -> ClipRecord:
-        """The row of ``clips[number]``; else like ``record``."""
-        shard, place = self._find(number)
-        content = os.pread(shard.descriptor, place.row_bytes, place.row_offset)
-        member = member_names(*self.clips[number])[1]
-        try:
-            record = ClipRecord.model_validate_json(content)
-        except ValidationError as error:
-            raise DataError(f"{self._name(number)}: member {member!r} is no row of a clip. {REMEDY}") from error
-        if (record.video_id, record.augmentation_index) != self.clips[number]:
-            raise DataError(f"{self._name(number)}: member {member!r} is the row of another clip. {REMEDY}")
-        return record
+        check_pixels(frames, self.shape)
+        number = self._number(video_id, augmentation_index)
+        shard, pixels_offset = self._find(number)
+        if os.preadv(shard.descriptor, [frames.data], pixels_offset) != frames.nbytes:
+            raise DataError(f"{self._name(number)}: it became shorter while it was read. {REMEDY}")
 
     def shard_of(self, number: int) -> int:
         """Which shard, as numbered in the manifest, holds ``clips[number]``."""
@@ -372,19 +338,13 @@ class ClipShards:
             )
         return number
 
-    def _load(self, number: int, frames: Pixels) -> None:
-        check_pixels(frames, self.shape)
-        shard, place = self._find(number)
-        if os.preadv(shard.descriptor, [frames.data], place.pixels_offset) != frames.nbytes:
-            raise DataError(f"{self._name(number)}: it became shorter while it was read. {REMEDY}")
-
     def _name(self, number: int) -> str:
         return f"shard {str(self.folder / self.manifest.shards[self.shard_of(number)].name)!r}"
 
-    def _find(self, number: int) -> tuple[_OpenShard, _Place]:
+    def _find(self, number: int) -> tuple[_OpenShard, int]:
         shard = self.shard_of(number)
         found = self._shard(shard)
-        return found, found.checked.places[number - int(self._first[shard])]
+        return found, found.checked.pixels_offsets[number - int(self._first[shard])]
 
     def _shard(self, shard: int) -> _OpenShard:
         found = self._open.get(shard)
@@ -398,8 +358,8 @@ class ClipShards:
         return found
 
 
-def _checked_places(stream: BufferedReader, path: Path, entry: ShardEntry, shape: Shape) -> Iterator[_Place]:
-    """Where each clip of a shard lies.
+def _checked_offsets(stream: BufferedReader, path: Path, entry: ShardEntry, shape: Shape) -> Iterator[int]:
+    """Where the pixels of each clip of a shard begin.
 
     Raises:
         DataError: it is not what the manifest says, or holds anything but plain clips and rows.
@@ -420,8 +380,8 @@ def _checked_places(stream: BufferedReader, path: Path, entry: ShardEntry, shape
             ]
     except (tarfile.TarError, ValueError, EOFError) as error:
         raise DataError(f"shard {str(path)!r}: it is no readable tar file: {error}. {REMEDY}") from error
-    for pixels, row in zip(members[::2], members[1::2], strict=True):
-        yield _Place(pixels.offset_data + len(clip_header(shape)), row.offset_data, row.size)
+    for pixels in members[::2]:
+        yield pixels.offset_data + len(clip_header(shape))
 
 
 def _checked_member(
@@ -451,109 +411,3 @@ def _checked_member(
 def _kind(member: tarfile.TarInfo) -> str:
     kinds = {tarfile.SYMTYPE: "link", tarfile.LNKTYPE: "link", tarfile.DIRTYPE: "folder"}
     return kinds.get(member.type, "file" if member.isreg() else "special file")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Read shards one after the other in a shuffled order, shared among ranks and workers, from any position on.
-#
-# The order of an epoch is a pure function of seed, epoch and manifest, so nothing has to be buffered, drawn or
-# replayed:
-# the shards are shuffled, and within each few neighbours of that order all clips are. The ranks get consecutive
-# parts of
-# the whole, which differ by one clip at most; each rank so reads its own part of the shards. Together they give every
-# clip exactly once an epoch, and a rank's sequence does not depend on how many workers read it.
-#
-
-
-IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class StreamPosition:
-    """How far a rank has come: the epoch, and the clips it has been given of it. Saved, it resumes there exactly."""
-
-    epoch: int = 0
-    taken: int = 0
-
-
-@dataclass(frozen=True)
-class StreamedClip:
-    """A clip, uint8 (T, 3, S, S), its row, and the position after it."""
-
-    record: ClipRecord
-    frames: Pixels
-    position: StreamPosition
-
-
-@dataclass(frozen=True)
-class ClipStream:
-    """One rank's shuffled sequence of clips, epoch after epoch.
-
-    Attributes:
-        shards: where the clips are.
-        seed: of the shuffling.
-        rank: which of ``world_size`` equal readers this is.
-        shards_at_once: clips are shuffled among so many shards that are neighbours in the epoch's order.
-        wanted: whether (video id, augmentation index) takes part, for example those of a fold; none: all.
-    """
-
-    shards: ClipShards
-    seed: int
-    rank: int = 0
-    world_size: int = 1
-    shards_at_once: int = 4
-    wanted: Callable[[str, int], bool] | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size or self.shards_at_once < 1:
-            raise ValueError(
-                f"clip stream: got rank {self.rank} of {self.world_size} and {self.shards_at_once} shards at once, "
-                "wanted 0 <= rank < world_size and at least one shard"
-            )
-
-    def __len__(self) -> int:
-        """Clips this rank is given in an epoch."""
-        count = sum(len(numbers) for numbers in self._numbers_by_shard())
-        return self._end(self.rank + 1, count) - self._end(self.rank, count)
-
-    def order(self, epoch: int) -> IntArray:
-        """int64 (len(self),): the clips of this rank in ``epoch``, as numbered in ``shards.clips``, in order."""
-        generator = np.random.default_rng(_seed(self.seed, epoch))
-        by_shard = self._numbers_by_shard()
-        shuffled = generator.permutation(len(by_shard)).tolist()
-        groups = [
-            shuffled[start : start + self.shards_at_once] for start in range(0, len(shuffled), self.shards_at_once)
-        ]
-        parts = [generator.permutation(np.concatenate([by_shard[shard] for shard in group])) for group in groups]
-        whole = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-        return whole[self._end(self.rank, whole.size) : self._end(self.rank + 1, whole.size)]
-
-    def clips(self, start: StreamPosition, *, worker: int = 0, num_workers: int = 1) -> Iterator[StreamedClip]:
-        """The rest of ``start``'s epoch: of the clips still to come, numbers worker, worker + num_workers, ...
-
-        Taking one clip of each worker in turn gives the sequence of a single worker.
-
-        Raises:
-            DataError: a shard is missing, damaged or holds what it must not; no clip of it was given.
-        """
-        order = self.order(start.epoch)
-        for place in range(start.taken + worker, order.size, num_workers):
-            number = int(order[place])
-            position = StreamPosition(start.epoch, place + 1)
-            yield StreamedClip(self.shards.record_number(number), self.shards.load_number(number), position)
-
-    def _numbers_by_shard(self) -> list[IntArray]:
-        wanted = np.array([self.wanted is None or self.wanted(*clip) for clip in self.shards.clips], bool)
-        numbers = np.arange(wanted.size)
-        counts = [len(shard.clips) for shard in self.shards.manifest.shards]
-        parts = np.split(numbers, np.cumsum(counts)[:-1]) if counts else []
-        return [part[wanted[part]] for part in parts]
-
-    def _end(self, rank: int, count: int) -> int:
-        """Where the part of the rank before ``rank`` ends in the whole of ``count`` clips."""
-        return rank * count // self.world_size
-
-
-def _seed(seed: int, epoch: int) -> int:
-    key = json.dumps(["clip stream", seed, epoch])
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big")
