@@ -6,11 +6,9 @@ import json
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -27,9 +25,6 @@ from fvc_lib.execution.slurm.queue import job_states, read_accounting
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
-
-if TYPE_CHECKING:
-    from fvc_lib.analysis.mlflow.model import FoldNetwork
 
 # Why a job waits for ever unless somebody does something, by SLURM's word for it.
 _REMEDY_OF_REASON = {
@@ -287,15 +282,14 @@ def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> Non
     "--tracking-uri", metavar="URI",
     help="An MLflow server or database, when it is not MLFLOW_TRACKING_URI, else mlflow.db in the runs folder.",
 )  # fmt: skip
-@click.option("--no-model", is_flag=True, help="Register no model.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
-def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, no_model: bool, runs_dir: Path | None) -> None:
+def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, runs_dir: Path | None) -> None:
     """Export each RUN to MLflow ('latest', a run id, a part of one, or a run folder), finished or not.
 
     A run becomes one MLflow run with a nested one for each fold: parameters, metrics by step, results with intervals
-    beside their controls, whether it is above them, the report with its figures, and (task video) the network of one
-    fold in the model registry. The run folder stays the truth and is only read. Exporting again adds what is new and
-    nothing twice; what MLflow takes otherwise or not at all is named. It needs: pip install 'fvc_lib[mlflow]'
+    beside their controls, whether it is above them, and the report with its figures. The run folder stays the truth and
+    is only read. Exporting again doubles nothing: a run that has changed replaces what MLflow held of it. What MLflow
+    takes otherwise or not at all is named. It needs: pip install 'fvc_lib[mlflow]'
 
     \b
     python run_notebooks.py export-mlflow latest                                     into mlflow.db beside the runs
@@ -308,7 +302,7 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, no_model: boo
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     folder = runs_dir or Path(resolve_config().runs_dir)
     for run in [find_run(folder, name) for name in runs]:
-        _export(run, tracking_uri, with_model=not no_model)
+        _export(run, tracking_uri)
 
 
 def export_when_asked(run: RunPaths, config: RunConfig) -> None:
@@ -317,7 +311,7 @@ def export_when_asked(run: RunPaths, config: RunConfig) -> None:
         return
     command = f"python run_notebooks.py export-mlflow {shlex.quote(str(run.root))}"
     try:
-        _export(run, None, with_model=True)
+        _export(run, None)
     except KeyboardInterrupt:
         click.echo(f"warning: the run has ended, but its export was interrupted\n  to go on: {command}", err=True)
         raise
@@ -325,59 +319,10 @@ def export_when_asked(run: RunPaths, config: RunConfig) -> None:
         click.echo(f"warning: not exported to MLflow: {error}\n  to repeat it: {command}", err=True)
 
 
-def load_fold_network(run: RunPaths, fold: int) -> FoldNetwork | None:
-    """The best network of ``fold`` with the shape of its clips; None where it has left none.
-
-    Raises:
-        FvcError: its weights are damaged or of another network, or the run's parameters are unreadable.
-    """
-    import torch  # takes a second to load
-
-    from fvc_lib.analysis.mlflow.model import FoldNetwork
-    from fvc_lib.detectors.own.video import ShiftedLogits, build_model
-    from fvc_lib.execution.run.session import run_config
-    from fvc_lib.services.atomic_files import sha256_of_file
-    from fvc_lib.services.checkpoints import BEST, load_best_model
-    from fvc_lib.tasks.video.selection import read_selection
-
-    folder = run.fold_checkpoints(fold)
-    if not (folder / BEST).is_file():
-        return None
-    recorded = read_selection(folder)
-    if recorded is None:
-        raise DataError(
-            f"{folder}: the record of what was chosen for this network is missing or unreadable, and its score depends "
-            "on it. Export with --no-model."
-        )
-    config, weights = run_config(run), load_best_model(folder)
-    with torch.random.fork_rng(devices=[]):
-        module = build_model(config.model)
-    try:
-        module.load_state_dict(weights)
-    except RuntimeError as error:
-        raise DataError(
-            f"{folder / BEST}: these are no weights of this version's {config.model}. "
-            "Export with the version that trained it, or with --no-model."
-        ) from error
-    shape = (1, config.num_frames, 3, config.fixed_size, config.fixed_size)
-    scoring = ShiftedLogits(module, recorded.selection.prior_logit).eval()
-    return FoldNetwork(scoring, shape, sha256_of_file(folder / BEST))
-
-
-def _export(run: RunPaths, tracking_uri: str | None, *, with_model: bool) -> None:
+def _export(run: RunPaths, tracking_uri: str | None) -> None:
     from fvc_lib.analysis.mlflow.export import default_tracking_uri, export_run
 
     # Beside the folder of runs that this one is in, also when it was named by its path.
-    uri = tracking_uri or default_tracking_uri(run.root.parent.parent)
-    report = export_run(
-        run,
-        tracking_uri=uri,
-        load_model=load_fold_network if with_model else None,
-        progress=_tell if sys.stderr.isatty() else None,
-    )
+    report = export_run(run, tracking_uri=tracking_uri or default_tracking_uri(run.root.parent.parent))
     for line in report.lines():
         click.echo(line)
-
-
-def _tell(what: str) -> None:
-    click.echo(f"  {what}", err=True)

@@ -1,4 +1,4 @@
-"""What an MLflow store holds, without what differs from export to export: ids, and when something was created."""
+"""What an MLflow store holds, without ids and times of creation; and exports that die on the way."""
 
 import contextlib
 import hashlib
@@ -8,27 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from fvc_lib.analysis.mlflow import export as mlflow_connection
-from fvc_lib.analysis.mlflow.model import FoldNetwork
 from fvc_lib.services.run_paths import RunPaths
-
-
-class TinyNetwork(nn.Module):
-    """Quickly exported: the mean of a clip, weighed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(0.01))
-
-    def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        return frames.float().mean((1, 2, 3, 4)) * self.weight
-
-
-def tiny_network(run: RunPaths, fold: int) -> FoldNetwork:
-    return FoldNetwork(TinyNetwork().eval(), (1, 2, 3, 8, 8), f"{fold:064x}")
 
 
 class Killed(BaseException):
@@ -74,22 +55,15 @@ def failing(monkeypatch: Any, calls: int, *, after: bool = False) -> Iterator[li
         yield made
 
 
-def stored(uri: str) -> dict[str, Any]:
-    """Runs by name, with everything of them, and registered models."""
+def stored(uri: str) -> list[dict[str, Any]]:
+    """All runs that are not in the trash, with everything of them."""
     with mlflow_connection.connected(uri) as client:
-        found: dict[str, Any] = {"runs": [], "models": [], "versions": []}
+        found = []
         for experiment in client.search_experiments():
             runs = client.search_runs([experiment.experiment_id], max_results=1000)
             names = {run.info.run_id: run.info.run_name for run in runs}
-            found["runs"] += [_run(client, experiment.name, run, names) for run in runs]
-            for model in client.search_logged_models([experiment.experiment_id]):
-                tags = {k: v for k, v in model.tags.items() if not k.startswith("mlflow.")}  # a server adds its own
-                told = [model.name, str(model.status), tags, names.get(model.source_run_id)]
-                found["models"].append(told)
-        for version in client.search_model_versions():
-            told = [version.name, str(version.version), dict(version.tags), version.description]
-            found["versions"].append([*told, names_of(client, version.run_id)])
-        return {kind: sorted(each, key=str) for kind, each in found.items()}
+            found += [_run(client, experiment.name, run, names) for run in runs]
+        return sorted(found, key=str)
 
 
 def stored_run(uri: str, wanted: Callable[[Any], bool]) -> dict[str, Any]:
@@ -100,10 +74,6 @@ def stored_run(uri: str, wanted: Callable[[Any], bool]) -> dict[str, Any]:
         names = {run.info.run_id: run.info.run_name for run in runs}
         (run,) = filter(wanted, runs)
         return _run(client, experiment.name, run, names)
-
-
-def names_of(client: Any, run_id: str) -> str:
-    return str(client.get_run(run_id).info.run_name)
 
 
 def _run(client: Any, experiment: str, run: Any, names: dict[str, str]) -> dict[str, Any]:
@@ -124,7 +94,6 @@ def _run(client: Any, experiment: str, run: Any, names: dict[str, str]) -> dict[
         "tags": tags,
         "points": sorted(history),
         "artifacts": _artifacts(client, run.info.run_id),
-        "outputs": len(run.outputs.model_outputs),
     }
 
 

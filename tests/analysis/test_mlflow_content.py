@@ -1,13 +1,14 @@
 """What of an export needs no MLflow."""
 
 import json
+import re
 import sys
 
 import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from fvc_lib.analysis.mlflow.content import run_content
+from fvc_lib.analysis.mlflow.content import MAX_KEY, fitted, key_of, run_content
 from fvc_lib.analysis.mlflow.export import default_tracking_uri, export_run, shown_uri
 from fvc_lib.command_line import commands as mlflow_command
 from fvc_lib.command_line.commands import export_mlflow, export_when_asked
@@ -36,7 +37,7 @@ def test_a_fold_that_has_not_begun_has_no_run(make_run):
     status = json.loads(run.status_json.read_text())
     status["stages"] |= {f"{TRAINING}_fold_1": {"state": "pending"}, f"{TRAINING}_fold_2": {"state": "running"}}
     run.status_json.write_text(json.dumps(status))
-    assert [number for number, _ in run_content(run).folds] == [0, 2]
+    assert [fold.name for fold in run_content(run).folds] == ["fold 0", "fold 2"]
 
 
 def test_an_unknown_run_is_a_usage_error(tmp_path):
@@ -71,22 +72,43 @@ def test_an_export_that_is_interrupted_says_that_the_run_has_ended_and_how_to_go
     assert f"export-mlflow {run.root}" in told
 
 
-def test_the_same_run_has_the_same_content_and_a_changed_one_another(make_run):
+def test_the_same_run_has_the_same_digest_and_a_changed_one_another(make_run):
     run = make_run()
     first = run_content(run)
-    assert [each.digest for _, each in run_content(run).folds] == [each.digest for _, each in first.folds]
+    assert run_content(run).digest == first.digest
     run.metrics(TRAINING, 2).write_bytes(b"".join(run.metrics(TRAINING, 2).read_bytes().splitlines(True)[:-1]))
-    changed = run_content(run)
-    differing = [old[0] for old, new in zip(first.folds, changed.folds, strict=True) if old[1].digest != new[1].digest]
-    assert differing == [2]
-    assert changed.whole.digest == first.whole.digest
+    assert run_content(run).digest != first.digest
 
 
-def test_there_is_one_point_for_a_key_and_step_and_no_other_control_on_a_fold(run):
-    for _, content in run_content(run).folds:
+def test_there_is_one_point_for_a_key_and_step_and_no_control_on_a_fold(run):
+    for content in run_content(run).folds:
         assert not content.points.select("key", "step").is_duplicated().any()
         outer = content.points.filter(pl.col("key").str.starts_with("outer_fold/"))
         assert outer["key"].str.starts_with("outer_fold/model/").all()
+
+
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", "a/b", "..", ".", "", "' OR 1=1 --", "line\nbreak", "Ü 你"]
+)
+def test_a_hostile_name_becomes_one_part_of_a_key(name):
+    part, key = key_of(name), key_of("train", name)
+    assert key == f"train/{part}"
+    assert re.fullmatch(r"[\w.\- ]+", part)
+    assert part not in (".", "..")
+
+
+def test_usual_names_stay_as_they_are():
+    assert key_of("validation", "roc_auc") == "validation/roc_auc"
+    assert key_of("train", "max_xyz 0.5-a") == "train/max_xyz 0.5-a"
+
+
+def test_names_that_are_too_long_stay_apart_and_are_named():
+    notes: list[str] = []
+    first, second = fitted("a" * 300, "metric", notes), fitted("a" * 299 + "b", "metric", notes)
+    assert len(first) <= MAX_KEY
+    assert first != second
+    assert len(notes) == 2
+    assert fitted("a" * MAX_KEY, "metric", notes) == "a" * MAX_KEY
 
 
 @pytest.mark.parametrize(

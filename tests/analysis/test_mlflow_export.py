@@ -1,7 +1,5 @@
 """Exports into MLflow's own SQLite store: real stores, real runs."""
 
-import importlib.util
-import itertools
 import json
 import math
 import os
@@ -13,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 import yaml
@@ -34,8 +31,8 @@ from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import read_table, write_table
-from tests.analysis.mlflow_store import Killed, copied, failing, shorten, stored, stored_run, tiny_network
+from fvc_lib.services.tables import read_table
+from tests.analysis.mlflow_store import Killed, copied, failing, shorten, stored, stored_run
 
 pytestmark = pytest.mark.mlflow
 
@@ -92,12 +89,12 @@ def exported(written_run, template, tmp_path_factory) -> Exported:
     """A run with five folds, exported once; not to be written to."""
     run, uri = written_run(0, 1.6), copied(template, tmp_path_factory.mktemp("exported"))
     report = export_run(run, tracking_uri=uri)
-    return Exported(run, report, stored(uri)["runs"])
+    return Exported(run, report, stored(uri))
 
 
 def test_a_run_becomes_one_run_with_a_nested_one_for_each_fold(exported):
     report, runs = exported.report, exported.runs
-    assert report.num_runs == report.new_runs == 6
+    assert report.num_runs == 6
     assert {(each["name"], each["parent"]) for each in runs} == {
         ("run_0", None), *((f"fold {number}", "run_0") for number in range(5)),
     }  # fmt: skip
@@ -140,43 +137,31 @@ def test_code_and_machine_are_tags(short_run, uri):
     assert (tags["mlflow.source.git.commit"], tags["fvc.hardware.processor"]) == ("c0ffee", "Z80")
 
 
-def killed_everywhere(run, template, folder, monkeypatch, calls):
-    undisturbed = copied(template, folder / "undisturbed")
+def test_exporting_again_writes_nothing(short_run, uri):
+    first = export_run(short_run, tracking_uri=uri)
+    wanted = stored(uri)
+    again = export_run(short_run, tracking_uri=uri)
+    assert (again.changed, again.mlflow_run_id) == (False, first.mlflow_run_id)
+    assert "nothing new" in again.lines()[0]
+    assert stored(uri) == wanted
+
+
+@pytest.mark.parametrize(("share", "after"), [(0.0, True), (0.5, False), (0.9, False), (1.0, False)])
+def test_an_export_that_was_killed_is_repeated_and_nothing_is_there_twice(
+    short_run, template, tmp_path, monkeypatch, share, after
+):
+    run, undisturbed = shorten(short_run, 1), copied(template, tmp_path / "undisturbed")
     with failing(monkeypatch, 0) as clients:
-        export_run(run, tracking_uri=undisturbed, load_model=tiny_network)
-    wanted = stored(undisturbed)
-    assert len(wanted["versions"]) == 1
-    assert not export_run(run, tracking_uri=undisturbed, load_model=tiny_network).changed
-    assert stored(undisturbed) == wanted
+        export_run(run, tracking_uri=undisturbed)
     total = clients[0].calls
-    for number, after in calls(total):
-        place = folder / f"{number}_{after}"
-        uri = copied(template, place)
-        with failing(monkeypatch, number, after=after), pytest.raises(Killed):
-            export_run(run, tracking_uri=uri, load_model=tiny_network)
-        export_run(run, tracking_uri=uri, load_model=tiny_network)
-        assert stored(uri) == wanted, f"killed {'after' if after else 'before'} call {number} of {total}"
-        shutil.rmtree(place)
+    uri = copied(template, tmp_path / "killed")
+    with failing(monkeypatch, 3 + round(share * (total - 3)), after=after), pytest.raises(Killed):
+        export_run(run, tracking_uri=uri)
+    assert export_run(run, tracking_uri=uri).changed
+    assert stored(uri) == stored(undisturbed)
 
 
-def test_exporting_again_adds_nothing_and_completes_what_was_killed(short_run, template, tmp_path, monkeypatch):
-    # The first calls create, the last ones register.
-    def some(total):
-        return (4, True), (total - 2, True)
-
-    killed_everywhere(shorten(short_run, 1), template, tmp_path, monkeypatch, some)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs MLflow: make setup-mlflow")
-def test_an_export_killed_at_any_call_is_completed_by_the_next(short_run, template, tmp_path, monkeypatch):
-    def every(total):
-        return itertools.product(range(1, total + 1), (False, True))
-
-    killed_everywhere(short_run, template, tmp_path, monkeypatch, every)
-
-
-def test_a_run_that_has_grown_is_completed(short_run, template, tmp_path):
+def test_a_run_that_has_grown_replaces_what_was_there(short_run, template, tmp_path):
     run = short_run
     log, results = run.metrics(TRAINING, 1), run.results
     all_lines, table = log.read_bytes(), results.read_bytes()
@@ -188,31 +173,35 @@ def test_a_run_that_has_grown_is_completed(short_run, template, tmp_path):
     log.write_bytes(b"\n".join(all_lines.splitlines()[:40]) + b"\n")
     results.unlink()
     run.status_json.write_text(json.dumps({**json.loads(status), "state": "failed", "finished_utc": None}))
-    partial = export_run(run, tracking_uri=uri)
+    export_run(run, tracking_uri=uri)
     assert whole(uri)["status"] == "FAILED"
-    assert partial.model is None
 
     log.write_bytes(all_lines)
     results.write_bytes(table)
     run.status_json.write_bytes(status)
     grown = export_run(run, tracking_uri=uri)
-    assert (grown.new_runs, grown.changed) == (0, True)
+    assert grown.num_replaced == grown.num_runs == 3
+    assert "in place of 3 earlier runs" in grown.lines()[0]
     assert stored(uri) == stored(undisturbed)
 
 
-def test_a_step_done_again_after_a_kill_is_no_second_point_and_another_value_is_named(short_run, uri):
+def test_of_a_killed_replacement_the_complete_export_stays_until_the_next_one(short_run, uri, monkeypatch):
     export_run(short_run, tracking_uri=uri)
-    before = len(fold(uri, 0)["points"])
-    first = json.loads(short_run.metrics(TRAINING, 0).read_text().splitlines()[0])
+    short_run.params_yaml.write_text(short_run.params_yaml.read_text().replace("batch_size: 0", "batch_size: 4", 1))
+    with failing(monkeypatch, 6), pytest.raises(Killed):
+        export_run(short_run, tracking_uri=uri)
+    assert sum(run["tags"].get("fvc.exported") is not None for run in stored(uri)) == 1
+    export_run(short_run, tracking_uri=uri)
+    assert len(stored(uri)) == 3
+    assert whole(uri)["params"]["batch_size"] == "4"
+
+
+def test_a_step_done_again_after_a_kill_counts_once_with_its_last_value(short_run, uri):
     with MetricLog(short_run.metrics(TRAINING, 0), run_id="x", fold=0, attempt=2) as log:
-        log.log(step=1, epoch=0, phase="train", metrics={"loss": first["value"], "learning_rate": 0.5})
-    report = export_run(short_run, tracking_uri=uri)
-    assert report.new_points == 1
-    assert "1 value had been exported before another took its place" in notes(report)
+        log.log(step=1, epoch=0, phase="train", metrics={"learning_rate": 0.5})
+    export_run(short_run, tracking_uri=uri)
     rates = [p for p in fold(uri, 0)["points"] if p[:2] == ("train/learning_rate", 1)]
-    assert len(fold(uri, 0)["points"]) == before + 1
-    assert max(rates, key=lambda point: point[2])[3] == "0.5"
-    assert not export_run(short_run, tracking_uri=uri).changed
+    assert [point[3] for point in rates] == ["0.5"]
 
 
 def test_what_is_not_finite_is_a_gap_with_its_steps_named(short_run, uri):
@@ -241,33 +230,13 @@ def test_what_mlflow_refuses_is_named_and_never_cut(short_run, uri):
     assert sum(key.startswith("train/mmm") for key, *_ in fold(uri, 0)["points"]) == 1
 
 
-def test_what_a_stricter_server_refuses_is_named_each_time_and_the_rest_is_there(short_run, uri, monkeypatch):
-    monkeypatch.setattr("mlflow.utils.validation.MAX_PARAM_VAL_LENGTH", 8)
-    for _ in range(2):
-        report = export_run(short_run, tracking_uri=uri)
-        assert "MLflow refuses the param 'model': 'Param value' exceeds the maximum length of 8" in notes(report)
-    params = whole(uri)["params"]
-    assert params["num_folds"] == "5"
-    assert "model" not in params
-
-
 def test_a_run_deleted_there_is_exported_anew_with_its_folds_below_it(short_run, uri):
     first = export_run(short_run, tracking_uri=uri)
     with mlflow_connection.connected(uri) as client:
         client.delete_run(first.mlflow_run_id)
-    again = export_run(short_run, tracking_uri=uri)
-    assert again.new_runs == 1
-    assert fold(uri, 1)["parent"] == "run_0"
-
-
-def test_a_parameter_that_changed_keeps_its_first_value_and_is_named(short_run, uri):
     export_run(short_run, tracking_uri=uri)
-    short_run.params_yaml.write_text(short_run.params_yaml.read_text().replace("batch_size: 0", "batch_size: 4", 1))
-    report = export_run(short_run, tracking_uri=uri)
-    assert "parameter batch_size: MLflow keeps '0'" in notes(report)
-    told = whole(uri)
-    assert (told["params"]["batch_size"], told["tags"]["fvc.changed.batch_size"]) == ("0", "4")
-    assert not export_run(short_run, tracking_uri=uri).changed
+    assert fold(uri, 1)["parent"] == "run_0"
+    assert len(stored(uri)) == 3
 
 
 def test_hostile_names_are_text(make_run, uri):
@@ -277,7 +246,7 @@ def test_hostile_names_are_text(make_run, uri):
     with MetricLog(run.metrics(TRAINING, 0), run_id=name, fold=0) as log:
         log.log(step=1, epoch=0, phase="train", metrics={"<img src=x>\n'": 1.0, "../../x": 2.0})
     for _ in range(2):
-        report = export_run(run, tracking_uri=uri, load_model=tiny_network)
+        report = export_run(run, tracking_uri=uri)
     assert not report.changed
     told = whole(uri)
     assert told["name"] == told["tags"]["fvc.run_id"] == name
@@ -303,10 +272,9 @@ def test_an_empty_or_torn_run_is_exported_as_far_as_it_is_readable(tmp_path, uri
     run.metrics(TRAINING, 0).write_bytes(
         b'{"step": 1, "phase": "train", "metric": "loss", "value": 1.5}\n{"step": 2, "ph'
     )
-    report = export_run(run, tracking_uri=uri, load_model=tiny_network)
+    report = export_run(run, tracking_uri=uri)
     assert report.num_runs == 2
     assert "1 line of 2 could not be read" in notes(report)
-    assert "No model was registered" in notes(report)
     assert [point[1:] for point in fold(uri, 0)["points"]] == [(1, 0, "1.5")]
 
 
@@ -321,7 +289,7 @@ def test_secrets_are_neither_exported_nor_said(short_run, uri, monkeypatch):
 def test_a_server_that_is_away_is_said_without_its_password(short_run, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     address = "http://me:pass1@127.0.0.1:9"
-    with pytest.raises(TrackingError, match="the same command goes on from there") as caught:
+    with pytest.raises(TrackingError, match="The same command repeats the export") as caught:
         export_run(short_run, tracking_uri=address)
     assert "pass1" not in str(caught.value)
     assert shown_uri(address) == "http://[secret]@127.0.0.1:9"
@@ -359,75 +327,13 @@ def test_the_environment_is_as_before_afterwards(short_run, uri):
     assert dict(os.environ) == before
 
 
-def test_the_fold_with_the_lowest_inner_loss_is_registered_and_says_what_its_number_is_not(run, uri):
-    for number in range(5):
-        loss = 0.1 if number == 3 else 0.2
-        history = [{"epoch": 1, "validation": {"loss": 0.01}}, {"epoch": 2, "validation": {"loss": loss}}]
-        run.fold_outcome(number).parent.mkdir(parents=True, exist_ok=True)
-        run.fold_outcome(number).write_text(json.dumps({"training": {"best_epoch": 2, "history": history}}))
-    report = export_run(run, tracking_uri=uri, load_model=tiny_network)
-    assert report.model is not None
-    assert (report.model.fold, report.model.name) == (3, "demo")
-    ((_, _, tags, description, source),) = stored(uri)["versions"]
-    assert (tags["fvc.fold"], tags["fvc.run_id"], source) == ("3", "run_0", "run_0")
-    assert "no outer fold took part in the choice" in description
-    assert "belongs to no single network" in description
-
-
-@pytest.fixture
-def trained_run(short_run: RunPaths) -> RunPaths:
-    """With real weights of the small network for small clips."""
-    import torch
-
-    from fvc_lib.detectors.own.video import build_model
-    from fvc_lib.services.checkpoints import BEST, write_weights_with_digest
-    from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection
-
-    config = RunConfig(experiment="demo", num_frames=2, fixed_size=32, tracker="mlflow")
-    short_run.params_yaml.write_text(config.to_yaml())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for number in range(2):
-            folder = short_run.fold_checkpoints(number)
-            folder.mkdir(parents=True)
-            write_weights_with_digest(folder / BEST, build_model("frame_cnn").state_dict(), {})
-            chosen = Selection(
-                num_epochs=1, best_epoch=1, validation_loss=0.5, prior_logit=1.5, temperature=1.25, log_loss=0.5,
-                log_loss_uncalibrated=0.5, threshold=0.5, balanced_accuracy=0.8, num_videos=8, num_groups=4, num_real=4,
-                num_fake=4,
-            )  # fmt: skip
-            record_selection(folder, RecordedSelection(chosen, clips="c", weights="w"))
-    return short_run
-
-
-def run_command(*arguments: str):
+def test_the_command_exports_beside_the_runs(short_run, template):
+    uri = copied(template, short_run.root.parent.parent)
     group = Commands("fvc", commands={"export-mlflow": export_mlflow})
-    return CliRunner().invoke(group, ["export-mlflow", *arguments])
-
-
-def test_the_command_exports_and_the_registered_model_gives_the_scores_of_the_network(trained_run, template):
-    import torch
-
-    from fvc_lib.command_line.commands import load_fold_network
-
-    runs = trained_run.root.parent.parent
-    uri = copied(template, runs)
-    done = run_command(str(trained_run.root))
+    done = CliRunner().invoke(group, ["export-mlflow", str(short_run.root)])
     assert done.exit_code == 0, done.output
-    assert "model demo version 1" in done.output
-    clip = np.random.default_rng(0).integers(0, 256, (1, 2, 3, 32, 32)).astype(np.uint8)
-    with mlflow_connection.connected(uri) as client:
-        import mlflow
-
-        version = client.get_model_version("demo", "1")
-        model = mlflow.pyfunc.load_model(version.source)
-        given = model.predict(clip)
-        assert model.metadata.signature.inputs.inputs[0].shape == clip.shape
-    network = load_fold_network(trained_run, int(version.tags["fvc.fold"]))
-    with torch.inference_mode():
-        logit = network.module.network(torch.from_numpy(clip)) + 1.5
-    wanted = torch.sigmoid(logit / float(version.tags["fvc.temperature"]))
-    np.testing.assert_allclose(given, wanted.numpy(), rtol=1e-6)
+    assert "3 runs" in done.output
+    assert len(stored(uri)) == 3
 
 
 def test_a_failing_export_at_a_runs_end_is_a_warning_with_the_command_that_repeats_it(short_run, monkeypatch, capsys):
@@ -439,18 +345,6 @@ def test_a_failing_export_at_a_runs_end_is_a_warning_with_the_command_that_repea
     assert told.startswith("warning: not exported to MLflow")
     assert f"export-mlflow {short_run.root}" in told
     assert "pass1" not in told
-
-
-def test_damaged_weights_register_no_model_and_say_so(trained_run, uri):
-    from fvc_lib.command_line.commands import load_fold_network
-    from fvc_lib.services.checkpoints import BEST
-
-    for number in range(2):
-        path = trained_run.fold_checkpoints(number) / BEST
-        path.write_bytes(path.read_bytes()[:-3] + b"???")
-    report = export_run(trained_run, tracking_uri=uri, load_model=load_fold_network)
-    assert report.model is None
-    assert "No model was registered" in notes(report)
 
 
 def test_an_export_asks_nobody_outside_and_leaves_nothing_behind(short_run, template, tmp_path):
@@ -480,14 +374,3 @@ def test_an_export_asks_nobody_outside_and_leaves_nothing_behind(short_run, temp
     )  # fmt: skip
     assert (done.stdout, done.stderr, done.returncode) == ("telemetry None\n", "", 0)
     assert list(empty.iterdir()) == []
-
-
-def test_results_that_were_made_again_count_by_their_later_time(short_run, uri):
-    export_run(short_run, tracking_uri=uri)
-    table = read_table(short_run.results, tables.RESULTS)
-    write_table(table.with_columns(pl.col("value") - 0.125), tables.RESULTS, short_run.results)
-    export_run(short_run, tracking_uri=uri)
-    with mlflow_connection.connected(uri) as client:
-        (found,) = client.search_runs(["1"], "attributes.run_name = 'run_0'")
-    model = table.filter((pl.col("source") == "model") & (pl.col("scope") == "all") & (pl.col("metric") == "roc_auc"))
-    assert found.data.metrics["all/model/roc_auc"] == model["value"][0] - 0.125

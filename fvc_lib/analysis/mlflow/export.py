@@ -1,266 +1,197 @@
 """Exports a run to MLflow after the fact; the run folder stays the truth and is only read.
 
-One MLflow run for the whole and one nested for each fold, in an experiment of the same name. Exporting again adds what
-is new: a finished run that is there costs one question. One exporter at a time per run; two at once would each create
-it, and the next export says so.
+One MLflow run for the whole and one nested for each fold, in an experiment of the same name. What MLflow holds of a run
+is found by the tag ``fvc.run_key``. It is skipped where it is complete and up to date, else replaced as a whole (the
+earlier one goes to MLflow's trash). So exporting twice doubles nothing; the next export repeats one that was killed.
 """
 
 from __future__ import annotations
 
 import importlib
-import itertools
-import json
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import polars as pl
-
-from fvc_lib.analysis.mlflow.content import MAX_TAG, POINTS, Content, RunContent, fitted, run_content
-from fvc_lib.analysis.mlflow.model import NetworkLoader, Registered, register_model
+from fvc_lib.analysis.mlflow.content import Content, RunContent, run_content
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.redaction import REPLACEMENT, Redactor
 from fvc_lib.services.run_paths import RunPaths
 
-# ----------------------------------------------------------------------------------------------------
-# Brings one MLflow run to what it shall be: looks at what is there, and adds what is missing.
-#
-# Nothing is logged twice and nothing taken back. Whatever a killed export left is found again by tag and completed;
-# what
-# says at the end that all is there is one tag, written last.
-#
-
-
-KEY, EXPORTED, ARTIFACTS, REFUSED = "fvc.key", "fvc.exported", "fvc.artifacts", "fvc.refused"
+RUN_KEY = "fvc.run_key"  # whose it is; on the whole and on each fold, from the moment they are created
+EXPORTED = "fvc.exported"  # digest of what was exported; on the whole, written last
 _PARENT = "mlflow.parentRunId"
-_POINTS_AT_ONCE = 1000  # what MLflow takes in one request; of parameters and tags 100 each
-_TEXTS_AT_ONCE = 100
-_LARGEST_REQUEST = 800_000  # bytes of JSON; MLflow takes a million
+_POINTS_AT_ONCE = 500  # MLflow takes 1,000 values, 100 parameters and 100 tags, and 1 MB in one request
+_TEXTS_AT_ONCE = 20
 _PAGE = 1000
+# Or MLflow's pages show the experiment as one about language models.
+_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 
 
 @dataclass(frozen=True)
-class Uploaded:
-    """What one MLflow run received."""
+class ExportReport:
+    """What an export did.
 
+    Attributes:
+        tracking_uri: without secrets.
+        mlflow_run_id: of the whole run.
+        num_runs: MLflow runs of this run, its folds included.
+        num_points, num_artifacts: what was written; 0 when MLflow was up to date.
+        num_replaced: MLflow runs of an earlier export that went to the trash.
+        notes: in words, what MLflow takes otherwise or not at all, or what could not be read.
+    """
+
+    run_id: str
+    experiment: str
+    tracking_uri: str
     mlflow_run_id: str
-    is_new: bool = False
-    points: int = 0
-    artifacts: int = 0
-    notes: tuple[str, ...] = ()
+    num_runs: int
+    num_points: int
+    num_artifacts: int
+    num_replaced: int
+    notes: tuple[str, ...]
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was written or removed."""
+        return bool(self.num_points or self.num_artifacts or self.num_replaced)
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        what = "nothing new"
+        if self.changed:
+            what = (
+                f"{count_text(self.num_runs, 'run')}, {count_text(self.num_points, 'metric value')} and "
+                f"{count_text(self.num_artifacts, 'file')} exported"
+            )
+            what += f" in place of {count_text(self.num_replaced, 'earlier run')}" if self.num_replaced else ""
+        head = f"{self.run_id}: experiment {self.experiment!r} of {self.tracking_uri}, {what}"
+        return [head, *(f"  note: {note}" for note in self.notes)]
 
 
-def runs_by_key(client: Any, experiment_id: str, run_key: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The MLflow runs of one FVC run by key, folds included; where there are several of one, the oldest counts."""
-    found: dict[str, Any] = {}
-    notes, token = [], None
-    while True:
-        page = client.search_runs(
-            [experiment_id], f"tags.`fvc.run_key` = '{run_key}'", max_results=_PAGE,
-            order_by=["attributes.start_time ASC", "attributes.run_id ASC"], page_token=token,
-        )  # fmt: skip
-        for run in page:
-            key = run.data.tags.get(KEY)
-            if key in found:
-                notes.append(
-                    f"MLflow has the run {run.info.run_name!r} twice: {found[key].info.run_id} is kept up to date and "
-                    f"{run.info.run_id} is not; delete it there."
-                )
-            elif key:
-                found[key] = run
-        token = page.token
-        if not token:
-            return found, tuple(notes)
+def export_run(run: RunPaths, *, tracking_uri: str) -> ExportReport:
+    """Bring MLflow to what ``run`` holds now, finished or not.
 
-
-def upload(
-    client: Any, experiment_id: str, content: Content, existing: Any | None, parent_id: str | None = None
-) -> Uploaded:
-    """Bring the MLflow run of ``content`` up to date, creating it when ``existing`` is None.
+    Args:
+        run: a run folder.
+        tracking_uri: ``sqlite:///...``, another database's URI, or an MLflow server's address.
 
     Raises:
-        MlflowException: MLflow refuses or cannot be reached.
+        UsageError: MLflow is not installed.
+        TrackingError: MLflow refused or cannot be reached; the same command repeats the export.
     """
-    if existing is not None and parent_id and existing.data.tags.get(_PARENT) != parent_id:
-        client.set_tag(existing.info.run_id, _PARENT, parent_id)  # its former one was deleted
-    if existing is not None and existing.data.tags.get(EXPORTED) == content.digest:
-        refused = existing.data.tags.get(REFUSED)
-        return Uploaded(existing.info.run_id, notes=(refused,) if refused else ())
-    run = existing or _created(client, experiment_id, content, parent_id)
-    run_id = run.info.run_id
-    notes, refused = _add_texts(client, run, content)
-    missing, replaced = _missing_points(client, run, content.points)
-    for batch in _point_batches(missing):
-        refused += _logged(client, run_id, metrics=batch)
-    if replaced:
-        notes.append(
-            f"{count_text(replaced, 'value')} had been exported before another took its place: MLflow takes none back, "
-            "so both stand there, the newer one with the later time."
-        )
-    num_artifacts = _add_artifacts(client, run, content)
-    _set_status(client, run, content)
-    if refused:
-        notes.append(told := " ".join(dict.fromkeys(refused))[:MAX_TAG])
-        client.set_tag(run_id, REFUSED, told)
-    client.set_tag(run_id, EXPORTED, content.digest)
-    return Uploaded(run_id, existing is None, missing.height, num_artifacts, tuple(notes))
-
-
-def _created(client: Any, experiment_id: str, content: Content, parent_id: str | None) -> Any:
-    """Created together with the tags by which it is found again, or not at all."""
-    found_by = {name: content.tags[name] for name in (KEY, "fvc.run_key")}
-    nested = {_PARENT: parent_id} if parent_id else {}
-    return client.create_run(
-        experiment_id, start_time=content.start_ms, tags={**found_by, **nested}, run_name=content.name
+    content = run_content(run)
+    contents = (content.whole, *content.folds)
+    with connected(tracking_uri) as client:
+        experiment_id = _experiment_id(client, content.experiment, tracking_uri)
+        there = _runs_of(client, experiment_id, content.key)
+        whole_id = next((r.info.run_id for r in there if r.data.tags.get(EXPORTED) == content.digest), None)
+        is_new = whole_id is None
+        if whole_id is None:
+            whole_id = _export_all(client, experiment_id, content)
+            client.set_tag(whole_id, EXPORTED, content.digest)
+        # Only now: at every moment MLflow holds one complete export, if it ever did.
+        others = [r for r in there if whole_id not in (r.info.run_id, r.data.tags.get(_PARENT))]
+        for other in others:
+            client.delete_run(other.info.run_id)
+    redactor = Redactor()
+    notes = [*content.notes, *(f"{each.name}: {note}" for each in contents for note in each.notes)]
+    return ExportReport(
+        run_id=content.run_id,
+        experiment=content.experiment,
+        tracking_uri=shown_uri(tracking_uri),
+        mlflow_run_id=whole_id,
+        num_runs=len(contents),
+        num_points=sum(each.points.height for each in contents) if is_new else 0,
+        num_artifacts=sum(len(each.artifacts) for each in contents) if is_new else 0,
+        num_replaced=len(others),
+        notes=tuple(redactor.text(note) for note in notes),
     )
 
 
-def _add_texts(client: Any, run: Any, content: Content) -> tuple[list[str], list[str]]:
-    """Log parameters and tags that are missing or changed.
-
-    Returns:
-        Notes on parameters that have changed, which MLflow does not allow; and what it refused.
-    """
-    entities = _entities()
-    there = run.data.params
-    changed = {name: text for name, text in content.params.items() if name in there and there[name] != text}
-    tags = {**content.tags, **{fitted(f"fvc.changed.{name}"): text for name, text in changed.items()}}
-    params = [entities.Param(name, text) for name, text in content.params.items() if name not in there]
-    new = [entities.RunTag(name, text) for name, text in tags.items() if run.data.tags.get(name) != text]
-    refused: list[str] = []
-    for some, others in itertools.zip_longest(_batches(params), _batches(new)):
-        refused += _logged(client, run.info.run_id, params=some or [], tags=others or [])
-    for name in run.data.tags:
-        if name.startswith("fvc.") and name not in (*tags, EXPORTED, ARTIFACTS):
-            # It said something that is true no longer.
-            client.delete_tag(run.info.run_id, name)
-    notes = [
-        f"parameter {name}: MLflow keeps {there[name]!r} of an earlier export and takes no other; it is {text!r} now, "
-        "as a tag says."
-        for name, text in changed.items()
-    ]
-    return notes, refused
+def _runs_of(client: Any, experiment_id: str, run_key: str) -> list[Any]:
+    """The MLflow runs of one FVC run, folds included, the oldest first."""
+    found: list[Any] = []
+    token = None
+    while True:
+        page = client.search_runs(
+            [experiment_id], f"tags.`{RUN_KEY}` = '{run_key}'", max_results=_PAGE,
+            order_by=["attributes.start_time ASC", "attributes.run_id ASC"], page_token=token,
+        )  # fmt: skip
+        found += page
+        token = page.token
+        if not token:
+            return found
 
 
-def _logged(client: Any, run_id: str, **entities: list[Any]) -> list[str]:
-    """Log ``entities`` at once, or where MLflow refuses that, by name; returns a sentence about each that it refuses.
-
-    A server of another version, or another database, may be stricter than the limits that are known here.
-    """
-    refusal = importlib.import_module("mlflow.exceptions").MlflowException
-    try:
-        client.log_batch(run_id, **entities)
-        return []
-    except refusal as error:
-        by_name: dict[tuple[str, str], list[Any]] = {}
-        for kind, some in entities.items():
-            for entity in some:
-                by_name.setdefault((kind, entity.key), []).append(entity)
-        if error.error_code != "INVALID_PARAMETER_VALUE":
-            raise
-        if len(by_name) == 1:
-            ((kind, name),) = by_name
-            reason = " ".join(str(error.message).split())[:300]
-            return [f"MLflow refuses the {kind.removesuffix('s')} {name[:80]!r}: {reason}"]
-    return [said for (kind, _), some in by_name.items() for said in _logged(client, run_id, **{kind: some})]
+def _export_all(client: Any, experiment_id: str, content: RunContent) -> str:
+    """Create the run and its folds below it; returns the whole's id."""
+    tags = {RUN_KEY: content.key}
+    whole_id = _export_one(client, experiment_id, content.whole, tags)
+    for fold in content.folds:
+        _export_one(client, experiment_id, fold, {**tags, _PARENT: whole_id})
+    return whole_id
 
 
-def _missing_points(client: Any, run: Any, points: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """The points that MLflow does not have yet, and how many of them stand for another value that it has.
-
-    The time of a point does not count: a step that was done again after a kill has the same value at another time.
-    Of several at one step MLflow shows the one with the latest time, so a new value gets a later one.
-    """
-    known = sorted(set(run.data.metrics) & set(points["key"]))
-    if not known:
-        return points, 0
-    rows = [
-        (key, point.step, point.timestamp, float(point.value))
-        for key in known
-        for point in client.get_metric_history(run.info.run_id, key)
-    ]
-    schema = {"key": pl.String, "step": pl.Int64, "there": pl.Int64, "had": pl.Float64}
-    stored = pl.DataFrame(rows, schema=schema, orient="row").sort("there", maintain_order=True)
-    stored = stored.unique(["key", "step"], keep="last", maintain_order=True)
-    both = points.join(stored, on=["key", "step"], how="left", maintain_order="left")
-    missing = both.filter(pl.col("there").is_null() | pl.col("had").ne_missing(pl.col("value")))
-    later = pl.max_horizontal("timestamp", pl.col("there") + 1)
-    return missing.with_columns(later.alias("timestamp")).select(POINTS), missing["there"].count()
-
-
-def _point_batches(points: pl.DataFrame) -> Iterator[list[Any]]:
-    metric = _entities().Metric
-    longest = max((_size(key) for key in points["key"].unique()), default=0) + 120
-    size = max(1, min(_POINTS_AT_ONCE, _LARGEST_REQUEST // longest))
-    for start in range(0, points.height, size):
-        rows = points.slice(start, size).iter_rows()
-        yield [metric(key, value, timestamp, step) for key, step, timestamp, value in rows]
-
-
-def _batches(entities: Sequence[Any]) -> Iterator[list[Any]]:
-    """Parts of ``entities`` of which MLflow takes two in one request, one of parameters and one of tags."""
-    part: list[Any] = []
-    size = 0
-    for entity in entities:
-        its_size = _size(entity.key) + _size(entity.value) + 40
-        if part and (len(part) == _TEXTS_AT_ONCE or size + its_size > _LARGEST_REQUEST // 2):
-            yield part
-            part, size = [], 0
-        part.append(entity)
-        size += its_size
-    if part:
-        yield part
-
-
-def _size(text: str) -> int:
-    return len(json.dumps(text))
-
-
-def _add_artifacts(client: Any, run: Any, content: Content) -> int:
-    """Upload all of them where any has changed; returns how many."""
-    if not content.artifacts or run.data.tags.get(ARTIFACTS) == content.artifacts_digest:
-        return 0
+def _export_one(client: Any, experiment_id: str, content: Content, found_by: Mapping[str, str]) -> str:
+    entities = importlib.import_module("mlflow.entities")
+    run_id = str(
+        client.create_run(experiment_id, start_time=content.start_ms, tags=found_by, run_name=content.name).info.run_id
+    )
+    params = [entities.Param(name, text) for name, text in content.params.items()]
+    tags = [entities.RunTag(name, text) for name, text in content.tags.items()]
+    points = [entities.Metric(key, value, time, step) for key, step, time, value in content.points.iter_rows()]
+    for start in range(0, len(params), _TEXTS_AT_ONCE):
+        client.log_batch(run_id, params=params[start : start + _TEXTS_AT_ONCE])
+    for start in range(0, len(tags), _TEXTS_AT_ONCE):
+        client.log_batch(run_id, tags=tags[start : start + _TEXTS_AT_ONCE])
+    for start in range(0, len(points), _POINTS_AT_ONCE):
+        client.log_batch(run_id, metrics=points[start : start + _POINTS_AT_ONCE])
     with tempfile.TemporaryDirectory(prefix="fvc_mlflow_") as folder:
-        for name, artifact in _sorted(content.artifacts.items()):
+        for name, artifact in content.artifacts.items():
             path = Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(artifact)
-        client.log_artifacts(run.info.run_id, folder)
-    client.set_tag(run.info.run_id, ARTIFACTS, content.artifacts_digest)
-    return len(content.artifacts)
+        if content.artifacts:
+            client.log_artifacts(run_id, folder)
+    if content.status != "RUNNING":
+        client.set_terminated(run_id, status=content.status, end_time=content.end_ms)
+    return run_id
 
 
-def _sorted(items: Iterable[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    return sorted(items, key=lambda item: item[0])
+def _experiment_id(client: Any, name: str, tracking_uri: str) -> str:
+    """Of the experiment called ``name``, created where there is none.
+
+    Raises:
+        TrackingError: it lies in MLflow's trash, where nothing can be added to it.
+    """
+    refused = importlib.import_module("mlflow.exceptions").MlflowException
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            location = artifact_location(tracking_uri, name)
+            return str(client.create_experiment(name, artifact_location=location, tags=_TRAINING))
+        except refused as error:  # another exporter was faster
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = client.get_experiment_by_name(name)
+    if found is None or found.lifecycle_stage != "active":
+        raise TrackingError(
+            f"MLflow at {shown_uri(tracking_uri)}: the experiment {name!r} was deleted there and lies in its trash. "
+            f"Restore it (mlflow experiments restore --experiment-id {getattr(found, 'experiment_id', 'ID')}) or "
+            "remove it for good (mlflow gc), then export again."
+        )
+    return str(found.experiment_id)
 
 
-def _set_status(client: Any, run: Any, content: Content) -> None:
-    if content.status == "RUNNING":
-        if run.info.status != "RUNNING":
-            client.update_run(run.info.run_id, status="RUNNING")
-    elif run.info.status != content.status or run.info.end_time != (content.end_ms or run.info.end_time):
-        client.set_terminated(run.info.run_id, status=content.status, end_time=content.end_ms)
-
-
-def _entities() -> Any:
-    return importlib.import_module("mlflow.entities")
-
-
-# ----------------------------------------------------------------------------------------------------
-# MLflow, loaded only when it is asked for: quiet, without telemetry, and with no password in what it says.
-#
-# Loading it takes seconds and warns about its own dependencies, and importing it sends usage data unless it was
-# told not
-# to before. So everything that touches it happens within ``connected``, which puts the process back as it was.
-#
+# --- MLflow, loaded only when it is asked for: quiet, without telemetry, and with no password in what it says
 
 
 DATABASE = "mlflow.db"
@@ -282,7 +213,7 @@ _FOR_SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 
 
 class TrackingError(FvcError):
-    """MLflow, or the way to it, refused. What was exported so far stays, and the same command goes on from there."""
+    """MLflow, or the way to it, refused; the same command repeats the export."""
 
 
 def default_tracking_uri(runs_dir: Path, environ: Mapping[str, str] | None = None) -> str:
@@ -353,10 +284,7 @@ def _told(error: Exception, tracking_uri: str) -> str:
         text = text.replace(secret, REPLACEMENT)
     text = Redactor().text(text)
     shown = text if len(text) <= 600 else f"{text[:600]}..."
-    return (
-        f"MLflow at {shown_uri(tracking_uri)}: {type(error).__name__}: {shown} "
-        "What was exported so far stays; the same command goes on from there."
-    )
+    return f"MLflow at {shown_uri(tracking_uri)}: {type(error).__name__}: {shown} The same command repeats the export."
 
 
 def _secrets(uri: str) -> list[str]:
@@ -402,143 +330,3 @@ def _silence() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-Progress = Callable[[str], None]
-# Or MLflow's pages show the experiment as one about language models.
-_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
-
-
-@dataclass(frozen=True)
-class ExportReport:
-    """What an export did.
-
-    Attributes:
-        tracking_uri: without secrets.
-        num_runs: MLflow runs of this run, its folds included.
-        new_runs, new_points, new_artifacts: what was added by this export.
-        model: the registered model; None where there is none.
-        notes: in words, what MLflow refused, takes otherwise, or could not be read.
-    """
-
-    run_id: str
-    experiment: str
-    tracking_uri: str
-    mlflow_run_id: str
-    num_runs: int
-    new_runs: int
-    new_points: int
-    new_artifacts: int
-    model: Registered | None
-    notes: tuple[str, ...]
-
-    @property
-    def changed(self) -> bool:
-        """Whether anything was added."""
-        added = self.new_runs or self.new_points or self.new_artifacts
-        return bool(added or (self.model and self.model.is_new))
-
-    def lines(self) -> list[str]:
-        """For the terminal."""
-        what = (
-            f"{count_text(self.new_runs, 'run')}, {count_text(self.new_points, 'metric value')} and "
-            f"{count_text(self.new_artifacts, 'file')} added"
-            if self.changed
-            else "nothing new"
-        )
-        lines = [f"{self.run_id}: experiment {self.experiment!r} of {self.tracking_uri}, {what}"]
-        lines += [f"  model {self.model}"] if self.model else []
-        return [*lines, *(f"  note: {note}" for note in self.notes)]
-
-
-def export_run(
-    run: RunPaths,
-    *,
-    tracking_uri: str,
-    load_model: NetworkLoader | None = None,
-    progress: Progress | None = None,
-) -> ExportReport:
-    """Bring MLflow to what ``run`` holds now, finished or not.
-
-    Args:
-        run: a run folder.
-        tracking_uri: ``sqlite:///...``, another database's URI, or an MLflow server's address.
-        load_model: loads a fold's network for the registry; None: no model is registered.
-        progress: told what is being done.
-
-    Raises:
-        UsageError: MLflow is not installed.
-        TrackingError: MLflow refused or cannot be reached; what was exported so far stays and the next export goes on.
-    """
-    tell = progress or (lambda _: None)
-    content = run_content(run)
-    with connected(tracking_uri) as client:
-        experiment_id = _experiment_id(client, content.experiment, tracking_uri)
-        known, notes = runs_by_key(client, experiment_id, content.whole.key)
-        uploaded = _upload_all(client, experiment_id, content, known, tell)
-        model: Registered | None = None
-        said: tuple[str, ...] = ()
-        if load_model is not None:
-            tell("model")
-            model, said = register_model(client, experiment_id, run, content, uploaded[0].mlflow_run_id, load_model)
-    told = [*content.notes, *notes, *_named_notes(content, uploaded), *said]
-    redactor = Redactor()
-    return ExportReport(
-        run_id=content.run_id,
-        experiment=content.experiment,
-        tracking_uri=shown_uri(tracking_uri),
-        mlflow_run_id=uploaded[0].mlflow_run_id,
-        num_runs=len(uploaded),
-        new_runs=sum(each.is_new for each in uploaded),
-        new_points=sum(each.points for each in uploaded),
-        new_artifacts=sum(each.artifacts for each in uploaded),
-        model=model,
-        notes=tuple(redactor.text(note) for note in told),
-    )
-
-
-def _upload_all(
-    client: Any, experiment_id: str, content: RunContent, known: dict[str, Any], tell: Progress
-) -> list[Uploaded]:
-    """The whole first, since its folds are nested in it."""
-    tell(f"{content.run_id}: {count_text(content.whole.points.height, 'number')}")
-    whole = upload(client, experiment_id, content.whole, known.get(content.whole.key))
-    uploaded = [whole]
-    for fold, each in content.folds:
-        tell(f"fold {fold}: {count_text(each.points.height, 'number')}")
-        uploaded.append(upload(client, experiment_id, each, known.get(each.key), whole.mlflow_run_id))
-    return uploaded
-
-
-def _named_notes(content: RunContent, uploaded: list[Uploaded]) -> list[str]:
-    contents = [content.whole, *(each for _, each in content.folds)]
-    return [
-        f"{each.name}: {note}"
-        for each, done in zip(contents, uploaded, strict=True)
-        for note in (*each.notes, *done.notes)
-    ]
-
-
-def _experiment_id(client: Any, name: str, tracking_uri: str) -> str:
-    """Of the experiment called ``name``, created where there is none.
-
-    Raises:
-        TrackingError: it lies in MLflow's trash, where nothing can be added to it.
-    """
-    refused = importlib.import_module("mlflow.exceptions").MlflowException
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            location = artifact_location(tracking_uri, name)
-            return str(client.create_experiment(name, artifact_location=location, tags=_TRAINING))
-        except refused as error:  # another exporter was faster
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-            found = client.get_experiment_by_name(name)
-    if found is None or found.lifecycle_stage != "active":
-        raise TrackingError(
-            f"MLflow at {shown_uri(tracking_uri)}: the experiment {name!r} was deleted there and lies in its trash. "
-            f"Restore it (mlflow experiments restore --experiment-id {getattr(found, 'experiment_id', 'ID')}) or "
-            "remove it for good (mlflow gc), then export again."
-        )
-    return str(found.experiment_id)
