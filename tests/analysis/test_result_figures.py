@@ -14,15 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
-from fvc_lib.analysis.figures.bands import pr_band
 from fvc_lib.analysis.figures.leakage import audit_facts, audit_figure, audit_table, failed_checks
 from fvc_lib.analysis.figures.mistakes import CLIP_GONE, mistakes_gallery, worst_mistakes
 from fvc_lib.analysis.figures.pipeline import BEFORE, pipeline_figure, pipeline_spans
-from fvc_lib.analysis.figures.ranking import binned_shares, calibration_figure, pr_figure, risk_coverage_figure
+from fvc_lib.analysis.figures.ranking import (
+    binned_shares,
+    calibration_figure,
+    pr_band,
+    pr_figure,
+    risk_coverage_figure,
+    share_of_fakes,
+)
 from fvc_lib.analysis.figures.results import chosen_table, control_table, metric_table, metrics_figure, slices_figure
 from fvc_lib.analysis.pages.html_table import HtmlTable
 from fvc_lib.analysis.read import queries
 from fvc_lib.metrics.calibration import expected_calibration_error
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import DataError
@@ -54,12 +61,12 @@ def test_the_area_under_each_folds_precision_curve_is_its_average_precision(seed
         weights.append(labels[inside].sum() * (1 - labels[inside]).sum())
         shares.append(labels[inside].mean())
         # The grid has 200 steps and a curve jumps at most once per fake, by at most 1.
-        assert band.fold_precisions[fold].mean() == pytest.approx(own[-1], abs=(labels[inside].sum() + 1) / 200)
-        assert band.fold_precisions[fold][-1] == pytest.approx(
+        assert band.fold_heights[fold].mean() == pytest.approx(own[-1], abs=(labels[inside].sum() + 1) / 200)
+        assert band.fold_heights[fold][-1] == pytest.approx(
             labels[inside][scores[inside] >= scores[inside][labels[inside] == 1].min()].mean()
         )
     assert band.area == pytest.approx(np.average(own, weights=weights))
-    assert band.chance == pytest.approx(np.average(shares, weights=weights))
+    assert within_folds(share_of_fakes, folds)(labels, scores) == pytest.approx(np.average(shares, weights=weights))
 
 
 def test_without_fakes_or_reals_there_is_no_precision_to_show(predictions: pl.DataFrame) -> None:

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fvc_lib.analysis.figures.bands import pr_band, roc_band
-from fvc_lib.analysis.figures.ranking import roc_figure
+from fvc_lib.analysis.figures.ranking import pr_band, roc_band, roc_figure
 from fvc_lib.metrics.classification import roc_auc, true_positive_rate_at
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
@@ -36,14 +35,11 @@ def test_the_mean_curve_is_the_folds_curves_weighted_by_pairs(seed: int) -> None
         inside = folds == fold
         x, y, _ = roc_curve(labels[inside], scores[inside], drop_intermediate=False)
         curves.append(
-            [
-                y[x <= at + 1e-12].max() if np.isclose(x, at).any() else np.interp(at, x, y)
-                for at in band.false_positive_rates
-            ]
+            [y[x <= at + 1e-12].max() if np.isclose(x, at).any() else np.interp(at, x, y) for at in band.grid]
         )
         areas.append(roc_auc_score(labels[inside], scores[inside]))
         weights.append(labels[inside].sum() * (1 - labels[inside]).sum())
-    np.testing.assert_allclose(band.fold_rates, curves, atol=1e-9)
+    np.testing.assert_allclose(band.fold_heights, curves, atol=1e-9)
     np.testing.assert_allclose(band.mean, np.average(curves, axis=0, weights=weights), atol=1e-9)
     assert band.area == pytest.approx(np.average(areas, weights=weights))
 
@@ -54,7 +50,7 @@ def test_the_band_holds_the_curve_and_repeats() -> None:
     assert band.has_interval
     np.testing.assert_array_equal(band.low, again.low)
     assert (band.low <= band.high).all()
-    middle = (band.false_positive_rates > 0.1) & (band.false_positive_rates < 0.9)
+    middle = (band.grid > 0.1) & (band.grid < 0.9)
     assert ((band.low <= band.mean) & (band.mean <= band.high))[middle].mean() > 0.95
 
 
@@ -74,7 +70,7 @@ def test_the_title_tells_the_share_that_the_results_tell_also_where_scores_tie()
     rows = {"label": np.where(labels == 1, "fake", "real"), "score": tied, "group_id": groups, "fold": folds}
     told = within_folds(true_positive_rate_at, folds)(labels, tied)
     curve = roc_band(labels, tied, groups, folds, replicates=2)
-    assert f"{told:.0%}" != f"{np.interp(0.05, curve.false_positive_rates, curve.mean):.0%}"
+    assert f"{told:.0%}" != f"{np.interp(0.05, curve.grid, curve.mean):.0%}"
     figure = roc_figure(pl.DataFrame(rows), replicates=2)
     assert f"finds {told:.0%} of the fakes" in figure.layout.title.text
 

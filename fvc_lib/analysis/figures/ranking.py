@@ -1,16 +1,22 @@
-"""How well the score ranks fakes above reals: ROC and precision-recall curves with bands."""
+"""How well the score ranks fakes above reals: ROC and precision-recall curves, calibration, and what abstaining gains.
+
+Each fold has a network of its own, whose scores need not share a scale with the others'. So curves are made within folds
+and averaged vertically, each weighing its pairs of a fake and a real: the area under the mean is the area metric within
+folds. Bands are pointwise, from the same draws of groups as the intervals of the metrics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.figures.bands import pointwise_interval, pr_band, roc_band
 from fvc_lib.analysis.figures.theme import band_trace, diagonal, fake_labels, fold_line, level_line, videos_and_groups
 from fvc_lib.metrics.calibration import (
     RiskCoverage,
@@ -19,19 +25,188 @@ from fvc_lib.metrics.calibration import (
     reliability_bins,
     risk_coverage,
 )
-from fvc_lib.metrics.classification import FloatArray, IntArray, divide, true_positive_rate_at
+from fvc_lib.metrics.classification import (
+    FloatArray,
+    IntArray,
+    Metric,
+    average_precision,
+    check_labels,
+    check_scores,
+    confusion_curve,
+    divide,
+    roc_auc,
+    true_positive_rate_at,
+    weighted_metric,
+)
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import draw_group_counts, group_codes
 
+GRID_POINTS = 201
 _HALF = 0.5
+_FEWEST_GROUPS = 2  # of a class or a bin: of one there is no telling how groups vary
+_SAME = 1e-9  # a recall of 3 / 10 and the grid's 0.3 differ in their last bits
+
+# (labels (N,), scores (N,), weights (R, N), grid (G,)) -> heights (R, G), NaN in rows where a class has no weight.
+Heights = Callable[[IntArray, FloatArray, FloatArray, FloatArray], FloatArray]
 
 
-def roc_figure(
-    predictions: pl.DataFrame,
+@dataclass(frozen=True)
+class CurveBand:
+    """A mean curve over folds on a grid of G points in [0, 1].
+
+    Attributes:
+        grid: float64 (G,), ascending from 0 to 1.
+        mean: float64 (G,).
+        low: float64 (G,), pointwise lower end; NaN where a class has fewer than two groups.
+        high: float64 (G,), pointwise upper end.
+        area: the exact value of the curve's own area metric within folds.
+        folds: the folds that hold both classes.
+        fold_heights: float64 (F, G), each such fold's own curve.
+    """
+
+    grid: FloatArray
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+    area: float
+    folds: tuple[int, ...]
+    fold_heights: FloatArray
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the band could be computed at all."""
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+
+def curve_band(
+    labels: npt.ArrayLike,
+    scores: npt.ArrayLike,
+    groups: Sequence[str],
+    folds: npt.ArrayLike,
     *,
+    heights: Heights,
+    area: Metric,
     replicates: int = 2000,
     seed: int = 0,
     confidence: float = 0.95,
+) -> CurveBand:
+    """The folds' curves averaged, with a band of a cluster bootstrap over groups. ``roc_band`` and ``pr_band`` use it.
+
+    Vertical averaging: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006).
+
+    Args:
+        labels: int (N,), 1 is fake.
+        scores: float (N,).
+        groups: (N,) group ids.
+        folds: int (N,).
+        heights: the kind of curve.
+        area: the metric that is the area under one such curve.
+        replicates: how often the groups are drawn.
+        seed: of the draws.
+        confidence: pointwise coverage in (0, 1).
+
+    Raises:
+        ValueError: labels are not 0 and 1, or scores are not finite or not as many.
+    """
+    checked = check_labels(labels)
+    values = check_scores(scores, checked.size)
+    fold_of_row = np.asarray(folds)
+    grid = np.linspace(0.0, 1.0, GRID_POINTS)
+    usable = [int(f) for f in np.unique(fold_of_row) if np.unique(checked[fold_of_row == f]).size == 2]
+    rows = [np.flatnonzero(fold_of_row == fold) for fold in usable]
+    whole = np.ones((1, checked.size))
+    if not usable:  # one class in every fold: one pooled curve says more than none
+        rows = [np.arange(checked.size)]
+    group_of_row, num_groups = group_codes(groups, checked.size)
+    blocks = draw_group_counts(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
+    drawn = [_mean_curves(checked, values, c[:, group_of_row], rows, grid, heights) for c in blocks]
+    low, high = pointwise_interval(np.concatenate(drawn), confidence)
+    if min(np.unique(group_of_row[checked == label]).size for label in (0, 1)) < _FEWEST_GROUPS:
+        low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
+    own = [heights(checked[r], values[r], whole[:, r], grid)[0] for r in rows] if usable else []
+    return CurveBand(
+        grid,
+        _mean_curves(checked, values, whole, rows, grid, heights)[0],
+        low,
+        high,
+        float((within_folds(area, fold_of_row) if usable else area)(checked, values)),
+        tuple(usable),
+        np.array(own).reshape(-1, grid.size),
+    )
+
+
+def pointwise_interval(drawn: FloatArray, confidence: float) -> tuple[FloatArray, FloatArray]:
+    """Lower and upper ends (G,) of replicates (R, G), those with a NaN left out; NaN with fewer than two."""
+    usable = drawn[np.isfinite(drawn).all(axis=1)]
+    if len(usable) < 2:
+        unknown = np.full(drawn.shape[1], np.nan)
+        return unknown, unknown
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(usable, [tail, 1 - tail], axis=0)
+    return low, high
+
+
+def _mean_curves(
+    labels: IntArray,
+    scores: FloatArray,
+    weights: FloatArray,
+    rows_of_fold: list[IntArray],
+    grid: FloatArray,
+    heights: Heights,
+) -> FloatArray:
+    """(R, G) heights averaged over folds by their pairs; NaN where no fold has both classes."""
+    total, pairs = np.zeros((weights.shape[0], grid.size)), np.zeros(weights.shape[0])
+    for rows in rows_of_fold:
+        in_fold = weights[:, rows]
+        fold_pairs = (in_fold @ labels[rows]) * (in_fold @ (1 - labels[rows]))
+        values = heights(labels[rows], scores[rows], in_fold, grid)
+        total += np.where(fold_pairs[:, None] > 0, values * fold_pairs[:, None], 0.0)
+        pairs += fold_pairs
+    return divide(total, pairs[:, None])
+
+
+def true_positive_rates(labels: IntArray, scores: FloatArray, weights: FloatArray, grid: FloatArray) -> FloatArray:
+    """(R, G) at the grid's false positive rates, the upper one where the curve is vertical."""
+    curve = confusion_curve(labels, scores, weights)
+    heights = np.full((weights.shape[0], grid.size), np.nan)
+    for number, (x, y) in enumerate(zip(curve.false_positive_rates, curve.true_positive_rates, strict=True)):
+        if np.isfinite(x[-1]) and np.isfinite(y[-1]):
+            # np.interp takes the last of several equal x, which is the top of a vertical piece.
+            heights[number] = np.interp(grid, x, y)
+    return heights
+
+
+def precisions(labels: IntArray, scores: FloatArray, weights: FloatArray, grid: FloatArray) -> FloatArray:
+    """(R, G) precision at the strictest threshold that finds at least the grid's recall; NaN without fakes or reals.
+
+    The step function whose area is the average precision, not a straight line between its points, which would be too
+    good: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006.
+    """
+    curve = confusion_curve(labels, scores, weights)
+    recalls = divide(curve.true_positives, curve.num_fake[:, None])
+    heights_at = divide(curve.true_positives, curve.true_positives + curve.false_positives)
+    heights = np.full((weights.shape[0], grid.size), np.nan)
+    for number in np.flatnonzero((curve.num_fake > 0) & (curve.num_real > 0)):
+        # At recall 0 the first threshold that finds any fake: a row of weight 0 has no precision.
+        first = int(np.argmax(recalls[number] > 0))
+        column = np.maximum(np.searchsorted(recalls[number], grid - _SAME), first)
+        heights[number] = heights_at[number, np.minimum(column, recalls.shape[1] - 1)]
+    return heights
+
+
+roc_band = partial(curve_band, heights=true_positive_rates, area=roc_auc)
+pr_band = partial(curve_band, heights=precisions, area=average_precision)
+
+
+@weighted_metric
+def share_of_fakes(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+    """The precision of guessing."""
+    del scores
+    return divide(weights @ labels, weights.sum(axis=1))
+
+
+def roc_figure(
+    predictions: pl.DataFrame, *, replicates: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
     """The ROC curve averaged over folds, each fold's own behind it, with a cluster-bootstrap band over groups.
 
@@ -43,24 +218,14 @@ def roc_figure(
     """
     if predictions["label"].n_unique() < 2:
         return theme.nothing_to_show("ROC curve", "Predictions of both classes are needed; none or one is recorded.")
-    band = roc_band(
-        fake_labels(predictions), predictions["score"].to_numpy(), predictions["group_id"].to_list(),
-        predictions["fold"].to_numpy(), replicates=replicates, seed=seed, confidence=confidence,
-    )  # fmt: skip
+    band = roc_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
     # The metric of the results and no point of the mean curve, which ties would let lie above it.
-    reached = (
-        within_folds(true_positive_rate_at, predictions["fold"].to_numpy()) if band.folds else true_positive_rate_at
-    )
-    found = float(reached(fake_labels(predictions), predictions["score"].to_numpy()))
-    figure = theme.figure(
+    found = _within(true_positive_rate_at, predictions, band)
+    figure = _curve_figure(
+        predictions, band, confidence,
         f"At 5% false alarms the model finds {found:.0%} of the fakes; AUC {band.area:.3f}",
-        _subtitle(predictions, confidence, has_band=band.has_interval),
-        height=460,
-    )
-    if band.has_interval:
-        figure.add_trace(band_trace(band.false_positive_rates, band.low, band.high))
-    shown = "FPR %{x:.3f}<br>TPR %{y:.3f}<extra></extra>"
-    _add_curves(figure, band.false_positive_rates, band.mean, band.folds, band.fold_rates, shown)
+        "FPR %{x:.3f}<br>TPR %{y:.3f}<extra></extra>",
+    )  # fmt: skip
     figure.add_trace(diagonal("Chance"))
     figure.update_xaxes(title_text="False positive rate (share of reals called fake)", range=[-0.01, 1.01])
     figure.update_yaxes(title_text="True positive rate (share of fakes found)", range=[-0.01, 1.01])
@@ -69,11 +234,7 @@ def roc_figure(
 
 
 def pr_figure(
-    predictions: pl.DataFrame,
-    *,
-    replicates: int = 2000,
-    seed: int = 0,
-    confidence: float = 0.95,
+    predictions: pl.DataFrame, *, replicates: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
     """The precision-recall curve averaged over folds with a band, beside what guessing reaches: the share of fakes.
 
@@ -86,49 +247,51 @@ def pr_figure(
     if predictions["label"].n_unique() < 2:
         why = "Predictions of both classes are needed; none or one is recorded."
         return theme.nothing_to_show("Precision and recall", why)
-    band = pr_band(
-        fake_labels(predictions), predictions["score"].to_numpy(), predictions["group_id"].to_list(),
-        predictions["fold"].to_numpy(), replicates=replicates, seed=seed, confidence=confidence,
+    band = pr_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
+    chance = _within(share_of_fakes, predictions, band)
+    at_half = band.mean[int(np.argmin(np.abs(band.grid - _HALF)))]
+    figure = _curve_figure(
+        predictions, band, confidence,
+        f"Where half of the fakes are found, {at_half:.0%} of what is called fake is fake; "
+        f"average precision {band.area:.3f}, by guessing {chance:.3f}",
+        "recall %{x:.3f}<br>precision %{y:.3f}<extra></extra>",
     )  # fmt: skip
-    figure = theme.figure(
-        f"Where half of the fakes are found, {band.precision_at(_HALF):.0%} of what is called fake is fake; "
-        f"average precision {band.area:.3f}, by guessing {band.chance:.3f}",
-        _subtitle(predictions, confidence, has_band=band.has_interval),
-        height=460,
-    )
-    if band.has_interval:
-        figure.add_trace(band_trace(band.recalls, band.low, band.high))
-    shown = "recall %{x:.3f}<br>precision %{y:.3f}<extra></extra>"
-    _add_curves(figure, band.recalls, band.mean, band.folds, band.fold_precisions, shown)
-    figure.add_trace(level_line("Guessing (share of fakes)", (band.chance, band.chance)))
+    figure.add_trace(level_line("Guessing (share of fakes)", (chance, chance)))
     figure.update_xaxes(title_text="Recall (share of fakes found)", range=[-0.01, 1.01])
     figure.update_yaxes(title_text="Precision (share of fakes among those called fake)", range=[-0.01, 1.02])
     figure.update_layout(legend={"x": 0.02, "y": 0.04, "xanchor": "left", "yanchor": "bottom"})
     return figure
 
 
-def _subtitle(predictions: pl.DataFrame, confidence: float, *, has_band: bool) -> str:
+def _columns(predictions: pl.DataFrame) -> tuple[IntArray, FloatArray, list[str], IntArray]:
+    """Labels, scores, groups and folds."""
+    scores, groups = predictions["score"].to_numpy(), predictions["group_id"].to_list()
+    return fake_labels(predictions), scores, groups, predictions["fold"].to_numpy()
+
+
+def _within(metric: Metric, predictions: pl.DataFrame, band: CurveBand) -> float:
+    """``metric`` within folds, pooled where the band is of a pooled curve."""
+    labels, scores, _, folds = _columns(predictions)
+    return float((within_folds(metric, folds) if band.folds else metric)(labels, scores))
+
+
+def _curve_figure(predictions: pl.DataFrame, band: CurveBand, confidence: float, finding: str, hover: str) -> go.Figure:
+    """The band, over it the folds' own curves, and over them their mean."""
     told = f"band: {confidence:.0%} pointwise cluster bootstrap over groups"
-    band = told if has_band else "too few groups for a band"
-    return f"{videos_and_groups(predictions)}; curves compare within folds; {band}"
-
-
-def _add_curves(
-    figure: go.Figure, grid: FloatArray, mean: FloatArray, folds: Sequence[int], heights: FloatArray, shown: str
-) -> None:
-    """The folds' own curves and, over them, their mean."""
-    for position, fold in enumerate(folds):
+    told = told if band.has_interval else "too few groups for a band"
+    figure = theme.figure(finding, f"{videos_and_groups(predictions)}; curves compare within folds; {told}", height=460)
+    if band.has_interval:
+        figure.add_trace(band_trace(band.grid, band.low, band.high))
+    for position, fold in enumerate(band.folds):
         look = fold_line(fold, is_first=position == 0)
-        figure.add_trace(go.Scatter(x=grid, y=heights[position], hovertemplate=f"fold {fold}<br>{shown}", **look))
+        heights = band.fold_heights[position]
+        figure.add_trace(go.Scatter(x=band.grid, y=heights, hovertemplate=f"fold {fold}<br>{hover}", **look))
     line = {"color": theme.MODEL, "width": 2.5}
-    figure.add_trace(go.Scatter(x=grid, y=mean, mode="lines", name="Model", line=line, hovertemplate=shown))
+    figure.add_trace(go.Scatter(x=band.grid, y=band.mean, mode="lines", name="Model", line=line, hovertemplate=hover))
+    return figure
 
 
-# ----------------------------------------------------------------------------------------------------
-# How far a score can be believed as a probability, before and after its temperature.
-
-
-_FEWEST_GROUPS = 2  # of fewer there is no telling how groups vary
+# --- Calibration: how far a score can be believed as a probability, before and after its temperature
 
 
 @dataclass(frozen=True)
@@ -257,8 +420,7 @@ def _probabilities(logits: FloatArray) -> FloatArray:
     return np.exp(-np.logaddexp(0.0, -logits))
 
 
-# ----------------------------------------------------------------------------------------------------
-# What abstaining would gain: the share of wrong decisions among the videos a run is surest of.
+# --- Abstaining: the share of wrong decisions among the videos a run is surest of
 
 
 _GRID = np.linspace(0.05, 1.0, 96)
