@@ -13,8 +13,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 from fvc_lib.analysis.dashboard.dashboard import NO_FOLD, Controls, Dashboard, LiveRefresh, any_at_work, dashboard
-from fvc_lib.analysis.dashboard.panels import Panel, dashboard_notes, is_nothing, panels
-from fvc_lib.analysis.dashboard.selection import Selection, default_selection
+from fvc_lib.analysis.dashboard.panels import Panel, Selection, dashboard_notes, default_selection, is_nothing, panels
 from fvc_lib.analysis.figures.theme import with_fold_highlighted
 from fvc_lib.analysis.pages.display import PLOTLY, figure_bundle
 from fvc_lib.analysis.pages.notebook_html import WIDGET

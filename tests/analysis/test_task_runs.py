@@ -11,8 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
 
 from fvc_lib.analysis.dashboard.dashboard import Dashboard
-from fvc_lib.analysis.dashboard.panels import NOTHING, is_nothing, panels
-from fvc_lib.analysis.dashboard.selection import Selection, default_selection
+from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, default_selection, is_nothing, panels
 from fvc_lib.analysis.figures.theme import STANDING_COLORS
 from fvc_lib.analysis.memory.findings import run_memory
 from fvc_lib.analysis.mlflow.content import run_tags
@@ -263,9 +262,7 @@ def test_the_memory_report_knows_the_stage(task: str, task_run: RunPaths) -> Non
 
 
 def test_tags_for_mlflow_say_what_was_judged(task: str, task_run: RunPaths) -> None:
-    tags = run_tags(
-        run_headline(task_run), {}, pl.DataFrame(schema={"scope": pl.String, "source": pl.String, "metric": pl.String})
-    )
+    tags = run_tags(run_headline(task_run), {})
     assert tags["fvc.num_images" if task == "image" else "fvc.num_texts"] == "30"
     assert "AUC" not in tags["mlflow.note.content"]
     assert "forensic" not in tags["mlflow.note.content"]

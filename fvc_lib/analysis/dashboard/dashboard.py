@@ -13,13 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.analysis.dashboard.panels import Bundle, is_nothing, panels
-from fvc_lib.analysis.dashboard.selection import (
+from fvc_lib.analysis.dashboard.panels import (
     MOST_METRICS,
+    Bundle,
     Selection,
     default_metrics,
     default_selection,
+    is_nothing,
     metric_options,
+    panels,
     run_label,
     run_options,
 )

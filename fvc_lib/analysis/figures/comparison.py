@@ -7,13 +7,21 @@ which say what was refused and why.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import plotly.graph_objects as go
+import polars as pl
 
+from fvc_lib.analysis.dashboard.panels import NOTHING, TABLES, Selection, Shown, panel, runs_alike, stamps
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.read.comparison import Comparison, PairComparison, difference_text, p_text
+from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.read.comparison import Comparison, PairComparison, compare, difference_text, lines, p_text
+from fvc_lib.analysis.read.queries import parameter_differences
+from fvc_lib.analysis.read.records import run_names
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name
 from fvc_lib.metrics.cross_validation import LOWER_IS_BETTER
+from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.run_paths import RunPaths
 
 _MOST_PAIRS = 20  # beyond that a chart is no longer read; the table has all
 
@@ -100,3 +108,55 @@ def _range(pairs: tuple[PairComparison, ...]) -> list[float]:
     ends = [end for pair in pairs for end in (pair.difference.value, pair.difference.low, pair.difference.high)]
     reach = max([abs(end) for end in ends if math.isfinite(end)], default=0.0) or 0.01
     return [-1.1 * reach, 1.1 * reach]
+
+
+# --- Panels of the dashboard
+
+
+_REPLICATES = 1000
+
+
+@panel("parameters", at=72, follows=("runs",), reads=("params.yaml",))
+def _parameters_panel(selection: Selection) -> Shown:
+    """A row for each parameter that differs, a column for each run; where several differ no result has one cause.
+
+    Of runs of one task: what another task is asked differs in nearly everything.
+    """
+    runs = runs_alike(selection)
+    if len(runs) < 2:
+        return NOTHING
+    differing = parameter_differences(runs).frame
+    beside = "chosen runs" if len(runs) == len(selection.runs) else "chosen runs of this task"
+    if differing.is_empty():
+        return f"Parameters of the {len(runs)} {beside}: no difference."
+    columns = [f"run {number}" for number in range(len(runs))]  # not their ids: a copy has the same
+    grouped = differing.group_by("parameter", maintain_order=True).agg("value", pl.col("changes_numbers").first())
+    values = [pl.col("value").list.get(number).alias(name) for number, name in enumerate(columns)]
+    names = dict(zip(columns, map(path_to_text, run_names(runs)), strict=True))
+    table = grouped.select("parameter", *values, "changes_numbers")
+    verb = "differs" if table.height == 1 else "differ"
+    caption = f"{count_text(table.height, 'parameter')} {verb} between the {len(columns)} {beside}"
+    return HtmlTable(table, caption=caption, names={**names, "changes_numbers": "Can change a number"})
+
+
+@panel("comparison", at=73, follows=("runs",), tasks=("video",))
+def _difference_panel(selection: Selection) -> Shown:
+    return difference_figure(_compared(selection))
+
+
+@panel("comparison in words", at=74, follows=("runs",), tasks=("video",))
+def _words_panel(selection: Selection) -> Shown:
+    compared = _compared(selection)
+    # Without a pair the figure itself says why there is none.
+    return "\n".join(lines(compared)) if compared.pairs else NOTHING
+
+
+def _compared(selection: Selection) -> Comparison:
+    return _comparison(selection.runs, tuple(stamp for run in selection.runs for stamp in stamps(run, TABLES)))
+
+
+@lru_cache(maxsize=4)
+def _comparison(runs: tuple[RunPaths, ...], files: tuple[object, ...]) -> Comparison:
+    """Of ``runs`` as their files are now; asked for by two panels."""
+    del files
+    return compare(runs, replicates=_REPLICATES)

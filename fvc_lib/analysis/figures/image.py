@@ -17,10 +17,21 @@ import polars as pl
 from PIL import Image
 from plotly.subplots import make_subplots
 
+from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, Shown, confidence_of, panel, table_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.corpus import LEGEND
-from fvc_lib.analysis.figures.tasks import best_control, model_score
+from fvc_lib.analysis.figures.tasks import (
+    beside_controls_figure,
+    best_control,
+    class_table,
+    model_score,
+    target_errors_figure,
+    training_means,
+)
+from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.read.queries import task_results
 from fvc_lib.analysis.wording import clean_text, count_text, figure_text, interval_text, number_text
+from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.tables import PARTS
@@ -573,3 +584,68 @@ def _references(texts: Sequence[str]) -> list[str]:
 def quantity_text(target: str, value: float, unit: str) -> str:
     """``calories 320 kcal``."""
     return f"{target} {value:,.4g}{f' {unit}' if unit else ''}"
+
+
+# --- Panels of the dashboard
+
+
+_CLASSES = (("all", "top1"), ("all", "top5"), ("all", "macro_f1"))
+
+
+@panel("classes beside controls", at=21, tasks=("image",))
+def _classes_panel(selection: Selection) -> Shown:
+    run = selection.detailed
+    found = _results(selection)
+    return beside_controls_figure(found, _CLASSES, counted=("image", "images"), confidence=confidence_of(run))
+
+
+@panel("targets beside the mean", at=22, tasks=("image",))
+def _target_errors_panel(selection: Selection) -> Shown:
+    found = _results(selection)
+    # A corpus without numbers has no such panel; one whose results are to come has one that says so.
+    if found.height and not found["subject"].str.starts_with("target:").any():
+        return NOTHING
+    return target_errors_figure(found, confidence=confidence_of(selection.detailed))
+
+
+@panel("confusion", at=50, tasks=("image",))
+def _confusion_panel(selection: Selection) -> Shown:
+    run = selection.detailed
+    return confusion_figure(table_of(run, run.image_predictions, tables.IMAGE_PREDICTIONS))
+
+
+@panel("classes", at=51, tasks=("image",))
+def _class_table_panel(selection: Selection) -> Shown:
+    table = class_table(_results(selection))
+    return HtmlTable(table, caption="Each class of the test part, the worst F1 first") if table.height else NOTHING
+
+
+@panel("targets", at=52, tasks=("image",))
+def _targets_panel(selection: Selection) -> Shown:
+    run = selection.detailed
+    predicted = table_of(run, run.target_predictions, tables.TARGET_PREDICTIONS)
+    if predicted.is_empty():
+        return NOTHING
+    images = table_of(run, run.images, tables.IMAGES)
+    means = training_means(images, table_of(run, run.image_targets, tables.IMAGE_TARGETS))
+    return target_scatter_figure(predicted, _results(selection), means, confidence=confidence_of(run))
+
+
+@panel("batch sizes that fit", at=53, tasks=("image",))
+def _batch_sizes_panel(selection: Selection) -> Shown:
+    return _fits_panel(selection, "batch_size")
+
+
+@panel("resolutions that fit", at=54, tasks=("image",))
+def _resolutions_panel(selection: Selection) -> Shown:
+    return _fits_panel(selection, "image_size")
+
+
+def _results(selection: Selection) -> pl.DataFrame:
+    return task_results([selection.detailed]).frame
+
+
+def _fits_panel(selection: Selection, varied: str) -> Shown:
+    run = selection.detailed
+    fits = table_of(run, run.measured_fits, tables.MEASURED_FITS)
+    return fits_figure(fits, varied) if (fits["varied"] == varied).any() else NOTHING

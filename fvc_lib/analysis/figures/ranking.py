@@ -1,8 +1,8 @@
 """How well the score ranks fakes above reals: ROC and precision-recall curves, calibration, and what abstaining gains.
 
-Each fold has a network of its own, whose scores need not share a scale with the others'. So curves are made within folds
-and averaged vertically, each weighing its pairs of a fake and a real: the area under the mean is the area metric within
-folds. Bands are pointwise, from the same draws of groups as the intervals of the metrics.
+Each fold has a network of its own, whose scores need not share a scale with the others'. So curves are made within
+folds and averaged vertically, each weighing its pairs of a fake and a real: the area under the mean is the area metric
+within folds. Bands are pointwise, from the same draws of groups as the intervals of the metrics.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
+from fvc_lib.analysis.dashboard.panels import QUICK_REPLICATES, Selection, Shown, of_folds, panel
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import band_trace, diagonal, fake_labels, fold_line, level_line, videos_and_groups
+from fvc_lib.analysis.read.queries import predictions as read_predictions
 from fvc_lib.metrics.calibration import (
     RiskCoverage,
     equal_width_edges,
@@ -482,3 +484,25 @@ def _risk_at(curve: RiskCoverage, coverages: FloatArray) -> FloatArray:
     """The risk of the smallest decided set that covers at least each of ``coverages``."""
     place = np.searchsorted(curve.coverages, coverages - 1e-9)
     return curve.risks[np.minimum(place, curve.risks.size - 1)]
+
+
+# --- Panels of the dashboard
+
+
+@panel("roc", at=41, follows=("folds", "highlight"), tasks=("video",))
+def _roc_panel(selection: Selection) -> Shown:
+    return roc_figure(_scored(selection), replicates=QUICK_REPLICATES)
+
+
+@panel("pr", at=42, follows=("folds", "highlight"), tasks=("video",))
+def _pr_panel(selection: Selection) -> Shown:
+    return pr_figure(_scored(selection), replicates=QUICK_REPLICATES)
+
+
+@panel("calibration", at=43, follows=("folds",), tasks=("video",))
+def _calibration_panel(selection: Selection) -> Shown:
+    return calibration_figure(_scored(selection), replicates=QUICK_REPLICATES)
+
+
+def _scored(selection: Selection) -> pl.DataFrame:
+    return of_folds(selection, read_predictions([selection.detailed]).frame)

@@ -7,11 +7,24 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 import polars as pl
 
+from fvc_lib.analysis.dashboard.panels import Selection, Shown, confidence_of, of_folds, panel, table_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, value_label, videos_and_groups
-from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, Score, judge, overall_scores
+from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.read.headline import (
+    DISHONEST_CONTROLS,
+    HEADLINE_METRIC,
+    Score,
+    audit_failures,
+    judge,
+    overall_scores,
+)
+from fvc_lib.analysis.read.queries import compare_runs, fold_table
+from fvc_lib.analysis.read.queries import results as read_results
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, number_text, source_name
 from fvc_lib.metrics import cross_validation as over_folds
+from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.tables import SLICES
 
 # ----------------------------------------------------------------------------------------------------
 # Tables of a result: every metric by video and by group, and what each fold chose before it saw its test videos.
@@ -414,3 +427,30 @@ def _shortened(value: object) -> str:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
+
+
+# --- Panels of the dashboard
+
+
+@panel("controls", at=10, tasks=("video",))
+def _controls_panel(selection: Selection) -> Shown:
+    run = selection.detailed
+    return controls_figure(read_results([run]).frame, confidence=confidence_of(run), leaks=audit_failures(run))
+
+
+@panel("folds", at=40, follows=("folds",), tasks=("video",))
+def _folds_panel(selection: Selection) -> Shown:
+    table = fold_table([selection.detailed]).frame.drop("run_id", *UNCALIBRATED, strict=False)
+    run_id = path_to_text(selection.detailed.run_id)
+    return HtmlTable(of_folds(selection, table), caption=f"{run_id}: the network on each outer fold")
+
+
+@panel("slices", at=44, tasks=("video",))
+def _slices_panel(selection: Selection) -> Shown:
+    run = selection.detailed
+    return slices_figure(table_of(run, run.slices, SLICES), confidence=confidence_of(run))
+
+
+@panel("runs", at=70, follows=("runs",), tasks=("video",))
+def _runs_panel(selection: Selection) -> Shown:
+    return run_comparison_figure(compare_runs(selection.runs).frame)

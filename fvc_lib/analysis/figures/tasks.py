@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 import polars as pl
 
+from fvc_lib.analysis.dashboard.panels import Selection, Shown, confidence_of, panel, runs_alike, task_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, value_label
-from fvc_lib.analysis.read.headline import MeasuredScores, Score
+from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.read.headline import MeasuredScores, Score, judge, measured_scores
 from fvc_lib.analysis.read.metric_direction import direction
+from fvc_lib.analysis.read.records import run_names
 from fvc_lib.analysis.wording import (
     count_text,
     figure_text,
@@ -20,6 +23,7 @@ from fvc_lib.analysis.wording import (
     source_name,
     subject_name,
 )
+from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import PARTS
 
 _LOWEST_DRAWN = -1.0  # what is below stands at the edge; its number is beside it
@@ -418,3 +422,28 @@ def _text(row: dict[str, float | str | None] | None) -> str:
 
 def _table_number(value: float | str | None) -> float | None:
     return float(value) if isinstance(value, int | float) else None
+
+
+# --- Panels of the dashboard
+
+
+_TASKS = ("image", "video_text")
+
+
+@panel("standing", at=20, tasks=_TASKS)
+def _standing_panel(selection: Selection) -> Shown:
+    run = selection.detailed
+    verdict = judge(measured_scores(run, task_of(run)).scores)
+    table = pl.DataFrame({"standing": [verdict.standing], "in_words": [verdict.sentence]})
+    return HtmlTable(table, caption=f"{path_to_text(run.run_id)} beside what knows nothing of its test part")
+
+
+@panel("runs of the task", at=71, follows=("runs",), tasks=_TASKS)
+def _runs_panel(selection: Selection) -> Shown:
+    """Of the chosen runs those that are about the same as the one in detail."""
+    named = dict(zip(selection.runs, map(path_to_text, run_names(selection.runs)), strict=True))
+    alike = runs_alike(selection)
+    scored = [(named[run], measured_scores(run, task_of(run))) for run in alike]
+    return runs_beside_controls_figure(
+        scored, num_left_out=len(named) - len(alike), confidence=confidence_of(selection.detailed)
+    )

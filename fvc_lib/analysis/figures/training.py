@@ -6,12 +6,14 @@ import plotly.graph_objects as go
 import polars as pl
 from plotly.subplots import make_subplots
 
+from fvc_lib.analysis.dashboard.panels import MEMORY, METRICS, MOST_METRICS, NOTHING, Selection, Shown, of_folds, panel
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.theme import of_fold
 from fvc_lib.analysis.memory.findings import memory_usage
 from fvc_lib.analysis.memory.wording import megabytes_text, phase_text
 from fvc_lib.analysis.read.metric_direction import is_share
+from fvc_lib.analysis.read.queries import learning_curves, memory_samples
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name, number_text
 from fvc_lib.services.config import TASK_OF_STAGE
 
@@ -41,8 +43,8 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
     )  # fmt: skip
     finding, subtitle = _training_finding(rows, name)
     figure.update_layout(theme.figure(finding, subtitle, height=height).layout)
-    for position, panel in enumerate(panels.iter_rows()):
-        keys = zip(("run_id", "stage", "fold"), panel, strict=True)
+    for position, series in enumerate(panels.iter_rows()):
+        keys = zip(("run_id", "stage", "fold"), series, strict=True)
         inside = rows.filter(*(pl.col(name).eq_missing(pl.lit(value)) for name, value in keys))
         where = {"row": position // columns + 1, "col": position % columns + 1}
         for phase in inside["phase"].unique(maintain_order=True):
@@ -167,3 +169,30 @@ def _add_curve(
 
 def _mode(points: pl.DataFrame) -> str:
     return "lines+markers" if points.height <= _SMALL else "lines"
+
+
+# --- Panels of the dashboard
+
+
+def _declare_curves(number: int) -> None:
+    @panel(
+        f"learning curves {number + 1}",
+        at=30 + number,
+        follows=("metrics", "folds", "smoothing", "highlight"),
+        reads=METRICS,
+    )
+    def draw(selection: Selection) -> Shown:
+        if number >= len(selection.metrics):
+            return NOTHING
+        metric = selection.metrics[number]
+        curves = learning_curves([selection.detailed], metrics=[metric], folds=selection.folds).frame
+        return learning_curves_figure(curves, metric, smoothing=selection.smoothing)
+
+
+for _number in range(MOST_METRICS):
+    _declare_curves(_number)
+
+
+@panel("memory", at=60, follows=("folds", "highlight"), reads=MEMORY)
+def _memory_panel(selection: Selection) -> Shown:
+    return memory_timeline_figure(of_folds(selection, memory_samples([selection.detailed]).frame))

@@ -7,9 +7,14 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
+from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, Shown, confidence_of, panel, table_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.corpus import LEGEND
+from fvc_lib.analysis.figures.tasks import beside_controls_figure, metric_and_control_table
+from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.read.queries import task_results
 from fvc_lib.analysis.wording import count_text, figure_text
+from fvc_lib.services import tables
 
 DIRECTIONS = ("video_to_text", "text_to_video")
 _COLORS = {"video_to_text": theme.SERIES[0], "text_to_video": theme.SERIES[1]}
@@ -132,3 +137,54 @@ def _subtitle(ranks: pl.DataFrame) -> str:
             told.append(f"{count_text(rows.height, query)} {among}")
     groups = count_text(ranks["group_id"].n_unique(), "group")
     return f"n = {' and '.join(told)} of the test part, {groups}; ties count against the model"
+
+
+# --- Panels of the dashboard
+
+
+_SHOWN_CAPTIONS = 12
+
+
+@panel("retrieval beside chance", at=23, tasks=("video_text",))
+def _retrieval_panel(selection: Selection) -> Shown:
+    run = selection.detailed
+    found = _results(selection)
+    metrics = found.filter(pl.col("metric").str.starts_with("recall@"))["metric"].unique(maintain_order=True)
+    shown = [(direction, metric) for direction in DIRECTIONS for metric in metrics]
+    return beside_controls_figure(found, shown, counted=("query", "queries"), confidence=confidence_of(run))
+
+
+@panel("ranks", at=55, tasks=("video_text",))
+def _ranks_panel(selection: Selection) -> Shown:
+    run = selection.detailed
+    return found_within_figure(table_of(run, run.retrieval_ranks, tables.RETRIEVAL_RANKS))
+
+
+@panel("caption metrics", at=56, tasks=("video_text",))
+def _caption_metrics_panel(selection: Selection) -> Shown:
+    table = metric_and_control_table(_results(selection), ["captions"])
+    confidence = f"{confidence_of(selection.detailed):.0%} cluster-bootstrap intervals over groups"
+    return HtmlTable(table, caption=f"Captions of the test part, with {confidence}") if table.height else NOTHING
+
+
+@panel("captions", at=57, tasks=("video_text",))
+def _captions_panel(selection: Selection) -> Shown:
+    run = selection.detailed
+    captions = table_of(run, run.captions, tables.CAPTIONS)
+    if captions.is_empty():
+        return NOTHING
+    repeats = pl.col("references").str.split("\n").list.contains(pl.col("caption"))
+    # Half of them such as repeat no reference, if there are so many; the ids decide which.
+    known = captions.with_columns(as_a_reference=repeats).sort("video_id")
+    num_other = max(_SHOWN_CAPTIONS // 2, _SHOWN_CAPTIONS - int(known["as_a_reference"].sum()))
+    other, same = known.filter(~pl.col("as_a_reference")).head(num_other), known.filter("as_a_reference")
+    shown = pl.concat([other, same.head(_SHOWN_CAPTIONS - other.height)])
+    right = count_text(int(known["as_a_reference"].sum()), "caption")
+    caption = f"{right} of n = {known.height:,} repeat a reference word by word; {shown.height} of all"
+    # The path last: on a phone it would leave the texts no room.
+    columns = ("caption", pl.col("references").str.replace_all("\n", " / "), "as_a_reference", "path")
+    return HtmlTable(shown.select(columns), caption=caption, names={"path": "Video", "as_a_reference": "Same"})
+
+
+def _results(selection: Selection) -> pl.DataFrame:
+    return task_results([selection.detailed]).frame

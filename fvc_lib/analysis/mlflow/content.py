@@ -154,7 +154,7 @@ def _whole(
     for name, frame in frames.items():
         if not frame.is_empty():  # as CSV, which MLflow's pages show as a table
             artifacts[f"tables/{name}.csv"] = frame.drop("run_id", strict=False).write_csv().encode()
-    tags = {**_run_tags(run_headline(run), record), "fvc.run_id": run_id, **_not_finite(logged)}
+    tags = {**run_tags(run_headline(run), record), "fvc.run_id": run_id, **_not_finite(logged)}
     return _content(run_id, status.get("state"), times, run_parameters(run), tags, points, artifacts, notes)
 
 
@@ -309,7 +309,7 @@ def _not_finite(curves: pl.DataFrame) -> dict[str, str]:
     return {"fvc.not_finite": "; ".join(parts)} if parts else {}
 
 
-def _run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:
+def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:
     """Tags of the whole run; ``mlflow.note.content`` is what MLflow shows above it, as Markdown."""
     attempts = record.get("attempts")
     last = _object(attempts[-1]) if isinstance(attempts, list) and attempts else {}
