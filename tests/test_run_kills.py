@@ -22,12 +22,13 @@ import polars as pl
 import psutil
 import pytest
 
-from fvc_lib.execution.plan.stages import STAGES, Task
+from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, RESULTS, read_table
+from fvc_lib.services.tasks import STAGES
 
 ROOT = Path(__file__).parents[1]
 SEED = int(os.environ.get("FVC_KILLS_SEED", "0"))

@@ -16,7 +16,6 @@ from fvc_lib.execution.plan.forking import Inheritance, ask, changes, in_words
 from fvc_lib.execution.plan.memory import PredictedPeak
 from fvc_lib.execution.plan.notebook_files import Notebook
 from fvc_lib.execution.plan.plan import PlannedTask
-from fvc_lib.execution.plan.stages import STAGES
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.session import run_config
 from fvc_lib.execution.run.status import StageStatus, read_progress
@@ -25,6 +24,7 @@ from fvc_lib.execution.slurm.queue import job_states, read_accounting
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
+from fvc_lib.services.tasks import STAGES
 
 # Why a job waits for ever unless somebody does something, by SLURM's word for it.
 _REMEDY_OF_REASON = {

@@ -32,6 +32,7 @@ from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.memory_policy import check_allocator_environment
 from fvc_lib.services.run_paths import RunPaths, find_run
+from fvc_lib.services.tasks import TASKS
 
 # ----------------------------------------------------------------------------------------------------
 # What a command asks to be done, beside parameters.
@@ -167,11 +168,6 @@ _NO_MLFLOW = (
     "tracker is mlflow, which is not installed (make setup-mlflow, or pip install 'fvc_lib[mlflow]'): unless it is "
     "when this run ends, the run is not exported; run_notebooks.py export-mlflow does it later"
 )
-_READER_OF_CORPUS = {
-    "video": "fvc_lib.corpus.sources.recognised",
-    "image": "fvc_lib.corpus.sources.images.recognised",
-    "video_text": "fvc_lib.corpus.sources.video_text_manifest",
-}
 
 
 class RunCommand:
@@ -345,5 +341,5 @@ def _missing_tracker(config: RunConfig) -> list[str]:
 def _refuse_missing_corpus(config: RunConfig) -> None:
     """The index stage would find out as well, after a kernel has started and a run has begun."""
     if config.corpus and not Path(config.corpus).exists():
-        accepted = import_module(_READER_OF_CORPUS[config.task]).ACCEPTED  # one of three, and the run ends with it
-        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. {accepted}")
+        reader = import_module(f"fvc_lib.{TASKS[config.task].corpus_reader}")  # only here: the run ends with it
+        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. {reader.ACCEPTED}")

@@ -1,86 +1,128 @@
-"""One validated configuration for a whole run.
+"""One validated configuration for a whole run, each field of it declared in one place.
 
 Precedence: defaults < params file < environment < command line. The field names are the parameter names of the
 notebooks, so a value means the same in ``params/*.yaml``, behind ``-p`` and in a parameters cell.
+
+A field's declaration (``field``) says besides type, default and meaning which tasks read it and what it may change.
+What is hashed, what a checkpoint is bound to, what a run may be resumed with and what starts a fork's training anew
+follow from that; nothing else lists fields.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.tasks import (
+    AUGMENTATION,
+    DATA_INDEX,
+    DEFAULT_TASK,
+    FOLD_ASSIGNMENT,
+    FOLD_TRAINING,
+    IMAGE_RECOGNITION,
+    KFOLD_RESULTS,
+    TASKS,
+    TRAINING_STAGES,
+    VIDEO_TEXT,
+)
 
-# ----------------------------------------------------------------------------------------------------
-# What a field of the configuration means to one task, where its own description speaks of another's things.
-#
-# Fields are shared, and are described for the task video; a table of settings of a run with images should not speak of
-# clips and folds.
-#
-
-
-_IMAGES, _PAIRS = "image", "video_text"
-
-
-def _both(image: str, video_text: str) -> Mapping[str, str]:
-    return {_IMAGES: image, _PAIRS: video_text}
-
-
-def _same(text: str) -> Mapping[str, str]:
-    return _both(text, text)
-
-
-_MEANINGS: Mapping[str, Mapping[str, str]] = {
-    "corpus": _both(
-        "folder or manifest of images; empty: the generated pictures of dishes",
-        "manifest of videos and texts, or a folder with one; empty: the generated clips with captions",
-    ),
-    "max_rejected_share": _both(
-        "stop when more than this share of the listed images is unusable",
-        "stop when more than this share of the listed videos is unusable",
-    ),
-    "near_duplicate_bits": _both(
-        "pictures with hashes closer than this that look alike join groups; 0: off",
-        "videos with perceptual hashes closer than this many of 64 bits join groups; 0: off",
-    ),
-    "split_validation_share": _same("share of the training groups that chooses the epoch"),
-    "split_test_share": _same("share of the groups tested on, where the corpus has no split of its own"),
-    "model": {_PAIRS: "network of the video encoder"},
-    "epochs": _same("at most this many passes over the training part"),
-    "batch_size": _both(
-        "images in memory at once; 0: the safe default (8)", "pairs in memory at once; 0: the safe default (8)"
-    ),
-    "effective_batch_size": _both(
-        "images per optimizer step, reached by accumulation", "pairs per optimizer step, reached by accumulation"
-    ),
-    "class_balance": {_IMAGES: "loss: weigh classes; sampler: draw them evenly; none"},
-    "early_stopping_epochs": _same("stop after this many epochs without a better validation loss; 0: never"),
-    "num_ranks": _same("processes, one per GPU where there are any, that share the training"),
-    "max_nonfinite_steps": _same("so many steps with a NaN or infinite loss are skipped; one more stops the stage"),
-    "micro_batch_recovery_steps": _both(
-        "after an out-of-memory, double the images again after so many steps; 0: never",
-        "after an out-of-memory, double the pairs again after so many steps; 0: never",
-    ),
-    "cache_dir": _both(
-        "where what is known of each image is shared between runs", "where decoded clips are shared between runs"
-    ),
-}
+# What the value of a field may change:
+#   data      which samples there are and which part they play; checkpoints are bound to the samples themselves
+#   weights   what is learned, from the first step on; checkpoints are bound to the value
+#   recipe    what is learned from now on: bound as well, but the training of a fork goes on from a checkpoint
+#   results   what is reported of a trained model, or whether a stage ends well
+#   rounding  how sums are rounded, and nothing else
+#   nothing   where files lie, how fast it goes, how much memory it takes
+#   folder    where the run itself lies: the run's own, and no value of it is a change
+Changes = Literal["data", "weights", "recipe", "results", "rounding", "nothing", "folder"]
 
 
-def meaning_for(task: str, name: str) -> str | None:
-    """What the field ``name`` means to ``task``; None where that is what its description says."""
-    return _MEANINGS.get(name, {}).get(task)
+@dataclass(frozen=True)
+class Declaration:
+    """What is known of a field beside type, default and description.
+
+    Attributes:
+        changes: what its value may change.
+        tasks: those of which some stage reads it.
+        hashed: whether the run's hash counts it.
+        resume: whether a run may be resumed with another value.
+        memory: stages whose memory depends on it.
+        path: whether it names a file or folder.
+        variable: the environment variable that sets it.
+        meaning: by task, where that differs from the description.
+        instead: by task that does not read it, what to give instead, a sentence.
+    """
+
+    changes: Changes
+    tasks: tuple[str, ...]
+    hashed: bool
+    resume: bool
+    memory: tuple[str, ...]
+    path: bool
+    variable: str
+    meaning: Mapping[str, str]
+    instead: Mapping[str, str]
+
+    @property
+    def bound(self) -> bool:
+        """Whether a checkpoint is bound to its value."""
+        return self.changes in ("weights", "recipe")
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether a fork with another value trains from the beginning: weights fit no network of the new run, have
+
+        seen what is now kept from them, or have come to a place that the new order of training does not have.
+        """
+        return self.changes in ("data", "weights")
 
 
-# ----------------------------------------------------------------------------------------------------
-# How values given as text become a field's own type.
+def field(
+    default: Any,
+    changes: Changes,
+    description: str,
+    tasks: Iterable[str] = tuple(TASKS),
+    *,
+    hashed: bool | None = None,
+    resume: bool | None = None,
+    memory: Iterable[str] = (),
+    path: bool = False,
+    variable: str = "",
+    meaning: Mapping[str, str] | None = None,
+    instead: Mapping[str, str] | None = None,
+    **limits: Any,
+) -> Any:
+    """A field of ``RunConfig``: pydantic's with a ``Declaration``, which explains the arguments; None: as ``changes``.
+
+    ``description`` is one line in the words of the first task that reads it, ``limits`` are pydantic's (``ge=0``).
+    """
+    declaration = Declaration(
+        changes=changes,
+        tasks=tuple(tasks),
+        hashed=changes in ("data", "weights", "recipe", "results") if hashed is None else hashed,
+        resume=changes in ("rounding", "nothing") if resume is None else resume,
+        memory=tuple(memory),
+        path=path,
+        variable=variable,
+        meaning=meaning or {},
+        instead=instead or {},
+    )
+    extra: dict[str, Any] = {"declaration": declaration}
+    return Field(default, description=description, json_schema_extra=extra, **limits)
+
+
+def _others(text: str) -> Mapping[str, str]:
+    """One text for the tasks that work without folds."""
+    return dict.fromkeys(("image", "video_text"), text)
 
 
 def split_names(value: Any) -> Any:
@@ -99,138 +141,16 @@ def split_numbers(value: Any) -> Any:
     return tuple(int(name) if isinstance(name, str) and name.isdecimal() else name for name in names)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What image recognition (``task: image``) is asked beside what every task shares.
+def _known_task(name: str) -> str:
+    if name not in TASKS:
+        raise ValueError(f"input should be one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
+    return name
 
 
-class ImageFields(BaseModel):
-    """Fields that 10_image_recognition reads; ``RunConfig`` has them among its own."""
-
-    # Images
-    image_layout: Literal["auto", "food101", "nutrition5k", "combined", "folder", "manifest"] = Field(
-        "auto", description="how the corpus of images is laid out; auto: by what lies in it"
-    )
-    image_size: int = Field(224, ge=16, le=2048, description="side in pixels of the square an image is brought to")
-    targets: Annotated[tuple[str, ...], BeforeValidator(split_names)] = Field(
-        (), description="numeric columns to predict beside the class; empty: all the corpus has; none: no regression"
-    )
-    dev_samples_per_class: int = Field(
-        0, ge=0, description="dev mode: a seeded subset of so many training images per class; 0: all"
-    )
-
-    # Image model and loss
-    backbone: str = Field(
-        "small_resnet", description="small_resnet, or torchvision:NAME or timm:NAME where that package is installed"
-    )
-    backbone_weights: str = Field("", description="file of the backbone's weights; empty: from scratch")
-    freeze_backbone_epochs: int = Field(0, ge=0, description="train only the heads for so many epochs first")
-    unfreeze_stage_epochs: int = Field(
-        0, ge=0, description="then free the backbone's stages one by one, the last first, each so long; 0: all at once"
-    )
-    label_smoothing: float = Field(0.1, ge=0, lt=1, description="share of the class target spread over all classes")
-    focal_gamma: float = Field(0.0, ge=0, le=5, description="weighs well-classified images down; 0: cross-entropy")
-    regression_weight: float = Field(1.0, ge=0, description="of the regression loss beside the class loss's 1")
-    mixup_alpha: float = Field(0.2, ge=0, description="Beta parameter of mixup; 0: off")
-    cutmix_alpha: float = Field(1.0, ge=0, description="Beta parameter of cutmix; 0: off")
-    mix_share: float = Field(0.3, ge=0, le=1, description="share of the training images mixed with another one")
-    measure_fits: bool = Field(
-        True, description="try out which batch sizes and resolutions fit this machine, in child processes"
-    )
-
-
-# ----------------------------------------------------------------------------------------------------
-# What video-text training (``task: video_text``) is asked beside what every task shares.
-
-
-class VideoTextFields(BaseModel):
-    """Fields that 20_video_text reads; ``RunConfig`` has them among its own."""
-
-    # Videos and texts
-    manifest_separator: str = Field(",", min_length=1, description="between the manifest's columns; any text")
-    max_text_tokens: int = Field(32, ge=4, le=512, description="longer texts are cut; beginning and end count")
-    vocabulary_size: int = Field(2000, ge=300, description="most byte-pair tokens learned from the training texts")
-
-    # Video-text model and losses
-    text_encoder: str = Field("own", description="own: the small transformer; or the folder of a transformers model")
-    embedding_size: int = Field(128, ge=8, description="numbers in the space that videos and texts share")
-    text_width: int = Field(128, ge=16, description="numbers per token in the text transformer and the decoder")
-    text_layers: int = Field(2, ge=1, description="layers of the text transformer, and of the decoder")
-    text_heads: int = Field(4, ge=1, description="attention heads; divides text_width")
-    contrastive_loss: Literal["softmax", "sigmoid"] = Field(
-        "softmax", description="softmax as in CLIP, or sigmoid with a bias as in SigLIP"
-    )
-    contrastive_weight: float = Field(1.0, ge=0, description="of the contrastive loss; 0: off")
-    caption_weight: float = Field(1.0, ge=0, description="of the captioning loss; 0: no decoder")
-    masked_weight: float = Field(0.0, ge=0, description="of masked modelling of the clip's features; 0: off")
-    masked_share: float = Field(0.3, gt=0, lt=1, description="share of a clip's frames hidden in masked modelling")
-    beam_width: int = Field(1, ge=1, le=32, description="captions are searched with so many beams; 1: greedily")
-
-    # Retrieval
-    recall_at: Annotated[tuple[int, ...], BeforeValidator(split_numbers)] = Field(
-        (1, 5, 10), description="the k of recall@k"
-    )
-    retrieval_memory_mb: int = Field(64, ge=16, description="retrieval metrics take no more beyond the embeddings")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Which task reads which field of a run's configuration; a field that is not named here is read by all three.
-
-
-TASKS = ("video", "image", "video_text")
-
-_READ_BY: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(ImageFields.model_fields, ("image",)),
-    **dict.fromkeys(VideoTextFields.model_fields, ("video_text",)),
-    **dict.fromkeys(
-        (
-            "annotations_only", "num_folds", "inner_validation_share", "augmentations_per_video", "augmentations",
-            "augmentation_strength", "clip_source", "shuffle_labels", "shuffled_label_control",
-        ),
-        ("video",),
-    ),
-    **dict.fromkeys(("num_frames", "fixed_size", "model"), ("video", "video_text")),
-    **dict.fromkeys(("split_validation_share", "split_test_share"), ("image", "video_text")),
-    "class_balance": ("video", "image"),
-}  # fmt: skip
-
-_OF_ONE_TASK = frozenset({*ImageFields.model_fields, *VideoTextFields.model_fields})
-_ONE_SPLIT = "A run of this task has one split; split_validation_share and split_test_share say how large its parts are"
-_BY_LABEL = "Labels are shuffled where videos are told real from fake"
-# What to do instead, by field and task.
-_INSTEAD: Mapping[tuple[str, str], str] = {
-    **dict.fromkeys(
-        ((name, task) for name in ("num_folds", "inner_validation_share") for task in ("image", "video_text")),
-        _ONE_SPLIT,
-    ),
-    **dict.fromkeys(
-        ((name, task) for name in ("shuffle_labels", "shuffled_label_control") for task in ("image", "video_text")),
-        _BY_LABEL,
-    ),
-    ("clip_source", "video_text"): "This task reads its clips from the store's files, with equal results",
-    ("fixed_size", "image"): "The side of an image is image_size",
-    ("image_size", "video"): "The side of a video's frames is fixed_size",
-    ("image_size", "video_text"): "The side of a video's frames is fixed_size",
-    ("model", "image"): "The network of this task is backbone",
-    ("backbone", "video"): "The network of this task is model",
-    ("backbone", "video_text"): "The network of this task is model",
-}
-
-
-def tasks_that_read(name: str) -> tuple[str, ...]:
-    """The tasks of which some stage reads the field ``name``."""
-    return _READ_BY.get(name, TASKS)
-
-
-def read_by(task: str, names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that ``task`` reads, in their order, but the fields of the tasks image and video_text last."""
-    own = [name for name in names if task in tasks_that_read(name)]
-    return sorted(own, key=lambda name: name in _OF_ONE_TASK)
-
-
-def remedy(name: str, task: str) -> str:
-    """What somebody who gave ``task`` the field ``name`` may have wanted, a sentence; empty: nothing is like it."""
-    instead = _INSTEAD.get((name, task), "")
-    return f"{instead}." if instead else ""
+def _beside_the_code(name: str) -> str:
+    """A default folder in the checkout, from whatever folder a command or notebook is started."""
+    base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
+    return str(base / name)
 
 
 AugmentationName = Literal[
@@ -242,184 +162,386 @@ AUGMENTATIONS: tuple[AugmentationName, ...] = get_args(AugmentationName)
 # 0.73-0.91 (all nine operations).
 DEFAULT_AUGMENTATIONS: tuple[AugmentationName, ...] = ("flip",)
 
-# The only environment variables that change a run, and the field each one sets.
-ENVIRONMENT = {
-    "USE_MLOPS_PIPELINE": "use_mlops_pipeline",
-    "FVC_FIXED_SIZE": "fixed_size",
-    "FVC_DATA_DIR": "data_dir",
-    "FVC_RUNS_DIR": "runs_dir",
-    "FVC_CACHE_DIR": "cache_dir",
-    "FVC_MEM_GB": "mem_gb",
-    "FVC_TRACKER": "tracker",
-}
-
-# Where things lie and how much of the machine is used: none of it may change a number, so none of it is hashed.
-NOT_HASHED = frozenset(
-    {
-        "corpus", "data_dir", "runs_dir", "cache_dir", "experiment", "probe_workers", "num_workers", "mem_gb",
-        "use_mlops_pipeline", "clip_source", "gradient_checkpointing", "num_ranks", "profile_memory",
-        "memory_preflight", "clear_cache_training_batches", "clear_cache_validation_batches",
-        "micro_batch_recovery_steps", "replay_run", "checkpoint_minutes", "checkpoint_epochs",
-        "keep_checkpoints", "max_nonfinite_steps", "tracker",
-    }
-)  # fmt: skip
+_ONE_SPLIT = _others(
+    "A run of this task has one split; split_validation_share and split_test_share say how large its parts are."
+)
+_BY_LABEL = _others("Labels are shuffled where videos are told real from fake.")
+_VIDEO, _IMAGE, _PAIRS = ("video",), ("image",), ("video_text",)
+_CLIPS, _LABELLED, _SPLIT = ("video", "video_text"), ("video", "image"), ("image", "video_text")
+_FIXED_SIZE = dict.fromkeys(_CLIPS, "The side of a video's frames is fixed_size.")
+_MODEL = dict.fromkeys(_CLIPS, "The network of this task is model.")
+_OF_THE_CORPUS = (DATA_INDEX, FOLD_ASSIGNMENT, AUGMENTATION, KFOLD_RESULTS, IMAGE_RECOGNITION, VIDEO_TEXT)
 
 
-# What a run may be resumed with although it was begun with something else: the effective batch keeps the result the
-# same up to rounding, and a fold that ran out of memory, or lost its GPU, must be able to go on. Not the source of the
-# clips: whether shards are written is decided in a stage that would be skipped as finished.
-MAY_CHANGE_ON_RESUME = (NOT_HASHED - {"corpus", "experiment", "runs_dir", "clip_source"}) | {"batch_size", "device"}
-
-
-def _beside_the_code(name: str) -> str:
-    """A default folder in the checkout, from whatever folder a command or notebook is started."""
-    base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
-    return str(base / name)
-
-
-# What suits the other two tasks better than a field's own default; below a params file and everything else.
-TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "video": {},
-    "image": {"effective_batch_size": 24, "learning_rate": 2e-3, "early_stopping_epochs": 0},
-    "video_text": {"effective_batch_size": 32, "learning_rate": 1e-3, "epochs": 30, "early_stopping_epochs": 0},
-}
-
-
-# The notebooks of the other tasks; every other notebook works on the task video, or on a run of any task.
-TASK_OF_STAGE = {"10_image_recognition": "image", "20_video_text": "video_text"}
-
-
-class RunConfig(VideoTextFields, ImageFields, BaseModel):
+class RunConfig(BaseModel):
     """Everything that is asked of a run. Unknown names are refused; defaults are the memory-conservative ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    task: Literal["video", "image", "video_text"] = Field(
-        "video",
-        description="real or fake videos; image classes with regression; videos and the texts that describe them",
+    task: Annotated[str, AfterValidator(_known_task)] = field(
+        DEFAULT_TASK,
+        "data",
+        "real or fake videos; image classes with regression; videos and the texts that describe them",
     )
-
-    experiment: str = Field("default", description="folder under the runs folder that groups runs")
-    corpus: str = Field("", description="folder, CSV/Parquet manifest or FVC-2018 folder; empty: the sample corpus")
-    seed: int = Field(0, ge=0, lt=2**31, description="the one seed every random choice is derived from")
+    experiment: str = field("default", "folder", "folder under the runs folder that groups runs")
+    # Not hashed: what it lists counts, in each stage's fingerprint, and not where it lies.
+    corpus: str = field(
+        "",
+        "data",
+        "folder, CSV/Parquet manifest or FVC-2018 folder; empty: the sample corpus",
+        hashed=False,
+        path=True,
+        memory=_OF_THE_CORPUS,
+        meaning={
+            "image": "folder or manifest of images; empty: the generated pictures of dishes",
+            "video_text": "manifest of videos and texts, or its folder; empty: the generated clips with captions",
+        },
+    )
+    seed: int = field(0, "weights", "the one seed every random choice is derived from", ge=0, lt=2**31)
 
     # Index
-    probe_workers: int = Field(0, ge=0, description="files probed at once; 0: one per core")
-    max_rejected_share: float = Field(
-        0.5, ge=0, le=1, description="stop the run when more than this share of the listed videos is unusable"
+    probe_workers: int = field(0, "nothing", "files probed at once; 0: one per core", ge=0, memory=[DATA_INDEX])
+    max_rejected_share: float = field(
+        0.5, "results", "stop the run when more than this share of the listed files is unusable", ge=0, le=1
     )
-    near_duplicate_bits: int = Field(
-        10, ge=0, le=32, description="perceptual hashes closer than this many of 64 bits join groups; 0: off"
+    near_duplicate_bits: int = field(
+        10,
+        "data",
+        "files whose perceptual hashes are closer than this many of 64 bits join groups; 0: off",
+        ge=0,
+        le=32,
+        memory=[DATA_INDEX],
     )
-
-    annotations_only: bool = Field(
-        False, description="index the label tables of a corpus whose videos are not here; only 01 can run"
+    annotations_only: bool = field(
+        False, "results", "index the label tables of a corpus whose videos are not here; only 01 can run", _VIDEO
     )
 
     # Folds
-    num_folds: int = Field(5, ge=2, description="outer folds; every group is tested exactly once")
-    inner_validation_share: float = Field(
-        0.25, gt=0, lt=1, description="share of a fold's training groups that chooses epoch and threshold"
+    num_folds: int = field(
+        5,
+        "weights",
+        "outer folds; every group is tested exactly once",
+        _VIDEO,
+        ge=2,
+        memory=[FOLD_ASSIGNMENT, KFOLD_RESULTS],
+        instead=_ONE_SPLIT,
+    )
+    inner_validation_share: float = field(
+        0.25,
+        "weights",
+        "share of a fold's training groups that chooses epoch and threshold",
+        _VIDEO,
+        gt=0,
+        lt=1,
+        instead=_ONE_SPLIT,
     )
 
     # The other tasks have one split instead of folds: the corpus's own, or one made of whole groups
-    split_validation_share: float = Field(
-        0.15, gt=0, lt=1, description="tasks image and video_text: share of the training groups that chooses the epoch"
+    split_validation_share: float = field(
+        0.15, "data", "share of the training groups that chooses the epoch", _SPLIT, gt=0, lt=1
     )
-    split_test_share: float = Field(
-        0.2, gt=0, lt=1, description="the same: share of the groups tested on, where the corpus has no split of its own"
+    split_test_share: float = field(
+        0.2, "data", "share of the groups tested on, where the corpus has no split of its own", _SPLIT, gt=0, lt=1
     )
 
     # Decode
-    num_frames: int = Field(6, ge=1, description="frames taken uniformly from each video")
-    fixed_size: int = Field(112, ge=16, le=2048, description="side in pixels of the square each frame is fitted to")
+    num_frames: int = field(
+        6,
+        "weights",
+        "frames taken uniformly from each video",
+        _CLIPS,
+        ge=1,
+        memory=[AUGMENTATION, FOLD_TRAINING, VIDEO_TEXT],
+    )
+    fixed_size: int = field(
+        112,
+        "weights",
+        "side in pixels of the square each frame is fitted to",
+        _CLIPS,
+        ge=16,
+        le=2048,
+        variable="FVC_FIXED_SIZE",
+        memory=[AUGMENTATION, FOLD_TRAINING, VIDEO_TEXT],
+        instead={"image": "The side of an image is image_size."},
+    )
 
     # Augmentation
-    augmentations_per_video: int = Field(2, ge=0, description="augmented clips made of each training video")
-    augmentations: Annotated[tuple[AugmentationName, ...], BeforeValidator(split_names)] = Field(
-        DEFAULT_AUGMENTATIONS, description=f"operations a clip may receive, of {', '.join(AUGMENTATIONS)}"
+    augmentations_per_video: int = field(
+        2, "weights", "augmented clips made of each training video", _VIDEO, ge=0, memory=[AUGMENTATION]
     )
-    augmentation_strength: float = Field(1.0, ge=0, le=3, description="scales every operation; 1 is moderate")
-    clip_source: Literal["store", "shards"] = Field(
-        "store", description="training reads clips from the store's files or from a few large shards; equal results"
+    augmentations: Annotated[tuple[AugmentationName, ...], BeforeValidator(split_names)] = field(
+        DEFAULT_AUGMENTATIONS,
+        "weights",
+        f"operations a clip may receive, of {', '.join(AUGMENTATIONS)}",
+        _VIDEO,
+        memory=[AUGMENTATION],
+    )
+    augmentation_strength: float = field(1.0, "weights", "scales every operation; 1 is moderate", _VIDEO, ge=0, le=3)
+    # Not to be changed on resume: shards are written in a stage that would be skipped as finished.
+    clip_source: Literal["store", "shards"] = field(
+        "store",
+        "nothing",
+        "training reads clips from the store's files or from a few large shards; equal results",
+        _VIDEO,
+        resume=False,
+        memory=[AUGMENTATION],
+        instead={"video_text": "This task reads its clips from the store's files, with equal results."},
     )
 
     # Training
-    model: Literal["frame_cnn", "r2plus1d"] = Field("frame_cnn", description="network for the video task")
-    epochs: int = Field(20, ge=1, description="at most this many passes over the training clips")
-    batch_size: int = Field(0, ge=0, description="clips in memory at once; 0: the model's own safe default (1-8)")
-    effective_batch_size: int = Field(16, ge=1, description="clips per optimizer step, reached by accumulation")
-    learning_rate: float = Field(3e-3, gt=0, description="AdamW's peak rate after warm-up, before cosine decay")
-    weight_decay: float = Field(0.01, ge=0, description="AdamW's decoupled weight decay")
-    warmup_share: float = Field(0.1, ge=0, lt=1, description="share of all steps spent warming up linearly")
-    max_gradient_norm: float = Field(1.0, gt=0, description="gradients are clipped to this L2 norm")
-    class_balance: Literal["loss", "sampler", "none"] = Field(
-        "loss", description="weigh the loss by class, or draw classes evenly, or neither"
+    model: Literal["frame_cnn", "r2plus1d"] = field(
+        "frame_cnn",
+        "weights",
+        "network that sees the frames of a video",
+        _CLIPS,
+        memory=[FOLD_TRAINING, VIDEO_TEXT],
+        instead={"image": "The network of this task is backbone."},
     )
-    early_stopping_epochs: int = Field(
-        6, ge=0, description="stop after this many epochs without a better inner validation loss; 0: never"
+    epochs: int = field(20, "recipe", "at most this many passes over the training part", ge=1)
+    # Hashed as ever, because folders are named by the hash; so are device and retrieval_memory_mb.
+    batch_size: int = field(
+        0,
+        "rounding",
+        "samples in memory at once; 0: the network's own safe default (1-8)",
+        ge=0,
+        hashed=True,
+        memory=TRAINING_STAGES,
     )
-    amp: Literal["auto", "off"] = Field("auto", description="mixed precision where the device has it")
-    device: Literal["auto", "cuda", "mps", "cpu"] = Field("auto", description="auto: cuda, else mps, else cpu")
-    num_workers: int = Field(0, ge=0, description="loader processes; the results do not depend on it")
-    num_ranks: int = Field(
-        1, ge=1, description="processes (one per GPU, where there are any) that share one fold's training"
+    effective_batch_size: int = field(
+        16, "weights", "samples per optimizer step, reached by accumulation", ge=1, memory=TRAINING_STAGES
     )
-    max_nonfinite_steps: int = Field(
-        5, ge=0, description="so many steps with a NaN or infinite loss are skipped; one more stops the fold"
+    learning_rate: float = field(0.003, "recipe", "AdamW's peak rate after warm-up, before cosine decay", gt=0)
+    weight_decay: float = field(0.01, "recipe", "AdamW's decoupled weight decay", ge=0)
+    warmup_share: float = field(0.1, "recipe", "share of all steps spent warming up linearly", ge=0, lt=1)
+    max_gradient_norm: float = field(1.0, "recipe", "gradients are clipped to this L2 norm", gt=0)
+    class_balance: Literal["loss", "sampler", "none"] = field(
+        "loss", "weights", "loss: weigh the loss by class; sampler: draw classes evenly; none", _LABELLED
     )
-    shuffle_labels: bool = Field(
-        False, description="train and test on labels shuffled by group: an honest pipeline then scores chance"
+    early_stopping_epochs: int = field(
+        6, "recipe", "stop after this many epochs without a better validation loss; 0: never", ge=0
     )
-    shuffled_label_control: bool = Field(
-        True, description="train each fold a second time on shuffled labels and report it as a control"
+    amp: Literal["auto", "off"] = field(
+        "auto", "recipe", "mixed precision where the device has it", memory=TRAINING_STAGES
+    )
+    device: Literal["auto", "cuda", "mps", "cpu"] = field(
+        "auto", "rounding", "auto: cuda, else mps, else cpu", hashed=True, memory=TRAINING_STAGES
+    )
+    num_workers: int = field(
+        0, "nothing", "loader processes; the results do not depend on it", ge=0, memory=TRAINING_STAGES
+    )
+    num_ranks: int = field(
+        1, "rounding", "processes, one per GPU where there are any, that share a training", ge=1, memory=TRAINING_STAGES
+    )
+    max_nonfinite_steps: int = field(
+        5, "nothing", "so many steps with a NaN or infinite loss are skipped; one more stops the training", ge=0
+    )
+    shuffle_labels: bool = field(
+        False,
+        "weights",
+        "train and test on labels shuffled by group: an honest pipeline then scores chance",
+        _VIDEO,
+        instead=_BY_LABEL,
+    )
+    shuffled_label_control: bool = field(
+        True,
+        "recipe",
+        "train each fold a second time on shuffled labels and report it as a control",
+        _VIDEO,
+        instead=_BY_LABEL,
     )
 
     # Memory; none of it changes a number beyond rounding
-    memory_preflight: bool = Field(
-        True, description="measure one step in a child process first and lower batch_size where the budget is too small"
+    memory_preflight: bool = field(
+        True,
+        "rounding",
+        "measure one step in a child process first and lower batch_size where the budget is too small",
+        memory=TRAINING_STAGES,
     )
-    micro_batch_recovery_steps: int = Field(
-        0, ge=0, description="after an out-of-memory, double the micro-batch again after so many quiet steps; 0: never"
+    micro_batch_recovery_steps: int = field(
+        0, "rounding", "after an out-of-memory, double the micro-batch again after so many quiet steps; 0: never", ge=0
     )
-    replay_run: str = Field(
-        "", description="a run whose changes of the micro-batch are repeated, so that its numbers repeat to the bit"
+    replay_run: str = field(
+        "", "rounding", "a run whose changes of the micro-batch are repeated, so that its numbers repeat to the bit"
     )
-    gradient_checkpointing: bool = Field(
-        False, description="keep fewer activations and compute them again in the backward pass: less memory, more time"
+    gradient_checkpointing: bool = field(
+        False,
+        "rounding",
+        "keep fewer activations and compute them again in the backward pass: less memory, more time",
+        memory=TRAINING_STAGES,
     )
-    clear_cache_training_batches: int | None = Field(
-        None, ge=0, description="give cached device memory back every so many batches; none: the device's policy"
+    clear_cache_training_batches: int | None = field(
+        None, "nothing", "give cached device memory back every so many batches; none: the device's policy", ge=0
     )
-    clear_cache_validation_batches: int | None = Field(
-        None, ge=0, description="the same in validation; none: the device's policy"
+    clear_cache_validation_batches: int | None = field(
+        None, "nothing", "the same in validation; none: the device's policy", ge=0
     )
-    profile_memory: bool = Field(
-        False, description="record every allocation of the training: torch's snapshot on CUDA, memray on the CPU"
+    profile_memory: bool = field(
+        False,
+        "nothing",
+        "record every allocation of the training: torch's snapshot on CUDA, memray on the CPU",
+        memory=TRAINING_STAGES,
     )
 
     # Checkpoints
-    checkpoint_minutes: float = Field(2.0, ge=0, description="at most this long between checkpoints within an epoch")
-    checkpoint_epochs: int = Field(1, ge=1, description="checkpoint at the end of every so many epochs")
-    keep_checkpoints: int = Field(2, ge=1, description="epoch checkpoints that stay beside the best and the latest")
+    checkpoint_minutes: float = field(2.0, "nothing", "at most this long between checkpoints within an epoch", ge=0)
+    checkpoint_epochs: int = field(1, "nothing", "checkpoint at the end of every so many epochs", ge=1)
+    keep_checkpoints: int = field(2, "nothing", "epoch checkpoints that stay beside the best and the latest", ge=1)
 
     # Results
-    bootstrap_replicates: int = Field(2000, ge=100, description="cluster bootstrap replicates over groups")
-    confidence: float = Field(0.95, gt=0.5, lt=1, description="coverage of every interval")
-
-    tracker: Literal["none", "mlflow"] = Field(
-        "none", description="mlflow: export each run when it ends, to MLFLOW_TRACKING_URI or mlflow.db in runs_dir"
+    bootstrap_replicates: int = field(
+        2000,
+        "results",
+        "cluster bootstrap replicates over groups",
+        ge=100,
+        memory=[KFOLD_RESULTS, IMAGE_RECOGNITION, VIDEO_TEXT],
+    )
+    confidence: float = field(0.95, "results", "coverage of every interval", gt=0.5, lt=1)
+    tracker: Literal["none", "mlflow"] = field(
+        "none",
+        "nothing",
+        "mlflow: export each run when it ends, to MLFLOW_TRACKING_URI or mlflow.db in runs_dir",
+        variable="FVC_TRACKER",
     )
 
-    # Where and how; never part of the hash
-    data_dir: str = Field(_beside_the_code("data"), description="where the sample corpus is generated")
-    runs_dir: str = Field(_beside_the_code("runs"), description="where run folders are written")
-    cache_dir: str = Field(
-        _beside_the_code("cache"), description="where decoded and augmented clips are shared between runs"
+    # Where and how
+    data_dir: str = field(
+        _beside_the_code("data"), "nothing", "where the sample corpus is generated", variable="FVC_DATA_DIR", path=True
     )
-    mem_gb: float | None = Field(None, gt=0, description="memory budget in GB; none: the machine's or job's limit")
-    use_mlops_pipeline: bool = Field(
-        True, description="stages as a DAG with skipping and resume; false: straight through in number order"
+    runs_dir: str = field(
+        _beside_the_code("runs"), "folder", "where run folders are written", variable="FVC_RUNS_DIR", path=True
+    )
+    cache_dir: str = field(
+        _beside_the_code("cache"),
+        "nothing",
+        "where decoded and augmented samples, and what was probed, are shared between runs",
+        variable="FVC_CACHE_DIR",
+        path=True,
+    )
+    mem_gb: float | None = field(
+        None,
+        "nothing",
+        "memory budget in GB; none: the machine's or job's limit",
+        gt=0,
+        variable="FVC_MEM_GB",
+        memory=TRAINING_STAGES,
+    )
+    use_mlops_pipeline: bool = field(
+        True,
+        "nothing",
+        "stages as a DAG with skipping and resume; false: straight through in number order",
+        variable="USE_MLOPS_PIPELINE",
+    )
+
+    # Images
+    image_layout: Literal["auto", "food101", "nutrition5k", "combined", "folder", "manifest"] = field(
+        "auto", "data", "how the corpus of images is laid out; auto: by what lies in it", _IMAGE
+    )
+    image_size: int = field(
+        224,
+        "weights",
+        "side in pixels of the square an image is brought to",
+        _IMAGE,
+        ge=16,
+        le=2048,
+        memory=[IMAGE_RECOGNITION],
+        instead=_FIXED_SIZE,
+    )
+    targets: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
+        (),
+        "weights",
+        "numeric columns to predict beside the class; empty: all the corpus has; none: no regression",
+        _IMAGE,
+    )
+    dev_samples_per_class: int = field(
+        0, "weights", "dev mode: a seeded subset of so many training images per class; 0: all", _IMAGE, ge=0
+    )
+
+    # Image model and loss
+    backbone: str = field(
+        "small_resnet",
+        "weights",
+        "small_resnet, or torchvision:NAME or timm:NAME where that package is installed",
+        _IMAGE,
+        memory=[IMAGE_RECOGNITION],
+        instead=_MODEL,
+    )
+    backbone_weights: str = field("", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE)
+    freeze_backbone_epochs: int = field(0, "recipe", "train only the heads for so many epochs first", _IMAGE, ge=0)
+    unfreeze_stage_epochs: int = field(
+        0,
+        "recipe",
+        "then free the backbone's stages one by one, the last first, each so long; 0: all at once",
+        _IMAGE,
+        ge=0,
+    )
+    label_smoothing: float = field(
+        0.1, "recipe", "share of the class target spread over all classes", _IMAGE, ge=0, lt=1
+    )
+    focal_gamma: float = field(
+        0.0, "recipe", "weighs well-classified images down; 0: cross-entropy", _IMAGE, ge=0, le=5
+    )
+    regression_weight: float = field(1.0, "recipe", "of the regression loss beside the class loss's 1", _IMAGE, ge=0)
+    mixup_alpha: float = field(0.2, "recipe", "Beta parameter of mixup; 0: off", _IMAGE, ge=0)
+    cutmix_alpha: float = field(1.0, "recipe", "Beta parameter of cutmix; 0: off", _IMAGE, ge=0)
+    mix_share: float = field(0.3, "recipe", "share of the training images mixed with another one", _IMAGE, ge=0, le=1)
+    measure_fits: bool = field(
+        True,
+        "results",
+        "try out which batch sizes and resolutions fit this machine, in child processes",
+        _IMAGE,
+        memory=[IMAGE_RECOGNITION],
+    )
+
+    # Videos and texts
+    manifest_separator: str = field(",", "data", "between the manifest's columns; any text", _PAIRS, min_length=1)
+    max_text_tokens: int = field(32, "weights", "longer texts are cut; beginning and end count", _PAIRS, ge=4, le=512)
+    vocabulary_size: int = field(
+        2000, "weights", "most byte-pair tokens learned from the training texts", _PAIRS, ge=300
+    )
+
+    # Video-text model and losses
+    text_encoder: str = field(
+        "own",
+        "weights",
+        "own: the small transformer; or the folder of a transformers model",
+        _PAIRS,
+        memory=[VIDEO_TEXT],
+    )
+    embedding_size: int = field(
+        128, "weights", "numbers in the space that videos and texts share", _PAIRS, ge=8, memory=[VIDEO_TEXT]
+    )
+    text_width: int = field(
+        128, "weights", "numbers per token in the text transformer and the decoder", _PAIRS, ge=16, memory=[VIDEO_TEXT]
+    )
+    text_layers: int = field(
+        2, "weights", "layers of the text transformer, and of the decoder", _PAIRS, ge=1, memory=[VIDEO_TEXT]
+    )
+    text_heads: int = field(4, "weights", "attention heads; divides text_width", _PAIRS, ge=1)
+    contrastive_loss: Literal["softmax", "sigmoid"] = field(
+        "softmax", "weights", "softmax as in CLIP, or sigmoid with a bias as in SigLIP", _PAIRS
+    )
+    # A loss without weight builds no network for it, so that a fork with another weight starts anew.
+    contrastive_weight: float = field(1.0, "weights", "of the contrastive loss; 0: off", _PAIRS, ge=0)
+    caption_weight: float = field(1.0, "weights", "of the captioning loss; 0: no decoder", _PAIRS, ge=0)
+    masked_weight: float = field(0.0, "weights", "of masked modelling of the clip's features; 0: off", _PAIRS, ge=0)
+    masked_share: float = field(
+        0.3, "recipe", "share of a clip's frames hidden in masked modelling", _PAIRS, gt=0, lt=1
+    )
+    beam_width: int = field(1, "results", "captions are searched with so many beams; 1: greedily", _PAIRS, ge=1, le=32)
+
+    # Retrieval
+    recall_at: Annotated[tuple[int, ...], BeforeValidator(split_numbers)] = field(
+        (1, 5, 10), "results", "the k of recall@k", _PAIRS
+    )
+    retrieval_memory_mb: int = field(
+        64,
+        "nothing",
+        "retrieval metrics take no more beyond the embeddings",
+        _PAIRS,
+        ge=16,
+        hashed=True,
+        resume=False,
+        memory=[VIDEO_TEXT],
     )
 
     @model_validator(mode="before")
@@ -427,35 +549,56 @@ class RunConfig(VideoTextFields, ImageFields, BaseModel):
     def _refuse_unknown_names(cls, values: Any) -> Any:
         if isinstance(values, dict):
             for name in values:
-                if name not in cls.model_fields:
-                    known = ", ".join(cls.model_fields)
-                    raise UsageError(
-                        f"unknown parameter {name!r}.{did_you_mean(str(name), cls.model_fields)} Known: {known}."
-                    )
+                _require_known(str(name))
         return values
 
     @property
     def config_hash(self) -> str:
         """Hex SHA-256 over the fields that can change a number: equal on any machine for the same experiment."""
-        return sha256_of_json({k: v for k, v in self.relevant().items() if k not in NOT_HASHED})
+        return sha256_of_json(self.values_of(lambda declared: declared.hashed))
+
+    def values_of(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
+        """JSON values, by name, of the fields that this task reads and whose declaration is ``chosen``."""
+        values = self.model_dump(mode="json")
+        read = (name for name in values if self.task in DECLARED[name].tasks)
+        return {name: values[name] for name in read if chosen(DECLARED[name])}
 
     def relevant(self) -> dict[str, Any]:
-        """The fields that this task reads as JSON values; what is its own last."""
-        values = self.model_dump(mode="json")
-        return {name: values[name] for name in read_by(self.task, values)}
+        """The fields that this task reads as JSON values, in order."""
+        return self.values_of(lambda declared: True)
+
+    def training_values(self) -> dict[str, Any]:
+        """What the weights depend on beside the data, as JSON values: a checkpoint is bound to it."""
+        return self.values_of(lambda declared: declared.bound)
 
     def meaning(self, name: str) -> str:
         """What the field ``name`` means to this run's task, one line."""
-        return meaning_for(self.task, name) or type(self).model_fields[name].description or ""
+        return DECLARED[name].meaning.get(self.task) or type(self).model_fields[name].description or ""
 
     def to_yaml(self) -> str:
         """The resolved parameters as YAML in field order, each with its description as a comment."""
         lines = []
         for name, value in self.relevant().items():
-            description = self.meaning(name)
             text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()
-            lines.append(f"{name}: {text}  # {description}")
+            lines.append(f"{name}: {text}  # {self.meaning(name)}")
         return "\n".join(lines) + "\n"
+
+
+def _declaration(name: str) -> Declaration:
+    extra: Any = RunConfig.model_fields[name].json_schema_extra
+    if extra is None:
+        raise TypeError(f"RunConfig.{name}: declare it with field(default, changes, description).")
+    declared: Declaration = extra["declaration"]
+    return declared
+
+
+# By field name; what follows is read off it.
+DECLARED: Mapping[str, Declaration] = {name: _declaration(name) for name in RunConfig.model_fields}
+ENVIRONMENT = {declared.variable: name for name, declared in DECLARED.items() if declared.variable}
+NOT_HASHED = frozenset(name for name, declared in DECLARED.items() if not declared.hashed)
+MAY_CHANGE_ON_RESUME = frozenset(name for name, declared in DECLARED.items() if declared.resume)
+STARTS_ANEW = frozenset(name for name, declared in DECLARED.items() if declared.starts_anew)
+OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declared.changes == "folder")
 
 
 def read_params_file(path: Path) -> dict[str, Any]:
@@ -480,7 +623,7 @@ def read_params_file(path: Path) -> dict[str, Any]:
 def environment_values(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The documented variables that are set and not empty, by field name."""
     environ = os.environ if environ is None else environ
-    return {field: environ[name] for name, field in ENVIRONMENT.items() if environ.get(name)}
+    return {name: environ[variable] for variable, name in ENVIRONMENT.items() if environ.get(variable)}
 
 
 def parse_text_value(name: str, text: str) -> Any:
@@ -489,9 +632,7 @@ def parse_text_value(name: str, text: str) -> Any:
     Raises:
         UsageError: unknown name (with a suggestion) or a text that is not of the field's type.
     """
-    if name not in RunConfig.model_fields:
-        known = ", ".join(RunConfig.model_fields)
-        raise UsageError(f"unknown parameter {name!r}.{did_you_mean(name, RunConfig.model_fields)} Known: {known}.")
+    _require_known(name)
     if text.strip().lower() in {"none", "null"} and RunConfig.model_fields[name].default is None:
         return None
     return getattr(_validated({name: text}, f"value for {name}"), name)
@@ -512,7 +653,7 @@ def resolve_config(
     _validated(merged, "params file")  # so that a bad file is named even where the environment would hide it
     merged.update({k: parse_text_value(k, v) for k, v in environment_values(environ).items()})
     merged.update(command_line or {})
-    return _validated({**task_defaults(merged.get("task")), **merged}, "parameters")
+    return _validated({**_task_defaults(merged.get("task")), **merged}, "parameters")
 
 
 def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> None:
@@ -521,31 +662,37 @@ def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> No
     Raises:
         UsageError: one would be set and change nothing; the message says whose it is and what to give instead.
     """
-    foreign = [name for name in sorted(given) if config.task not in tasks_that_read(name) and _is_set(config, name)]
+    foreign = [name for name in sorted(given) if config.task not in DECLARED[name].tasks and _is_set(config, name)]
     if not foreign:
         return
-    owners = dict.fromkeys(tasks_that_read(name) for name in foreign)
-    told = [
-        f"{', '.join(name for name in foreign if tasks_that_read(name) == tasks)}: read by task "
+    owners = dict.fromkeys(DECLARED[name].tasks for name in foreign)
+    sentences = [
+        f"{', '.join(name for name in foreign if DECLARED[name].tasks == tasks)}: read by task "
         f"{' and '.join(tasks)} alone, and this run's task is {config.task}."
         for tasks in owners
     ]
-    told += dict.fromkeys(text for name in foreign if (text := remedy(name, config.task)))
+    sentences += dict.fromkeys(text for name in foreign if (text := DECLARED[name].instead.get(config.task)))
     others = dict.fromkeys(task for tasks in owners for task in tasks)
     choice = " or ".join(f"-p task {task}" for task in others)
     raise UsageError(
-        f"{' '.join(told)} Leave {'them' if len(foreign) > 1 else 'it'} out, or begin a run with {choice}."
+        f"{' '.join(sentences)} Leave {'them' if len(foreign) > 1 else 'it'} out, or begin a run with {choice}."
     )
 
 
 def _is_set(config: RunConfig, name: str) -> bool:
     default = RunConfig.model_fields[name].default
-    return bool(getattr(config, name) != task_defaults(config.task).get(name, default))
+    return bool(getattr(config, name) != _task_defaults(config.task).get(name, default))
 
 
-def task_defaults(task: Any) -> Mapping[str, Any]:
+def _task_defaults(task: Any) -> Mapping[str, Any]:
     """What differs from the fields' own defaults for ``task``; nothing for one that is not known."""
-    return TASK_DEFAULTS.get(task, {}) if isinstance(task, str) else {}
+    return TASKS[task].defaults if isinstance(task, str) and task in TASKS else {}
+
+
+def _require_known(name: str) -> None:
+    if name not in RunConfig.model_fields:
+        known = ", ".join(RunConfig.model_fields)
+        raise UsageError(f"unknown parameter {name!r}.{did_you_mean(name, RunConfig.model_fields)} Known: {known}.")
 
 
 def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:

@@ -39,28 +39,7 @@ from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
 from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths, stage_key
-
-# ----------------------------------------------------------------------------------------------------
-# Which function does the training of which stage; each is imported only where it is asked for.
-
-
-FOLD_STAGE = "04_fold_training"
-# Modules of this package, without its name: with it (``execution.code_version``) every training would depend on the
-# code of every other task, and mending the one would repeat the others. What a stage trains with its notebook names.
-_TRAININGS = {
-    FOLD_STAGE: ("fold_training", "train_fold"),
-    "10_image_recognition": ("image_training", "train_images"),
-    "20_video_text": ("video_text_training", "train_video_text"),
-}
-STAGES = tuple(_TRAININGS)
-
-
-def training_of(stage: str) -> Callable[..., Any]:
-    """``train(paths, config, fold, *, metric_log, attempt, memory, stop, progress, ranks)``, as ``train_fold``."""
-    module, name = _TRAININGS[stage]
-    train: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), name)
-    return train
-
+from fvc_lib.services.tasks import FOLD_TRAINING, TASKS, TRAINING_STAGES
 
 _ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"
 _PROGRESS_SECONDS = 10.0
@@ -76,10 +55,19 @@ class _Told:
     progress: Progress | None
 
 
+def training_of(stage: str) -> Callable[..., Any]:
+    """``train(paths, config, fold, *, metric_log, attempt, memory, stop, progress, ranks)``, as ``train_fold``."""
+    task = next(task for task in TASKS.values() if task.training_stage.name == stage)
+    train: Callable[..., Any] = getattr(import_module(task.training_stage.training_module), task.trainer)
+    return train
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--fold", type=click.IntRange(0), help="The outer fold to train, from 0; of 04_fold_training alone.")
-@click.option("--stage", type=click.Choice(STAGES), default=FOLD_STAGE, show_default=True, help="What to train.")
+@click.option(
+    "--stage", type=click.Choice(TRAINING_STAGES), default=FOLD_TRAINING, show_default=True, help="What to train."
+)
 @click.option("--launched", is_flag=True, hidden=True)
 def main(run_dir: Path, fold: int | None, stage: str, launched: bool) -> None:
     r"""Do one training of the run in RUN_DIR on several processes, ranks, that share every effective batch.
@@ -109,8 +97,8 @@ def main(run_dir: Path, fold: int | None, stage: str, launched: bool) -> None:
 
     Exit codes: 0 done, 1 an error, 2 usage, 3 data, 75 stopped and saved.
     """
-    if (fold is None) == (stage == FOLD_STAGE):
-        raise click.UsageError(f"--fold: {FOLD_STAGE} needs one, and no other stage has any.")
+    if (fold is None) == (stage == FOLD_TRAINING):
+        raise click.UsageError(f"--fold: {FOLD_TRAINING} needs one, and no other stage has any.")
     code = _run(run_dir.absolute(), stage, fold, launched)
     logging.shutdown()
     sys.stderr.flush()

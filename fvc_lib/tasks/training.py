@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -255,12 +255,6 @@ def split_settings(
     """The engine's share of ``config`` for the training of ``stage``."""
     seed = stable_seed(stage, config.seed)
     return settings_of(config, seed=seed, micro_batch=default_micro_batch, balance_classes=balance_classes)
-
-
-def parameters_of(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
-    """The named fields as JSON values, for a checkpoint to be bound to."""
-    values = config.model_dump(mode="json")
-    return {name: values[name] for name in names}
 
 
 def _planned(

@@ -14,12 +14,12 @@ import pytest
 
 from fvc_lib.execution.plan.notebook_files import Notebook, read_notebook
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan
-from fvc_lib.execution.plan.stages import Stage
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import RunStatus, read_status
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import Stage
 
 PARAMETERS = 'run_dir: str = ""\nseed: int = 0\n'
 WRITE = """
@@ -52,7 +52,7 @@ def table_stage(name: str, needs: tuple[str, ...] = (), per_fold: bool = False) 
     def inputs(run: RunPaths, fold: int | None) -> Sequence[Path]:
         return tuple(run.tables / f"{need}.txt" for need in needs)
 
-    return Stage(name, needs, inputs, outputs, per_fold, "fvc_lib.tasks.video.training" if per_fold else "")
+    return Stage(name, needs, inputs, outputs, per_fold, trains=per_fold)
 
 
 @dataclass

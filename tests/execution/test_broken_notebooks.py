@@ -15,13 +15,13 @@ from fvc_lib.execution.kernel import engine as kernel_process
 from fvc_lib.execution.kernel.engine import execute
 from fvc_lib.execution.plan.notebook_files import read_notebook
 from fvc_lib.execution.plan.plan import make_plan
-from fvc_lib.execution.plan.stages import Stage
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import StageStatus, read_status
 from fvc_lib.services.config import parse_text_value, resolve_config
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import Stage
 
 BROKEN = Path(__file__).parents[1] / "broken_notebooks"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan.stages import STAGES
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.code_version import code_behind, helpers_hash, modules_behind, names_in, notebook_sources
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.tasks import STAGES
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = [ROOT / "notebooks" / f"{stage.name}.ipynb" for stage in STAGES]

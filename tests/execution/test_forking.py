@@ -13,11 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from fvc_lib.execution.plan import fingerprint, superseding
-from fvc_lib.execution.plan.forking import FORK_NOTE, LATEST, STARTS_ANEW, Inheritance, inheritance, take_over
+from fvc_lib.execution.plan.forking import FORK_NOTE, LATEST, Inheritance, inheritance, take_over
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import checkpoints
-from fvc_lib.services.config import NOT_HASHED, RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import PARAMETERS, WRITE, Project, build_project, write_notebook
 
@@ -200,11 +199,6 @@ def test_a_fork_of_a_fork_that_has_not_trained_names_the_run_whose_checkpoints_t
 def test_the_note_has_the_name_that_training_looks_for():
     assert FORK_NOTE == checkpoints.FORK_NOTE
     assert LATEST == checkpoints.LATEST
-
-
-def test_only_known_parameters_that_are_part_of_an_experiment_stop_a_fold():
-    assert set(RunConfig.model_fields) >= STARTS_ANEW
-    assert not STARTS_ANEW & (NOT_HASHED - {"corpus"})
 
 
 def test_the_status_of_a_fork_tells_of_kept_stages_what_they_took(project, ancestor):

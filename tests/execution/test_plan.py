@@ -11,19 +11,13 @@ import pytest
 
 from fvc_lib.execution.plan import fingerprint
 from fvc_lib.execution.plan.plan import make_plan
-from fvc_lib.execution.plan.stages import (
-    STAGES,
-    Stage,
-    needed_tasks,
-    refuse_stage_of_another_task,
-    stage_named,
-    tasks_in_order,
-)
+from fvc_lib.execution.plan.stages import needed_tasks, refuse_stage_of_another_task, stage_named, tasks_in_order
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.services.config import TASK_DEFAULTS, RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table, write_table
+from fvc_lib.services.tasks import STAGES, TASKS, Stage
 from tests.execution.conftest import Project
 
 ONE = "output('one', f'seed {seed}')"
@@ -85,7 +79,7 @@ def with_table(project: Project) -> Project:
     def outputs(run, fold):
         return (run.tables / "table.parquet",)
 
-    return Project(project.folder, (Stage("one", (), lambda run, _: (), outputs, schemas=(FOLDS,)),), project.config)
+    return Project(project.folder, (Stage("one", (), lambda run, _: (), outputs, schemas=("FOLDS",)),), project.config)
 
 
 def test_a_stage_whose_table_does_not_fit_has_failed_and_its_record_is_not_a_success(make_project):
@@ -112,13 +106,13 @@ def test_every_table_of_the_pipeline_has_its_schema():
     for stage in STAGES:
         outputs = stage.outputs(nowhere, 0 if stage.per_fold else None)
         assert len(stage.schemas) == len(outputs), stage.name
-        for path, schema in zip(outputs, stage.schemas, strict=True):
+        for path, schema in zip(outputs, stage.output_schemas(), strict=True):
             with pytest.raises(DataError, match="no such table"):
                 read_table(path, schema)
 
 
 def test_a_run_has_the_stages_of_its_task_each_after_what_it_needs():
-    tasks = {task: resolve_config({"task": task, "num_folds": 2}, environ={}) for task in TASK_DEFAULTS}
+    tasks = {task: resolve_config({"task": task, "num_folds": 2}, environ={}) for task in TASKS}
     found = {task: [each.key for each in tasks_in_order(config)] for task, config in tasks.items()}
     assert found["image"] == ["10_image_recognition", "07_memory_report"]
     assert found["video_text"] == ["20_video_text", "07_memory_report"]

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan.memory import KERNEL_BYTES, KERNEL_ORIGIN, RELEVANT_PARAMETERS, TRAINING, predicted_peaks
-from fvc_lib.execution.plan.stages import STAGES, stages_of, tasks_in_order
+from fvc_lib.execution.plan.memory import KERNEL_ORIGIN, predicted_peaks
+from fvc_lib.execution.plan.stages import stage_named, stages_of, tasks_in_order
 from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.status import RunStatus, StageStatus, read_status
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import FOLD_TRAINING as TRAINING
 
 
 @pytest.fixture
@@ -51,7 +52,9 @@ def in_megabytes(found) -> dict[str, int]:
 def test_without_any_run_it_is_a_kernel_and_says_so(config):
     found = predicted_peaks(config, None)
     assert list(found) == [stage.name for stage in stages_of(config)]
-    assert {name: peak.peak_bytes for name, peak in found.items()} == {name: KERNEL_BYTES[name] for name in found}
+    assert {name: peak.peak_bytes for name, peak in found.items()} == {
+        stage.name: stage.kernel_bytes for stage in stages_of(config)
+    }
     assert {peak.origin for peak in found.values()} == {KERNEL_ORIGIN}
     assert not Path(config.runs_dir).exists()
 
@@ -95,11 +98,6 @@ def test_a_run_counts_for_the_stages_whose_memory_its_parameters_leave_as_it_was
     assert {name for name, peak in found.items() if peak.peak_bytes != 123_000_000} == stages
 
 
-def test_every_relevant_parameter_is_one():
-    assert {name for names in RELEVANT_PARAMETERS.values() for name in names} <= set(RunConfig.model_fields)
-    assert set(RELEVANT_PARAMETERS) <= set(KERNEL_BYTES) == {stage.name for stage in STAGES}
-
-
 def test_a_run_that_was_resumed_with_other_memory_counts_by_what_it_was_resumed_with(config):
     run = begin_run(config, command="test")
     status = read_status(run)
@@ -131,7 +129,7 @@ def test_every_rank_of_a_training_without_folds_is_counted(config, task, stage):
     shared = config.model_copy(update={"task": task, "num_ranks": 3})
     finished(shared, 100)
     found = predicted_peaks(shared, None)
-    assert found[stage].peak_bytes > 3 * KERNEL_BYTES[stage]
+    assert found[stage].peak_bytes > 3 * stage_named(stage).kernel_bytes
     assert in_megabytes(found)["07_memory_report"] == 100
 
 
@@ -142,7 +140,7 @@ def test_no_run_tells_what_several_ranks_take(config):
     found = predicted_peaks(shared, None, measure=lambda asked: 1000 * asked.num_ranks)
     assert found[TRAINING].peak_bytes == 3000
     assert found["02_folds"].peak_bytes == 500_000_000
-    assert predicted_peaks(shared, None)[TRAINING].peak_bytes > 3 * KERNEL_BYTES[TRAINING]
+    assert predicted_peaks(shared, None)[TRAINING].peak_bytes > 3 * stage_named(TRAINING).kernel_bytes
 
 
 def test_a_step_that_cannot_be_tried_out_costs_the_number_and_not_the_plan(config):

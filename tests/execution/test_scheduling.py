@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits, most_at_once
-from fvc_lib.execution.plan.stages import Stage, Task, needed_tasks, task_keys, tasks_in_order
+from fvc_lib.execution.plan.stages import Task, needed_tasks, task_keys, tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.tasks import Stage
 
 CONFIG = RunConfig(num_folds=3)
 TASKS = tasks_in_order(CONFIG)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.services.config import TASK_OF_STAGE
 from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.tasks import TASK_OF_STAGE
 from tests.faults.small_runs import VALUES, Place, metrics_of, results_of, small_corpus, wait_for_no_orphans
 from tests.faults.stage_moments import Kill, at_each_step, at_random
 

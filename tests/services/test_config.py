@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from fvc_lib.services.config import (
     ENVIRONMENT,
     NOT_HASHED,
-    TASK_DEFAULTS,
     RunConfig,
     parse_text_value,
     read_params_file,
     resolve_config,
 )
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.tasks import TASKS
 
 
 def test_defaults_give_way_to_the_file_then_the_environment_then_the_command_line():
@@ -119,7 +119,7 @@ def test_every_documented_variable_sets_a_field():
 def test_a_task_has_defaults_of_its_own_below_everything_that_was_asked_for():
     assert resolve_config(environ={}).effective_batch_size == RunConfig().effective_batch_size
     image = resolve_config({"task": "image"}, environ={})
-    assert {name: getattr(image, name) for name in TASK_DEFAULTS["image"]} == TASK_DEFAULTS["image"]
+    assert {name: getattr(image, name) for name in TASKS["image"].defaults} == TASKS["image"].defaults
     asked = resolve_config({"effective_batch_size": 7}, command_line={"task": "image"}, environ={})
     assert asked.effective_batch_size == 7
 
@@ -141,4 +141,4 @@ def test_what_a_field_means_is_said_in_the_words_of_the_runs_own_task(task, fore
     told = {name: config.meaning(name) for name in config.relevant() if name != "task"}
     assert [name for name, text in told.items() if re.search(rf"\b({foreign})s?\b", text)] == []
     assert told["batch_size"] in config.to_yaml()
-    assert resolve_config({}, environ={}).meaning("batch_size").startswith("clips in memory at once")
+    assert resolve_config({}, environ={}).meaning("batch_size").startswith("samples in memory at once")

@@ -7,12 +7,20 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from fvc_lib.execution.plan.stages import STAGES
-from fvc_lib.services.config import TASKS, RunConfig, refuse_fields_of_another_task, resolve_config, tasks_that_read
+from fvc_lib.services.config import (
+    DECLARED,
+    MAY_CHANGE_ON_RESUME,
+    STARTS_ANEW,
+    RunConfig,
+    refuse_fields_of_another_task,
+    resolve_config,
+)
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.tasks import STAGES, TASKS
 
 ROOT = Path(__file__).parents[2]
 # Read by the runner itself, whatever the run is about.
@@ -71,7 +79,7 @@ def read_by_what_it_imports(code: str) -> set[str]:
 def test_a_field_that_a_task_takes_is_read_by_one_of_its_stages(task):
     notebooks = [ROOT / "notebooks" / f"{stage.name}.ipynb" for stage in STAGES if task in stage.tasks]
     code = "\n".join(parameters_and_code(path)[1] for path in notebooks)
-    taken = {name for name in RunConfig.model_fields if task in tasks_that_read(name)}
+    taken = {name for name in RunConfig.model_fields if task in DECLARED[name].tasks}
     assert taken - read_by_what_it_imports(code) - OF_THE_RUNNER == set()
 
 
@@ -79,12 +87,7 @@ def test_a_field_that_a_task_takes_is_read_by_one_of_its_stages(task):
 def test_a_field_that_a_notebook_offers_is_one_that_its_task_takes(task):
     for stage in (stage for stage in STAGES if stage.tasks == (task,)):
         offered, _ = parameters_and_code(ROOT / "notebooks" / f"{stage.name}.ipynb")
-        assert {name for name in offered & set(RunConfig.model_fields) if task not in tasks_that_read(name)} == set()
-
-
-def test_what_is_read_by_task_is_named_of_fields_that_there_are():
-    assert {task for name in RunConfig.model_fields for task in tasks_that_read(name)} == set(TASKS)
-    assert tasks_that_read("epochs") == TASKS
+        assert {name for name in offered & set(RunConfig.model_fields) if task not in DECLARED[name].tasks} == set()
 
 
 @pytest.mark.parametrize(
@@ -122,3 +125,37 @@ def test_what_only_other_tasks_read_is_neither_written_nor_hashed():
     assert "num_folds" not in image.relevant()
     assert image.model_copy(update={"num_folds": 3}).config_hash == image.config_hash
     assert image.model_copy(update={"split_test_share": 0.3}).config_hash != image.config_hash
+
+
+def another_value(name: str) -> Any:
+    """One that differs from the field's default."""
+    default, kind = RunConfig.model_fields[name].default, RunConfig.model_fields[name].annotation
+    if get_origin(kind) is Literal:
+        return next(each for each in get_args(kind) if each != default)
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, tuple):
+        return ("calories",) if name == "targets" else default[:-1]
+    return f"{default}x" if isinstance(default, str) else (default or 0) + 0.01 if isinstance(default, float) else 17
+
+
+@pytest.mark.parametrize("name", [name for name in RunConfig.model_fields if name != "task"])
+def test_what_a_value_may_change_decides_hash_binding_resume_and_forks(name):
+    declared = DECLARED[name]
+    assert declared.tasks
+    assert set(declared.tasks) <= set(TASKS) >= {*declared.meaning, *declared.instead}
+    assert not set(declared.instead) & set(declared.tasks)
+    assert set(declared.memory) <= {stage.name for stage in STAGES}
+    for task in TASKS:
+        config = resolve_config({"task": task}, environ={})
+        other = config.model_copy(update={name: another_value(name)})
+        assert getattr(other, name) != getattr(config, name), "the test needs another value"
+        bound = other.training_values() != config.training_values()
+        assert bound == (task in declared.tasks and declared.changes in {"weights", "recipe"})
+        assert (other.config_hash != config.config_hash) == (task in declared.tasks and declared.hashed)
+    assert (name in STARTS_ANEW) == (declared.changes in {"data", "weights"})
+    if declared.changes in {"weights", "recipe", "data", "results"}:
+        assert name not in MAY_CHANGE_ON_RESUME
+        assert declared.hashed or name == "corpus"  # of which each stage's fingerprint has the content
+    if declared.changes in {"nothing", "folder"}:
+        assert not declared.hashed or name == "retrieval_memory_mb"  # it always was

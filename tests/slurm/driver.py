@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from fvc_lib.execution.plan.plan import make_plan, read_notebooks
-from fvc_lib.execution.plan.stages import Stage
 from fvc_lib.execution.run.runner import Runner
 from fvc_lib.execution.run.session import run_config
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import Stage
 
 HOME = Path(__file__).resolve().parent
 
@@ -31,7 +31,7 @@ def _stage(name: str, needs: list[str], folds: int) -> Stage:
         del fold
         return tuple(path for need in needs for path in sorted(run.tables.glob(f"{need}*.txt")))
 
-    return Stage(name, tuple(needs), inputs, outputs, folds > 0, "fvc_lib.tasks.video.training" if folds else "")
+    return Stage(name, tuple(needs), inputs, outputs, folds > 0, trains=folds > 0)
 
 
 def main() -> int:

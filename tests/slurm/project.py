@@ -12,7 +12,7 @@ import nbformat
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.plan import make_plan, read_notebooks
-from fvc_lib.execution.plan.stages import Stage, Task
+from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status
 from fvc_lib.execution.slurm.jobs import SlurmJob, plan_jobs, plan_one_job
@@ -21,6 +21,7 @@ from fvc_lib.execution.slurm.site import Site, read_site
 from fvc_lib.execution.slurm.submission import submit
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import Stage
 from tests.slurm.driver import stages_of
 
 STAGES = [

@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 
 from fvc_lib.execution.plan.memory import PredictedPeak
-from fvc_lib.execution.plan.stages import STAGES, Stage, stages_of, tasks_in_order
+from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
 from fvc_lib.execution.slurm.jobs import RUNNER_MIB, plan_jobs, plan_one_job
 from fvc_lib.execution.slurm.site import Site
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.tasks import STAGES, Stage
 
 MIB = 1 << 20
 CONFIG = RunConfig(num_folds=3)
@@ -22,8 +23,7 @@ def peak(mib: float) -> PredictedPeak:
 
 
 def stage(name: str, *needs: str, per_fold: bool = False) -> Stage:
-    module = "fvc_lib.tasks.video.training" if per_fold else ""
-    return Stage(name, needs, lambda run, _: (), lambda run, _: (), per_fold, module)
+    return Stage(name, needs, lambda run, _: (), lambda run, _: (), per_fold, trains=per_fold)
 
 
 def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():

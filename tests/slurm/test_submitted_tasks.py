@@ -22,7 +22,7 @@ from fvc_lib.execution.slurm.jobs import plan_jobs
 from fvc_lib.execution.slurm.queue import SubmittedJob, job_states, submitted_jobs
 from fvc_lib.execution.slurm.site import read_site
 from fvc_lib.execution.slurm.submission import submit as slurm_submit
-from fvc_lib.services.config import TASK_OF_STAGE, resolve_config
+from fvc_lib.services.config import resolve_config
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import (
@@ -35,6 +35,7 @@ from fvc_lib.services.tables import (
     read_table,
     write_table,
 )
+from fvc_lib.services.tasks import TASK_OF_STAGE
 from fvc_lib.tasks.image.results import image_results
 from fvc_lib.tasks.image.sweep import measured_image_fits
 from fvc_lib.tasks.image.training import train_images

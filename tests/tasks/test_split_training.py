@@ -15,7 +15,7 @@ from fvc_lib.services.checkpoints import CheckpointMismatchError
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.training import SplitTraining, parameters_of, read_stage_outcome, split_settings, trained_split
+from fvc_lib.tasks.training import SplitTraining, read_stage_outcome, split_settings, trained_split
 from tests.kits.rank_kit import run_ranks
 from tests.kits.training import ListLog
 
@@ -83,8 +83,8 @@ def config_of(folder: Path, **values: Any) -> RunConfig:
 
 
 def training_of(config: RunConfig) -> SplitTraining:
-    parameters = parameters_of(config, ["epochs", "effective_batch_size", "dev_samples_per_class"])
-    return SplitTraining(STAGE, LineTask(), split_settings(config, STAGE, 2), parameters, "the line", "linear")
+    settings = split_settings(config, STAGE, 2)
+    return SplitTraining(STAGE, LineTask(), settings, config.training_values(), "the line", "linear")
 
 
 def train(root: Path, config: RunConfig, **arguments: Any):

@@ -15,7 +15,7 @@ from fvc_lib.analysis.memory.wording import megabytes_text, phase_text
 from fvc_lib.analysis.read.metric_direction import is_share
 from fvc_lib.analysis.read.queries import learning_curves, memory_samples
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name, number_text
-from fvc_lib.services.config import TASK_OF_STAGE
+from fvc_lib.services.tasks import TASK_OF_STAGE
 
 _PANELS_PER_ROW = 3
 _SMALL = 7  # up to here a curve shows its points too

@@ -30,8 +30,9 @@ from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.tasks import FOLD_TRAINING
 
-TRAINING = "04_fold_training"
+TRAINING = FOLD_TRAINING
 # MLflow's own limits of version 3 (mlflow.utils.validation): characters of a key, a parameter and a run's tag.
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6_000, 8_000
 LARGEST_BYTES = 64_000_000  # of a file; a report of five folds is 6 MB, plotly with it

@@ -52,6 +52,7 @@ from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, sha256_o
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import IMAGES, TASK_RESULTS
+from fvc_lib.services.tasks import STAGES
 
 # ----------------------------------------------------------------------------------------------------
 # Each executed notebook as one offline page with live figures, what became of it said first.
@@ -383,10 +384,7 @@ def _state(headline: ReportHeadline) -> str:
 
 
 # The answer first, then how it came about.
-SECTION_ORDER = (
-    "10_image_recognition", "20_video_text", "05_kfold_results", "06_analysis_dashboard", "07_memory_report",
-    "04_fold_training", "01_data_index", "02_folds", "03_augmentation",
-)  # fmt: skip
+SECTION_ORDER = tuple(stage.name for stage in sorted(STAGES, key=lambda stage: (stage.report_rank, stage.name)))
 
 
 def write_run_report(run: RunPaths) -> None:

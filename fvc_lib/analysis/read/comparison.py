@@ -30,12 +30,12 @@ from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
+from fvc_lib.services.tasks import FOLD_TRAINING
 
 # ----------------------------------------------------------------------------------------------------
 # Which runs may be compared: trained to the end, on true labels, without a leak, judged on the very same videos.
 
 
-_TRAINING = "04_fold_training"
 _DATA = ("video_id", "group_id", "label", "fold")
 _ASPECTS = (("label", "another label"), ("group_id", "another group"), ("fold", "another fold"))
 
@@ -99,7 +99,7 @@ def read_judged_run(run: RunPaths, name: str) -> JudgedRun | Refusal:
         what = f"{strange.height} of its predictions do not fit its own folds{_example(given)}"
         if not strange.height:
             what = "videos are predicted more than once"
-        return Refusal((name,), f"{name}: {what}. Run {_TRAINING} again.")
+        return Refusal((name,), f"{name}: {what}. Run {FOLD_TRAINING} again.")
     return JudgedRun(name, predictions)
 
 
@@ -154,7 +154,7 @@ def _of_another_task(task: str) -> str:
 def _unfinished_training(run: RunPaths) -> str:
     stages = run_status(run)["stages"]
     states = {key: stage.get("state") for key, stage in stages.items() if isinstance(stage, dict)}
-    unfinished = {key: state for key, state in states.items() if key.startswith(_TRAINING) and state != "done"}
+    unfinished = {key: state for key, state in states.items() if key.startswith(FOLD_TRAINING) and state != "done"}
     running = [key for key, state in unfinished.items() if state == "running"]
     if running:
         return f"it is being trained ({clean_text(running[0])}). Compare it when its training has ended."

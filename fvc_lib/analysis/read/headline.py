@@ -19,6 +19,7 @@ from fvc_lib.services.config import read_params_file
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import LEAKAGE_AUDIT, TASK_RESULTS
+from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
 
 # ----------------------------------------------------------------------------------------------------
 # What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record.
@@ -79,15 +80,6 @@ FORGERIES = Measure(
     is_split_in_folds=True,
 )
 
-# In order of preference, how subject and metric of the one number begin, and what is judged by it; of several the
-# first on record.
-_CHOICES = {
-    "image": (("all", "top1", "image"), ("target:", "r2", "image")),
-    "video_text": (("text_to_video", "recall@", "text"), ("captions", "content_word_recall", "video")),
-}
-_NOTHING_YET = {"image": ("Top-1 accuracy", "image"), "video_text": ("Recall, text to video", "text")}
-TASKS = tuple(_CHOICES)
-
 
 @dataclass(frozen=True)
 class MeasuredScores:
@@ -104,14 +96,14 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
 
     Args:
         results: the run's rows of ``task_tables.TASK_RESULTS``; none is fine.
-        task: one of ``TASKS``.
+        task: a task that has a headline of its own (``TaskSpec.headline``).
     """
-    for subject, metric, one in _CHOICES[task]:
+    for subject, metric, one in TASKS[task].headline:
         begins = pl.col("subject").str.starts_with(subject) & pl.col("metric").str.starts_with(metric)
         rows = results.filter(begins)
         if rows.filter(pl.col("source") == "model").height:
             return _of_one(rows, one)
-    return MeasuredScores(Measure(*_NOTHING_YET[task]))
+    return MeasuredScores(Measure(*TASKS[task].no_headline))
 
 
 def task_facts(results: pl.DataFrame) -> tuple[tuple[str, str], ...]:
@@ -167,11 +159,6 @@ def _their(count: int) -> str:
 _OF_PARAMETERS = (
     ("shuffle_labels", True, "Labels were shuffled by group on purpose: anything but chance would be a leak."),
 )
-_SYNTHETIC = {
-    "video": "fakes in the world are told",
-    "image": "dishes in the world are recognised",
-    "video_text": "videos of the world are described",
-}
 _FEW_GROUPS = 100  # from here on intervals hold what they promise to within two or three in a hundred
 
 
@@ -179,7 +166,7 @@ def parameter_cautions(parameters: Mapping[str, object]) -> tuple[str, ...]:
     """What must be known because of how the run was asked for."""
     told = [sentence for name, value, sentence in _OF_PARAMETERS if parameters.get(name) == value]
     if parameters.get("corpus") == "":
-        what = _SYNTHETIC.get(str(parameters.get("task")), _SYNTHETIC["video"])
+        what = TASKS[run_task(parameters)].synthetic
         told.insert(0, f"The corpus is synthetic: the number shows that the pipeline works, not how well {what}.")
     kept = parameters.get("dev_samples_per_class")
     if isinstance(kept, int) and kept > 0:
@@ -360,12 +347,12 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
 def run_task(parameters: Mapping[str, object]) -> str:
     """The task that a run's parameters name: video, image or video_text; video where none is recorded."""
     task = parameters.get("task")
-    return task if isinstance(task, str) and task in TASKS else "video"
+    return task if isinstance(task, str) and task in TASKS else DEFAULT_TASK
 
 
 def measured_scores(run: RunPaths, task: str) -> MeasuredScores:
     """The one number of a run of ``task``, beside its controls; without scores while there is none."""
-    if task in TASKS:
+    if TASKS[task].headline:
         return task_scores(read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame, task)
     frame = results([run]).frame
     model = frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
@@ -452,9 +439,7 @@ def _table_row(headline: ReportHeadline) -> dict[str, object]:
 
 def _model_name(asked: Mapping[str, object]) -> str | None:
     """The network of the run's task; of a text encoder that is not the own one only that it is not."""
-    if run_task(asked) == "image":
-        return _text(asked.get("backbone"))
-    model = _text(asked.get("model"))
+    model = _text(asked.get(TASKS[run_task(asked)].network))
     foreign = run_task(asked) == "video_text" and asked.get("text_encoder") not in (None, "own")
     return f"{model} with a text encoder from outside" if model and foreign else model
 

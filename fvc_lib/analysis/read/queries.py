@@ -29,6 +29,7 @@ from fvc_lib.services.config import NOT_HASHED, read_params_file
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory_policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import FOLD_TRAINING
 
 # ----------------------------------------------------------------------------------------------------
 # The parameters of runs side by side.
@@ -124,7 +125,6 @@ _OF_TRAINING = {
 _OF_TRAINING_OF_STAGE = {name: name for name in _OF_TRAINING if name not in ("threshold", "temperature")}
 # Null there says something: no accelerator.
 _MAY_BE_NULL = frozenset({"peak_device_bytes"})
-_FOLD_STAGE = "04_fold_training"
 
 
 def read_training(runs: Sequence[RunPaths]) -> Answer:
@@ -153,7 +153,7 @@ def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
     """Record, stage and fold of each finished training, folds in order; without a fold, the stage has none."""
     names = [folder.name for folder in entries(run, "checkpoints")]
     folds = sorted(int(match[1]) for name in names if (match := _FOLD.match(name)))
-    found: list[tuple[Path, str, int | None]] = [(run.fold_outcome(fold), _FOLD_STAGE, fold) for fold in folds]
+    found: list[tuple[Path, str, int | None]] = [(run.fold_outcome(fold), FOLD_TRAINING, fold) for fold in folds]
     found += [(run.stage_outcome(name), path_to_text(name), None) for name in names if not _FOLD.match(name)]
     return [each for each in found if each[0].is_file()]
 

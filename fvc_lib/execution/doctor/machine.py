@@ -20,12 +20,12 @@ from typing import Any, Literal
 import psutil
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.memory import KERNEL_BYTES, TRAINING
 from fvc_lib.execution.run.record import slurm_job
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.memory_policy import check_allocator_environment
+from fvc_lib.services.tasks import TASKS
 
 # ----------------------------------------------------------------------------------------------------
 # What a check found, and how a child process is asked to look at what might take it down.
@@ -218,7 +218,7 @@ def memory(config: RunConfig) -> list[Finding]:
     found = (
         f"{budget.total_bytes / 1e9:.2f} GB may be used ({budget.origin}), {now.available / 1e9:.2f} GB are free now"
     )
-    needed = KERNEL_BYTES[TRAINING]
+    needed = TASKS[config.task].training_stage.kernel_bytes
     more = "ask for more memory (mem_gb, --mem in SLURM, the container's limit)"
     if budget.total_bytes < needed:
         told = f"{found}; the smallest training takes about {needed / 1e9:.1f} GB"

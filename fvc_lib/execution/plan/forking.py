@@ -24,7 +24,10 @@ from fvc_lib.execution.run.session import run_config
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_json
 from fvc_lib.services.config import (
+    DECLARED,
     MAY_CHANGE_ON_RESUME,
+    OF_THE_FOLDER,
+    STARTS_ANEW,
     RunConfig,
     environment_values,
     parse_text_value,
@@ -40,19 +43,6 @@ from fvc_lib.services.run_paths import RunPaths
 FORK_NOTE = "forked_from.json"
 LATEST = "latest_checkpoint.pt"
 _CHECKPOINTS = (LATEST, "checkpoint_epoch_*.pt")
-# With one of these changed, weights fit no network of the new run, have seen what is now kept from them, or have come
-# to a place that the new order of training does not have.
-STARTS_ANEW = frozenset(
-    {
-        "corpus", "near_duplicate_bits", "seed", "num_folds", "inner_validation_share",
-        "num_frames", "fixed_size", "augmentations_per_video", "augmentations", "augmentation_strength", "model",
-        "effective_batch_size", "class_balance", "shuffle_labels",
-        "split_validation_share", "split_test_share",
-        "image_layout", "image_size", "targets", "dev_samples_per_class", "backbone", "backbone_weights",
-        "manifest_separator", "max_text_tokens", "vocabulary_size", "text_encoder", "embedding_size", "text_width",
-        "text_layers", "text_heads", "contrastive_loss", "contrastive_weight", "caption_weight", "masked_weight",
-    }
-)  # fmt: skip
 
 Change = tuple[object, object]
 
@@ -233,7 +223,7 @@ def ask(
     typed.update(options)
     config = resolve_config(from_files, command_line=typed)
     # A kernel works in the folder of the notebooks: every path is made absolute here, where the command was given.
-    paths = {name: getattr(config, name) for name in ("corpus", "data_dir", "runs_dir", "cache_dir")}
+    paths = {name: getattr(config, name) for name, declared in DECLARED.items() if declared.path}
     absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path}
     from_environment = environment_values()
     return Asked(
@@ -291,14 +281,14 @@ def config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
 
 def _with_written(own: RunConfig, asked: Asked) -> RunConfig:
     """``own`` with the values given for this command, and with the environment's where that may differ by machine."""
-    names = (asked.written | (asked.names & MAY_CHANGE_ON_RESUME)) - {"experiment", "runs_dir"}
+    names = (asked.written | (asked.names & MAY_CHANGE_ON_RESUME)) - OF_THE_FOLDER
     return own.model_copy(update={name: getattr(asked.config, name) for name in names})
 
 
 def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
     """(old, new) JSON values by name; where a run lies is no change."""
     before, after = own.model_dump(mode="json"), wanted.model_dump(mode="json")
-    names = [name for name in before if name not in {"experiment", "runs_dir"}]
+    names = [name for name in before if name not in OF_THE_FOLDER]
     return {name: (before[name], after[name]) for name in names if before[name] != after[name]}
 
 

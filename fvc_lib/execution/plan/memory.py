@@ -13,52 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.execution.plan.plan import PlannedTask, most_at_once
-from fvc_lib.execution.plan.stages import STAGES, Stage, Task, needed_tasks, stages_of
+from fvc_lib.execution.plan.stages import Task, needed_tasks, stages_of
 from fvc_lib.execution.run.status import RunStatus, read_status
-from fvc_lib.services.config import RunConfig, read_params_file
+from fvc_lib.services.config import DECLARED, RunConfig, read_params_file
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryBudget, MemoryShare
 from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.tasks import FOLD_TRAINING, STAGES, Stage
 
-TRAINING = "04_fold_training"
-_CORPUS = ("corpus",)
-_CLIPS = (*_CORPUS, "num_frames", "fixed_size", "augmentations_per_video", "clip_source")
-_STEP = (
-    "batch_size", "effective_batch_size", "num_workers", "num_ranks", "amp", "gradient_checkpointing", "device",
-    "memory_preflight", "profile_memory", "mem_gb",
-)  # fmt: skip
-# What decides how much a stage takes; a stage that is not named takes the same whatever is asked for.
-RELEVANT_PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    "01_data_index": (*_CORPUS, "probe_workers", "near_duplicate_bits"),
-    "02_folds": (*_CORPUS, "num_folds"),
-    "03_augmentation": (*_CLIPS, "augmentations"),
-    TRAINING: ("num_frames", "fixed_size", "model", *_STEP),
-    "05_kfold_results": (*_CORPUS, "num_folds", "bootstrap_replicates"),
-    "10_image_recognition": (*_CORPUS, *_STEP, "image_size", "backbone", "measure_fits", "bootstrap_replicates"),
-    "20_video_text": (
-        *_CORPUS, *_STEP, "num_frames", "fixed_size", "model", "text_encoder", "text_width", "text_layers",
-        "embedding_size", "retrieval_memory_mb", "bootstrap_replicates",
-    ),
-}  # fmt: skip
-# Resident memory of a kernel and its children through a whole stage, as status.json has it: the largest of twenty runs
-# on the sample corpus of 80 videos, of nine on the dishes and of four on the captions (Linux, x86-64, Python 3.11,
-# torch 2.13 for CPU), rounded up. The imports are most of it.
-KERNEL_BYTES: Mapping[str, int] = {
-    "01_data_index": 410_000_000,
-    "02_folds": 290_000_000,
-    "03_augmentation": 330_000_000,
-    TRAINING: 870_000_000,
-    "05_kfold_results": 400_000_000,
-    "06_analysis_dashboard": 310_000_000,
-    "07_memory_report": 330_000_000,
-    "10_image_recognition": 1_200_000_000,  # while it measures what fits; 930 MB with measure_fits false
-    "20_video_text": 1_030_000_000,  # with an effective batch of 32 pairs at once
-}
 # The training kernel before its first step (448.8 to 449.6 MB in five folds), and beside it, while it measures, the
 # preflight's process before its first step.
 _TRAINING_KERNEL_BYTES = 450_000_000
 _PREFLIGHT_BYTES = 260_000_000
-_UNKNOWN_STAGE_BYTES = 410_000_000
 _NEWEST_RUNS = 50  # as many are looked into; reading one takes about a millisecond
 KERNEL_ORIGIN = "a kernel with its imports on a small corpus; nothing was measured with these parameters yet"
 
@@ -100,20 +66,22 @@ def predicted_peaks(
         more = _of_run(other, config, missing - on_ranks, f"measured in {other.run_id}")
         found |= more
         missing -= more.keys()
-    if TRAINING in missing and (peak := _of_training(config, run, measure)) is not None:
-        found[TRAINING] = peak
-        missing.discard(TRAINING)
+    if FOLD_TRAINING in missing and (peak := _of_training(config, run, measure)) is not None:
+        found[FOLD_TRAINING] = peak
+        missing.discard(FOLD_TRAINING)
     guessed = {
-        name: PredictedPeak(_kernel_bytes(name, config.num_ranks if name in on_ranks else 1), KERNEL_ORIGIN)
-        for name in missing
+        stage.name: PredictedPeak(
+            _kernel_bytes(stage, config.num_ranks if stage.name in on_ranks else 1), KERNEL_ORIGIN
+        )
+        for stage in stages
+        if stage.name in missing
     }
     return {stage.name: {**found, **guessed}[stage.name] for stage in stages}
 
 
-def _kernel_bytes(name: str, num_ranks: int) -> int:
+def _kernel_bytes(stage: Stage, num_ranks: int) -> int:
     """Where nothing is known: a rank takes no more than a kernel that trains, and the kernel waits beside its ranks."""
-    one = KERNEL_BYTES.get(name, _UNKNOWN_STAGE_BYTES)
-    return one if num_ranks == 1 else _TRAINING_KERNEL_BYTES + num_ranks * one
+    return stage.kernel_bytes if num_ranks == 1 else _TRAINING_KERNEL_BYTES + num_ranks * stage.kernel_bytes
 
 
 def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> dict[str, PredictedPeak]:
@@ -128,7 +96,7 @@ def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> d
     return {
         name: PredictedPeak(peak, origin)
         for name, peak in peaks.items()
-        if peak and all(then.get(each, now[each]) == now[each] for each in RELEVANT_PARAMETERS.get(name, ()))
+        if peak and all(then.get(each, now[each]) == now[each] for each in now if name in DECLARED[each].memory)
     }
 
 

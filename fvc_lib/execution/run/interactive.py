@@ -13,9 +13,7 @@ from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.plan.superseding import begin_training_state
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.run_paths import RunPaths
-
-# What the built-in corpus of each task is learned with; the defaults are for larger pictures and clips of one's own.
-_BUILT_IN = {"video": "demo", "image": "image", "video_text": "video_text"}
+from fvc_lib.services.tasks import TASKS
 
 
 def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
@@ -32,7 +30,7 @@ def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
     asked = resolve_config(given)
     defaults = resolve_config({"task": asked.task}, environ={})
     told = resolve_config(given, environ={})
-    path = CHECKOUT / "params" / f"{_BUILT_IN[asked.task]}.yaml"
+    path = CHECKOUT / "params" / f"{TASKS[asked.task].params}.yaml"
     edited = [name for name in given if getattr(told, name) != getattr(defaults, name)]
     if edited or asked.corpus or not path.is_file():
         return asked, ""

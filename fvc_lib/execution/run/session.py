@@ -23,11 +23,12 @@ from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import Report, bar_reporter, file_reporter, progress_path
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries
-from fvc_lib.services.config import TASK_OF_STAGE, RunConfig, read_params_file, resolve_config
+from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs, stage_key
+from fvc_lib.services.tasks import TASK_OF_STAGE
 
 ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
 

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.memory import PredictedPeak
-from fvc_lib.execution.plan.stages import STAGES, Stage, Task
+from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.slurm.site import SITE_VARIABLE, Site
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import STAGES, Stage
 
 # The runner beside the kernel, 145 MB, and bash. Writing the report takes it to 290 MB when the kernel is gone.
 RUNNER_MIB = 256

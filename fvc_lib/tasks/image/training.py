@@ -28,6 +28,7 @@ from fvc_lib.services.tables import (
     read_table,
     write_table,
 )
+from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, MixSettings, balancing_weights
 from fvc_lib.tasks.image.records import ImageParts, ImageRecords, image_parts, require_files, write_labels
 from fvc_lib.tasks.image.task import ImageScores, ImageTask, ImageTaskSettings
@@ -35,23 +36,12 @@ from fvc_lib.tasks.training import (
     Progress,
     SplitTraining,
     StageOutcome,
-    parameters_of,
     split_settings,
     train_stage_on_ranks,
     trained_split,
 )
 
-STAGE = "10_image_recognition"
 DEFAULT_MICRO_BATCH = 8
-
-# What a checkpoint is bound to. batch_size and device are left out, as for folds: the effective batch, and so the
-# result up to rounding, stays the same. A full run refuses a checkpoint of dev mode by dev_samples_per_class.
-_PARAMETERS = (
-    "seed", "image_size", "targets", "dev_samples_per_class", "backbone", "freeze_backbone_epochs",
-    "unfreeze_stage_epochs", "label_smoothing", "focal_gamma", "regression_weight", "mixup_alpha", "cutmix_alpha",
-    "mix_share", "epochs", "effective_batch_size", "learning_rate", "weight_decay", "warmup_share",
-    "max_gradient_norm", "class_balance", "early_stopping_epochs", "amp",
-)  # fmt: skip
 
 
 def train_images(
@@ -123,7 +113,7 @@ def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str,
     Raises:
         UsageError: the file of the backbone's weights cannot be read.
     """
-    parameters = parameters_of(config, _PARAMETERS)
+    parameters = config.training_values()
     # Not where the file lies but what is in it.
     parameters["backbone_weights"] = _content(Path(config.backbone_weights)) if config.backbone_weights else ""
     return parameters

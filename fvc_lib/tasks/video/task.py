@@ -57,20 +57,9 @@ class VideoTask:
 # What of a run's configuration a fold's training depends on, and what the engine gets of it.
 
 
-# What a checkpoint is bound to. batch_size and device are left out: a fold that ran out of memory or lost its GPU may
-# go on with others, because the effective batch, and so the result up to rounding, stays the same.
-TRAINING_PARAMETERS = (
-    "seed", "num_folds", "inner_validation_share", "num_frames", "fixed_size", "augmentations_per_video",
-    "augmentations", "augmentation_strength", "model", "epochs", "effective_batch_size", "learning_rate",
-    "weight_decay", "warmup_share", "max_gradient_norm", "class_balance", "early_stopping_epochs", "amp",
-    "shuffle_labels", "shuffled_label_control",
-)  # fmt: skip
-
-
 def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:
     """The fold and the parameters that its weights depend on, as JSON values."""
-    values = config.model_dump(mode="json")
-    return {"fold": fold, **{name: values[name] for name in TRAINING_PARAMETERS}}
+    return {"fold": fold, **config.training_values()}
 
 
 def engine_settings(config: RunConfig, fold: int) -> EngineSettings:

@@ -33,6 +33,7 @@ from fvc_lib.services.memory_budget import peak_rss_bytes
 from fvc_lib.services.memory_policy import MemoryObserver
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tables import LABELS, PREDICTIONS, write_table
+from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
 from fvc_lib.tasks.on_ranks import on_ranks
 from fvc_lib.tasks.video.data import (
     ClipDataset,
@@ -305,7 +306,6 @@ def _scores(fitted: Fitted, rows: Sequence[ClipRow]) -> BinaryScores:
     return whole
 
 
-STAGE = "04_fold_training"
 _logger = logging.getLogger(__name__)
 
 

@@ -31,11 +31,11 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.memory_policy import MemoryObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, PARTS, RETRIEVAL_RANKS, VIDEO_TEXTS, read_table, write_table
+from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
 from fvc_lib.tasks.training import (
     Progress,
     SplitTraining,
     StageOutcome,
-    parameters_of,
     split_settings,
     train_stage_on_ranks,
     trained_split,
@@ -176,17 +176,7 @@ def _types(schema: object) -> dict[str, type[pl.DataType]]:
     return {name: column.dtype.type for name, column in columns.items()}
 
 
-STAGE = "20_video_text"
 _logger = logging.getLogger(__name__)
-
-# What a checkpoint is bound to. batch_size and device are left out, as for folds: the effective batch, and so the
-# result up to rounding, stays the same. recall_at is only looked at, and beam_width is of captions written afterwards.
-_PARAMETERS = (
-    "seed", "num_frames", "fixed_size", "model", "max_text_tokens", "vocabulary_size", "embedding_size", "text_width",
-    "text_layers", "text_heads", "contrastive_loss", "contrastive_weight", "caption_weight", "masked_weight",
-    "masked_share", "epochs", "effective_batch_size", "learning_rate", "weight_decay", "warmup_share",
-    "max_gradient_norm", "early_stopping_epochs", "amp",
-)  # fmt: skip
 
 
 def train_video_text(
@@ -395,7 +385,7 @@ def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str,
     """
     encoder = _encoder_folder(config)
     # Not where the encoder lies but what is in it.
-    return parameters_of(config, _PARAMETERS) | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN}
+    return config.training_values() | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN}
 
 
 def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:

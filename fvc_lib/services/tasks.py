@@ -1,0 +1,272 @@
+"""The tasks that a run can have and their stages: one declaration each, as plain data, and every stage's name once.
+
+A task is this declaration and a folder ``fvc_lib/tasks/NAME/``, whose module ``training`` has the function named here
+as ``trainer`` and ``training_parameters``. A run has the stages of its task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fvc_lib.services.run_paths import RunPaths
+
+if TYPE_CHECKING:
+    from pandera.polars import DataFrameSchema
+
+DATA_INDEX = "01_data_index"
+FOLD_ASSIGNMENT = "02_folds"
+AUGMENTATION = "03_augmentation"
+FOLD_TRAINING = "04_fold_training"
+KFOLD_RESULTS = "05_kfold_results"
+ANALYSIS_DASHBOARD = "06_analysis_dashboard"
+MEMORY_REPORT = "07_memory_report"
+IMAGE_RECOGNITION = "10_image_recognition"
+VIDEO_TEXT = "20_video_text"
+
+Files = Callable[[RunPaths, int | None], Sequence[Path]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One notebook's part in the run.
+
+    Attributes:
+        name: the notebook's, without suffix.
+        needs: stages that come before it; of these count those that the run has.
+        inputs, outputs: the files by which stages talk. A stage is finished when its outputs exist and fit their
+            schemas, and its inputs, parameters and code are what they were.
+        per_fold: one execution per outer fold.
+        trains: it shares its work between ranks, uses GPUs and keeps checkpoints.
+        tasks: only runs of these have it.
+        schemas: names of schemas in ``services.tables``, one per output in order; none: files of other kinds.
+        kernel_bytes: peak resident memory of its kernel and children on the sample corpora, where no run tells more.
+        report_rank: sections of a report are sorted by it.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    inputs: Files
+    outputs: Files
+    per_fold: bool = False
+    trains: bool = False
+    tasks: tuple[str, ...] = ("video",)
+    schemas: tuple[str, ...] = ()
+    kernel_bytes: int = 410_000_000
+    report_rank: int = 3
+
+    @property
+    def training_module(self) -> str:
+        """Where a stage that trains has its function for it."""
+        return training_module(self.tasks[0]) if self.trains else ""
+
+    def output_schemas(self) -> list[DataFrameSchema]:
+        """The schemas of its outputs, in order."""
+        from fvc_lib.services import tables  # polars and pandera take a second to load
+
+        return [getattr(tables, name) for name in self.schemas]
+
+    def check_outputs(self, run: RunPaths, fold: int | None) -> None:
+        """Read every output that has a schema.
+
+        Raises:
+            DataError: one is missing, unreadable or does not fit; the message names file, column and values.
+        """
+        if self.schemas:
+            from fvc_lib.services.tables import read_table
+
+            for path, schema in zip(self.outputs(run, fold), self.output_schemas(), strict=True):
+                read_table(path, schema)
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What a run can be about.
+
+    Attributes:
+        name: of the task, and of its folder in ``fvc_lib/tasks``.
+        stages: of its own, in the order of their numbers.
+        trainer: name of the function in its module ``training``, called as ``train_fold`` is.
+        params: stem of the params file that suits its built-in corpus.
+        corpus_reader: module of ``fvc_lib`` that says in ``ACCEPTED`` what it can read. Written without ``fvc_lib``:
+            with it every stage's code would seem to depend on this module (``services.code_version``).
+        network: the field that names the network.
+        synthetic: what a number on the built-in corpus does not tell, the end of a sentence.
+        defaults: what suits it better than a field's own default; below a params file and everything else.
+        headline: in order of preference, how subject and metric of the one number begin, and what is judged by it;
+            none: the results over folds have one.
+        no_headline: the measure's name and what is judged, while there is no number yet.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    trainer: str
+    params: str
+    corpus_reader: str
+    network: str
+    synthetic: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    headline: tuple[tuple[str, str, str], ...] = ()
+    no_headline: tuple[str, str] = ("", "")
+
+    @property
+    def training_stage(self) -> Stage:
+        """The stage that trains."""
+        return next(stage for stage in self.stages if stage.trains)
+
+
+# Resident memory of a kernel with its children through a whole stage, as status.json has it: the largest of twenty runs
+# on the sample corpus of 80 videos, of nine on the dishes and of four on the captions (Linux, x86-64, Python 3.11,
+# torch 2.13 for CPU), rounded up. The imports are most of it.
+_VIDEO = TaskSpec(
+    name="video",
+    stages=(
+        Stage(
+            DATA_INDEX,
+            (),
+            lambda run, _: (),
+            lambda run, _: (run.index, run.rejected, run.group_links, run.annotations),
+            schemas=("INDEX", "REJECTED", "GROUP_LINKS", "ANNOTATIONS"),
+            kernel_bytes=410_000_000,
+        ),
+        Stage(
+            FOLD_ASSIGNMENT,
+            (DATA_INDEX,),
+            lambda run, _: (run.index,),
+            lambda run, _: (run.folds,),
+            schemas=("FOLDS",),
+            kernel_bytes=290_000_000,
+        ),
+        Stage(
+            AUGMENTATION,
+            (DATA_INDEX,),
+            lambda run, _: (run.index,),
+            lambda run, _: (run.augmented_metadata,),
+            schemas=("AUGMENTED",),
+            kernel_bytes=330_000_000,
+        ),
+        Stage(
+            FOLD_TRAINING,
+            (FOLD_ASSIGNMENT, AUGMENTATION),
+            lambda run, _: (run.index, run.folds, run.augmented_metadata),
+            lambda run, fold: (run.predictions(0 if fold is None else fold),),
+            per_fold=True,
+            trains=True,
+            schemas=("PREDICTIONS",),
+            kernel_bytes=870_000_000,
+            report_rank=2,
+        ),
+        Stage(
+            KFOLD_RESULTS,
+            (FOLD_TRAINING,),
+            lambda run, _: (
+                run.index, run.group_links, run.folds, *sorted(run.tables.glob("predictions_fold_*.parquet")),
+            ),
+            lambda run, _: (run.results, run.slices, run.leakage_audit),
+            schemas=("RESULTS", "SLICES", "LEAKAGE_AUDIT"),
+            kernel_bytes=400_000_000,
+            report_rank=0,
+        ),
+        Stage(
+            ANALYSIS_DASHBOARD,
+            (KFOLD_RESULTS,),
+            lambda run, _: (run.results,),
+            lambda run, _: (),
+            kernel_bytes=310_000_000,
+            report_rank=1,
+        ),
+    ),
+    trainer="train_fold",
+    params="demo",
+    corpus_reader="corpus.sources.recognised",
+    network="model",
+    synthetic="fakes in the world are told",
+)  # fmt: skip
+
+_IMAGE = TaskSpec(
+    name="image",
+    stages=(
+        Stage(
+            IMAGE_RECOGNITION,
+            (),
+            lambda run, _: (),
+            lambda run, _: (
+                run.images, run.rejected, run.image_targets, run.leakage_audit, run.image_predictions,
+                run.target_predictions, run.measured_fits, run.task_results,
+            ),
+            trains=True,
+            tasks=("image",),
+            schemas=(
+                "IMAGES", "REJECTED", "IMAGE_TARGETS", "LEAKAGE_AUDIT", "IMAGE_PREDICTIONS", "TARGET_PREDICTIONS",
+                "MEASURED_FITS", "TASK_RESULTS",
+            ),
+            kernel_bytes=1_200_000_000,  # while it measures what fits; 930 MB with measure_fits false
+            report_rank=0,
+        ),
+    ),
+    trainer="train_images",
+    params="image",
+    corpus_reader="corpus.sources.images.recognised",
+    network="backbone",
+    synthetic="dishes in the world are recognised",
+    defaults={"effective_batch_size": 24, "learning_rate": 2e-3, "early_stopping_epochs": 0},
+    headline=(("all", "top1", "image"), ("target:", "r2", "image")),
+    no_headline=("Top-1 accuracy", "image"),
+)  # fmt: skip
+
+_VIDEO_TEXT = TaskSpec(
+    name="video_text",
+    stages=(
+        Stage(
+            VIDEO_TEXT,
+            (),
+            lambda run, _: (),
+            lambda run, _: (
+                run.video_texts, run.rejected, run.leakage_audit, run.retrieval_ranks, run.captions, run.task_results,
+            ),
+            trains=True,
+            tasks=("video_text",),
+            schemas=("VIDEO_TEXTS", "REJECTED", "LEAKAGE_AUDIT", "RETRIEVAL_RANKS", "CAPTIONS", "TASK_RESULTS"),
+            kernel_bytes=1_030_000_000,  # with an effective batch of 32 pairs at once
+            report_rank=0,
+        ),
+    ),
+    trainer="train_video_text",
+    params="video_text",
+    corpus_reader="corpus.sources.video_text_manifest",
+    network="model",
+    synthetic="videos of the world are described",
+    defaults={"effective_batch_size": 32, "learning_rate": 1e-3, "epochs": 30, "early_stopping_epochs": 0},
+    headline=(("text_to_video", "recall@", "text"), ("captions", "content_word_recall", "video")),
+    no_headline=("Recall, text to video", "text"),
+)  # fmt: skip
+
+TASKS: Mapping[str, TaskSpec] = {spec.name: spec for spec in (_VIDEO, _IMAGE, _VIDEO_TEXT)}
+# The task of a run that names none.
+DEFAULT_TASK = _VIDEO.name
+
+# It reads every memory log, but those grow with each look at the run: it repeats when what was measured was new.
+_MEMORY_REPORT = Stage(
+    MEMORY_REPORT,
+    tuple(spec.stages[-1].name for spec in TASKS.values()),
+    lambda run, _: (run.results, run.task_results),
+    lambda run, _: (),
+    tasks=tuple(TASKS),
+    kernel_bytes=330_000_000,
+    report_rank=1,
+)
+STAGES = tuple(
+    sorted((*(stage for spec in TASKS.values() for stage in spec.stages), _MEMORY_REPORT), key=lambda each: each.name)
+)
+TRAINING_STAGES = tuple(stage.name for stage in STAGES if stage.trains)
+# The notebooks that belong to another task than the default one; every other works on that, or on a run of any task.
+TASK_OF_STAGE: Mapping[str, str] = {
+    stage.name: spec.name for spec in TASKS.values() if spec.name != DEFAULT_TASK for stage in spec.stages
+}
+
+
+def training_module(task: str) -> str:
+    """Dotted name of the module that trains ``task``; imported only where it is used, because torch takes seconds."""
+    return f"fvc_lib.tasks.{task}.training"
