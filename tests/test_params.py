@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.detectors.own.video import default_micro_batch
 from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig, read_params_file, resolve_config
+from fvc_lib.services.registry import DETECTORS
 
 FOLDER = Path(__file__).parents[1] / "params"
 PROFILES = ("full", "safe", "ultra_safe")
@@ -59,4 +59,4 @@ def test_of_images_the_profiles_take_24_8_and_4_at_once_and_accumulate_to_the_sa
 def test_the_defaults_are_careful_without_any_profile(model):
     defaults = resolved()
     assert (defaults.batch_size, defaults.num_workers, defaults.gradient_checkpointing) == (0, 0, False)
-    assert 1 <= default_micro_batch(model) <= resolved("safe").batch_size
+    assert 1 <= DETECTORS.get(model).micro_batch <= resolved("safe").batch_size

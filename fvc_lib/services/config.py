@@ -17,11 +17,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.registry import BACKBONES, DETECTORS, Registry
 from fvc_lib.services.tasks import (
     AUGMENTATION,
     DATA_INDEX,
@@ -139,6 +150,34 @@ def split_numbers(value: Any) -> Any:
     """``-p recall_at 1,5,10`` and a YAML list mean the same."""
     names = split_names(value)
     return tuple(int(name) if isinstance(name, str) and name.isdecimal() else name for name in names)
+
+
+def _names_of(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+@dataclass(frozen=True)
+class NameIn:
+    """Marks a field whose value is a name in ``registry``, or several; nothing is imported to check a known one."""
+
+    registry: Registry[Any]
+
+    def check(self, value: Any) -> Any:
+        """``value`` itself.
+
+        Raises:
+            UsageError: a name that nothing has registered; the message has the nearest.
+        """
+        for name in _names_of(value):
+            self.registry.check(name)
+        return value
+
+    def files(self, value: Any) -> list[str]:
+        """Dotted names of our files that have these names."""
+        return [module for name in _names_of(value) for module in self.registry.declared_in(name)]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
 
 def _known_task(name: str) -> str:
@@ -289,7 +328,7 @@ class RunConfig(BaseModel):
     )
 
     # Training
-    model: Literal["frame_cnn", "r2plus1d"] = field(
+    model: Annotated[str, NameIn(DETECTORS)] = field(
         "frame_cnn",
         "weights",
         "network that sees the frames of a video",
@@ -457,7 +496,7 @@ class RunConfig(BaseModel):
     )
 
     # Image model and loss
-    backbone: str = field(
+    backbone: Annotated[str, NameIn(BACKBONES)] = field(
         "small_resnet",
         "weights",
         "small_resnet, or torchvision:NAME or timm:NAME where that package is installed",
@@ -562,6 +601,12 @@ class RunConfig(BaseModel):
         values = self.model_dump(mode="json")
         read = (name for name in values if self.task in DECLARED[name].tasks)
         return {name: values[name] for name in read if chosen(DECLARED[name])}
+
+    def code_chosen(self, names: Iterable[str]) -> list[str]:
+        """Dotted names of the files that register what the fields ``names`` choose, such as a model's."""
+        fields = {name: field for name, field in type(self).model_fields.items() if name in set(names)}
+        marks = [(name, mark) for name, field in fields.items() for mark in field.metadata if isinstance(mark, NameIn)]
+        return [module for name, mark in marks for module in mark.files(getattr(self, name))]
 
     def relevant(self) -> dict[str, Any]:
         """The fields that this task reads as JSON values, in order."""

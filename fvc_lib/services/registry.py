@@ -11,10 +11,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
-import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar, overload
 
 from fvc_lib.services.errors import UsageError, did_you_mean
@@ -51,7 +53,7 @@ class Registry(Generic[T]):
         """Register ``item`` under ``name``; without an item a decorator; or an item with ``name`` (and ``aliases``).
 
         Args:
-            name: the name, or an item that carries its own.
+            name: the name, or an item that carries its own; ``timm:NAME`` stands for every name behind ``timm:``.
             item: what is registered.
             aliases: further names under which ``get`` finds it.
 
@@ -82,14 +84,14 @@ class Registry(Generic[T]):
         return item
 
     def get(self, name: str) -> T:
-        """The item called ``name``.
+        """The item called ``name``; of ``timm:resnet50`` the family ``timm:NAME``.
 
         Raises:
             UsageError: no such item; the message has the nearest name, all known ones and what could not be imported.
         """
-        if self._aliases.get(name, name) not in self._items:
+        if self._canonical(name) not in self._items:
             self._fill()
-        canonical = self._aliases.get(name, name)
+        canonical = self._canonical(name)
         if canonical in self._items:
             return self._items[canonical]
         failed = "".join(f" Not loaded: {each} ({reason})." for each, reason in self.broken.items())
@@ -102,12 +104,15 @@ class Registry(Generic[T]):
         Raises:
             UsageError: as ``get``.
         """
-        declared = f'"{name}"'
-        if name not in self._sources and name not in {point.name for point in self._entry_points()}:
-            texts = (path.read_text(encoding="utf-8") for path in self._files())
-            if not any(declared in text for text in texts):
-                self.get(name)
+        here = self._canonical(name) in self._items or any(name == point.name for point in self._entry_points())
+        if not here and not self.declared_in(name):
+            self.get(name)
         return name
+
+    def declared_in(self, name: str) -> list[str]:
+        """Dotted names of the folder's files that register ``name`` as a literal; found without importing them."""
+        declared = re.compile(rf'(\.register\(\s*|\bname=|\baliases=\([^)]*)"{re.escape(_family(name))}"')
+        return [module for module, text in self._files() if declared.search(text)]
 
     def names(self) -> list[str]:
         """Names of all items, without aliases."""
@@ -119,13 +124,17 @@ class Registry(Generic[T]):
         self._fill()
         return list(self._items.items())
 
+    def _canonical(self, name: str) -> str:
+        return self._aliases.get(name, _family(name))
+
     def _fill(self) -> None:
         """Import whatever registers items; what fails is logged, kept in ``broken``, and stops nothing else."""
         if self._filled:
             return
         self._filled = True
-        for module in self._modules():
-            self._attempt(module, lambda module=module: importlib.import_module(module))  # type: ignore[misc]
+        for module, text in self._files():
+            if ".register(" in text:
+                self._attempt(module, lambda module=module: importlib.import_module(module))  # type: ignore[misc]
         for point in self._entry_points():
             self._attempt(point.name, lambda point=point: self._load(point))  # type: ignore[misc]
 
@@ -138,27 +147,71 @@ class Registry(Generic[T]):
 
     def _load(self, point: importlib.metadata.EntryPoint) -> None:
         loaded = point.load()
-        if point.name not in self._sources and not isinstance(loaded, type(sys)):
+        if point.name not in self._sources and not isinstance(loaded, ModuleType):
             self._put(point.name, loaded, (), (point.value, 0))
 
     def _entry_points(self) -> Sequence[importlib.metadata.EntryPoint]:
         return tuple(importlib.metadata.entry_points(group=self._group)) if self._group else ()
 
-    def _modules(self) -> Iterator[str]:
-        """Dotted names of the folder's files, sorted; a broken sub-package is reported like a broken file."""
-        if not self._folder:
-            return
-        package = importlib.import_module(self._folder)
-        folders = [str(folder) for folder in getattr(package, "__path__", ())]
-        found = pkgutil.walk_packages(folders, f"{self._folder}.", onerror=lambda name: None)
-        yield from sorted(each.name for each in found if not each.ispkg)
-
-    def _files(self) -> Iterator[Path]:
-        """The folder's files, found without importing them."""
+    def _files(self) -> Iterator[tuple[str, str]]:
+        """Dotted name and text of the folder's files, sorted, which are not imported for that."""
         spec = importlib.util.find_spec(self._folder) if self._folder else None
         if spec is None:
             return
         if spec.submodule_search_locations is None:
-            yield Path(spec.origin or "")
+            yield self._folder, Path(spec.origin or "").read_text(encoding="utf-8")
         for folder in spec.submodule_search_locations or ():
-            yield from sorted(Path(folder).rglob("*.py"))
+            for path in sorted(Path(folder).rglob("[!_]*.py")):
+                dotted = (self._folder, *path.relative_to(folder).with_suffix("").parts)
+                yield ".".join(dotted), path.read_text(encoding="utf-8")
+
+
+def _family(name: str) -> str:
+    family, colon, _ = name.partition(":")
+    return f"{family}:NAME" if colon else name
+
+
+@dataclass(frozen=True)
+class DetectorSpec:
+    """A network on clips, as its file declares it.
+
+    Attributes:
+        name: what the parameter ``model`` calls it.
+        family: where it comes from: own, or a package or group of papers.
+        paper: where it is described.
+        licence: of its code, and of its weights where it has any.
+        num_frames: of the clips it was made for, and
+        side: theirs, in pixels.
+        normalisation: of the pixels, in words; the network does it, from uint8.
+        micro_batch: clips in memory at once where ``batch_size`` is 0: 1 to 8, safe on a small machine.
+        build: the network, initialised from torch's current random state. It takes frames uint8 (B, T, 3, H, W), gives
+            logits (B,), positive for fake, and names in ``recomputable_blocks()`` the parts whose activations gradient
+            checkpointing may compute again.
+        build_trunk: a network of its kind for what a clip shows (task video_text), with ``frame_features`` from
+            frames to (B, T, ``frame_feature_size``); None: there is none.
+        aliases: further names.
+    """
+
+    name: str
+    family: str
+    paper: str
+    licence: str
+    num_frames: int
+    side: int
+    normalisation: str
+    micro_batch: int
+    build: Callable[[], Any]
+    build_trunk: Callable[[], Any] | None = None
+    aliases: tuple[str, ...] = ()
+
+    def num_parameters(self) -> int:
+        """How many trainable numbers the network has. Builds it without memory or random draws."""
+        import torch  # takes a second to load
+
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in self.build().parameters())
+
+
+DETECTORS: Registry[DetectorSpec] = Registry("model", "fvc_lib.detectors", "fvc.detectors")
+# Networks on pictures; each builds a backbone from what stands behind the colon of "timm:resnet50", or nothing.
+BACKBONES: Registry[Callable[[str], Any]] = Registry("backbone", "fvc_lib.detectors")

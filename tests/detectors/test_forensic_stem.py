@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.ndimage import convolve
 
-from fvc_lib.detectors.own.video import NUM_CHANNELS, forensic_maps
+from fvc_lib.detectors.own.stems import NUM_CHANNELS, forensic_maps
 
 LINE = np.array([[-1.0, 2.0, -1.0]])
 

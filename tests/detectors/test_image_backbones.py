@@ -8,17 +8,19 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fvc_lib.detectors.frames.image_backbones import (
+from fvc_lib.detectors.frames.backbone import (
     AdaptedBackbone,
-    adapt_timm,
-    adapt_torchvision,
+    ImageModel,
     build_backbone,
     load_weights,
     parameters_by_stage,
     read_weights,
 )
-from fvc_lib.detectors.own.image import ImageModel, SmallResnet
+from fvc_lib.detectors.frames.timm_backbones import adapt_timm
+from fvc_lib.detectors.frames.torchvision_backbones import adapt_torchvision
+from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import BACKBONES
 
 
 def pictures(count=4):
@@ -143,8 +145,8 @@ def test_a_network_of_layers_only_is_one_stage():
 def test_an_unknown_backbone_is_named_with_the_nearest():
     with pytest.raises(UsageError, match=r"'small_resent'.*Did you mean 'small_resnet'"):
         build_backbone("small_resent")
-    with pytest.raises(UsageError, match="torchvision:NAME or timm:NAME"):
-        build_backbone("torchvision:")
+    with pytest.raises(UsageError, match="Known: small_resnet, timm:NAME, torchvision:NAME"):
+        build_backbone("resnet50")
 
 
 @pytest.mark.parametrize("package", ["torchvision", "timm"])
@@ -158,6 +160,7 @@ def test_a_package_for_another_torch_is_named_with_what_to_do(monkeypatch):
     def fails(name):
         raise RuntimeError("operator torchvision::nms does not exist")
 
+    BACKBONES.names()  # filled by importing files, which is not what shall fail
     monkeypatch.setattr(importlib, "import_module", fails)
     with pytest.raises(UsageError, match=r"does not start: operator torchvision::nms.*another torch"):
         build_backbone("torchvision:resnet50")

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fvc_lib.detectors.own.image import ImageModel, Normalised, SmallResnet, num_trained_stages
+from fvc_lib.detectors.frames.backbone import ImageModel, Normalised, num_trained_stages
+from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.step import recompute_activations
 
 WIDTHS = (8, 16)

@@ -1,19 +1,12 @@
 import pytest
 import torch
 
-from fvc_lib.detectors.own.video import (
-    FORENSIC,
-    PIXELS,
-    build_content_trunk,
-    build_model,
-    default_micro_batch,
-    forensic_maps,
-    pixel_maps,
-)
+from fvc_lib.detectors.own.stems import FORENSIC, PIXELS, forensic_maps, pixel_maps
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS
 
-NAMES = ["frame_cnn", "r2plus1d"]
+NAMES = ["frame_cnn", "r2plus1d_small"]
 CPU = torch.device("cpu")
 
 
@@ -24,7 +17,7 @@ def clips(batch: int = 3, num_frames: int = 4, size: int = 32) -> torch.Tensor:
 
 def seeded(name: str, seed: int = 0) -> torch.nn.Module:
     with forked_random_state(seed, CPU):
-        return build_model(name)
+        return DETECTORS.get(name).build()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,19 +75,29 @@ def test_maps_made_clip_by_clip_are_those_of_the_batch(stem, maps):
     assert stem.clip_by_clip(frames).shape[1] == stem.num_channels
 
 
-def test_default_micro_batches_are_safe():
-    assert [default_micro_batch(name) for name in NAMES] == [8, 4]
+def test_every_detector_declares_where_it_is_from_and_takes_the_clips_it_declares():
+    assert set(NAMES) <= set(DETECTORS.names())
+    for name, spec in DETECTORS.items():
+        assert all((spec.family, spec.paper, spec.licence, spec.normalisation)), name
+        assert 1 <= spec.micro_batch <= 8, name
+        assert spec.build()(clips(1, spec.num_frames, spec.side)).shape == (1,), name
+        assert spec.num_parameters() == sum(p.numel() for p in spec.build().parameters()), name
+    assert [DETECTORS.get(name).micro_batch for name in NAMES] == [8, 4]
+
+
+def test_the_old_name_of_a_detector_still_finds_it():
+    assert DETECTORS.get("r2plus1d") is DETECTORS.get("r2plus1d_small")
 
 
 def test_an_unknown_model_is_refused_with_a_suggestion():
     with pytest.raises(UsageError, match="Did you mean 'frame_cnn'"):
-        build_model("frame_cn")
+        DETECTORS.get("frame_cn")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_content_trunk_gives_features_of_every_frame(name):
     with forked_random_state(0, CPU):
-        trunk = build_content_trunk(name).eval()
+        trunk = DETECTORS.get(name).build_trunk().eval()
     frames = clips(2, 3, 32)
     features = trunk.frame_features(frames)
     assert features.shape == (2, 3, trunk.frame_feature_size)
@@ -106,7 +109,7 @@ def test_a_content_trunk_gives_features_of_every_frame(name):
 def test_a_content_trunk_sees_which_way_something_goes(name):
     """The same frames in another order: what is shown is equal, how it changes is not."""
     with forked_random_state(0, CPU):
-        trunk = build_content_trunk(name)
+        trunk = DETECTORS.get(name).build_trunk()
     frames = torch.zeros(1, 3, 3, 32, 32, dtype=torch.uint8)
     for frame, column in zip(frames[0], (4, 12, 20), strict=True):
         frame[:, 12:20, column : column + 8] = 255
@@ -118,8 +121,8 @@ def test_a_content_trunk_sees_which_way_something_goes(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_video_network_is_its_kind_of_trunk_with_a_head(name):
     """Names of weights, and so checkpoints, stay what they were before trunks were shared."""
-    assert isinstance(seeded(name), type(build_content_trunk(name)))
+    assert isinstance(seeded(name), type(DETECTORS.get(name).build_trunk()))
     names = [key for key in seeded(name).state_dict() if not key.startswith("head.")]
-    first = {"frame_cnn": "first.convolution.weight", "r2plus1d": "spatial_stem.convolution.weight"}[name]
+    first = {"frame_cnn": "first.convolution.weight", "r2plus1d_small": "spatial_stem.convolution.weight"}[name]
     assert names[0] == first
     assert [key for key in seeded(name).state_dict() if key.startswith("head.")] == ["head.weight", "head.bias"]

@@ -1,6 +1,6 @@
 import torch
 
-from fvc_lib.detectors.own.video import NUM_CHANNELS, pixel_maps
+from fvc_lib.detectors.own.stems import NUM_CHANNELS, pixel_maps
 
 
 def test_colours_are_averages_of_cells_and_every_cell_knows_its_place():

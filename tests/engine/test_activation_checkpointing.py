@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from fvc_lib.detectors.own.video import build_model
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import recompute_activations
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS
 
 NAMES = ["frame_cnn", "r2plus1d"]
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def clips(batch=3, num_frames=4, size=32):
 
 def seeded(name):
     with forked_random_state(3, CPU):
-        return Dropping() if name == "dropping" else build_model(name)
+        return Dropping() if name == "dropping" else DETECTORS.get(name).build()
 
 
 def gradients(model):

@@ -20,6 +20,7 @@ from fvc_lib.execution.plan import fingerprint, superseding
 from fvc_lib.execution.plan.plan import make_plan, read_notebooks
 from fvc_lib.execution.plan.superseding import begin_training_state
 from fvc_lib.execution.run.status import read_status
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
@@ -290,12 +291,12 @@ def test_a_fold_half_trained_by_other_code_begins_anew(make_project, monkeypatch
     project = make_project(per_fold=("folds",), folds=["output(f'folds_{fold}', str(fold))"])
     run = project.begin()
     state = run.fold_checkpoints(1) / "latest_checkpoint.pt"
-    begin_training_state(run, project.plan(run)[1].task)
+    begin_training_state(run, project.plan(run)[1].task, RunConfig())
     state.write_text("half trained")
-    begin_training_state(run, project.plan(run)[1].task)
+    begin_training_state(run, project.plan(run)[1].task, RunConfig())
     assert state.exists()  # the same code goes on
     monkeypatch.setattr(superseding, "helpers_hash", lambda sources: "other")
-    begin_training_state(run, project.plan(run)[1].task)
+    begin_training_state(run, project.plan(run)[1].task, RunConfig())
     assert not state.exists()
     assert (run.root / "superseded/1/checkpoints/fold_1/latest_checkpoint.pt").read_text() == "half trained"
 

@@ -15,7 +15,7 @@ from fvc_lib.execution.plan.superseding import begin_training_state
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.session import ATTEMPT_VARIABLE, StageSession, open_stage
-from fvc_lib.services.config import resolve_config
+from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
@@ -123,13 +123,13 @@ def test_a_training_that_began_by_hand_goes_on_headlessly(runs_dir):
     state = run.training_checkpoints("10_image_recognition", None) / "latest_checkpoint.pt"
     open_stage("10_image_recognition", {"run_dir": ""}).memory.close()
     state.write_text("half trained")
-    begin_training_state(run, Task(stage_named("10"), None))  # as the runner does first
+    begin_training_state(run, Task(stage_named("10"), None), RunConfig(task="image"))  # as the runner does first
     assert state.read_text() == "half trained"
 
     (state.parent / "code.json").write_text("{}")  # of other code: by hand nothing is set aside, nor called our own
     open_stage("10_image_recognition", {"run_dir": ""}).memory.close()
     assert state.exists()
-    begin_training_state(run, Task(stage_named("10"), None))
+    begin_training_state(run, Task(stage_named("10"), None), RunConfig(task="image"))
     assert not state.exists()
 
 

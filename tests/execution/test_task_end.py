@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 import fvc_lib
-from fvc_lib.detectors.own.video import default_micro_batch
 from fvc_lib.execution.kernel.engine import KernelOutcome
 from fvc_lib.execution.kernel.outputs import BoundedLog
 from fvc_lib.execution.run.stage_end import (
-    DEFAULT_BATCH,
     OomKills,
     after_another_death,
     after_memory_ended,
@@ -54,8 +52,7 @@ def test_after_a_kill_for_memory_less_is_tried_step_by_step(tmp_path):
     def next_of(**values: object) -> str:
         return after_memory_ended(RunConfig(**values), READS, events, limit)
 
-    assert next_of() == "-p batch_size 4"  # half of what the model takes by itself
-    assert next_of(model="r2plus1d") == "-p batch_size 2"
+    assert next_of() == "-p batch_size 2"  # half of what a network usually takes by itself
     assert next_of(batch_size=2) == "-p batch_size 1"
     assert next_of(batch_size=1) == "-p gradient_checkpointing true"
     assert next_of(batch_size=1, gradient_checkpointing=True, num_workers=2) == "-p num_workers 0"
@@ -75,11 +72,6 @@ def test_only_after_an_error_of_usage_a_new_run_with_another_value_is_offered(tm
     assert wrong_value.startswith(f"once mended, go on: {command}; ")
     assert wrong_value.endswith(f"in a new run: {command} --fork -p NAME VALUE")
     assert what_next(run, StageStatus(state="failed", exit_code=138)) == f"to go on: {command}"
-
-
-def test_the_batch_sizes_assumed_are_the_models_own():
-    assert {name: default_micro_batch(name) for name in DEFAULT_BATCH} == DEFAULT_BATCH
-    assert set(DEFAULT_BATCH) == {"frame_cnn", "r2plus1d"}
 
 
 def write(path: Path, text: str) -> None:

@@ -26,7 +26,7 @@ TASK = Task(stage_named(STAGE), 0)
 @pytest.fixture
 def ancestor(tiny: TinyTraining) -> TinyTraining:
     """Fold 0, finished after two epochs."""
-    begin_training_state(tiny.paths, TASK)
+    begin_training_state(tiny.paths, TASK, tiny.config)
     RunStatus(run_id=tiny.paths.run_id, started_utc="2026-01-01T00:00:00Z").write(tiny.paths)
     train(tiny.paths, tiny, 1)
     return tiny
@@ -43,7 +43,7 @@ def fork(ancestor: TinyTraining, root: str) -> RunPaths:
     RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
     taken = Inheritance(kept=(), carried=(TASK,), anew=())
     take_over(ancestor.paths, paths, taken, lambda task: training_parameters(ancestor.config, task.fold))
-    begin_training_state(paths, TASK)
+    begin_training_state(paths, TASK, ancestor.config)
     return paths
 
 

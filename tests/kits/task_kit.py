@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fvc_lib.detectors.own.image import ImageModel, SmallResnet
+from fvc_lib.detectors.frames.backbone import ImageModel
+from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, MixSettings
 from fvc_lib.tasks.image.records import ImageRecords, labels_of_training

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -47,7 +49,7 @@ def test_the_pipeline_switch_is_a_boolean_however_it_is_spelt(text, expected):
         ({"num_folds": 1}, "num_folds: got 1"),
         ({"augmentations": "flip,explode"}, "got 'explode'"),
         ({"learning_rate": float("nan")}, "learning_rate"),
-        ({"model": "resnet"}, "'frame_cnn' or 'r2plus1d'"),
+        ({"model": "resnet"}, "Known: frame_cnn, r2plus1d_small"),
         ({"__import__('os').system('true')": 1}, "unknown parameter"),
     ],
 )
@@ -142,3 +144,21 @@ def test_what_a_field_means_is_said_in_the_words_of_the_runs_own_task(task, fore
     assert [name for name, text in told.items() if re.search(rf"\b({foreign})s?\b", text)] == []
     assert told["batch_size"] in config.to_yaml()
     assert resolve_config({}, environ={}).meaning("batch_size").startswith("samples in memory at once")
+
+
+def test_names_of_networks_are_checked_and_lead_to_the_files_that_register_them():
+    config = resolve_config({"model": "r2plus1d", "backbone": "timm:resnet50"}, environ={})
+    assert config.code_chosen(["model", "epochs"]) == ["fvc_lib.detectors.own.r2plus1d_small"]
+    assert config.code_chosen(["backbone"]) == ["fvc_lib.detectors.frames.timm_backbones"]
+    with pytest.raises(UsageError, match=r"model 'frame_cn': unknown\. Did you mean 'frame_cnn'\?"):
+        resolve_config({"model": "frame_cn"}, environ={})
+    with pytest.raises(UsageError, match="backbone 'resnet50': unknown"):
+        resolve_config({"backbone": "resnet50"}, environ={})
+
+
+def test_a_known_name_of_a_network_is_checked_without_loading_torch():
+    code = (
+        "import sys\nfrom fvc_lib.services.config import RunConfig\n"
+        "RunConfig(model='r2plus1d', backbone='timm:x')\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -97,7 +97,7 @@ def test_the_files_of_the_folder_are_imported_when_a_name_is_first_needed(folder
 
 
 def test_a_broken_file_is_named_and_stops_no_other(folder, caplog):
-    write(folder / "broken.py", "import no_such_package")
+    write(folder / "broken.py", "import no_such_package", "SHAPES.register('oval', 1)")
     write(folder / "square.py", "SHAPES.register('square', 4)")
 
     with caplog.at_level(logging.WARNING):
@@ -110,11 +110,16 @@ def test_a_broken_file_is_named_and_stops_no_other(folder, caplog):
 def test_a_name_is_checked_without_importing_what_has_it(folder):
     write(folder / "square.py", 'SHAPES.register("square", 4, aliases=("box",))')
 
-    assert shapes().check("square") == "square"
-    assert shapes().check("box") == "box"
+    write(folder / "polygon.py", 'SHAPES.register("polygon:NAME", 5)')
+
+    assert [shapes().check(name) for name in ("square", "box", "polygon:7")] == ["square", "box", "polygon:7"]
+    assert shapes().declared_in("polygon:8") == ["plugged_shapes.flat.polygon"]
     assert "plugged_shapes.flat.square" not in sys.modules
     with pytest.raises(UsageError, match="Did you mean 'square'"):
         shapes().check("squarre")
+    assert shapes().get("polygon:7") == 5
+    with pytest.raises(UsageError, match="Known: polygon:NAME, square"):
+        shapes().check("polygon")
 
 
 def test_other_packages_add_items_through_entry_points(folder, monkeypatch, caplog):

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.detectors.own.video import ShiftedLogits, build_model
 from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError, load_best_model
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video import training as fold_fitting
@@ -69,12 +69,12 @@ def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_train
     shift = outcome.training.selection.prior_logit
     _, clips = read_fold(tiny.paths, tiny.config, 0)
     assert shift == prior_logit(clips.train, "loss") > 0
-    network = ShiftedLogits(build_model(tiny.config.model), shift)
-    network.network.load_state_dict(load_best_model(tiny.paths.fold_checkpoints(0)))
+    network = DETECTORS.get(tiny.config.model).build().eval()
+    network.load_state_dict(load_best_model(tiny.paths.fold_checkpoints(0)))
     with torch.inference_mode():
         for video_id, logit in table.select("video_id", "logit").iter_rows():
             clip = torch.from_numpy(tiny.store.read(video_id, 0).copy())[None]
-            assert network.eval()(clip).item() == pytest.approx(logit, abs=1e-4)
+            assert network(clip).item() + shift == pytest.approx(logit, abs=1e-4)
 
 
 def test_a_finished_fold_is_not_trained_again(tiny_training, list_log, monkeypatch):
@@ -118,7 +118,6 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from fvc_lib.tasks.video.training import train_fold
-from fvc_lib.detectors.own.video import ShiftedLogits, build_model
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths

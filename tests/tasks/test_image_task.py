@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.own.image import ImageModel, SmallResnet
+from fvc_lib.detectors.frames.backbone import ImageModel
+from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.step import WindowTransaction
 from fvc_lib.engine.task import EpochSampleSet, FollowsEpochs

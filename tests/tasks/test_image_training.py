@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from fvc_lib.corpus.images import index_images
-from fvc_lib.detectors.own.image import SmallResnet
+from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.execution.plan.forking import Inheritance, take_over
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.status import RunStatus

@@ -15,21 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors.own.transformer import CaptionDecoder, TokenNumbers, Transformer, token_embedding
-from fvc_lib.detectors.own.video import build_content_trunk
 from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder
 from fvc_lib.engine.task import Outputs
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS
 
-# ----------------------------------------------------------------------------------------------------
-# Losses that compare all videos of a batch with all of its texts, several of which may belong together.
-#
-# All are sums over the samples; ``samples`` below are pairs of a video and a text, and positives are found from numbers
-# that are equal for equal videos and equal texts.
-#
-# Both are computed some rows at a time, each rank its own against the candidates of all: the softmax loss as
-# open_clip's with ``local_loss`` (G. Ilharco et al., 2021), its own videos among all texts and its own texts among all
-# videos; the sigmoid loss as SigLIP's in chunks, its own videos with all texts.
-#
-
+# Contrastive losses compare all videos of a batch with all of its texts, several of which may belong together. They are
+# sums over samples (pairs of a video and a text), computed some rows at a time, each rank its own against the
+# candidates of all: softmax as open_clip's ``local_loss`` (G. Ilharco et al., 2021), sigmoid as SigLIP's in chunks.
 
 # CLIP's: a temperature between 1 and 1/100, beginning at 0.07.
 LOG_SCALE_BOUNDS = (0.0, math.log(100.0))
@@ -169,7 +162,7 @@ class NetworkPlan:
     """What is built.
 
     Attributes:
-        trunk: name of the video network, see ``models.build_content_trunk``.
+        trunk: name of a detector with ``build_trunk``.
         num_frames: of a clip.
         vocabulary_size: tokens of the texts.
         max_tokens: of a text, with its beginning and end.
@@ -206,7 +199,11 @@ class VideoEncoder(nn.Module):
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
-        self.trunk = build_content_trunk(plan.trunk)
+        build_trunk = DETECTORS.get(plan.trunk).build_trunk
+        if build_trunk is None:
+            able = ", ".join(name for name, spec in DETECTORS.items() if spec.build_trunk is not None)
+            raise UsageError(f"model {plan.trunk!r} gives no features of frames, which task video_text needs: {able}.")
+        self.trunk = build_trunk()
         self.norm = nn.LayerNorm(self.trunk.frame_feature_size)
         self.narrow = nn.Linear(self.trunk.frame_feature_size, plan.width)
         self.transformer = Transformer(plan.width, plan.heads, _TEMPORAL_LAYERS, plan.num_frames)

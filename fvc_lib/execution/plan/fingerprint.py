@@ -56,7 +56,7 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
         parameters={name: values[name] for name in sorted(names)},
         inputs=_hashes(task.stage.inputs(run, task.fold), run),
         notebook=notebook.source_hash,
-        helpers=code_behind(notebook_sources(notebook.path)),
+        helpers=code_behind([*notebook_sources(notebook.path), *config.code_chosen(notebook.parameters)]),
         corpus=corpus_hash(config.corpus) if "corpus" in notebook.parameters else "",
     )
 

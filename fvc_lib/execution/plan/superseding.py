@@ -9,6 +9,7 @@ from pathlib import Path
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.code_version import helpers_hash
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 
 _CODE_NOTE = "code.json"
@@ -38,28 +39,29 @@ def put_back(moved: Iterable[tuple[Path, Path]]) -> None:
         target.rename(path)
 
 
-def begin_training_state(run: RunPaths, task: Task) -> None:
-    """Before a stage trains: what is left of a training under other code is set aside, and this code is noted."""
+def begin_training_state(run: RunPaths, task: Task, config: RunConfig) -> None:
+    """Before a stage trains: what is left of a training under other code is set aside, and this code is noted.
+
+    That is the training's own and the files of what the configuration chooses by name: going on with other code would
+    make a network of two halves.
+    """
     if not task.stage.trains:
         return
-    folder, code = run.training_checkpoints(task.stage.name, task.fold), _training_code(task)
+    folder = run.training_checkpoints(task.stage.name, task.fold)
+    code = [f"import {task.stage.training_module}", *config.code_chosen(config.relevant())]
     if folder.exists() and not trained_by_this_code(folder, task):
         set_aside(run, [task])
     write_json(folder / _CODE_NOTE, {"sha256": helpers_hash(code), "of": code})
 
 
-def _training_code(task: Task) -> tuple[str]:
-    """What a half-done training depends on: going on with other code would make a network of two halves."""
-    return (f"import {task.stage.training_module}",)
-
-
 def trained_by_this_code(folder: Path, task: Task) -> bool:
     """Whether the state in ``folder`` of a training of ``task`` was left by the code as it is now."""
     try:
-        noted = json.loads((folder / _CODE_NOTE).read_text())["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+        note = json.loads((folder / _CODE_NOTE).read_text())
+        noted, code = note["sha256"], note["of"]
+        return bool(code[0] == f"import {task.stage.training_module}" and noted == helpers_hash(code))
+    except (OSError, ValueError, LookupError, TypeError):
         return False
-    return bool(noted == helpers_hash(_training_code(task)))
 
 
 def written_by(run: RunPaths, task: Task) -> list[Path]:

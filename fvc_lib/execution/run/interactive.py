@@ -43,7 +43,7 @@ def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
     )
 
 
-def note_interactive_training(run: RunPaths, stage: str, fold: int | None) -> None:
+def note_interactive_training(run: RunPaths, stage: str, fold: int | None, config: RunConfig) -> None:
     """Before an interactive training begins: note its code, without which the runner would begin it anew.
 
     A training that has begun stays as it is, whatever code it was begun with: nothing is set aside.
@@ -53,4 +53,4 @@ def note_interactive_training(run: RunPaths, stage: str, fold: int | None) -> No
     """
     task = Task(stage_named(stage), fold)
     if task.stage.trains and not run.training_checkpoints(stage, fold).exists():
-        begin_training_state(run, task)
+        begin_training_state(run, task, config)

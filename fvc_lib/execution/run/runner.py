@@ -62,7 +62,7 @@ def run_task(
         OSError: the run folder cannot be read or written.
     """
     task, run, config = at_work.task, at_work.run, at_work.config
-    begin_training_state(run, task)
+    begin_training_state(run, task, config)
     # A straight pass tracks nothing: neither what a stage depended on nor that it was finished.
     before = fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
     at_work.execute(stage)

@@ -143,7 +143,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
             "done (run_notebooks.py status), or name another run in run_dir."
         )
     if attempt is None and not only_looks:
-        note_interactive_training(paths, stage, fold)
+        note_interactive_training(paths, stage, fold, config)
     memory = _open_sampler(paths, stage, fold, config.mem_gb, by_hand=attempt is None)
     session = StageSession(stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory)
     if session.headless:

@@ -246,8 +246,8 @@ class KernelWatch:
 # What to try next when a task has died, as options of the command line.
 
 
-# What batch_size 0 stands for (``learning.models.default_micro_batch``, which costs torch to import).
-DEFAULT_BATCH = {"frame_cnn": 8, "r2plus1d": 4}
+# What batch_size 0 is taken for where the stage's memory events do not tell: the networks' own defaults are 1 to 8.
+_USUAL_BATCH = 4
 _LOOK_BYTES = 256_000
 _MEANINGS = {
     "batch_size": "fewer clips in memory at once; the result stays the same",
@@ -303,7 +303,7 @@ def meaning(options: str) -> str:
 
 def batch_in_use(config: RunConfig, events: Path) -> int:
     """How many clips were in memory at once: as the stage's events told last, else as configured."""
-    configured = config.batch_size or DEFAULT_BATCH.get(config.model, 1)
+    configured = config.batch_size or _USUAL_BATCH
     try:
         with events.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LOOK_BYTES))

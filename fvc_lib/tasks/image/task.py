@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.frames.image_backbones import build_backbone
-from fvc_lib.detectors.own.image import ImageModel, num_trained_stages
+from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone, num_trained_stages
 from fvc_lib.engine.accumulators import require_detached
 from fvc_lib.engine.task import Batch, LossSum, Outputs
 from fvc_lib.metrics.classification import FloatArray, IntArray
@@ -192,7 +191,7 @@ class ImageTaskSettings:
     """What is trained, and for which loss.
 
     Attributes:
-        backbone: see ``image_backbones.build_backbone``.
+        backbone: see ``build_backbone``.
         backbone_weights: file; None: from scratch.
         freeze_epochs: train only the heads for so many epochs first.
         stage_epochs: then one more stage after every so many; 0: all at once.

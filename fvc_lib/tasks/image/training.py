@@ -11,7 +11,7 @@ import polars as pl
 import torch
 
 from fvc_lib.corpus.images import image_root
-from fvc_lib.detectors.frames.image_backbones import backbone_network, fitting_weights, named_backbone
+from fvc_lib.detectors.frames.backbone import backbone_network, fitting_weights, named_backbone
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.watching import MetricSink

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.own.video import build_model, default_micro_batch
 from fvc_lib.engine.accumulators import BinaryScores
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, LossSum, Outputs
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.video.data import ClipDataset
 
 
@@ -34,7 +34,8 @@ class VideoTask:
 
     def build_model(self) -> nn.Module:
         """The named network, initialised from torch's current random state."""
-        return build_model(self._model)
+        network: nn.Module = DETECTORS.get(self._model).build()
+        return network
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """``logits`` (B,); positive means fake."""
@@ -67,7 +68,7 @@ def engine_settings(config: RunConfig, fold: int) -> EngineSettings:
     return settings_of(
         config,
         seed=stable_seed("fold", config.seed, fold),
-        micro_batch=default_micro_batch(config.model),
+        micro_batch=DETECTORS.get(config.model).micro_batch,
         balance_classes=config.class_balance == "sampler",
     )
 

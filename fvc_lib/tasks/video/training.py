@@ -15,7 +15,6 @@ import polars as pl
 import safetensors.torch
 from pydantic import TypeAdapter, ValidationError
 
-from fvc_lib.detectors.own.video import num_parameters
 from fvc_lib.engine.accumulators import BinaryScores
 from fvc_lib.engine.checkpoint import NAN_AS_TEXT, TrainingRecord, TrainingState
 from fvc_lib.engine.device import ComputeDevice, peak_device_bytes, resolve_device
@@ -31,6 +30,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory_budget import peak_rss_bytes
 from fvc_lib.services.memory_policy import MemoryObserver
+from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tables import LABELS, PREDICTIONS, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
@@ -499,7 +499,7 @@ def _outcome(
     return FoldOutcome(
         fold=around.fold,
         model=around.config.model,
-        num_parameters=num_parameters(around.config.model),
+        num_parameters=DETECTORS.get(around.config.model).num_parameters(),
         device=around.compute.describe(),
         num_train_videos=len({row.video_id for row in clips.train}),
         num_train_clips=len(clips.train),

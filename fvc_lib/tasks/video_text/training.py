@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fvc_lib.detectors.own.transformer import TokenNumbers
-from fvc_lib.detectors.own.video import default_micro_batch
 from fvc_lib.detectors.own.video_text import NetworkPlan
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
 from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerprint, encoder_tensors
@@ -29,6 +28,7 @@ from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.memory_policy import MemoryObserver
+from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, PARTS, RETRIEVAL_RANKS, VIDEO_TEXTS, read_table, write_table
 from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
@@ -369,7 +369,7 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> SplitTraining:
     return SplitTraining(
         stage=STAGE,
         task=task,
-        settings=split_settings(config, STAGE, default_micro_batch(config.model)),
+        settings=split_settings(config, STAGE, DETECTORS.get(config.model).micro_batch),
         parameters=training_parameters(config),
         # The tokens are learned from the texts, and by a library whose versions may differ.
         data_fingerprint=sha256_of_json([pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint]),

@@ -1,7 +1,7 @@
-"""The backbone that a configuration names: our own, or torchvision's or timm's through an adapter.
+"""Backbones: networks from a picture to features, by name, with heads for a class and numbers, and files of weights.
 
-Neither package is imported before it is asked for. Whatever network they give, the adapter needs only its parts in
-order and one that turns a picture into features, so it works for any network.
+A backbone's file in ``fvc_lib/detectors`` registers it with ``BACKBONES``. Networks of other packages come through
+``AdaptedBackbone``, which needs only their parts in order and one that turns a picture into features.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.detectors.own.image import IMAGENET_DEVIATION, IMAGENET_MEAN, Backbone, Normalised, SmallResnet
-from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.engine.task import Outputs
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import BACKBONES
 
-SMALL_RESNET = "small_resnet"
-_PACKAGES = ("torchvision", "timm")
-_TORCHVISION_NAMES = ("efficientnet_b0", "efficientnet_b3", "resnet50", "mobilenet_v3_large", "mobilenet_v3_small")
+# Of ImageNet's pictures, as fractions of white: what nearly all published weights were trained with.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 # What a network's own class layer may be called in a file of weights; this project trains its own.
 _HEADS = ("fc.", "classifier.", "head.", "heads.")
 _NAMED_AT_MOST = 5
@@ -31,50 +32,43 @@ _NAMED_AT_MOST = 5
 _logger = logging.getLogger(__name__)
 
 
-def build_backbone(name: str, weights: Path | None = None) -> Backbone:
-    """The named backbone, initialised from torch's current random state, or with the weights of a file.
+class Backbone(nn.Module):
+    """Features of pictures, in stages that can be frozen.
 
-    Args:
-        name: ``small_resnet``, ``torchvision:NAME`` or ``timm:NAME``.
-        weights: a file of ``torch.save`` or safetensors with the network's ``state_dict``.
-
-    Raises:
-        UsageError: unknown name, a package that is not installed or does not start, a file that cannot be read or
-            does not fit.
+    Attributes:
+        num_features: of one picture.
     """
-    backbone = named_backbone(name)
-    if weights is not None:
-        load_weights(backbone_network(backbone), weights)
-    elif isinstance(backbone, AdaptedBackbone) and backbone.has_batch_norm:
-        _logger.warning(
-            "backbone %s: batch norm keeps the statistics it begins with, and without backbone_weights these are of "
-            "no picture. Give weights, or take small_resnet, which learns from scratch.",
-            name,
-        )
-    return backbone
+
+    num_features: int
+
+    def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
+        """From the input to the features: every parameter of the backbone, in one of them each."""
+        raise NotImplementedError
+
+    def recomputable_blocks(self) -> Sequence[nn.Module]:
+        """Parts whose activations gradient checkpointing computes again instead of keeping them."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features float (B, num_features) of images uint8 (B, 3, H, W)."""
+        raise NotImplementedError
 
 
-def named_backbone(name: str) -> Backbone:
-    """The named backbone from scratch.
+class Normalised(nn.Module):
+    """uint8 (B, 3, H, W) as float of mean 0 and deviation 1 per colour; has no parameters and nothing to save."""
 
-    Raises:
-        UsageError: as ``build_backbone``.
-    """
-    package, colon, inner = name.partition(":")
-    if name == SMALL_RESNET:
-        return SmallResnet()
-    if not colon or package not in _PACKAGES or not inner:
-        known = (SMALL_RESNET, *(f"torchvision:{each}" for each in _TORCHVISION_NAMES))
-        raise UsageError(
-            f"backbone {name!r}: unknown.{did_you_mean(name, known)} Wanted {SMALL_RESNET}, torchvision:NAME or "
-            "timm:NAME, such as torchvision:efficientnet_b0."
-        )
-    return _torchvision_backbone(inner) if package == "torchvision" else _timm_backbone(inner)
+    mean: Tensor
+    deviation: Tensor
 
+    def __init__(self, mean: Sequence[float] = IMAGENET_MEAN, deviation: Sequence[float] = IMAGENET_DEVIATION) -> None:
+        super().__init__()
+        # Not persistent: weights from elsewhere do not have them.
+        self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("deviation", 255 * torch.tensor(deviation).view(3, 1, 1), persistent=False)
 
-def backbone_network(backbone: Backbone) -> nn.Module:
-    """What a file of weights belongs to."""
-    return backbone.network if isinstance(backbone, AdaptedBackbone) else backbone
+    def forward(self, images: Tensor) -> Tensor:
+        """Float (B, 3, H, W)."""
+        return (images.to(self.mean.dtype) - self.mean) / self.deviation
 
 
 class AdaptedBackbone(Backbone):
@@ -132,7 +126,7 @@ class AdaptedBackbone(Backbone):
         if not self._recomputable:
             raise UsageError(
                 f"gradient_checkpointing: which parts of a {type(self.network).__name__} could be computed again is "
-                f"not known. Turn gradient_checkpointing off or take -p backbone {SMALL_RESNET}."
+                f"not known. Turn gradient_checkpointing off or take -p backbone small_resnet."
             )
         return self._recomputable
 
@@ -174,75 +168,119 @@ def _parts(module: nn.Module, more_than: float) -> Iterator[nn.Module]:
             yield child
 
 
-def _torchvision_backbone(name: str) -> AdaptedBackbone:
-    models = _package("torchvision", "torchvision.models")
-    known = models.list_models(module=models)
-    if name not in known:
-        raise UsageError(f"backbone 'torchvision:{name}': torchvision has no such model.{did_you_mean(name, known)}")
-    return adapt_torchvision(models.get_model(name, weights=None), name)
+def build_backbone(name: str, weights: Path | None = None) -> Backbone:
+    """The named backbone, initialised from torch's current random state, or with the weights of a file.
 
-
-def adapt_torchvision(network: Any, name: str) -> AdaptedBackbone:
-    """One of torchvision's classifiers as a backbone: the pooled features that its class layer is given.
-
-    Networks of ``features`` and ``classifier`` (efficientnet, mobilenet, densenet) lose the whole classifier, hidden
-    layers too; networks of ``layer1`` to ``layer4`` and ``fc`` (resnet) lose ``fc``.
+    Args:
+        name: one of ``BACKBONES``: ``small_resnet``, ``torchvision:NAME`` or ``timm:NAME``.
+        weights: a file of ``torch.save`` or safetensors with the network's ``state_dict``.
 
     Raises:
-        UsageError: it is built in neither of these ways.
+        UsageError: unknown name, a package that is not installed or does not start, a file that cannot be read or
+            does not fit.
     """
-    if isinstance(getattr(network, "features", None), nn.Sequential) and hasattr(network, "classifier"):
-        linear = next((part for part in network.classifier.modules() if isinstance(part, nn.Linear)), None)
-        if linear is not None:
-            network.classifier = nn.Identity()
-            return AdaptedBackbone(network, linear.in_features, recomputable=tuple(network.features))
-    if hasattr(network, "layer4") and isinstance(getattr(network, "fc", None), nn.Linear):
-        num_features = network.fc.in_features
-        network.fc = nn.Identity()
-        layers = tuple(getattr(network, f"layer{number}") for number in (1, 2, 3, 4))
-        return AdaptedBackbone(network, num_features, recomputable=layers)
-    raise UsageError(
-        f"backbone 'torchvision:{name}': it is built in a way that is not known here. Known are networks of 'features' "
-        f"and 'classifier' or of 'layer1' to 'layer4' and 'fc', such as {', '.join(_TORCHVISION_NAMES)}; or take "
-        "timm:NAME."
-    )
+    backbone = named_backbone(name)
+    if weights is not None:
+        load_weights(backbone_network(backbone), weights)
+    elif isinstance(backbone, AdaptedBackbone) and backbone.has_batch_norm:
+        _logger.warning(
+            "backbone %s: batch norm keeps the statistics it begins with, and without backbone_weights these are of "
+            "no picture. Give weights, or take small_resnet, which learns from scratch.",
+            name,
+        )
+    return backbone
 
 
-def _timm_backbone(name: str) -> AdaptedBackbone:
-    timm = _package("timm", "timm")
-    if not timm.is_model(name):
-        raise UsageError(f"backbone 'timm:{name}': timm has no such model.{did_you_mean(name, timm.list_models())}")
-    return adapt_timm(timm.create_model(name, pretrained=False, num_classes=0))
+def named_backbone(name: str) -> Backbone:
+    """The named backbone from scratch.
 
-
-def adapt_timm(network: Any) -> AdaptedBackbone:
-    """One of timm's networks, made with ``num_classes=0``, so that its output are pooled features.
-
-    How many is measured: ``num_features`` leaves out the hidden layer that some (mobilenetv3) still have behind it.
+    Raises:
+        UsageError: as ``build_backbone``.
     """
-    norms = getattr(network, "pretrained_cfg", None) or {}
-    network.eval()
-    with torch.inference_mode():
-        features = network(torch.zeros(1, *norms.get("input_size", (3, 224, 224))))
-    mean, deviation = norms.get("mean", IMAGENET_MEAN), norms.get("std", IMAGENET_DEVIATION)
-    return AdaptedBackbone(network, features.flatten(1).shape[1], mean=mean, deviation=deviation)
+    backbone: Backbone = BACKBONES.get(name)(name.partition(":")[2])
+    return backbone
 
 
-def _package(name: str, module: str) -> Any:
-    """``module`` imported; what to do where it is not there, or is built for another torch."""
+def backbone_network(backbone: Backbone) -> nn.Module:
+    """What a file of weights belongs to."""
+    return backbone.network if isinstance(backbone, AdaptedBackbone) else backbone
+
+
+def outside_package(name: str, module: str) -> Any:
+    """``module`` of the package ``name``, imported.
+
+    Raises:
+        UsageError: it is not installed, or does not start beside this torch.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UsageError(
             f"backbone '{name}:...': {name} is not installed ({error}). Install it beside this torch "
-            f"({torch.__version__}): pip install {name}; or take -p backbone {SMALL_RESNET}."
+            f"({torch.__version__}): pip install {name}; or take -p backbone small_resnet."
         ) from error
     except (ImportError, RuntimeError, OSError) as error:
         raise UsageError(
             f"backbone '{name}:...': {name} does not start: {error}. It is most often built for another torch than "
             f"{torch.__version__}: install torch, torchvision and {name} from one index, or take -p backbone "
-            f"{SMALL_RESNET}."
+            f"small_resnet."
         ) from error
+
+
+class ImageModel(nn.Module):
+    """A backbone with a class head and a regression head, either of which may be missing.
+
+    The regression head ends linearly: a final ReLU would give zero, without a gradient to get away from it, to every
+    picture that the first steps pushed below.
+
+    Args:
+        backbone: from pictures to features.
+        num_classes: C; 0: no class head.
+        num_targets: T; 0: no regression head.
+    """
+
+    def __init__(self, backbone: Backbone, num_classes: int, num_targets: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.class_head = _head(backbone.num_features, num_classes)
+        self.target_head = _head(backbone.num_features, num_targets)
+
+    def recomputable_blocks(self) -> Sequence[nn.Module]:
+        """The backbone's."""
+        return self.backbone.recomputable_blocks()
+
+    def forward(self, images: Tensor) -> Outputs:
+        """``class_logits`` float (B, C) and ``values`` float (B, T), scaled, of images uint8 (B, 3, H, W)."""
+        features = self.backbone(images)
+        none = features.new_zeros(len(features), 0)
+        return {
+            "class_logits": none if self.class_head is None else self.class_head(features),
+            "values": none if self.target_head is None else self.target_head(features),
+        }
+
+    def train_stages(self, num_trained: int) -> None:
+        """Let the heads and the backbone's last ``num_trained`` stages be trained, and nothing else."""
+        stages = self.backbone.stages()
+        for number, stage in enumerate(stages):
+            for parameter in stage:
+                parameter.requires_grad_(number >= len(stages) - num_trained)
+
+
+def _head(num_features: int, num_outputs: int) -> nn.Linear | None:
+    return nn.Linear(num_features, num_outputs) if num_outputs else None
+
+
+def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage_epochs: int) -> int:
+    """How many of a backbone's last stages are trained in ``epoch`` (0-based): a function of the epoch alone.
+
+    None for ``freeze_epochs``; then one, and another one after every ``stage_epochs`` more; all at once where that is
+    0. After J. Howard and S. Ruder, "Universal language model fine-tuning" (ACL 2018), section 3.3.
+    """
+    if epoch < freeze_epochs:
+        return 0
+    if not stage_epochs:
+        return num_stages
+    return min(num_stages, 1 + (epoch - freeze_epochs) // stage_epochs)
 
 
 def load_weights(network: nn.Module, path: Path) -> None:

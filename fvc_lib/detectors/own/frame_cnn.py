@@ -1,0 +1,79 @@
+"""``frame_cnn``: a small CNN on each frame's forensic maps, pooled over space and then over time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.detectors.own.stems import FORENSIC, PIXELS, ConvNorm, Stem
+from fvc_lib.services.registry import DETECTORS, DetectorSpec
+
+
+class FrameTrunk(nn.Module):
+    """A CNN on single frames; its norm sees the whole clip, so that a frozen or foreign frame stays different.
+
+    Args:
+        widths: channels of the first two convolutions, and of further ones; the first of those halves the picture.
+        stem: what is seen.
+    """
+
+    def __init__(self, widths: tuple[int, ...] = (32, 32), stem: Stem = FORENSIC) -> None:
+        super().__init__()
+        self._stem = stem
+        self.first = ConvNorm(stem.num_channels, widths[0], (1, 3, 3), (1, 2, 2))
+        self.second = ConvNorm(widths[0], widths[1], (1, 3, 3))
+        pairs = pairwise(widths[1:])
+        strides = (2, *[1] * len(widths))
+        blocks = [ConvNorm(a, b, (1, 3, 3), (1, s, s)) for (a, b), s in zip(pairs, strides, strict=False)]
+        self.further = nn.Sequential(*blocks)
+        self.frame_feature_size = 3 * widths[-1]
+
+    def recomputable_blocks(self) -> tuple[nn.Module, ...]:
+        """Parts whose activations gradient checkpointing computes again instead of keeping them."""
+        return self.first, self.second, *self.further
+
+    def frame_features(self, frames: Tensor) -> Tensor:
+        """Float (B, T, 3 * widths[-1]), from frames uint8 (B, T, 3, H, W)."""
+        return self._pooled_frames(frames).transpose(1, 2)
+
+    def _pooled_frames(self, frames: Tensor) -> Tensor:
+        """(B, F, T): mean, maximum and deviation over space (a manipulated region is local)."""
+        features = self.further(self.second(self.first(self._stem.clip_by_clip(frames))))
+        deviation = (features.var((3, 4), correction=0) + 1e-4).sqrt()
+        return torch.cat([features.mean((3, 4)), features.amax((3, 4)), deviation], dim=1)
+
+
+class FrameCnn(FrameTrunk):
+    """A CNN on each frame's forensic maps, pooled over space and then over time.
+
+    Over time mean, maximum and minimum are kept: a splice is one jump, a freeze one lack of motion.
+    """
+
+    def __init__(self, widths: tuple[int, ...] = (32, 32), stem: Stem = FORENSIC) -> None:
+        super().__init__(widths, stem)
+        self.head = nn.Linear(3 * self.frame_feature_size, 1)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
+        features = self._pooled_frames(frames)
+        logits: Tensor = self.head(torch.cat([features.mean(2), features.amax(2), features.amin(2)], dim=1))
+        return logits.squeeze(1)
+
+
+DETECTORS.register(
+    DetectorSpec(
+        name="frame_cnn",
+        family="own",
+        paper="none; its maps are after Fridrich and Kodovsky, Rich models for steganalysis, IEEE TIFS 2012",
+        licence="this project's",
+        num_frames=6,
+        side=112,
+        normalisation="none: forensic maps of uint8 pixels",
+        micro_batch=8,
+        build=FrameCnn,
+        # Deeper than the detector: a thing shows over a quarter of the picture, a trace over a few cells.
+        build_trunk=lambda: FrameTrunk((32, 48, 64, 96), PIXELS),
+    )
+)
