@@ -29,7 +29,6 @@ from fvc_lib.services.tasks import STAGES
 # Why a job waits for ever unless somebody does something, by SLURM's word for it.
 _REMEDY_OF_REASON = {
     "PartitionTimeLimit": ": TIME in slurm/site.conf is more than the partition allows",
-    "PartitionNodeLimit": ": more nodes than the partition has; look at RANKS_PER_NODE in slurm/site.conf",
     "DependencyNeverSatisfied": ": a job before it failed; mend that, then --resume RUN --executor slurm",
     "JobHeldUser": ": scontrol release lets it go",
     "InvalidAccount": ": ACCOUNT in slurm/site.conf",

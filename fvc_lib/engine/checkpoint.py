@@ -225,7 +225,6 @@ class TrainingCheckpoints:
         random_state, *others = self._random_states()
         if self._ranks.rank:
             return
-        self._ranks.settle()  # a resumed training does not repeat the steps that a checkpoint counts, nor tell of them
         everything = {
             "model": model.state_dict(),
             **stepper.state_dict(),

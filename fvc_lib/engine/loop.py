@@ -22,7 +22,7 @@ from fvc_lib.engine.device import (
     learning_rate_at,
     release_cached_memory,
 )
-from fvc_lib.engine.distributed.ranks import OneRank, Ranks, is_usable, refuse_unequal_ranks
+from fvc_lib.engine.distributed.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import load_batches
 from fvc_lib.engine.oom import (
@@ -318,7 +318,7 @@ class Engine:
         self.task = task
         self.settings = settings
         self.compute = compute
-        self._ranks = ranks or OneRank()
+        self._ranks = ranks or Ranks()
         self._checkpoints = TrainingCheckpoints(checkpoints, compute, self._ranks)
         self._policy = policy or MemoryPolicy("cpu")
         self._stop = stop or (lambda: False)

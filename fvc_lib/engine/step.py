@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.engine.accumulators import LossMean
 from fvc_lib.engine.device import Precision, build_optimizer, finish_gradients, release_cached_memory, set_learning_rate
-from fvc_lib.engine.distributed.ranks import Agreement, OwnGradients, Ranks, SharedGradients, is_usable
+from fvc_lib.engine.distributed.ranks import Agreement, OwnGradients, Ranks, is_usable
 from fvc_lib.engine.joint_loss import (
     Compared,
     FirstPass,
@@ -91,7 +91,7 @@ class WindowTransaction:
         *,
         report: Callable[[Shortage], None] = lambda shortage: None,
         before_retry: Callable[[], None] = lambda: None,
-        shared: SharedGradients | None = None,
+        shared: OwnGradients | None = None,
     ) -> None:
         self._task = task
         self._model = model

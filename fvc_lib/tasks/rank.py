@@ -9,28 +9,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 import torch
 
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.distributed.launch import (
-    Progress,
-    RankPlace,
-    RankReports,
-    WarningsToReports,
-    end_with,
-    loopback,
-    rank_place,
-    read_launch,
-    take_over_stdout,
-)
-from fvc_lib.engine.distributed.processes import ProcessRanks
-from fvc_lib.engine.distributed.ranks import OneRank, Ranks
+from fvc_lib.engine.distributed.launch import Launch, Progress, RankReports, end_with_parent
+from fvc_lib.engine.distributed.processes import ProcessRanks, RankPlace, loopback, rank_place
+from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.watching import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import FvcError, UsageError
@@ -38,21 +28,13 @@ from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryShare, memory_b
 from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
 from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING, TASKS, TRAINING_STAGES
 
 _ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"
 _PROGRESS_SECONDS = 10.0
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Told:
-    """Where a rank's news goes."""
-
-    metrics: MetricSink
-    memory: MemoryObserver
-    progress: Progress | None
 
 
 def training_of(stage: str) -> Callable[..., Any]:
@@ -68,8 +50,7 @@ def training_of(stage: str) -> Callable[..., Any]:
 @click.option(
     "--stage", type=click.Choice(TRAINING_STAGES), default=FOLD_TRAINING, show_default=True, help="What to train."
 )
-@click.option("--launched", is_flag=True, hidden=True)
-def main(run_dir: Path, fold: int | None, stage: str, launched: bool) -> None:
+def main(run_dir: Path, fold: int | None, stage: str) -> None:
     r"""Do one training of the run in RUN_DIR on several processes, ranks, that share every effective batch.
 
     The run must have what the training reads: for a fold the folds and clips (stages 01 to 03), for the other tasks the
@@ -99,68 +80,88 @@ def main(run_dir: Path, fold: int | None, stage: str, launched: bool) -> None:
     """
     if (fold is None) == (stage == FOLD_TRAINING):
         raise click.UsageError(f"--fold: {FOLD_TRAINING} needs one, and no other stage has any.")
-    code = _run(run_dir.absolute(), stage, fold, launched)
+    code = _run(run_dir.absolute(), stage, fold)
     logging.shutdown()
     sys.stderr.flush()
     # Past what torch does at a regular end: a group that has lost a rank may wait for it there.
     os._exit(code) if code else sys.exit()
 
 
-def _run(run_dir: Path, stage: str, fold: int | None, launched: bool) -> int:
+def _run(run_dir: Path, stage: str, fold: int | None) -> int:
     """The exit code."""
     asked: list[int] = []
     reports: RankReports | None = None
+    launch = Launch.of_environment()
     try:
         place = rank_place()
-        logging.basicConfig(level=logging.INFO, format=f"rank {place.rank}: %(levelname)s: %(message)s")
+        reports = _begin(place, launch)
         paths = RunPaths(run_dir)
-        if launched:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever launched this one decides
-            reports = RankReports(place.rank, take_over_stdout())
-            launch = read_launch()
-            config = launch.config
-            end_with(launch, reports.hear)
-        else:
-            config = resolve_config(read_params_file(paths.params_yaml), environ={})
-        _take_share(place, config, shared_already=launched and "RANK" in os.environ)
-        with _joined(place, config, reports) as ranks, _told(place, paths, (stage, fold), config, reports) as told:
+        params = RunConfig.model_validate_json(launch.config) if launch else None
+        config = params or resolve_config(read_params_file(paths.params_yaml), environ={})
+        _take_share(place, config)
+        attempt = launch.attempt if launch else int(os.environ.get(_ATTEMPT_VARIABLE, "1"))
+        with (
+            _joined(place, config) as ranks,
+            _logs(place, paths, (stage, fold), config, attempt, reports) as (metrics, memory, progress),
+        ):
             # Until here a signal ends the process: there was nothing to save, and a rank might wait for another.
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, lambda number, frame: asked.append(number))
             if reports is not None:
                 reports.ready()
             training_of(stage)(
-                paths, config, fold, metric_log=told.metrics, memory=told.memory, progress=told.progress,
-                stop=lambda: bool(asked), ranks=ranks,
+                paths, config, fold, metric_log=metrics, memory=memory, progress=progress, stop=lambda: bool(asked),
+                ranks=ranks,
             )  # fmt: skip
     except FvcError as error:
         _logger.error("%s", error)
-        _report(reports, error)
+        if reports is not None:
+            reports.failed(error)
         return error.exit_code
     except BaseException as error:
         _logger.exception("an error that this program does not know")
-        _report(reports, error)
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            return 1
-        raise
+        if reports is not None:
+            reports.failed(error)
+        return 1
     return 0
 
 
-def _report(reports: RankReports | None, error: BaseException) -> None:
-    if reports is not None:
-        reports.failed(error)
+class _RedactedFormatter(logging.Formatter):
+    """Log lines without the secrets of the environment."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record, its traceback included."""
+        return Redactor().text(super().format(record))
 
 
-def _take_share(place: RankPlace, config: RunConfig, *, shared_already: bool) -> None:
-    """Of main memory, with the other ranks on this machine."""
-    if place.local_size > 1 and not shared_already:
+def _begin(place: RankPlace, launch: Launch | None) -> RankReports | None:
+    """Set up logging, and what ties this rank to the process that started it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_RedactedFormatter(f"[rank {place.rank}] %(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever started this one may go away: a shell, say
+        end_with_parent(launch.pid if launch else os.getppid())
+    if launch is None:
+        return None
+    log = os.open(launch.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    reports = RankReports(place.rank, launch.reports)
+    logging.getLogger("fvc_lib").addHandler(reports)
+    return reports
+
+
+def _take_share(place: RankPlace, config: RunConfig) -> None:
+    """Of main memory, with the other ranks on this machine and the process that started them."""
+    if place.local_size > 1:
         budget = memory_budget(config.mem_gb)
-        share = MemoryShare(budget.total_bytes // place.local_size, place.local_size, budget)
-        os.environ[SHARE_VARIABLE] = share.as_text()
+        beside = psutil.Process(os.getppid()).memory_info().rss if "TORCHELASTIC_RUN_ID" in os.environ else 0
+        share = max(0, budget.total_bytes - beside) // place.local_size
+        os.environ[SHARE_VARIABLE] = MemoryShare(share, place.local_size, budget).as_text()
 
 
 @contextmanager
-def _joined(place: RankPlace, config: RunConfig, reports: RankReports | None) -> Iterator[Ranks]:
+def _joined(place: RankPlace, config: RunConfig) -> Iterator[Ranks]:
     """The ranks together; each on a GPU of its own where there are any.
 
     Raises:
@@ -172,15 +173,14 @@ def _joined(place: RankPlace, config: RunConfig, reports: RankReports | None) ->
         # SLURM may have bound this task to one GPU, which then is number 0.
         torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
     if place.size == 1:
-        yield OneRank()
+        yield Ranks()
         return
     if resolve_device(config.device, config.amp).device.type == "mps":
         raise UsageError("ranks: a Mac has one GPU. Train with num_ranks 1, or with device cpu.")
     os.environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))
     if place.local_size == place.size:
         os.environ.update(loopback())
-    settle = reports.settle if reports is not None else None
-    ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda, settle=settle)
+    ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda)
     with ranks.telling():
         if on_cuda:
             _refuse_shared_gpu(ranks)
@@ -199,30 +199,27 @@ def _refuse_shared_gpu(ranks: Ranks) -> None:
 
 
 @contextmanager
-def _told(
+def _logs(
     place: RankPlace,
     paths: RunPaths,
     trained: tuple[str, int | None],
     config: RunConfig,
+    attempt: int,
     reports: RankReports | None,
-) -> Iterator[_Told]:
-    """To the launcher; without one rank 0 writes the run's logs itself."""
-    if reports is not None:
-        logging.getLogger("fvc_lib").addHandler(WarningsToReports(reports))
-        yield _Told(reports, reports, reports.progress)
-        return
+) -> Iterator[tuple[MetricSink, MemoryObserver, Progress | None]]:
+    """Where metrics, memory and progress go. The memory log is the launching process's, which sees all ranks."""
     if place.rank:
-        yield _Told(NoMetrics(), NoObserver(), None)
+        yield NoMetrics(), reports or NoObserver(), None
         return
     with ExitStack() as stack:
-        memory = stack.enter_context(
+        sampler = reports or stack.enter_context(
             MemorySampler(paths.memory(*trained), events=paths.memory_events(*trained), mem_gb=config.mem_gb)
         )
-        attempt = int(os.environ.get(_ATTEMPT_VARIABLE, "1"))
         log = MetricLog(
-            paths.metrics(*trained), run_id=paths.run_id, fold=trained[1], attempt=attempt, on_trouble=memory.disk_full
+            paths.metrics(*trained), run_id=paths.run_id, fold=trained[1], attempt=attempt, on_trouble=sampler.disk_full
         )
-        yield _Told(stack.enter_context(log), memory, _lines_of_progress(stage_key(*trained)))
+        progress = reports.progress if reports else _lines_of_progress(stage_key(*trained))
+        yield stack.enter_context(log), sampler, progress
 
 
 def _lines_of_progress(task_key: str) -> Progress:

@@ -20,7 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 from fvc_lib.engine.accumulators import LossMean
 from fvc_lib.engine.checkpoint import NAN_AS_TEXT, TrainingRecord, TrainingState
 from fvc_lib.engine.device import ComputeDevice, peak_device_bytes, resolve_device
-from fvc_lib.engine.distributed.ranks import OneRank, Ranks
+from fvc_lib.engine.distributed.launch import run_ranks
+from fvc_lib.engine.distributed.ranks import RankLostError, Ranks
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.memory.training_memory import TrainingMemory, planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
@@ -31,9 +32,8 @@ from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.memory_budget import peak_rss_bytes
-from fvc_lib.services.memory_policy import MemoryObserver
-from fvc_lib.services.run_paths import RunPaths, find_run
-from fvc_lib.tasks.on_ranks import on_ranks
+from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
+from fvc_lib.services.run_paths import RunPaths, find_run, stage_key
 from fvc_lib.tasks.video.task import settings_of
 
 # ----------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def trained_split(
         UsageError: the requested device is not there, or the run to be replayed.
         MemoryExhaustedError, CheckpointWriteError, RankLostError: as ``fold_training.train_fold``.
     """
-    ranks = ranks or OneRank()
+    ranks = ranks or Ranks()
     asked = stop is not None and stop()
     if any(wish for (wish,) in ranks.meet("begin", asked)):
         raise StoppedError("stopped as asked before training: resume with run_notebooks.py --resume latest.")
@@ -238,15 +238,41 @@ def train_stage_on_ranks(
     stage: str,
     *,
     metric_log: MetricSink,
+    attempt: int = 1,
     memory: MemoryObserver | None = None,
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> StageOutcome:
     """The training of ``stage`` on ``config.num_ranks`` processes; see ``training_on_ranks.on_ranks``."""
-    return on_ranks(
-        paths, config, stage, None, lambda: read_stage_outcome(paths.stage_outcome(stage)),
-        metric_log=metric_log, memory=memory, stop=stop, progress=progress,
-    )  # fmt: skip
+    train_on_ranks(paths, config, stage, None, attempt=attempt, memory=memory, stop=stop, progress=progress)
+    written = read_stage_outcome(paths.stage_outcome(stage))
+    if written is None:
+        raise RankLostError(f"the ranks ended and left no outcome; {paths.logs} says why.")
+    return written
+
+
+def train_on_ranks(
+    paths: RunPaths,
+    config: RunConfig,
+    stage: str,
+    fold: int | None,
+    *,
+    attempt: int,
+    memory: MemoryObserver | None,
+    stop: Callable[[], bool] | None,
+    progress: Progress | None,
+) -> None:
+    """The training on ``config.num_ranks`` processes."""
+    run_ranks(
+        "fvc_lib.tasks.rank",
+        [str(paths.root), "--stage", stage, *([] if fold is None else ["--fold", str(fold)])],
+        config,
+        paths.logs / f"{stage_key(stage, fold)}_ranks.log",
+        attempt=attempt,
+        memory=memory or NoObserver(),
+        stop=stop,
+        progress=progress,
+    )
 
 
 def split_settings(

@@ -1,87 +1,153 @@
-"""Ranks and whoever launched them: they end together, and what is saved has been told."""
+"""Ranks and whoever launched them: they end together, with the right reason, and what is saved has been logged."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fvc_lib.engine.distributed import launch as rank_launcher
-from fvc_lib.engine.distributed import launch as rank_reports
-from fvc_lib.engine.distributed.launch import LauncherSilentError, RankReports, ReportReader, launch_from_here
+from fvc_lib.engine.distributed.launch import RankReports, ReportReader, _reason, run_ranks
+from fvc_lib.engine.distributed.ranks import RankFailedError, RankLostError
 from fvc_lib.engine.watching import NoMetrics
 from fvc_lib.services.checkpoints import LATEST, load_document
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import StoppedError
-from fvc_lib.services.memory_policy import NoObserver
+from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.memory_policy import DeviceMemory
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, elsewhere
-from tests.kits import standin_srun
+from tests.kits.engine_kit import Observer
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = "tests.kits.rank_program"
 NUM_STEPS = 30
 LAUNCHER = """
 import sys
 from pathlib import Path
 from fvc_lib.tasks.video.training import train_fold
+from fvc_lib.engine.watching import NoMetrics
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
 paths, config = RunPaths(Path(sys.argv[1])), RunConfig.model_validate_json(sys.argv[2])
-with MetricLog(paths.metrics("04_fold_training", 0), run_id=paths.run_id, fold=0) as log:
-    train_fold(paths, config, 0, metric_log=log, progress=lambda done, planned: print(done, flush=True))
+train_fold(paths, config, 0, metric_log=NoMetrics(), progress=lambda done, planned: print(done, flush=True))
 """
 
 
-@dataclass
-class Launched:
-    """A training in another process, and its ranks."""
-
-    launcher: psutil.Popen
-    ranks: list[psutil.Process]
-
-    def has_ended(self) -> bool:
-        """All of it, within a time that is only there to end a test that has failed."""
-        _, alive = psutil.wait_procs(self.ranks, timeout=600)
-        return not alive
+def run(tmp_path, *ranks, **options):
+    observer = options.pop("memory", None) or Observer()
+    run_ranks(PROGRAM, ranks, RunConfig(num_ranks=len(ranks)), tmp_path / "ranks.log", memory=observer, **options)
+    return observer
 
 
-@pytest.fixture
-def launch(two_ranks):
-    """``launch(steps)``: a training on two ranks that has told so many steps; ended in the end."""
-    begun = []
+def ranks_below(pid, module="fvc_lib.tasks.rank"):
+    return [child for child in psutil.Process(pid).children(recursive=True) if module in child.cmdline()]
 
-    def start(steps):
-        arguments = [str(two_ranks.paths.root), two_ranks.config.model_dump_json()]
-        launcher = psutil.Popen(
-            [sys.executable, "-c", LAUNCHER, *arguments],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-        )  # fmt: skip
-        begun.append(Launched(launcher, []))
-        while int(launcher.stdout.readline()) < steps:
-            pass
-        begun[-1].ranks = ranks_of_run(two_ranks.paths.root)
-        assert len(begun[-1].ranks) == 2
-        return begun[-1]
 
-    yield start
-    for training in begun:
-        for process in (training.launcher, *training.ranks):
-            if process.is_running():
-                process.kill()
-        training.launcher.wait()
-        training.launcher.stdout.close()
+def test_reports_of_all_ranks_arrive(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    steps = []
+    observer = run(tmp_path, "ends well", "ends well", progress=lambda done, planned: steps.append((done, planned)))
+    assert steps == [(3, 10)]
+    assert [kind for kind, _ in observer.events] == ["policy"]
+    assert [place[0] for place in observer.places] == ["train"]
+    assert "FVC_RANK_LAUNCH" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "message"),
+    [
+        (("waits", "finds broken data"), DataError, "clip 'a#0' is damaged"),
+        (("waits", "is killed"), RankLostError, "rank 1 was ended by SIGKILL .*ranks.log"),
+        (("loses the others", "is killed"), RankLostError, "rank 1 was ended by SIGKILL"),
+        (("waits", "is terminated"), StoppedError, "stopped as asked"),
+    ],
+)
+def test_the_ranks_end_together_with_the_reason_of_the_one_that_failed(tmp_path, ranks, kind, message):
+    with pytest.raises(kind, match=message) as caught:
+        run(tmp_path, *ranks)
+    assert type(caught.value) is kind
+    assert ranks_below(os.getpid(), PROGRAM) == []
+
+
+def test_a_wish_to_stop_is_passed_on_once_all_ranks_listen(tmp_path):
+    listening = []
+
+    def stop():
+        listening[:] = ranks_below(os.getpid(), PROGRAM)
+        return len(listening) == 2 and all(_handles(rank.pid, signal.SIGUSR1) for rank in listening)
+
+    with pytest.raises(StoppedError, match=r"stopped after step 3|before the ranks had met"):
+        run(tmp_path, "stops when asked", "stops when asked", stop=stop)
+
+
+def _handles(pid, number):
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_an_error_in_the_launching_process_ends_the_ranks_and_comes_out(tmp_path):
+    class Full(Observer):
+        def at(self, phase, **place):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path, "waits", "waits", memory=Full())
+    assert ranks_below(os.getpid(), PROGRAM) == []
+
+
+@pytest.mark.parametrize(
+    ("reasons", "codes", "kind"),
+    [
+        ({0: ("RankLostError", "gone"), 1: ("DataError", "broken")}, {0: 1, 1: 3}, DataError),
+        ({0: ("StoppedError", "stopped"), 1: ("DataError", "broken")}, {0: 75, 1: 3}, DataError),
+        ({0: ("StoppedError", "stopped"), 1: ("StoppedError", "stopped")}, {0: 75, 1: 75}, StoppedError),
+        ({1: ("ZeroDivisionError", "division by zero")}, {1: 1, 0: -15}, RankFailedError),
+        ({0: ("MemoryExhaustedError", "one sample alone does not fit")}, {0: 1, 1: -15}, None),
+        ({0: ("RankLostError", "gone")}, {1: -9, 0: 1}, RankLostError),
+        ({}, {1: 1, 0: -15}, RankLostError),
+        ({}, {1: -15, 0: -15}, StoppedError),
+    ],
+)
+def test_the_reason_is_that_of_the_rank_that_knows_it(reasons, codes, kind):
+    error = _reason(reasons, codes, Path("ranks.log"))
+    assert type(error).__name__ == (kind.__name__ if kind else "MemoryExhaustedError")
+
+
+def test_rank_0_reports_all_and_another_rank_what_happened_to_it_alone(tmp_path):
+    class WithDevice(Observer):
+        def watch_device(self, device, probe):
+            self.events.append((device, probe()))
+
+    observer, address = WithDevice(), str(tmp_path / "reports")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(address)
+        listening.settimeout(0)
+        reader = ReportReader(observer, None)
+        for rank in (0, 1):
+            reports = RankReports(rank, address)
+            reports.watch_device("cuda:0", lambda: DeviceMemory(1, 2, 3, 4, 5))
+            reports.at("train", epoch=1)
+            reports.event("policy", "as planned")
+            reports.event("out_of_memory", "memory ended", micro_batch=4)
+            reports.failed(DataError("x" * 100_000))
+            while reader.take_from(listening):
+                pass
+            if rank == 0:
+                reports.close()
+    assert [place[0] for place in observer.places] == ["train"]
+    assert [kind for kind, _ in observer.events] == ["cuda:0", "policy", "out_of_memory", "out_of_memory"]
+    assert observer.events[0][1] == DeviceMemory(1, 2, 3, 4, 5)
+    assert [len(reader.reasons[rank][1]) for rank in (0, 1)] == [4096, 4096]
+    reports.event("out_of_memory", "again")  # nobody listens any more, which is no error of the rank
+    reports.close()
 
 
 @pytest.fixture
@@ -93,74 +159,9 @@ def two_ranks(tiny_training):
     )  # fmt: skip
 
 
-@pytest.fixture
-def under_srun(monkeypatch, tmp_path):
-    """As in a SLURM job with two tasks, whose daemon keeps what srun leaves."""
-    standin_srun.install(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("SLURM_JOB_ID", str(os.getpid()))
-    monkeypatch.setenv("SLURM_NTASKS", "2")
-
-
-def ranks_of_run(root):
-    """Whoever started them, and wherever they are."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or []
-        if line[1:4] == ["-m", "fvc_lib.tasks.rank", str(root)]:
-            found.append(process)
-    return found
-
-
 def steps_logged(paths):
     rows = [json.loads(line) for line in paths.metrics(STAGE, 0).read_text().splitlines()]
     return [row["step"] for row in rows if (row["phase"], row["metric"]) == ("train", "loss")]
-
-
-def step_saved(paths):
-    return load_document(paths.fold_checkpoints(0) / LATEST, 1)["step"]
-
-
-def finish(tiny, paths):
-    with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=2) as log:
-        return train_fold(paths, tiny.config, 0, metric_log=log, attempt=2)
-
-
-def srun_of(launcher):
-    return next(child for child in launcher.children() if any("standin_srun" in part for part in child.cmdline()))
-
-
-@pytest.mark.long
-@pytest.mark.fault(1)
-def test_ranks_under_srun_end_with_a_killed_kernel_and_no_step_is_saved_untold(two_ranks, under_srun, launch):
-    """What ends a kernel ends its process group, srun in it: nobody is left to close the ranks' input.
-
-    It hears nothing for a while before, in which the ranks could take many steps.
-    """
-    training = launch(steps=3)
-    assert all(os.getsid(rank.pid) != training.launcher.pid for rank in training.ranks)
-    os.killpg(training.launcher.pid, signal.SIGSTOP)
-    time.sleep(2)
-    os.killpg(training.launcher.pid, signal.SIGKILL)
-    assert training.has_ended()
-    logged = steps_logged(two_ranks.paths)
-    assert logged == list(range(1, len(logged) + 1))
-    assert 1 <= step_saved(two_ranks.paths) <= logged[-1] < NUM_STEPS
-
-
-@pytest.mark.long
-@pytest.mark.fault(1)
-@pytest.mark.parametrize("steps", [1, 4])
-def test_kill_9_of_the_kernel_leaves_no_gap_in_the_metric_log(two_ranks, under_srun, launch, tmp_path, steps):
-    training = launch(steps)
-    os.killpg(training.launcher.pid, signal.SIGKILL)
-    assert training.has_ended()
-    whole = elsewhere(two_ranks, tmp_path / "whole" / "run_1")
-    finish(two_ranks, whole)
-    outcome = finish(two_ranks, two_ranks.paths)
-    assert steps_logged(whole) == list(range(1, NUM_STEPS + 1))
-    assert metrics_of(two_ranks.paths) == metrics_of(whole)
-    assert outcome.training.inexact_because == ()
 
 
 def metrics_of(paths):
@@ -174,32 +175,37 @@ def metrics_of(paths):
 
 @pytest.mark.long
 @pytest.mark.fault(1)
-def test_ranks_end_with_an_srun_that_is_killed_although_their_launcher_lives(under_srun, two_ranks, launch):
-    training = launch(steps=1)
-    srun_of(training.launcher).kill()
-    assert training.has_ended()
-    assert training.launcher.wait(60) == 1
+def test_kill_9_of_the_kernel_ends_the_ranks_and_leaves_no_gap_in_the_metric_log(two_ranks, tmp_path):
+    """It hears nothing for a while before, in which the ranks could take steps that nobody would be told of."""
+    paths, arguments = two_ranks.paths, [str(two_ranks.paths.root), two_ranks.config.model_dump_json()]
+    command = [sys.executable, "-c", LAUNCHER, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as launcher:
+        while int(launcher.stdout.readline()) < 3:
+            pass
+        ranks = ranks_below(launcher.pid)
+        assert len(ranks) == 2
+        launcher.send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        launcher.kill()
+    assert psutil.wait_procs(ranks, timeout=600)[1] == []
+    logged = steps_logged(paths)
+    assert logged == list(range(1, len(logged) + 1))
+    saved = load_document(paths.fold_checkpoints(0) / LATEST, 1)["step"]
+    assert 1 <= saved <= logged[-1] <= NUM_STEPS
 
-
-@pytest.mark.slow
-@pytest.mark.fault(1)
-def test_a_launcher_that_fails_ends_the_ranks_under_srun(under_srun, two_ranks):
-    """Its own error comes out, and srun has been asked first: killed at once it would have left them."""
-
-    class Full:
-        def log(self, **line):
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
-        train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=Full())
-    assert psutil.wait_procs(ranks_of_run(two_ranks.paths.root), timeout=600)[1] == []
+    whole = elsewhere(two_ranks, tmp_path / "whole" / "run_1")
+    for each in (whole, paths):
+        outcome = train_fold(each, two_ranks.config, 0, metric_log=NoMetrics(), attempt=2)
+    assert steps_logged(whole) == list(range(1, NUM_STEPS + 1))
+    assert metrics_of(paths) == metrics_of(whole)
+    assert outcome.training.inexact_because == ()
 
 
 def test_ranks_that_are_told_to_stop_before_they_listen_were_stopped(two_ranks):
     """As by scancel, which reaches the ranks before their launcher asks them: there is nothing to save yet."""
 
     def stop():
-        for rank in ranks_of_run(two_ranks.paths.root):
+        for rank in ranks_below(os.getpid()):
             rank.terminate()
         return False
 
@@ -207,65 +213,10 @@ def test_ranks_that_are_told_to_stop_before_they_listen_were_stopped(two_ranks):
         train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics(), stop=stop)
 
 
-@pytest.fixture
-def listening():
-    """``listening(lines)``: a rank's reports, whose launcher has taken so many lines and answers what they ask."""
-
-    def make(taken):
-        stream = io.StringIO()
-        reports = RankReports(0, stream)
-        reader = ReportReader(NoMetrics(), NoObserver(), None, answer=lambda number: reports.hear(f"{number}\n"))
-
-        def launcher():
-            heard = 0
-            while heard < taken:
-                for line in stream.getvalue().splitlines()[heard:]:
-                    reader.take(line)
-                    heard += 1
-
-        thread = threading.Thread(target=launcher)
-        thread.start()
-        return reports, thread
-
-    return make
-
-
-def test_a_rank_settles_when_the_launcher_has_taken_all_it_was_told(listening):
-    reports, launcher = listening(taken=4)
-    for _ in range(2):
-        reports.log(step=1, epoch=1, phase="train", metrics={"loss": 0.5})
-        reports.settle()
-    launcher.join()
-
-
-def test_a_launcher_that_says_nothing_is_not_waited_for_for_ever(listening, monkeypatch):
-    monkeypatch.setattr(rank_reports, "_ANSWER_SECONDS", 0.001)
-    reports, launcher = listening(taken=1)
-    reports.settle()
-    launcher.join()
-    with pytest.raises(LauncherSilentError, match="gave no answer"):
-        reports.settle()
-
-
-def test_a_launch_names_processes_that_live(two_ranks):
-    with subprocess.Popen(["sleep", "60"]) as child:
-        launch = launch_from_here(two_ranks.config, [child.pid])
-        fields = json.loads(launch.to_line())
-        assert RunConfig.model_validate_json(fields["config"]) == two_ranks.config
-        assert [pid for pid, _ in launch.processes] == [os.getpid(), child.pid]
-        assert all(rank_launcher._lives(pid, created) for pid, created in launch.processes)
-        assert not rank_launcher._lives(child.pid, launch.processes[1][1] - 60)  # the number is another's now
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert not rank_launcher._lives(*launch.processes[1])  # although nobody has waited for it
-    assert not rank_launcher._lives(*launch.processes[1])
-
-
-def test_a_rank_that_is_told_nothing_ends(two_ranks):
-    command = [sys.executable, "-m", "fvc_lib.tasks.rank", str(two_ranks.paths.root), "--fold", "0"]
-    done = subprocess.run(
-        [*command, "--launched"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-        timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "has ended before it said what to train" in done.stderr
+def test_one_writer_per_metric_log(two_ranks, tmp_path):
+    """The notebook's log of the same file is open meanwhile, and stays without a line of its own."""
+    paths = two_ranks.paths
+    with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=9) as log:
+        train_fold(paths, two_ranks.with_config(epochs=1).config, 0, metric_log=log, attempt=4)
+    attempts = {json.loads(line)["attempt"] for line in paths.metrics(STAGE, 0).read_text().splitlines()}
+    assert attempts == {4}

@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.distributed.processes import ProcessRanks
-from fvc_lib.engine.distributed.ranks import OneRank, Ranks
+from fvc_lib.engine.distributed.processes import ProcessRanks, loopback
+from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.oom import ShortageFolder
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError
-from fvc_lib.tasks.on_ranks import local_environment
 from tests.faults.checkpoint_lives import same
 from tests.faults.forked import Child, start
 from tests.kits.engine_kit import SETTINGS, Observer, weight_distance
@@ -47,6 +46,21 @@ def run_ranks(size: int, function: Callable[..., None], *arguments: Any) -> list
 _STORES: list[Any] = []
 
 
+def local_environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """Torchrun's variables for rank ``rank`` of ``size`` on this machine; the store at ``port`` is the launcher's."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: no rank opens one
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        **loopback(),
+    }
+
+
 def _live(
     rank: int,
     size: int,
@@ -55,7 +69,7 @@ def _live(
     function: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    ranks: Ranks = OneRank()
+    ranks: Ranks = Ranks()
     if size > 1:
         os.environ.update(local_environment(rank, size, port))
         ranks = ProcessRanks(rank, size, patience_seconds=patience_seconds)

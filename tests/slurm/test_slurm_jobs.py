@@ -107,10 +107,10 @@ def test_the_site_may_set_the_least_and_the_whole():
 
 def test_only_training_gets_gpus_and_ranks():
     config = RunConfig(num_folds=3, num_ranks=4)
-    site = Site(gpus=1, ranks_per_node=2, memory_headroom_percent=0, memory_least=1)
+    site = Site(gpus=1, memory_headroom_percent=0, memory_least=1)
     predicted = {each.name: peak(1000) for each in STAGES}
     before, folds, after = plan_jobs(all_tasks(config), config, site, predicted)
-    assert [(job.ranks, job.nodes, job.gpus) for job in (before, folds, after)] == [(1, 1, 0), (4, 2, 2), (1, 1, 0)]
+    assert [(job.ranks, job.gpus) for job in (before, folds, after)] == [(1, 0), (4, 4), (1, 0)]
     assert folds.memory_mib == 1000 + RUNNER_MIB  # what is predicted of a task holds all its ranks
 
 

@@ -51,7 +51,7 @@ def test_gpus_and_their_partition_are_asked_for_where_something_trains():
 
 def test_what_is_not_set_is_not_asked_for():
     given = options(rendered(Site())[1])
-    assert not {"account", "partition", "qos", "gres", "ntasks-per-node"} & set(given)
+    assert not {"account", "partition", "qos", "gres"} & set(given)
 
 
 def test_an_array_has_one_task_per_fold_that_is_left():
@@ -60,10 +60,9 @@ def test_an_array_has_one_task_per_fold_that_is_left():
     assert options(render(job, RUN, Site(max_array_tasks=2)))["array"] == "0,2-4,7-8%2"
 
 
-def test_ranks_are_tasks_spread_over_nodes():
-    config = RunConfig(num_folds=3, num_ranks=4)
-    given = options(rendered(Site(ranks_per_node=2), config)[1])
-    assert (given["nodes"], given["ntasks"], given["ntasks-per-node"]) == ("2", "4", "2")
+def test_ranks_are_tasks_on_one_node():
+    given = options(rendered(Site(), RunConfig(num_folds=3, num_ranks=4))[1])
+    assert (given["nodes"], given["ntasks"]) == ("1", "4")
 
 
 def test_a_log_of_a_run_with_a_percent_sign_in_its_path_is_no_pattern():

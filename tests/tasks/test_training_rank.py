@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from fvc_lib.engine.watching import NoMetrics
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.tables import PREDICTIONS, read_table
-from fvc_lib.tasks import on_ranks as training_on_ranks
 from fvc_lib.tasks.video.training import read_outcome, train_fold
 from tests.faults.conftest import STAGE, elsewhere, result_of
 from tests.kits.engine_kit import Observer
@@ -127,7 +125,7 @@ def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(
     assert result_of(disturbed) == result_of(paths)
     assert read_outcome(disturbed.fold_outcome(0)).training.inexact_because == ()
     log = (disturbed.logs / f"{STAGE}_fold_0_ranks.log").read_text()
-    assert "[rank 0] rank 0: ERROR: the other ranks were lost" in log
+    assert "[rank 0] ERROR: the other ranks were lost" in log
 
 
 def test_a_stop_before_the_ranks_have_met_ends_them_at_once(two_ranks):
@@ -170,14 +168,6 @@ def test_ranks_do_not_outlive_whoever_launched_them(two_ranks):
     assert alive == []
 
 
-def test_srun_starts_the_ranks_only_where_the_job_has_tasks_for_them(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert training_on_ranks.in_slurm_job_with_tasks(2, {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2"})
-    assert not training_on_ranks.in_slurm_job_with_tasks(3, {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2"})
-    assert not training_on_ranks.in_slurm_job_with_tasks(2, {"SLURM_JOB_ID": "5"})
-    assert not training_on_ranks.in_slurm_job_with_tasks(2, {"SLURM_NTASKS": "2"})
-
-
 @pytest.mark.long
 def test_one_rank_alone_trains_from_the_command_line(two_ranks):
     """Whatever num_ranks says: who starts ranks oneself says how many there are."""
@@ -190,4 +180,4 @@ def test_one_rank_alone_trains_from_the_command_line(two_ranks):
     assert read_outcome(two_ranks.paths.fold_outcome(0)).num_ranks == 1
     refused = subprocess.run([*command[:-1], "9"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert refused.returncode == 3, refused.stderr
-    assert "rank 0: ERROR: " in refused.stderr
+    assert "[rank 0] ERROR: " in refused.stderr

@@ -9,7 +9,7 @@ import torch
 
 from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
-from fvc_lib.engine.distributed.ranks import OneRank
+from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.memory import training_memory
 from fvc_lib.execution.plan.forking import Inheritance, take_over
 from fvc_lib.execution.plan.stages import Task, stage_named
@@ -191,7 +191,7 @@ def test_what_the_weights_depend_on_is_in_the_fingerprint_and_nothing_else(run, 
 
     def fingerprint(**changes):
         changed = config.model_copy(update=changes)
-        return split_training(read_parts(paths, changed, OneRank()), changed).fingerprint
+        return split_training(read_parts(paths, changed, Ranks()), changed).fingerprint
 
     found = [
         fingerprint(**{name: value})
@@ -226,9 +226,9 @@ def test_a_fork_with_more_epochs_goes_on_from_the_checkpoint(run, tmp_path):
 
 def test_texts_that_are_cut_are_counted(run, caplog):
     paths, config, _ = run
-    read_parts(paths, config, OneRank())
+    read_parts(paths, config, Ranks())
     assert not caplog.records
-    read_parts(paths, config.model_copy(update={"max_text_tokens": 8}), OneRank())
+    read_parts(paths, config.model_copy(update={"max_text_tokens": 8}), Ranks())
     (said,) = caplog.messages
     assert said.startswith("1 of 7 texts are longer than max_text_tokens 8 and are cut"), "the one of unknown words"
 

@@ -1,9 +1,9 @@
-"""Several processes that train one model together: where they meet, what they tell each other, how they end together.
+"""Several processes that train one model together: where they meet, what they exchange, how they end together.
 
-Between two meetings a rank computes for itself, with its own shortages of memory and its own errors. A meeting is one
-small exchange, and every exchange of something larger begins with one: whoever cannot go on says so at the next
-meeting, wherever that is, and all stop with the same reason. Nothing that may fail stands between a meeting and the
-exchange it announces, so no rank ever waits for one that has turned back.
+Between two meetings a rank computes for itself, with its own out-of-memory and its own errors. A meeting is one small
+exchange, and every exchange of something larger begins with one: whoever cannot go on says so at the next meeting,
+wherever that is, and all stop with the same reason. Nothing that may fail stands between a meeting and the exchange it
+announces, so no rank ever waits for one that has turned back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,18 @@ from torch import Tensor, nn
 from fvc_lib.engine.accumulators import LossMean
 from fvc_lib.services.errors import FvcError, UsageError
 
-# ----------------------------------------------------------------------------------------------------
-# Gradients that several ranks add up: agreed first, while each may still fail alone, then summed in buckets.
-
-
 BUCKET_BYTES = 25 << 20  # what torch's DistributedDataParallel takes: large enough that latency does not count
+Meet = Callable[..., list[tuple[float, ...]]]
+T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
-Meet = Callable[..., list[tuple[float, ...]]]
+
+class RankLostError(FvcError):
+    """Another rank is gone, and it could not say why."""
+
+
+class RankFailedError(FvcError):
+    """Another rank ended with an error that is none of ours."""
 
 
 @dataclass(frozen=True)
@@ -40,26 +44,25 @@ class Agreement:
     loss: LossMean
 
 
-class SharedGradients(Protocol):
-    """One model's gradients, of this process or of several.
+class OwnGradients:
+    """One model's gradients, of a training in one process; ``GradientSum`` are those of several.
 
     Attributes:
         rank: this process, from 0.
     """
 
-    rank: int
-    num_ranks: int
+    rank = 0
+    num_ranks = 1
 
     def complete(self) -> None:
         """Make room for every gradient; may run out of memory."""
-        ...
 
     def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
         """Say what this rank's share was computed with, and its loss; hear what all have.
 
         ``again``: this rank has no gradients yet, and all of them are to begin anew.
         """
-        ...
+        return Agreement(micro_batch, not again, loss)
 
     def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         """What every rank gives, in the order of the ranks; tensors on the CPU.
@@ -67,46 +70,20 @@ class SharedGradients(Protocol):
         Raises:
             MemoryError: on all ranks, where memory ended on one.
         """
-        ...
+        return [value]
 
     def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
         """Replace each of ``gradients`` by its sum over all ranks, the same bits on each.
 
         False, and nothing is summed, where a rank has none to give: its memory ended.
         """
-        ...
-
-    def sum(self) -> None:
-        """Replace ``p.grad`` by the sum over all ranks; None where no rank has one."""
-        ...
-
-
-class OwnGradients:
-    """Of a single process: nothing to exchange."""
-
-    rank = 0
-    num_ranks = 1
-
-    def complete(self) -> None:
-        """Nothing."""
-
-    def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
-        """With oneself."""
-        return Agreement(micro_batch, not again, loss)
-
-    def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """One's own."""
-        return [value]
-
-    def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
-        """One's own are all."""
         return gradients is not None
 
     def sum(self) -> None:
-        """Nothing."""
+        """Replace ``p.grad`` by the sum over all ranks; None where no rank has one."""
 
 
-class GradientSum:
+class GradientSum(OwnGradients):
     """Of several ranks, in the precision of the parameters.
 
     Every parameter that asks for a gradient takes part, those with none on this rank as zeros; a parameter that no
@@ -237,27 +214,18 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     return parameter.grad
 
 
-T = TypeVar("T")
+class Ranks:
+    """The processes of one training, seen from one of them. As it stands here it is a training in one process.
 
-
-class RankLostError(FvcError):
-    """Another rank is gone, and it could not say why."""
-
-
-class RankFailedError(FvcError):
-    """Another rank ended with an error that is none of ours."""
-
-
-class Ranks(Protocol):
-    """The processes of one training, seen from one of them. All ranks call every method but ``settle``, in one order.
+    All ranks call every method, in one order.
 
     Attributes:
         rank: this process, from 0. Rank 0 leads: it alone reads and writes the run's files.
         size: how many there are.
     """
 
-    rank: int
-    size: int
+    rank = 0
+    size = 1
 
     def meet(self, place: str, *mine: float) -> list[tuple[float, ...]]:
         """What every rank says at ``place``, in the order of the ranks.
@@ -266,22 +234,13 @@ class Ranks(Protocol):
             RankLostError: one is gone.
             FvcError: one cannot go on; of the class that it gave, with its reason.
         """
-        ...
+        del place
+        return [mine]
 
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
-        """What ``make`` gives on rank 0, on every rank: tensors, numbers, text, None, and lists and dicts of them.
-
-        Rank 0 settles before, since ``make`` may write what counts the steps told so far.
-        """
-        ...
-
-    def settle(self) -> None:
-        """On rank 0 alone: wait until what it told of the training so far is kept. It then writes what counts it.
-
-        Raises:
-            FvcError: nobody listens.
-        """
-        ...
+        """What ``make`` gives on rank 0, on every rank: tensors, numbers, text, None, and lists and dicts of them."""
+        del place
+        return make()
 
     def everyone(self, place: str, value: T) -> list[T]:
         """Every rank's ``value`` on every rank: for what is small.
@@ -289,55 +248,19 @@ class Ranks(Protocol):
         Raises:
             MemoryError: memory ended on one rank while it packed its value; on all ranks.
         """
-        ...
-
-    def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:
-        """Every other rank's ``value``, given to ``take`` on rank 0, one after the other in the order of the ranks."""
-        ...
-
-    def shared_gradients(self, model: nn.Module) -> SharedGradients:
-        """The exchange of ``model``'s gradients; the model is on its device."""
-        ...
-
-    def telling(self) -> AbstractContextManager[None]:
-        """An exception that leaves this context is told to the other ranks, at their next meeting."""
-        ...
-
-
-class OneRank:
-    """A training in one process: nobody to meet."""
-
-    rank = 0
-    size = 1
-
-    def meet(self, place: str, *mine: float) -> list[tuple[float, ...]]:
-        """One's own words."""
-        del place
-        return [mine]
-
-    def from_leader(self, place: str, make: Callable[[], T]) -> T:
-        """Made here."""
-        del place
-        return make()
-
-    def settle(self) -> None:
-        """What one process tells is kept when it has told it."""
-
-    def everyone(self, place: str, value: T) -> list[T]:
-        """One's own."""
         del place
         return [value]
 
     def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:
-        """There are no others."""
+        """Every other rank's ``value``, given to ``take`` on rank 0, one after the other in the order of the ranks."""
 
-    def shared_gradients(self, model: nn.Module) -> SharedGradients:
-        """One's own are all."""
+    def shared_gradients(self, model: nn.Module) -> OwnGradients:
+        """The exchange of ``model``'s gradients; the model is on its device."""
         del model
         return OwnGradients()
 
     def telling(self) -> AbstractContextManager[None]:
-        """There is nobody to tell."""
+        """An exception that leaves this context is told to the other ranks, at their next meeting."""
         return nullcontext()
 
 

@@ -56,23 +56,19 @@ def predicted_peaks(
     """
     stages = stages_of(config, stages)
     missing = {stage.name for stage in stages}
-    # Ranks that srun started are no children of the kernel that was measured: no run tells what they took.
-    on_ranks = {stage.name for stage in stages if stage.trains} if config.num_ranks > 1 else set()
-    found = {} if run is None else _of_run(run, config, missing - on_ranks, "measured in this run")
+    found = {} if run is None else _of_run(run, config, missing, "measured in this run")
     missing -= found.keys()
     for other in _others(Path(config.runs_dir), run):
-        if missing <= on_ranks:
+        if not missing:
             break
-        more = _of_run(other, config, missing - on_ranks, f"measured in {other.run_id}")
+        more = _of_run(other, config, missing, f"measured in {other.run_id}")
         found |= more
         missing -= more.keys()
     if FOLD_TRAINING in missing and (peak := _of_training(config, run, measure)) is not None:
         found[FOLD_TRAINING] = peak
         missing.discard(FOLD_TRAINING)
     guessed = {
-        stage.name: PredictedPeak(
-            _kernel_bytes(stage, config.num_ranks if stage.name in on_ranks else 1), KERNEL_ORIGIN
-        )
+        stage.name: PredictedPeak(_kernel_bytes(stage, config.num_ranks if stage.trains else 1), KERNEL_ORIGIN)
         for stage in stages
         if stage.name in missing
     }

@@ -41,7 +41,6 @@ class SlurmJob:
         memory_why: where that number is from, in words.
         cpus: of one process.
         ranks: processes that share one fold's training; 1 where nothing is shared.
-        nodes: on how many nodes those are.
         gpus: on one node.
         trains: whether a stage that fans out over folds is among its stages.
         at_once: how many folds it runs at once, where it is no array.
@@ -55,7 +54,6 @@ class SlurmJob:
     memory_why: str
     cpus: int
     ranks: int = 1
-    nodes: int = 1
     gpus: int = 0
     trains: bool = False
     at_once: int = 1
@@ -119,7 +117,6 @@ def _job(
     """Only training is shared between ranks, gets GPUs and is done for several folds at once."""
     trains = any(stage.trains for stage in group)
     ranks = config.num_ranks if trains else 1
-    on_node = min(ranks, site.ranks_per_node or ranks)
     memory, why = _memory(group, site, predicted, at_once)
     return SlurmJob(
         name=name,
@@ -130,8 +127,7 @@ def _job(
         memory_why=why,
         cpus=site.cpus * at_once,
         ranks=ranks,
-        nodes=math.ceil(ranks / on_node),
-        gpus=site.gpus * on_node * at_once if trains else 0,
+        gpus=site.gpus * ranks * at_once if trains else 0,
         trains=trains,
         at_once=at_once,
     )
@@ -278,9 +274,8 @@ def _lines(job: SlurmJob, run: RunPaths, site: Site, folder: Path) -> Iterator[s
         "qos": site.qos,
         "time": site.time,
         "signal": f"B:USR1@{site.signal_seconds}",
-        "nodes": str(job.nodes),
+        "nodes": "1",  # the notebook's kernel starts the ranks beside itself
         "ntasks": str(job.ranks),
-        "ntasks-per-node": str(-(-job.ranks // job.nodes)) if job.nodes > 1 else "",
         "cpus-per-task": str(job.cpus),
         "mem": f"{job.memory_mib}M",
         "gres": "gpu:" + (f"{site.gpu_type}:" if site.gpu_type else "") + str(job.gpus) if job.gpus else "",

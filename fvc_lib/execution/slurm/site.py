@@ -33,7 +33,6 @@ class Site(BaseModel):
     cpus: int = Field(2, ge=1)
     gpus: int = Field(0, ge=0)
     gpu_type: str = Field("", pattern=r"^[\w.-]*$")
-    ranks_per_node: int | None = Field(None, ge=1)
     memory_headroom_percent: float = Field(25, ge=0, le=1000)
     memory_least: int = Field(1024, ge=1)
     memory_unknown: int = Field(4096, ge=1)
@@ -45,7 +44,7 @@ class Site(BaseModel):
     path: Path = CHECKOUT / "slurm" / "site.conf"
 
     @field_validator(
-        "signal_seconds", "max_requeues", "cpus", "gpus", "ranks_per_node", "memory_least", "memory_unknown", "memory",
+        "signal_seconds", "max_requeues", "cpus", "gpus", "memory_least", "memory_unknown", "memory",
         "max_array_tasks", mode="before",
     )  # fmt: skip
     @classmethod

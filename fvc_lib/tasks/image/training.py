@@ -81,7 +81,7 @@ def train_images(
     """
     if ranks is None and config.num_ranks > 1:
         return train_stage_on_ranks(
-            paths, config, STAGE, metric_log=metric_log, memory=memory, stop=stop, progress=progress
+            paths, config, STAGE, metric_log=metric_log, attempt=attempt, memory=memory, stop=stop, progress=progress
         )
     root, parts = read_image_parts(paths, config)
     require_files(root, parts)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from fvc_lib.engine.accumulators import BinaryScores
 from fvc_lib.engine.checkpoint import NAN_AS_TEXT, TrainingRecord, TrainingState
 from fvc_lib.engine.device import ComputeDevice, peak_device_bytes, resolve_device
-from fvc_lib.engine.distributed.ranks import OneRank, Ranks
+from fvc_lib.engine.distributed.ranks import RankLostError, Ranks
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.memory.training_memory import TrainingMemory, planned_micro_batch, training_memory
 from fvc_lib.engine.watching import MetricSink
@@ -34,7 +34,7 @@ from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tables import LABELS, PREDICTIONS, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
-from fvc_lib.tasks.on_ranks import on_ranks
+from fvc_lib.tasks.training import train_on_ranks
 from fvc_lib.tasks.video.data import (
     ClipDataset,
     ClipRow,
@@ -350,11 +350,12 @@ def train_fold(
         RankLostError: one of several ranks was killed.
     """
     if ranks is None and config.num_ranks > 1:
-        return on_ranks(
-            paths, config, STAGE, fold, lambda: read_outcome(paths.fold_outcome(fold)),
-            metric_log=metric_log, memory=memory, stop=stop, progress=progress,
-        )  # fmt: skip
-    ranks = ranks or OneRank()
+        train_on_ranks(paths, config, STAGE, fold, attempt=attempt, memory=memory, stop=stop, progress=progress)
+        outcome = read_outcome(paths.fold_outcome(fold))
+        if outcome is None:
+            raise RankLostError(f"the ranks ended and left no outcome; {paths.logs} says why.")
+        return outcome
+    ranks = ranks or Ranks()
     source, clips = read_fold(paths, config, fold)
     fingerprint = sha256_of_json([training_parameters(config, fold), clips.fingerprint])
     outcome = _outcome_of(ranks, lambda: _finished(paths, fold, fingerprint))

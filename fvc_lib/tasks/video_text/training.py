@@ -19,7 +19,7 @@ from fvc_lib.detectors.own.transformer import TokenNumbers
 from fvc_lib.detectors.own.video_text import NetworkPlan
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
 from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerprint, encoder_tensors
-from fvc_lib.engine.distributed.ranks import OneRank, Ranks
+from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.watching import MetricSink
 from fvc_lib.metrics.retrieval import RetrievalMetrics
@@ -220,9 +220,9 @@ def train_video_text(
     if ranks is None and config.num_ranks > 1:
         make_clips(config, read_table(paths.video_texts, VIDEO_TEXTS), stop=stop)  # once, before ranks wait for it
         return train_stage_on_ranks(
-            paths, config, STAGE, metric_log=metric_log, memory=memory, stop=stop, progress=progress
+            paths, config, STAGE, metric_log=metric_log, attempt=attempt, memory=memory, stop=stop, progress=progress
         )
-    ranks = ranks or OneRank()
+    ranks = ranks or Ranks()
     parts = read_parts(paths, config, ranks, stop)
     ranks.from_leader("tokenizer", lambda: parts.tokenizer.save(tokenizer_file(paths)))
     training = split_training(parts, config)

@@ -1,0 +1,49 @@
+"""A rank's program for tests of the launcher: does what the argument of its number says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from fvc_lib.engine.distributed.launch import Launch, RankReports, end_with_parent
+from fvc_lib.engine.distributed.ranks import RankLostError
+from fvc_lib.services.errors import DataError, StoppedError
+
+
+def main() -> None:
+    launch = Launch.of_environment()
+    assert launch is not None
+    rank = int(os.environ["RANK"])
+    reports = RankReports(rank, launch.reports)
+    end_with_parent(launch.pid)
+    what = sys.argv[1 + rank]
+    if what == "stops when asked":
+        asked: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))
+        reports.ready()
+        while not asked:
+            time.sleep(0.01)
+        reports.failed(StoppedError("stopped after step 3"))
+        sys.exit(75)
+    reports.ready()
+    reports.at("train", epoch=1, batch_idx=2, global_step=3)
+    reports.event("policy", "as planned", device="cpu")
+    reports.progress(3, 10)
+    if what == "finds broken data":
+        reports.failed(DataError("clip 'a#0' is damaged. Make it again."))
+        sys.exit(3)
+    if what == "loses the others":
+        reports.failed(RankLostError("gone"))
+        sys.exit(1)
+    if what == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "is terminated":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if what == "waits":
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()
