@@ -40,7 +40,7 @@ def test_code_machine_and_the_commands_that_repeat_it_are_shown(run):
         "a" * 40, 'href="code.patch"', "big.py (2.0 MB)", "node1", "8, OMP_NUM_THREADS=4", "NVIDIA H200",
         "64.00 GB, limited to 8.00 GB by SLURM_MEM_PER_NODE", "job id 12, array task id 3", "3.11.7 (CPython main)",
         "2026-01-02 03:04 UTC", "not installed",
-        '<pre id="repeat">git checkout aaa &amp;&amp;\npython run_notebooks.py --params &#x27;&lt;p&gt;',
+        '<pre id="repeat">git checkout aaa &amp;&amp;\npython run_notebooks.py --params &#39;&lt;p&gt;',
     ):  # fmt: skip
         assert text in html, text
     assert "<b>x" not in html
@@ -50,7 +50,7 @@ def test_code_machine_and_the_commands_that_repeat_it_are_shown(run):
 def test_a_changed_checkout_without_its_patch_is_warned_of_and_a_clean_one_praised(run):
     assert "yes, and no patch was kept" in write(run, ATTEMPT)
     clean = {**ATTEMPT, "code": {"commit": "b" * 40, "changed_since_commit": False}}
-    assert "nothing: the code is the commit&#x27;s" in write(run, clean).replace("'", "&#x27;")
+    assert "nothing: the code is the commit&#39;s" in write(run, clean)
 
 
 def test_attempts_tell_what_differs(run):

@@ -13,7 +13,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.analysis.pages.notebook_html import render_notebook
-from fvc_lib.analysis.pages.runs_index import records_of, write_record_pages, write_run_report
+from fvc_lib.analysis.pages.report import records_of, write_record_pages, write_run_report
+from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.services.run_paths import RunPaths
 
 FIGURE = {PLOTLY: {"data": [{"y": [1, 2]}], "layout": {}}}
@@ -89,6 +90,7 @@ def test_a_cell_that_a_killed_runner_left_running_is_said_to_have_run(run, tmp_p
 @pytest.mark.parametrize("page", ["record", "report"])
 def test_links_to_what_did_not_fit_work_from_every_page(run, died, page):
     write_run_report(run)
+    write_runs_index(run.root.parent.parent)
     path = run.record_html("03_augmentation") if page == "record" else run.report_html
     links = [part.partition('"')[0] for part in path.read_text(encoding="utf-8").split('href="')[1:]]
     logs = [link for link in links if "logs/outputs" in link]

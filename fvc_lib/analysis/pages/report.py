@@ -1,22 +1,43 @@
-"""Executed notebooks as one offline HTML file: the number, its controls and the verdict first, then the record."""
+"""The offline pages of a run: one of each record, and the report over all of them, the answer first.
+
+The templates lie in ``templates``. Whatever they print becomes one clean line and is escaped, unless it is HTML
+already. A page embeds its style and scripts and loads nothing from anywhere.
+"""
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import jinja2
+import polars as pl
+from markupsafe import Markup
 from plotly.offline import get_plotlyjs
+from pygments.formatters.html import HtmlFormatter
 
+import fvc_lib
+from fvc_lib.analysis.figures.leakage import audit_facts
+from fvc_lib.analysis.memory.findings import run_memory
+from fvc_lib.analysis.memory.wording import megabytes_text, memory_facts
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
-from fvc_lib.analysis.pages.style import SCRIPT, content_policy, style_sheet
-from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
-from fvc_lib.analysis.read.records import read_json_object, run_status
+from fvc_lib.analysis.read.headline import (
+    DISHONEST_CONTROLS,
+    ReportHeadline,
+    Score,
+    Verdict,
+    run_headline,
+    task_facts,
+)
+from fvc_lib.analysis.read.records import read_json_object, read_tables, run_status
 from fvc_lib.analysis.wording import (
     NOT_RECORDED,
     bytes_text,
@@ -24,13 +45,145 @@ from fvc_lib.analysis.wording import (
     count_text,
     duration_text,
     interval_text,
+    number_text,
     source_name,
     time_text,
 )
-from fvc_lib.services.atomic_files import write_text
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_text
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import IMAGES, TASK_RESULTS
+from fvc_lib.services.tasks import STAGES
 
-STANDING_CLASSES = {"above control": "above", "not above control": "below"}
+TEMPLATES = Path(__file__).with_name("templates")
+SCRIPT = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+PARTIAL = ".partial"
+# Of the report: the answer first, then how it came about.
+SECTION_ORDER = tuple(stage.name for stage in sorted(STAGES, key=lambda stage: (stage.report_rank, stage.name)))
+_FORMAT = 2  # of the pages; another number writes them all anew
+_HEAD_CHARACTERS = 4000
+_RUN_FOLDER = "../../"  # from notebooks/reports
+
+
+# --- Templates
+
+
+def render(template: str, **values: object) -> Markup:
+    """HTML of ``template`` with ``values``."""
+    return Markup(_environment().get_template(template).render(**values))
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: value if hasattr(value, "__html__") else clean_text(value),
+    )
+    environment.filters |= {
+        "interval": lambda score: interval_text(score.value, score.low, score.high),
+        "number": number_text, "bytes": bytes_text, "duration": duration_text, "source_name": source_name,
+        "count": count_text, "short": _short,
+    }  # fmt: skip
+    environment.globals |= {
+        "interval_bar": interval_bar, "standing_class": standing_class, "dishonest": DISHONEST_CONTROLS,
+    }  # fmt: skip
+    return environment
+
+
+def page(title: str, body: Markup, scripts: tuple[str, ...] = (), *, stamp: str = "") -> str:
+    """A whole HTML document around ``body``, with the style and ``scripts`` embedded and everything else shut out.
+
+    ``stamp`` is written into its head, to be found there when the page might have to be written again.
+    """
+    style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    style += str(HtmlFormatter(style="default").get_style_defs(".highlight"))
+    return render(
+        "page.html",
+        title=title,
+        body=body,
+        scripts=[Markup(text) for text in scripts],
+        stamp=stamp,
+        policy=content_policy(scripts),
+        style=Markup(style),
+    )
+
+
+def content_policy(scripts: tuple[str, ...]) -> str:
+    """A Content-Security-Policy that runs exactly ``scripts`` and lets the page load nothing from any network.
+
+    So a script that hides in a notebook's output is never run, and no image or font is fetched, whatever the HTML says.
+    """
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {hashes or chr(39) + 'none' + chr(39)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def standing_class(verdict: Verdict) -> str:
+    """The class of CSS for a verdict's colour."""
+    return {"above control": "above", "not above control": "below"}.get(verdict.standing, "")
+
+
+def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a41") -> Markup:
+    """A small drawing of a value with its interval on [0, 1]: a tick at 0.5, a grey mark where the control stands.
+
+    What lies outside (an R² may) is drawn at the edge.
+    """
+    if score.value is None or not math.isfinite(score.value):
+        return Markup()
+    low, high = (_on_scale(score.value if end is None else end) for end in (score.low, score.high))
+    marks = '<line x1="50%" x2="50%" y1="2" y2="18" stroke="#c9cdd2" stroke-dasharray="2 2"/>'
+    marks += '<line x1="0" x2="100%" y1="10" y2="10" stroke="#e3e6ea"/>'
+    if control is not None:
+        place = f"{_on_scale(control):.2%}"
+        marks += f'<line x1="{place}" x2="{place}" y1="4" y2="16" stroke="#8a8f98" stroke-width="3"/>'
+    marks += f'<line x1="{low:.2%}" x2="{high:.2%}" y1="10" y2="10" stroke="{color}" stroke-width="2.5"/>'
+    marks += f'<circle cx="{_on_scale(score.value):.2%}" cy="10" r="4.5" fill="{color}"/>'
+    told = f"{interval_text(score.value, score.low, score.high)} on a scale from 0 to 1"
+    # Of numbers alone.
+    return Markup(f'<svg role="img" aria-label="{told}" overflow="visible">{marks}</svg>')
+
+
+def _on_scale(value: float) -> float:
+    return min(max(value, 0.0), 1.0)
+
+
+def _short(title: str) -> str:
+    """``Fold training, fold 2`` of ``Fold training: can a network tell fakes it has never seen?, fold 2``."""
+    name, _, rest = title.partition(": ")
+    fold = re.search(r", fold \d+$", rest)
+    return name + (fold[0] if fold else "")
+
+
+# --- The report
+
+
+def write_run_report(run: RunPaths) -> None:
+    """Write a page of each record, and ``report.html`` from the records so far, a failed one's first.
+
+    Raises:
+        OSError: a page cannot be written.
+    """
+    unreadable = write_record_pages(run)
+    records = {key: path for key, path in records_of(run).items() if key not in unreadable}
+    if not records:
+        return
+    facts = (*_results_facts(run), *audit_facts(run), *memory_facts(run_memory(run)))
+    write_report(
+        sorted(records.values(), key=lambda path: _rank(path.name)),
+        run.report_html,
+        title=f"FVC {run.run_id}",
+        headline=replace(run_headline(run), more_facts=facts),
+        pages={path: quote(os.fsencode(run.record_html(key).relative_to(run.root))) for key, path in records.items()},
+        provenance=provenance_html(run),
+        notes=[f"A record cannot be shown. {problem}" for problem in unreadable.values()],
+    )
 
 
 def write_report(
@@ -40,7 +193,7 @@ def write_report(
     title: str,
     headline: ReportHeadline | None = None,
     pages: Mapping[Path, str] | None = None,
-    provenance: str = "",
+    provenance: Markup | str = "",
     notes: Sequence[str] = (),
 ) -> None:
     """Write ``output``: one HTML file with everything in it that opens without a network or a server.
@@ -57,152 +210,20 @@ def write_report(
     Raises:
         DataError: a notebook is missing or unreadable.
     """
-    pages = pages or {}
-    sections = [render_notebook(path, f"s{number}", run_folder="") for number, path in enumerate(notebooks, start=1)]
-    contents = "".join(
-        _section(section, number, pages.get(path))
-        for number, (path, section) in enumerate(zip(notebooks, sections, strict=True), start=1)
-    )
-    told = "".join(f'<p class="alarm">{escape(clean_text(note))}</p>' for note in notes)
-    body = (
-        f"{_top(title, headline)}<div class='page'>{_navigation(sections, bool(provenance))}"
-        f"<main>{told}{_hero(headline) if headline else ''}{contents}{_last_section(provenance)}</main></div>"
-    )
+    rendered = [render_notebook(path, f"s{number}", run_folder="") for number, path in enumerate(notebooks, start=1)]
+    sections = [(each, (pages or {}).get(path)) for path, each in zip(notebooks, rendered, strict=True)]
+    facts = _run_facts(headline) if headline else {}
+    body = render(
+        "report.html", title=title, headline=headline, sections=sections, run_facts=facts, provenance=provenance,
+        notes=notes,
+    )  # fmt: skip
     # plotly.js is by far the largest part, so a page without figures goes without it.
-    scripts = (get_plotlyjs(), SCRIPT) if any(s.num_figures for s in sections) else (SCRIPT,)
+    scripts = (get_plotlyjs(), SCRIPT) if any(each.num_figures for each in rendered) else (SCRIPT,)
     write_text(output, page(title, body, scripts))
 
 
-def page(title: str, body: str, scripts: tuple[str, ...] = (), *, stamp: str = "") -> str:
-    """A whole HTML document around ``body``, with the style and ``scripts`` embedded and everything else shut out.
-
-    ``stamp`` is written into its head, to be found there when the page might have to be written again.
-    """
-    embedded = "".join(f"<script>{text}</script>" for text in scripts)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'{f"""<meta name="fvc-stamp" content="{escape(stamp)}">""" if stamp else ""}'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(content_policy(scripts))}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # An empty icon of our own, or the browser would ask for one.
-        '<link rel="icon" href="data:,">'
-        f"<title>{escape(clean_text(title))}</title><style>{style_sheet()}</style></head>\n"
-        f"<body>{body}{embedded}</body></html>\n"
-    )
-
-
-def badge(verdict: Verdict) -> str:
-    """The verdict's word in its colour."""
-    return f'<span class="badge {STANDING_CLASSES.get(verdict.standing, "")}">{escape(verdict.standing)}</span>'
-
-
-def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a41") -> str:
-    """A small drawing of a value with its interval on [0, 1]: a tick at 0.5, a grey mark where the control stands.
-
-    What lies outside (an R² may) is drawn at the edge.
-    """
-    if score.value is None or not math.isfinite(score.value):
-        return ""
-    low, high = (_on_scale(score.value if end is None else end) for end in (score.low, score.high))
-    marks = '<line x1="50%" x2="50%" y1="2" y2="18" stroke="#c9cdd2" stroke-dasharray="2 2"/>'
-    marks += '<line x1="0" x2="100%" y1="10" y2="10" stroke="#e3e6ea"/>'
-    if control is not None:
-        place = f"{_on_scale(control):.2%}"
-        marks += f'<line x1="{place}" x2="{place}" y1="4" y2="16" stroke="#8a8f98" stroke-width="3"/>'
-    marks += f'<line x1="{low:.2%}" x2="{high:.2%}" y1="10" y2="10" stroke="{color}" stroke-width="2.5"/>'
-    marks += f'<circle cx="{_on_scale(score.value):.2%}" cy="10" r="4.5" fill="{color}"/>'
-    told = f"{interval_text(score.value, score.low, score.high)} on a scale from 0 to 1"
-    return f'<svg role="img" aria-label="{told}" overflow="visible">{marks}</svg>'
-
-
-def _on_scale(value: float) -> float:
-    return min(max(value, 0.0), 1.0)
-
-
-def _top(title: str, headline: ReportHeadline | None) -> str:
-    named = f'<p class="title">{escape(clean_text(title))}</p>'
-    if headline is None:
-        return f'<header class="top">{named}</header>'
-    score = headline.model_score
-    name = escape(clean_text(headline.measure.name)).replace("ROC AUC", "AUC")
-    number = f"{name} <b>{interval_text(score.value, score.low, score.high)}</b>" if score else ""
-    return f'<header class="top">{named}{badge(headline.verdict)}<span class="number">{number}</span></header>'
-
-
-def _navigation(sections: Sequence[NotebookHtml], has_provenance: bool) -> str:
-    links = "".join(
-        f'<li><a href="#section-{number}"{" class=failed" if section.error else ""}>{escape(_short(section.title))}'
-        f"{' (failed)' if section.error else ''}</a></li>"
-        for number, section in enumerate(sections, start=1)
-    )
-    links += '<li><a href="#section-provenance">How this came about</a></li>' if has_provenance else ""
-    return (
-        f'<nav class="sections" aria-label="Sections"><ol>{links}</ol>'
-        f"{_toggle('details.section', 'Open all sections', 'Close all sections')}"
-        f"{_toggle('details.code', 'Show all code', 'Hide all code')}</nav>"
-    )
-
-
-def _short(title: str) -> str:
-    """``Fold training, fold 2`` of ``Fold training: can a network tell fakes it has never seen?, fold 2``."""
-    name, _, rest = title.partition(": ")
-    fold = re.search(r", fold \d+$", rest)
-    return name + (fold[0] if fold else "")
-
-
-def _toggle(what: str, closed: str, opened: str) -> str:
-    return f'<button data-toggle="{what}" data-off="{closed}" data-on="{opened}">{closed}</button>'
-
-
-def _hero(headline: ReportHeadline) -> str:
-    verdict = headline.verdict
-    state = headline.state or NOT_RECORDED
-    alarm = "" if state == "done" else _alarm(headline, state)
-    return (
-        f'{alarm}<p class="lead {STANDING_CLASSES.get(verdict.standing, "")}">{escape(verdict.sentence)}</p>'
-        f'<p class="under">{_circumstances(headline)}{"".join(map(_caution, headline.cautions))}</p>'
-        f'<div class="hero">{_scores(headline)}{_facts(headline)}</div>'
-    )
-
-
-def _caution(text: str) -> str:
-    return f" <strong>{escape(text)}</strong>"
-
-
-def _alarm(headline: ReportHeadline, state: str) -> str:
-    told = f" {clean_text(headline.failure).removesuffix('.')}." if headline.failure else ""
-    return f'<p class="alarm"><b>The run is not complete (state: {escape(clean_text(state))}).</b>{escape(told)}</p>'
-
-
-def _circumstances(headline: ReportHeadline) -> str:
-    return escape(clean_text(headline.measure.circumstances(headline.num_samples, headline.num_groups)))
-
-
-def _scores(headline: ReportHeadline) -> str:
-    if not headline.scores:
-        return "<p>No score is recorded.</p>"
-    rows = "".join(_score_row(score) for score in headline.scores)
-    measure = headline.measure
-    scale = "0 · 0.5 · 1" if measure.chance is None else f"0 · chance {measure.chance} · 1"
-    return (
-        f'<table class="scores"><thead><tr><th>Scored by</th><th class="number">{escape(clean_text(measure.name))} '
-        f"[interval]</th><th>{scale}</th></tr></thead><tbody>{rows}</tbody></table>"
-    )
-
-
-def _score_row(score: Score) -> str:
-    model, aside = score.source == "model", score.source in DISHONEST_CONTROLS
-    kind = "model" if model else "aside" if aside else ""
-    note = " (not an honest split)" if aside else ""
-    return (
-        f'<tr class="{kind}"><td class="name">{escape(clean_text(source_name(score.source)))}{note}</td>'
-        f'<td class="number">{interval_text(score.value, score.low, score.high)}</td>'
-        f'<td class="bar">{interval_bar(score, color="#1b2a41" if model else "#8a8f98")}</td></tr>'
-    )
-
-
-def _facts(headline: ReportHeadline) -> str:
-    facts = {
+def _run_facts(headline: ReportHeadline) -> dict[str, str]:
+    return {
         "Run": headline.run_id,
         "Experiment": headline.experiment,
         "State": headline.state or NOT_RECORDED,
@@ -212,84 +233,170 @@ def _facts(headline: ReportHeadline) -> str:
         "Peak memory": bytes_text(headline.peak_rss_bytes),
         **dict(headline.more_facts),
     }
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(clean_text(value))}</dd>" for name, value in facts.items())
-    return f'<dl class="facts">{rows}</dl>'
 
 
-def _section(section: NotebookHtml, number: int, alone: str | None) -> str:
-    opened = " open" if number == 1 or section.error else ""
-    missing = f" {count_text(section.num_never_ran, 'code cell')} never ran." if section.num_never_ran else ""
-    alarm = f'<p class="alarm"><b>A cell failed.</b> {escape(section.error)}{missing}</p>' if section.error else ""
-    name = escape(section.file_name)
-    link = f'<a href="{escape(alone)}">{name}</a>' if alone else name
-    return (
-        f'<details class="section" id="section-{number}"{opened}><summary><h2>{escape(section.title)}</h2>'
-        f'<span class="file">{link}</span></summary>'
-        f'<div class="cells">{alarm}{section.body}</div></details>'
-    )
+def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
+    """Of a run of a task without folds; a run of task video has none of these results."""
+    found = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
+    return tuple((clean_text(name), text) for name, text in task_facts(found.frame))
 
 
-def _last_section(provenance: str) -> str:
-    if not provenance:
+def _rank(name: str) -> tuple[bool, int, str]:
+    position = next((i for i, stage in enumerate(SECTION_ORDER) if name.startswith(stage)), len(SECTION_ORDER))
+    return (not name.endswith(".partial.ipynb"), position, name)
+
+
+# --- A page of each record
+
+
+def records_of(run: RunPaths) -> dict[str, Path]:
+    """The newest record of each task, by the task's key."""
+    found: dict[str, Path] = {}
+    for path in sorted(run.notebooks.glob("[!.]*.ipynb")):
+        key = path.stem.removesuffix(PARTIAL)
+        if key not in found or path.stat().st_mtime_ns > found[key].stat().st_mtime_ns:
+            found[key] = path
+    return found
+
+
+def write_record_pages(run: RunPaths) -> dict[str, str]:
+    """Write ``notebooks/reports/KEY.html`` for every record that has changed since its page was written.
+
+    Returns:
+        Why a record could not be shown, by its task's key.
+
+    Raises:
+        OSError: a page cannot be written.
+    """
+    stages = run_status(run)["stages"]
+    problems = {}
+    for key, record in records_of(run).items():
+        try:
+            write_record_page(run, key, record, stages.get(key))
+        except DataError as error:
+            problems[key] = str(error)
+    return problems
+
+
+def write_record_page(run: RunPaths, key: str, record: Path, stage: object = None) -> Path:
+    """Write the page of one record, unless the page that is there tells of the same; returns its path.
+
+    Args:
+        run: the run.
+        key: the task's.
+        record: the executed notebook, whole or partial.
+        stage: what ``status.json`` holds of the task.
+
+    Raises:
+        DataError: the record is missing or is no notebook.
+        OSError: the page cannot be written.
+    """
+    known: Mapping[str, Any] = stage if isinstance(stage, dict) else {}
+    output = run.record_html(key)
+    stamp = _stamp(record, known)
+    if _stamp_of(output) == stamp:
+        return output
+    rendered = render_notebook(record, "r", run_folder=_RUN_FOLDER)
+    body = render(
+        "record.html", rendered=rendered, run_id=path_to_text(run.run_id), run_folder=_RUN_FOLDER,
+        state=clean_text(known.get("state") or ""), alarm=_alarm(rendered, known), facts=_record_facts(rendered, known),
+    )  # fmt: skip
+    scripts = (get_plotlyjs(), SCRIPT) if rendered.num_figures else (SCRIPT,)
+    write_text(output, page(f"{rendered.title} · {path_to_text(run.run_id)}", body, scripts, stamp=stamp))
+    return output
+
+
+def _stamp(record: Path, stage: Mapping[str, Any]) -> str:
+    """Of all that a page shows."""
+    try:
+        status = record.stat()
+    except OSError:
         return ""
-    return (
-        '<details class="section" id="section-provenance"><summary><h2>How this came about</h2>'
-        f'<span class="file">run.json</span></summary><div class="cells">{provenance}</div></details>'
+    return sha256_of_json(
+        [_FORMAT, fvc_lib.__version__, status.st_mtime_ns, status.st_size, repr(sorted(stage.items()))]
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# How a run came about: code, versions, machine, attempts, and the commands that repeat it, as a part of a page.
+def _stamp_of(page_path: Path) -> str | None:
+    try:
+        with page_path.open(encoding="utf-8", errors="replace") as stream:
+            head = stream.read(_HEAD_CHARACTERS)
+    except OSError:
+        return None
+    _, found, after = head.partition('<meta name="fvc-stamp" content="')
+    return after.partition('"')[0] if found else None
 
 
-_NOT_WORTH_A_ROW = frozenset({"python_build", "torch_build"})
+def _alarm(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str | None:
+    """What ended the record early; None for a whole one."""
+    unfinished = rendered.num_never_ran
+    ended_badly = stage.get("state") in ("failed", "interrupted") or rendered.error
+    if not ended_badly and not unfinished:
+        return None
+    missing = f" {count_text(unfinished, 'code cell')} of {rendered.num_code_cells} never ran." if unfinished else ""
+    if rendered.tells_its_end:  # right below
+        return missing
+    error = stage.get("error")
+    told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
+    what = clean_text(rendered.error or told or "It did not come to its end.")
+    what = what if what.endswith((".", "!", "?")) else f"{what}."
+    advice = f" Next setting to try: {clean_text(stage['next_setting'])}." if stage.get("next_setting") else ""
+    return f"{what}{missing}{advice}"
 
 
-def provenance_html(run: RunPaths) -> str:
+def _record_facts(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str:
+    seconds, peak = stage.get("duration_seconds"), stage.get("peak_rss_bytes")
+    facts = {
+        "Record": rendered.file_name,
+        "Started": time_text(str(stage["started_utc"])) if stage.get("started_utc") else None,
+        "Duration": duration_text(seconds) if isinstance(seconds, int | float) else None,
+        "Peak memory": bytes_text(peak) if isinstance(peak, int | float) else None,
+        "Attempts": str(stage["attempts"]) if stage.get("attempts") else None,
+        "Host": stage.get("host"),
+        "SLURM job": stage.get("job_id"),
+        "Killed by": stage.get("killed_by"),
+        "Last step": stage.get("last_step"),
+        "Last metric": stage.get("last_metric"),
+    }
+    shown = {name: value for name, value in facts.items() if value}
+    if stage.get("state") == "done":  # how far it had come is of interest when it did not arrive
+        shown = {name: value for name, value in shown.items() if not name.startswith("Last")}
+    words = (clean_text(value if name == "Record" else f"{name.lower()} {value}") for name, value in shown.items())
+    return " · ".join(words)
+
+
+# --- How a run came about: code, versions, machine, attempts, and the commands that repeat it
+
+
+def provenance_html(run: RunPaths) -> Markup:
     """The body of "How this came about", for a page in the run's folder. What is not recorded is said to be so."""
     record = read_json_object(run.run_json)
     attempts = [each for each in _list(record.get("attempts")) if isinstance(each, dict)]
     first = attempts[0] if attempts else {}
-    versions, hardware = _mapping(first.get("versions")), _mapping(first.get("hardware"))
-    parts = (
-        _repeat(record),
-        "<h3>Code and machine</h3>",
-        (
-            f'<div class="two">{_provenance_facts(_code_facts(run, first))}'
-            f"{_provenance_facts(_machine_facts(hardware, first))}</div>"
-        ),
-        _attempts(attempts),
-        _accounting(run),
-        _versions(versions),
-    )
-    return "".join(parts)
-
-
-def _repeat(record: Mapping[str, Any]) -> str:
-    commands = [clean_text(line) for line in _list(record.get("repeat")) if isinstance(line, str)]
-    if not commands:
-        return ""
-    text = escape(" &&\n".join(commands))  # what follows a step that failed would run other code
-    return (
-        "<p>These commands repeat the run, from a checkout of the project:</p>"
-        f'<div class="copyable"><pre id="repeat">{text}</pre><button data-copy="repeat">Copy</button></div>'
+    return render(
+        "provenance.html",
+        commands=[line for line in _list(record.get("repeat")) if isinstance(line, str)],
+        code=_code_facts(run, first),
+        machine=_machine_facts(_mapping(first.get("hardware")), first),
+        attempts=_attempts(attempts),
+        jobs=_accounting(run),
+        versions=_versions(_mapping(first.get("versions"))),
     )
 
 
 def _code_facts(run: RunPaths, attempt: Mapping[str, Any]) -> dict[str, str]:
-    """Names and HTML."""
     code = _mapping(attempt.get("code"))
     commit = _text(code.get("commit"))
-    facts = {"Command": f"<code>{escape(_text(attempt.get('command')) or NOT_RECORDED)}</code>"}
-    facts["Commit"] = f"<code>{escape(commit)}</code>" if commit else NOT_RECORDED
-    if branch := _text(code.get("branch")):
-        facts["Branch"] = escape(branch)
-    facts["Changed since"] = _changes(run, code)
-    if left_out := [_text(each) for each in _list(code.get("left_out"))]:
-        facts["Not in the patch"] = escape("; ".join(filter(None, left_out)))
-    if problem := _text(code.get("problem")):
-        facts["Git said"] = escape(problem)
-    return facts
+    left_out = [_text(each) for each in _list(code.get("left_out"))]
+    facts = {
+        "Command": Markup("<code>{}</code>").format(clean_text(_text(attempt.get("command")) or NOT_RECORDED)),
+        "Commit": Markup("<code>{}</code>").format(commit) if commit else NOT_RECORDED,
+        "Branch": _text(code.get("branch")),
+        "Changed since": _changes(run, code),
+        "Not in the patch": "; ".join(filter(None, left_out)),
+        "Git said": _text(code.get("problem")),
+    }
+    return {name: value for name, value in facts.items() if value}
 
 
 def _changes(run: RunPaths, code: Mapping[str, Any]) -> str:
@@ -299,9 +406,9 @@ def _changes(run: RunPaths, code: Mapping[str, Any]) -> str:
     if not changed:
         return "nothing: the code is the commit's"
     if not run.code_patch.is_file():
-        return '<span class="warning">yes, and no patch was kept</span>'
-    name = os.fsdecode(run.code_patch.name)
-    return f'yes: <a href="{escape(quote(name))}">{escape(name)}</a>, {bytes_text(run.code_patch.stat().st_size)}'
+        return Markup('<span class="warning">yes, and no patch was kept</span>')
+    name, size = run.code_patch.name, bytes_text(run.code_patch.stat().st_size)
+    return Markup('yes: <a href="{}">{}</a>, {}').format(quote(name), name, size)
 
 
 def _machine_facts(hardware: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, str]:
@@ -319,7 +426,7 @@ def _machine_facts(hardware: Mapping[str, Any], attempt: Mapping[str, Any]) -> d
         "Accelerators": ", ".join(gpus) or "none" if "gpus" in hardware else None,
         "SLURM": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in slurm.items()) or None,
     }
-    return {name: escape(clean_text(value)) for name, value in told.items() if value}
+    return {name: value for name, value in told.items() if value}
 
 
 def _memory(hardware: Mapping[str, Any]) -> str | None:
@@ -331,15 +438,13 @@ def _memory(hardware: Mapping[str, Any]) -> str | None:
     return bytes_text(total) + by
 
 
-def _attempts(attempts: Sequence[Mapping[str, Any]]) -> str:
-    if len(attempts) < 2:
-        return ""
-    rows = []
+def _attempts(attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
     for number, attempt in enumerate(attempts, start=1):
         hardware, slurm = _mapping(attempt.get("hardware")), _mapping(attempt.get("slurm"))
-        differs = [f"{name}: {_change(pair)}" for name, pair in _mapping(attempt.get("differs")).items()]
-        differs += [f"{name}: {_change(pair)}" for name, pair in _mapping(attempt.get("code_differs")).items()]
-        cells = (
+        changed = {**_mapping(attempt.get("differs")), **_mapping(attempt.get("code_differs"))}
+        differs = [f"{name}: {_change(pair)}" for name, pair in changed.items()]
+        row = (
             str(number),
             time_text(_text(attempt.get("started_utc"))),
             _text(hardware.get("host")) or NOT_RECORDED,
@@ -347,10 +452,8 @@ def _attempts(attempts: Sequence[Mapping[str, Any]]) -> str:
             _text(attempt.get("command")) or NOT_RECORDED,
             "; ".join(differs) or ("" if number == 1 else "nothing that counts"),
         )
-        rows.append(cells)
-    return f"<h3>{count_text(len(attempts), 'attempt')}</h3>" + _table(
-        ("", "Started", "Host", "Job", "Command", "Differs from the one before"), rows
-    )
+        rows.append(row)
+    return rows
 
 
 def _change(pair: object) -> str:
@@ -363,47 +466,24 @@ def _short_digest(value: object) -> str:
     return text[:12] if len(text) in (40, 64) and text.isalnum() else text
 
 
-def _accounting(run: RunPaths) -> str:
+def _accounting(run: RunPaths) -> list[tuple[str, ...]]:
     """SLURM's own figures beside ours, where the site keeps accounts."""
-    jobs = [
-        each for each in _list(read_json_object(run.slurm / "accounting.json").get("jobs")) if isinstance(each, dict)
-    ]
-    if not jobs:
-        return ""
+    accounting = read_json_object(run.slurm / "accounting.json")
     stages = run_status(run)["stages"]
-    rows = []
-    for job in jobs:
+    rows: list[tuple[str, ...]] = []
+    for job in (each for each in _list(accounting.get("jobs")) if isinstance(each, dict)):
         task = _text(job.get("task")) or NOT_RECORDED
         ours = _number(_mapping(stages.get(task)).get("peak_rss_bytes"))
         theirs, seconds = _number(job.get("max_rss_bytes")), _number(job.get("elapsed_seconds"))
         row = (str(job.get("job_id")), task, str(job.get("state")), duration_text(seconds), bytes_text(theirs))
         rows.append((*row, bytes_text(ours)))
-    return "<h3>Memory and time, as SLURM accounts for them</h3>" + _table(
-        ("Job", "Task", "State", "Elapsed", "MaxRSS", "Our own peak"), rows
-    )
+    return rows
 
 
-def _versions(versions: Mapping[str, Any]) -> str:
-    if not versions:
-        return ""
-    shown = {name: _text(value) or "not installed" for name, value in versions.items() if name not in _NOT_WORTH_A_ROW}
-    for name, build in (("python", "python_build"), ("torch", "torch_build")):
-        if name in shown and _text(versions.get(build)):
-            shown[name] += f" ({versions[build]})"
-    rows = _provenance_facts({name: escape(clean_text(value)) for name, value in shown.items()})
-    summary = f"{count_text(len(shown), 'version')} of what it worked with"
-    return f'<details class="code"><summary>{summary}</summary>{rows}</details>'
-
-
-def _provenance_facts(facts: Mapping[str, str]) -> str:
-    rows = "".join(f"<dt>{escape(clean_text(name))}</dt><dd>{value}</dd>" for name, value in facts.items())
-    return f'<dl class="facts">{rows}</dl>'
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(clean_text(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="output"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
+def _versions(versions: Mapping[str, Any]) -> dict[str, str]:
+    builds = {"python": _text(versions.get("python_build")), "torch": _text(versions.get("torch_build"))}
+    shown = {name: _text(value) or "not installed" for name, value in versions.items() if not name.endswith("_build")}
+    return {name: f"{value} ({builds[name]})" if builds.get(name) else value for name, value in shown.items()}
 
 
 def _mapping(value: object) -> dict[str, Any]:
@@ -420,3 +500,52 @@ def _text(value: object) -> str | None:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# --- The end of a run in the terminal
+
+
+def summary_lines(run: RunPaths) -> list[str]:
+    """The run in a few lines of text: the model's number beside its controls, peak memory, duration, report."""
+    headline = run_headline(run)
+    lines = ["", f"{headline.run_id}: {headline.state or 'not recorded'}"]
+    if headline.scores:
+        name = clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
+        lines += ["", f"  {name} with interval", *(f"    {_score_line(score)}" for score in headline.scores)]
+        lines += ["", f"  {headline.verdict.sentence}", *(f"  {caution}" for caution in headline.cautions)]
+    told = [f"  {name:<30} {clean_text(text)}" for name, text in _results_facts(run)]
+    lines += ["", *told, *([""] if told else []), *_summary_facts(run, headline)]
+    if run.report_html.is_file():
+        lines.append(f"  report        {run.report_html}")
+    return lines
+
+
+def _also_tested(run: RunPaths) -> str:
+    """Of images that were tested on their numbers only, which the headline's count leaves out."""
+    tested = read_tables([("", run.images)], IMAGES).frame.filter(part="test")
+    without = tested.filter(pl.col("class_label").is_null())
+    if without.is_empty() or without.height == tested.height:
+        return ""
+    groups = count_text(tested["group_id"].n_unique(), "group")
+    return f" with a class; {without.height} more have numbers only: {tested.height} images tested in {groups}"
+
+
+def _score_line(score: Score) -> str:
+    remark = "  (what a split by row would claim)" if score.source in DISHONEST_CONTROLS else ""
+    return f"{source_name(score.source):<40} {interval_text(score.value, score.low, score.high)}{remark}"
+
+
+def _summary_facts(run: RunPaths, headline: ReportHeadline) -> list[str]:
+    counted = headline.num_samples is not None
+    what = f"{headline.measure.one}s"
+    measuring = run_memory(run).preflight_peak_mb
+    before = f"; {megabytes_text(measuring)} while steps were measured before the training" if measuring else ""
+    return [
+        *(
+            [f"  {what:<13} {headline.num_samples} in {headline.num_groups} groups{_also_tested(run)}"]
+            if counted
+            else []
+        ),
+        f"  peak memory   {bytes_text(headline.peak_rss_bytes)}{before}",
+        f"  duration      {duration_text(headline.duration_seconds)}",
+    ]

@@ -1,0 +1,109 @@
+(() => {
+  "use strict";
+  const draw = (div) => {
+    if (div.dataset.drawn) return;
+    div.dataset.drawn = "yes";
+    const spec = JSON.parse(document.getElementById(div.id + "-data").textContent);
+    const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]];
+    const options = { displaylogo: false, responsive: false, modeBarButtons: buttons };
+    const rearranged = forPhone(spec);
+    const given = (key) => key.split(".").reduce((at, name) => (at || {})[name], spec.layout);
+    const asItCame = rearranged && Object.fromEntries(Object.keys(rearranged).map((key) => [key, copied(given(key))]));
+    Plotly.newPlot(div, spec.data, spec.layout, options).then(() => {
+      if (rearranged) arrangements.set(div, { phone: rearranged, wide: asItCame });
+      arrange(div, div.clientWidth);
+      sizes.observe(div);
+      div.on("plotly_click", (event) => choose(foldOf(event.points[0].data)));
+      emphasise(div);
+    });
+  };
+  // A click on a fold's curve or bar makes that fold stand out in every figure; a second click undoes it.
+  let chosen = null;
+  const foldOf = (trace) => (trace.meta && Number.isInteger(trace.meta.fold) ? trace.meta.fold : null);
+  const emphasise = (div) => {
+    const numbers = (div.data || []).map((trace, number) => (foldOf(trace) === null ? -1 : number))
+      .filter((number) => number >= 0);
+    if (numbers.length === 0 || (chosen === null && div.dataset.emphasised !== "yes")) return;
+    div.dataset.emphasised = chosen === null ? "no" : "yes";
+    const opacity = numbers.map((number) => (chosen === null || foldOf(div.data[number]) === chosen ? 1 : 0.15));
+    Plotly.restyle(div, { opacity }, numbers);
+  };
+  const choose = (fold) => {
+    if (fold === null) return;
+    chosen = fold === chosen ? null : fold;
+    figures.forEach(emphasise);
+  };
+  // Named rows with their numbers in a column leave a phone no room for the plot: there the names stand in the plot,
+  // above their points, and the numbers below them.
+  const phonePixels = 520;
+  const arrangements = new WeakMap();
+  const copied = (value) => (value === undefined ? null : JSON.parse(JSON.stringify(value)));
+  const forPhone = ({ data, layout }) => {
+    const beside = (note) => note.x === 1 && note.xref === "paper" && note.xanchor === "left";
+    const isName = (y) => typeof (Array.isArray(y[0]) ? y[1][0] : y[0]) === "string";
+    const rows = data.map((trace) => trace.y || []).filter(isName);
+    if (rows.length === 0 || rows.length < data.length || !(layout.annotations || []).some(beside)) return null;
+    const name = (y, row) => {
+      const [place, text] = Array.isArray(y[0]) ? [row, y[1][0]] : [y[0], y[0]];
+      const above = { y: place, yanchor: "bottom", yshift: 6, text: text.replace("<br>", " "), font: { size: 11 } };
+      return { x: 0, xref: "paper", xanchor: "left", showarrow: false, bgcolor: "rgba(255,255,255,0.75)", ...above };
+    };
+    // Rows of two levels (slices) are low: a number below one would seem to be the next one's.
+    const beyond = Array.isArray(rows[0][0]) ? { yanchor: "bottom", yshift: 6 } : { yanchor: "top", yshift: -5 };
+    const numbers = layout.annotations.map((note) => (!beside(note) ? note : note.yref === "paper"
+      ? { ...note, xanchor: "right", xshift: 0 }
+      : { ...note, xanchor: "right", xshift: 0, ...beyond, font: { ...note.font, size: 11 } }));
+    return copied({
+      annotations: [...numbers, ...rows.map(name)], "margin.r": 12, "margin.l": 12,
+      "yaxis.title": { text: "" }, "yaxis.showticklabels": false, "yaxis.ticks": "",
+    });
+  };
+  const arrange = (div, width) => {
+    const known = arrangements.get(div);
+    const kind = width < phonePixels ? "phone" : "wide";
+    if (!known || width <= 0 || (div.dataset.arranged || "wide") === kind) return;
+    div.dataset.arranged = kind;
+    Plotly.relayout(div, copied(known[kind]));
+  };
+  const widths = new WeakMap();
+  const sizes = new ResizeObserver((entries) => entries.forEach(({ target, contentRect }) => {
+    const width = Math.round(contentRect.width);
+    if (width <= 0 || widths.get(target) === width) return;
+    widths.set(target, width);
+    Plotly.Plots.resize(target);
+    arrange(target, width);
+  }));
+  const figures = [...document.querySelectorAll("div.figure")];
+  // A figure is drawn when it comes near the window, which a figure in a closed section never does.
+  const near = new IntersectionObserver((entries) => entries.forEach((entry) => {
+    if (!entry.isIntersecting || entry.boundingClientRect.width === 0) return;
+    near.unobserve(entry.target);
+    draw(entry.target);
+  }), { rootMargin: "600px" });
+  figures.forEach((div) => near.observe(div));
+  const all = (selector, open) => document.querySelectorAll(selector).forEach((item) => { item.open = open; });
+  const reveal = () => {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (target && target.tagName === "DETAILS") { target.open = true; target.scrollIntoView(); }
+  };
+  window.addEventListener("hashchange", reveal);
+  document.querySelectorAll("nav.sections a").forEach((link) =>
+    link.addEventListener("click", () => setTimeout(reveal)));
+  document.querySelectorAll("button[data-toggle]").forEach((button) => button.addEventListener("click", () => {
+    const open = button.dataset.open !== "yes";
+    button.dataset.open = open ? "yes" : "no";
+    button.textContent = (open ? button.dataset.on : button.dataset.off);
+    all(button.dataset.toggle, open);
+  }));
+  // A page from a file may not write to the clipboard itself; copying what is selected it may.
+  document.querySelectorAll("button[data-copy]").forEach((button) => button.addEventListener("click", () => {
+    const range = document.createRange();
+    range.selectNodeContents(document.getElementById(button.dataset.copy));
+    const selection = getSelection();
+    selection.removeAllRanges();
+    selection.addRange(range);
+    button.textContent = document.execCommand("copy") ? "Copied" : "Selected";
+  }));
+  window.addEventListener("beforeprint", () => { all("details.section", true); figures.forEach(draw); });
+  reveal();
+})();
