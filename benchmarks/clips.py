@@ -29,9 +29,8 @@ import torch
 
 from fvc_lib.engine import loop as engine_module
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.loading import load_batches
+from fvc_lib.engine.loading import epoch_order, load_batches
 from fvc_lib.engine.loop import Engine
-from fvc_lib.engine.random_state import epoch_order
 from fvc_lib.execution.run.task import KERNEL_ENVIRONMENT
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig

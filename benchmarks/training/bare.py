@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvc_lib.engine.device import build_optimizer, learning_rate_at, set_learning_rate
-from fvc_lib.engine.loading import load_batches
+from fvc_lib.engine.loading import batches_per_epoch, effective_batches, epoch_order, load_batches
 from fvc_lib.engine.loop import EngineSettings
-from fvc_lib.engine.random_state import epoch_order, forked_random_state, num_windows, stable_seed, windows
+from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.tasks.video.task import VideoTask
 
@@ -42,10 +42,10 @@ class BareLoop:
         with forked_random_state(stable_seed("engine", settings.seed), torch.device("cpu")):
             model = self._task.build_model()
         optimizer = build_optimizer(model, settings.learning_rate, settings.weight_decay)
-        step, total = 0, settings.epochs * num_windows(len(data), settings.effective_batch_size)
+        step, total = 0, settings.epochs * batches_per_epoch(len(data), settings.effective_batch_size)
         for epoch in range(settings.epochs):
             model.train()
-            order = windows(epoch_order(len(data), epoch, settings.seed), settings.effective_batch_size)
+            order = effective_batches(epoch_order(len(data), epoch, settings.seed), settings.effective_batch_size)
             for window in load_batches(data, order, num_workers=settings.num_workers):
                 yield
                 rate = learning_rate_at(step, total, settings.learning_rate, settings.warmup_share)
@@ -69,7 +69,7 @@ class BareLoop:
         data, settings = self._task.validation_data, self._settings
         model.eval()
         loss, weight, scores, truth = 0.0, 0.0, [], []
-        order = windows(torch.arange(len(data)).numpy(), settings.effective_batch_size)
+        order = effective_batches(torch.arange(len(data)).numpy(), settings.effective_batch_size)
         for batch in load_batches(data, order, num_workers=settings.num_workers):
             frames, labels = batch.tensors["frames"], batch.tensors["label"]
             weights = self._weights_of(labels)

@@ -201,8 +201,6 @@ class RunCommand:
                 "USE_MLOPS_PIPELINE=false runs every notebook straight through and leaves nothing by which jobs know "
                 "what is done: submit with the pipeline, or run it straight within a job of your own."
             )
-        if asked.config.replay_run:
-            find_run(Path(asked.config.runs_dir), asked.config.replay_run)  # now, not after an hour of other stages
         if wanted.of_a_run:
             self.run = find_run(Path(asked.config.runs_dir), wanted.resume or "latest", wanted.experiment)
             self.config = (

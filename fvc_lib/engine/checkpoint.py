@@ -13,17 +13,13 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
-from fvc_lib.engine.accumulators import LossMean
 from fvc_lib.engine.device import ComputeDevice
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.oom import MicroBatchChange, MicroBatchPlan, is_out_of_memory
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
 from fvc_lib.engine.step import Stepper
+from fvc_lib.engine.task import LossMean
 from fvc_lib.services.checkpoints import CheckpointFolder, CheckpointMismatchError
-
-# ----------------------------------------------------------------------------------------------------
-# Everything a training must remember to continue bit for bit, and how it goes into a checkpoint and back.
-
 
 # Losses may be NaN, which is not JSON; as null they could not be read back.
 NAN_AS_TEXT = ConfigDict(ser_json_inf_nan="strings")
@@ -55,7 +51,7 @@ class TrainingState:
 
     Attributes:
         epochs_done: finished epochs.
-        windows_done: effective batches of the epoch in progress that were consumed: the sampler's position.
+        batches_done: effective batches of the epoch in progress that were consumed: the sampler's position.
         step: effective batches consumed over all epochs.
         epoch_loss: the running training loss of the epoch in progress.
         micro_batches: how many samples are in memory at once, and were at every step.
@@ -67,7 +63,7 @@ class TrainingState:
 
     micro_batches: MicroBatchPlan
     epochs_done: int = 0
-    windows_done: int = 0
+    batches_done: int = 0
     step: int = 0
     epoch_loss: LossMean = field(default_factory=LossMean)
     nonfinite_steps: int = 0
@@ -88,7 +84,7 @@ class TrainingState:
         return {
             "micro_batches": self.micro_batches.to_document(),
             "epochs_done": self.epochs_done,
-            "windows_done": self.windows_done,
+            "windows_done": self.batches_done,  # the name in every checkpoint so far
             "step": self.step,
             "epoch_loss": [self.epoch_loss.total, self.epoch_loss.weight],
             "nonfinite_steps": self.nonfinite_steps,
@@ -107,6 +103,7 @@ class TrainingState:
         values = dict(document)
         changed = micro_batches.resumed(values["micro_batches"], values["step"])
         values["micro_batches"] = micro_batches
+        values["batches_done"] = values.pop("windows_done")
         values["epoch_loss"] = LossMean(*values["epoch_loss"])
         values["history"] = [EpochRecord(**record) for record in values["history"]]
         state = cls(**values, best_model=best_model)
@@ -130,10 +127,6 @@ def copy_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
-# ----------------------------------------------------------------------------------------------------
-# What any finished training leaves to be said of it.
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
     """One finished training.
@@ -144,7 +137,7 @@ class TrainingRecord:
         steps: effective batches consumed, those skipped included.
         nonfinite_steps: effective batches skipped because a loss or gradient was not finite.
         micro_batch: samples in memory at once at the end; lower than planned after an out-of-memory.
-        micro_batch_schedule: all of its changes, the plan first; ``replay_run`` repeats them.
+        micro_batch_schedule: all of its changes, the plan first.
         inexact_because: why the bits need not be those of an undisturbed training; empty while that is claimed.
         seconds: of the call that finished it, by the monotonic clock; earlier attempts do not count.
     """
@@ -169,17 +162,13 @@ class TrainingRecord:
             parts.append(f"{change.micro_batch} from step {change.step}{where}")
         return "; ".join(parts)
 
-    def claim(self, run_id: str) -> str:
+    def claim(self) -> str:
         """Whether the same command on the same kind of machine must give the same bits, in one sentence."""
         if self.inexact_because:
             return f"equality to the bit is not claimed: {'; '.join(self.inexact_because)}"
         if len(self.micro_batch_schedule) > 1:
-            return f"the same to the bit when the micro-batches are repeated: -p replay_run {run_id}"
+            return "the same command gives the same result up to rounding: an out-of-memory changed the micro-batch"
         return "the same command gives the same bits again, with this torch and as many threads"
-
-
-# ----------------------------------------------------------------------------------------------------
-# What the bits of a training depend on besides its configuration, and whether a resumed one may still claim them.
 
 
 def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
@@ -219,7 +208,7 @@ class TrainingCheckpoints:
 
         Raises:
             CheckpointWriteError: the previous one could not be written.
-            MemoryError: memory ended on a rank before any was in the exchange; on all ranks.
+            MemoryError: out of memory on one rank before any was in the exchange; on all ranks.
         """
         self._saved_at = time.monotonic()  # also where it fails: trying again at once would fail again
         random_state, *others = self._random_states()
@@ -243,7 +232,7 @@ class TrainingCheckpoints:
         )
 
     def _random_states(self) -> list[dict[str, Tensor]]:
-        """Every rank's. Whether there is a checkpoint all decide alike, so where memory ends on one it does on all."""
+        """Every rank's. Whether there is a checkpoint all decide alike: out of memory on one rank is so on all."""
         mine, ended = None, None
         try:
             mine = capture_random_state(self._device)
@@ -255,7 +244,7 @@ class TrainingCheckpoints:
         if ended is not None:
             raise ended
         if None in states:
-            raise MemoryError(f"memory ended on rank {states.index(None)}")
+            raise MemoryError(f"out of memory on rank {states.index(None)}")
         return [state for state in states if state is not None]
 
     def restore(self, model: nn.Module, stepper: Stepper, micro_batches: MicroBatchPlan) -> TrainingState | None:

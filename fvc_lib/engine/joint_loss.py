@@ -31,7 +31,7 @@ COMPARING = "in comparing the samples of an effective batch"
 
 
 class ComparedMemoryError(MemoryError):
-    """Memory ended in comparing the samples of an effective batch, where smaller micro-batches are of no use."""
+    """Out of memory in comparing the samples of an effective batch, where smaller micro-batches are of no use."""
 
 
 @dataclass(frozen=True)
@@ -108,24 +108,24 @@ def first_pass(
     task: Task,
     joint: JointLoss,
     model: nn.Module,
-    window: Batch,
+    batch: Batch,
     micro_batch: int,
     *,
     precision: Precision,
     device: torch.device,
 ) -> FirstPass:
-    """Compute what is compared of ``window``, which may be empty."""
-    if len(window) <= micro_batch:
-        if not len(window):
+    """Compute what is compared of ``batch``, which may be empty."""
+    if len(batch) <= micro_batch:
+        if not len(batch):
             return FirstPass(Compared({}, {}), None)
-        part = window.to(device)
+        part = batch.to(device)
         with precision.autocast():
             outputs = task.forward(model, part)
             loss = task.loss(outputs, part)
         return FirstPass(_on_cpu(compared_of(joint, outputs, part)), (outputs, loss))
     found = []
-    for start in range(0, len(window), micro_batch):
-        part = window.part(start, start + micro_batch).to(device)
+    for start in range(0, len(batch), micro_batch):
+        part = batch.part(start, start + micro_batch).to(device)
         with torch.no_grad(), precision.autocast():
             found.append(compared_of(joint, task.forward(model, part), part).to_document())
     return FirstPass(Compared.joined(found, _CPU), None)
@@ -171,10 +171,10 @@ def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, b
     """The joint loss of one batch that is only looked at, on the CPU; ``outputs`` are the whole batch's.
 
     Raises:
-        ComparedMemoryError: memory ended.
+        ComparedMemoryError: out of memory.
     """
     device = next((parameter.device for parameter in model.parameters()), _CPU)
-    with told_as_compared(), torch.inference_mode():
+    with compared_errors(), torch.inference_mode():
         everyone = Compared.joined([compared_of(joint, outputs, batch).to_document()], device)
         blocks = _blocks(range(len(batch)), len(batch))
         parts = [joint.joint_loss(model, everyone.outputs, everyone.tensors, block) for block in blocks]
@@ -182,7 +182,7 @@ def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, b
 
 
 @contextmanager
-def told_as_compared() -> Iterator[None]:
+def compared_errors() -> Iterator[None]:
     """An out-of-memory in here leaves as ``ComparedMemoryError``."""
     try:
         yield

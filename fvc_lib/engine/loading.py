@@ -1,4 +1,8 @@
-"""Batches from a map-style data set: the same ones with any number of loader processes, and when one of them dies."""
+"""Which samples make up which batch, and the batches themselves.
+
+The order of samples is a pure function of epoch and seed, so that a training can go on from any position in it. Batches
+are the same with any number of loader processes, and when one of them dies.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,70 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
+from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample, SampleSet, stack_samples
 from fvc_lib.services.errors import FvcError
+
+IntArray = npt.NDArray[np.int64]
 
 MAX_RESTARTS = 3  # in a row, without a batch between them
 _WORKER_DIED = re.compile(
     r"^DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal)"
     r"|^Pin memory thread exited unexpectedly"
 )
+
+
+def epoch_order(num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None) -> IntArray:
+    """(num_samples,) int64 sample indices for one epoch.
+
+    Without ``classes`` a permutation. With ``classes`` (num_samples,) every class gets an equal share of the places
+    (they differ by at most one): a rare class's samples come several times, each as often as the others of its class
+    but for one; a common class's are thinned out, without repetition.
+    """
+    generator = np.random.default_rng(stable_seed("epoch order", seed, epoch))
+    if classes is None:
+        return generator.permutation(num_samples)
+    labels = np.asarray(classes)
+    kinds = np.unique(labels)
+    shares = np.full(kinds.size, num_samples // kinds.size)
+    shares[generator.permutation(kinds.size)[: num_samples % kinds.size]] += 1
+    drawn = [
+        _repeated(np.flatnonzero(labels == kind), share, generator) for kind, share in zip(kinds, shares, strict=True)
+    ]
+    return generator.permutation(np.concatenate(drawn))
+
+
+def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[int]]:
+    """``order`` cut into effective batches of ``size`` (the last may be smaller), from number ``first`` on."""
+    return [order[start : start + size].tolist() for start in range(first * size, order.size, size)]
+
+
+def batch_size_of(num_samples: int, size: int, number: int) -> int:
+    """How many samples effective batch ``number`` (0-based) of an epoch has."""
+    return max(0, min(size, num_samples - number * size))
+
+
+def share(indices: list[int], rank: int, num_ranks: int) -> list[int]:
+    """The part of one effective batch that ``rank`` computes: neighbours, as evenly as can be; empty for some of many.
+
+    The ranks' shares one after the other are the batch.
+    """
+    return indices[len(indices) * rank // num_ranks : len(indices) * (rank + 1) // num_ranks]
+
+
+def batches_per_epoch(num_samples: int, size: int) -> int:
+    """How many effective batches an epoch has."""
+    return -(-num_samples // size)
+
+
+def _repeated(members: IntArray, count: int, generator: np.random.Generator) -> IntArray:
+    rounds = -(-count // members.size)
+    return np.concatenate([generator.permutation(members) for _ in range(rounds)])[:count]
 
 
 class LoaderDiedError(FvcError):
@@ -38,7 +95,7 @@ def load_batches(
 
     A data set that can read many samples at once (``__getitems__``, which torch's loader asks for) gives the batch
     itself: of clips, stacking them one by one took longer than reading them. When a loader process is killed the
-    loader starts anew at the batch that is due, and ``on_restart`` is told why.
+    loader starts anew at the batch that is due, and ``on_restart`` is called with the reason.
 
     Raises:
         LoaderDiedError: they were killed again and again at the same batch.

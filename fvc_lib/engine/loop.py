@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine.accumulators import LossMean
 from fvc_lib.engine.checkpoint import EpochRecord, TrainingCheckpoints, TrainingState, copy_weights, numerics
 from fvc_lib.engine.device import (
     CacheClearing,
@@ -24,45 +23,43 @@ from fvc_lib.engine.device import (
 )
 from fvc_lib.engine.distributed.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
-from fvc_lib.engine.loading import load_batches
+from fvc_lib.engine.loading import batch_size_of, batches_per_epoch, effective_batches, epoch_order, load_batches, share
 from fvc_lib.engine.oom import (
     MicroBatchChange,
     MicroBatchPlan,
-    Shortage,
-    ShortageFolder,
+    OutOfMemory,
+    OutOfMemoryFolder,
     is_out_of_memory,
     memory_state,
     sample_shapes,
 )
-from fvc_lib.engine.random_state import (
-    epoch_order,
-    forked_random_state,
-    num_windows,
-    seed_generators,
-    share,
-    stable_seed,
-    window_size,
-    windows,
-)
+from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
 from fvc_lib.engine.step import (
+    BatchGradients,
+    BatchTransaction,
     MemoryExhaustedError,
     StepLostError,
     Stepper,
-    WindowGradients,
-    WindowTransaction,
     comparison_too_large,
     recompute_activations,
     smaller_micro_batch,
     take_together,
 )
-from fvc_lib.engine.task import Accumulator, Batch, EpochSampleSet, FollowsEpochs, LossSum, Outputs, SampleSet, Task
+from fvc_lib.engine.task import (
+    Accumulator,
+    Batch,
+    EpochSampleSet,
+    FollowsEpochs,
+    LossMean,
+    LossSum,
+    Outputs,
+    SampleSet,
+    Task,
+)
 from fvc_lib.engine.watching import MetricSink, TrainingWatch
 from fvc_lib.services.checkpoints import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
 from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy
-
-# ----------------------------------------------------------------------------------------------------
-# How to train, whatever is trained.
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,6 @@ class EngineSettings:
         max_nonfinite_steps: so many skipped steps are borne; one more ends the training.
         checkpoint_seconds: at most this long between checkpoints within an epoch.
         checkpoint_epochs: a checkpoint at the end of every so many epochs, and of the last.
-        micro_batch_recovery_steps: see ``MicroBatchPlan``.
-        replay: micro-batch changes of an earlier training to be repeated.
         gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
     """
 
@@ -95,13 +90,7 @@ class EngineSettings:
     max_nonfinite_steps: int = 5
     checkpoint_seconds: float = 120.0
     checkpoint_epochs: int = 1
-    micro_batch_recovery_steps: int = 0
-    replay: tuple[MicroBatchChange, ...] = ()
     gradient_checkpointing: bool = False
-
-    def micro_batches(self) -> MicroBatchPlan:
-        """The plan that a training begins with."""
-        return MicroBatchPlan(self.micro_batch, self.micro_batch_recovery_steps, self.replay)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -115,10 +104,10 @@ def evaluate_batch(
     precision: Precision,
     device: torch.device,
     micro_batch: int,
-    report: Callable[[Shortage], None] = lambda shortage: None,
+    report: Callable[[OutOfMemory], None] = lambda event: None,
 ) -> tuple[Outputs, LossSum, int]:
-    """Outputs and loss of one batch on the CPU, without gradient; when memory ends, again with caches emptied, then
-    in halves.
+    """Outputs and loss of one batch on the CPU, without gradient; out of memory, again with caches emptied, then in
+    halves.
 
     Nothing is handed on before the whole batch is done, so nothing is counted twice. The first repetition keeps the
     micro-batch, because splitting otherwise rounds otherwise.
@@ -142,7 +131,7 @@ def evaluate_batch(
         release_cached_memory(device)
         used = min(micro_batch, len(batch))
         following = used if again else None if comparing else used // 2 or None
-        report(Shortage("validation", failure, used, following, sample_shapes(batch), len(batch)))
+        report(OutOfMemory("validation", failure, used, following, sample_shapes(batch), len(batch)))
         if not again and comparing:
             raise MemoryExhaustedError(comparison_too_large(failure, len(batch)))
         if not again:
@@ -186,8 +175,8 @@ class Evaluation:
         precision: as in training.
         device: where the model is.
         ranks: that share the work.
-        window_size: samples loaded at once.
-        watch: told of shortages and losses that are not finite.
+        batch_size: samples loaded at once.
+        watch: hears of every out-of-memory and of losses that are not finite.
         load: batches from lists of sample numbers.
         after_batch: called after each.
     """
@@ -199,7 +188,7 @@ class Evaluation:
         device: torch.device,
         ranks: Ranks,
         *,
-        window_size: int,
+        batch_size: int,
         watch: TrainingWatch,
         load: Callable[[SampleSet, list[list[int]]], Iterator[Batch]],
         after_batch: Callable[[], None],
@@ -208,7 +197,7 @@ class Evaluation:
         self._precision = precision
         self._device = device
         self._ranks = ranks
-        self._window_size = window_size
+        self._batch_size = batch_size
         self._watch = watch
         self._load = load
         self._after_batch = after_batch
@@ -221,15 +210,15 @@ class Evaluation:
         ``micro_batches`` is given what had to be lowered, on every rank the same.
         """
         model.eval()
-        size, num_before = self._window_size, len(micro_batches.changes)
-        all_windows = windows(np.arange(len(data)), size)
-        numbers = share(list(range(len(all_windows))), self._ranks.rank, self._ranks.size)
+        size, num_before = self._batch_size, len(micro_batches.changes)
+        batches = effective_batches(np.arange(len(data)), size)
+        numbers = share(list(range(len(batches))), self._ranks.rank, self._ranks.size)
         losses = []
-        for number, batch in zip(numbers, self._load(data, [all_windows[number] for number in numbers]), strict=True):
+        for number, batch in zip(numbers, self._load(data, [batches[number] for number in numbers]), strict=True):
             sample = number * size
             planned = micro_batches.in_validation(step, sample)
             outputs, loss, fitted = evaluate_batch(
-                self._task, model, batch, self._precision, self._device, planned, self._watch.shortage
+                self._task, model, batch, self._precision, self._device, planned, self._watch.out_of_memory
             )
             if fitted < planned:
                 micro_batches.fitted_in_validation(step, sample, fitted)
@@ -260,7 +249,7 @@ class Evaluation:
         """
         own = [(change.micro_batch, change.validation_sample) for change in micro_batches.changes[num_before:]]
         del micro_batches.changes[num_before:]
-        first = numbers[0] * self._window_size if numbers else None
+        first = numbers[0] * self._batch_size if numbers else None
         joined: list[tuple[float, float]] = []
         found: list[tuple[int, int]] = []
         everyones: list[Any] = self._ranks.everyone("evaluation", [losses, own, first])
@@ -291,9 +280,9 @@ class Engine:
         metrics: gets ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train) and the validation
             metrics per epoch (phase validation).
         policy: when caches are cleared and whether batches are pinned; None: the CPU's.
-        memory: told where the training is, and of every event.
-        shortages: gets a file per out-of-memory.
-        stop: asked at every step boundary; True saves and raises StoppedError.
+        memory: called with where the training is, and with every event.
+        oom_folder: gets a file per out-of-memory.
+        stop: called at every step boundary; True saves and raises StoppedError.
         progress: called with (steps done, steps planned).
         ranks: the processes that share the training; None: this one alone.
     """
@@ -308,7 +297,7 @@ class Engine:
         *,
         policy: MemoryPolicy | None = None,
         memory: MemoryObserver | None = None,
-        shortages: ShortageFolder | None = None,
+        oom_folder: OutOfMemoryFolder | None = None,
         stop: Callable[[], bool] | None = None,
         progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,
@@ -325,21 +314,21 @@ class Engine:
         self._progress = progress or (lambda done, planned: None)
         self._precision = Precision(compute)
         self._after_training_batch = CacheClearing(compute.device, self._policy.clear_cache_training_batches)
-        self._windows_per_epoch = num_windows(len(task.training_data), settings.effective_batch_size)
-        self._total_steps = self._windows_per_epoch * settings.epochs
+        self._batches_per_epoch = batches_per_epoch(len(task.training_data), settings.effective_batch_size)
+        self._total_steps = self._batches_per_epoch * settings.epochs
         self._lost_at, self._times_lost = -1, 0
-        self._watch = TrainingWatch(metrics, memory, shortages)
+        self._watch = TrainingWatch(metrics, memory, oom_folder)
         self._evaluation = Evaluation(
             task,
             self._precision,
             compute.device,
             self._ranks,
-            window_size=settings.effective_batch_size,
+            batch_size=settings.effective_batch_size,
             watch=self._watch,
             load=self._load,
             after_batch=CacheClearing(compute.device, self._policy.clear_cache_validation_batches).after_batch,
         )
-        self._enter(TrainingState(settings.micro_batches()))
+        self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
 
     def fit(self) -> TrainingState:
         """Train from the newest checkpoint, or from the start, to the end.
@@ -347,7 +336,7 @@ class Engine:
         Raises:
             StoppedError: ``stop`` said so; what was trained is saved.
             TrainingDivergedError: too many steps were not finite.
-            MemoryExhaustedError: one sample alone does not fit, or the optimizer's step, or memory ended elsewhere.
+            MemoryExhaustedError: one sample alone does not fit, or the optimizer's step, or memory ran out elsewhere.
             CheckpointMismatchError: the checkpoint belongs to another configuration or other data.
             CheckpointWriteError: the checkpoint folder cannot be written.
             LoaderDiedError: loader processes were killed again and again.
@@ -394,7 +383,7 @@ class Engine:
         with deterministic_algorithms(self.compute.device):
             loss = self._evaluation.run(model, data, accumulator, plan, self.state.step)
         if len(plan.changes) > 1:
-            self.state.inexact_because.append("memory ended while a finished model was scored")
+            self.state.inexact_because.append("out of memory while a finished model was scored")
         return loss
 
     def _let_go(self) -> None:
@@ -418,12 +407,12 @@ class Engine:
             max_gradient_norm=settings.max_gradient_norm,
             device=device,
         )
-        self._transaction = WindowTransaction(
+        self._transaction = BatchTransaction(
             self.task,
             self._model,
             self._precision,
             device,
-            report=self._watch.shortage,
+            report=self._watch.out_of_memory,
             before_retry=self._checkpoints.give_memory_back,
             shared=self._ranks.shared_gradients(self._model),
         )
@@ -431,7 +420,7 @@ class Engine:
             self._begin_alike()
         if self._restored():
             return
-        self._enter(TrainingState(settings.micro_batches()))
+        self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
         if device.type != "cpu":
             self.state.inexact_because.append(f"on {device.type} sums may round otherwise from run to run")
         self._save(epoch_ended=False)
@@ -446,12 +435,12 @@ class Engine:
 
     def _restored(self) -> bool:
         """Go on from the newest checkpoint, where there is one."""
-        saved = self._checkpoints.restore(self._model, self._stepper, self.settings.micro_batches())
+        saved = self._checkpoints.restore(self._model, self._stepper, MicroBatchPlan(self.settings.micro_batch))
         if saved is None:
             return False
         self._enter(saved)
         # Derived anew, because a fork may train for longer than its ancestor.
-        saved.finished = saved.windows_done == 0 and saved.epochs_done > 0 and self._is_last_epoch()
+        saved.finished = saved.batches_done == 0 and saved.epochs_done > 0 and self._is_last_epoch()
         return True
 
     def _save(self, *, epoch_ended: bool) -> None:
@@ -463,86 +452,85 @@ class Engine:
             return
         except StepLostError as error:
             memory = error.memory
-        self._restore_checkpoint(Shortage.of_step(memory))
+        self._restore_checkpoint(OutOfMemory.of_step(memory))
 
-    def _restore_checkpoint(self, shortage: Shortage) -> None:
-        """Memory ended while weights were changed: what they are now is nobody's; the last checkpoint's are known."""
+    def _restore_checkpoint(self, event: OutOfMemory) -> None:
+        """Out of memory while weights were changed: what they are now is not known, the last checkpoint's are."""
         at_step = self.state.step
         self._times_lost = 1 if at_step > self._lost_at else self._times_lost + 1
         self._lost_at = max(self._lost_at, at_step)
         self._model.zero_grad(set_to_none=True)
         release_cached_memory(self.compute.device)
-        self._watch.shortage(shortage)
+        self._watch.out_of_memory(event)
         if self._times_lost > 1:
             self._stepper.save_memory()
         if self._times_lost > MAX_TIMES_LOST or not self._restored():
             raise MemoryExhaustedError(
-                f"out of memory in the optimizer's step {at_step}, {self._times_lost} times: {shortage.state.message}. "
+                f"out of memory in the optimizer's step {at_step}, {self._times_lost} times: {event.state.message}. "
                 "The last checkpoint stands. The step needs room for gradients and two moments per weight: give the "
                 "job more memory, or take a smaller model in a new run."
             )
-        self._watch.step_restored(shortage.state, at_step)
+        self._watch.step_restored(event.state, at_step)
 
     def _train_epoch(self) -> None:
         if isinstance(self.task, FollowsEpochs):
             self.task.begin_epoch(self._model, self.state.epochs_done)
         self._model.train()
-        for window in self._training_windows():
+        for batch in self._training_batches():
             self._stop_if_asked()
-            save_is_due = self._train_window(window)
+            save_is_due = self._train_step(batch)
             self._after_training_batch.after_batch()
             if save_is_due:
                 self._save_if_possible()
         self._stop_if_asked()
         self._end_epoch()
 
-    def _training_windows(self) -> Iterator[Batch]:
+    def _training_batches(self) -> Iterator[Batch]:
         data, settings, state = self.task.training_data, self.settings, self.state
         if settings.balance_classes and data.classes is None:
             raise DataError("balanced sampling: the training data names no classes; turn it off or give them.")
         classes = data.classes if settings.balance_classes else None
         order = epoch_order(len(data), state.epochs_done, settings.seed, classes)
-        due = windows(order, settings.effective_batch_size, state.windows_done)
+        due = effective_batches(order, settings.effective_batch_size, state.batches_done)
         if isinstance(data, EpochSampleSet):
             data = data.at_epoch(state.epochs_done)
-        return self._load(data, [share(window, self._ranks.rank, self._ranks.size) for window in due])
+        return self._load(data, [share(samples, self._ranks.rank, self._ranks.size) for samples in due])
 
-    def _train_window(self, window: Batch) -> bool:
+    def _train_step(self, batch: Batch) -> bool:
         """One step on this rank's share of an effective batch; returns whether a checkpoint is due."""
         state = self.state
-        num_samples = window_size(len(self.task.training_data), self.settings.effective_batch_size, state.windows_done)
+        num_samples = batch_size_of(
+            len(self.task.training_data), self.settings.effective_batch_size, state.batches_done
+        )
         self._watch.at("train")
-        before = state.micro_batch
-        planned = state.micro_batches.at_step(state.step)
-        result = self._transaction.gradients(window, planned, num_samples)
+        planned = state.micro_batch
+        result = self._transaction.gradients(batch, planned, num_samples)
         rate = learning_rate_at(state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share)
         due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
         usable = result if is_usable(result.loss) else None
         norm, due = take_together(self._stepper, self._ranks, usable, rate, save_is_due=due)
-        backed_off = result.micro_batch < planned
-        # Counted only now: had memory ended in the step, nothing of this window would have happened.
-        state.micro_batches.fitted(state.step, result.micro_batch if backed_off else planned)
+        # Counted only now: had memory run out in the step, nothing of this batch would have happened.
+        halved = state.micro_batches.fitted(state.step, result.micro_batch)
         state.step += 1
-        state.windows_done += 1
-        if state.micro_batch != before:
-            reason = "memory ended" if backed_off else "replayed" if self.settings.replay else "climbs back"
-            self._watch.micro_batch_changed(before, state.micro_batch, reason)
+        state.batches_done += 1
+        if halved:
+            self._watch.micro_batch_changed(planned, state.micro_batch)
         if result.is_finite:
             state.epoch_loss.add(result.loss)
         self._watch.step_metrics({"loss": result.loss.mean(), "learning_rate": rate, "gradient_norm": norm})
         if not math.isfinite(norm) and result.loss.weight > 0:
-            self._count_nonfinite(window, result)
+            self._count_nonfinite(batch, result)
         self._progress(state.step, self._total_steps)
-        return backed_off or due
+        return halved or due
 
-    def _count_nonfinite(self, window: Batch, result: WindowGradients) -> None:
+    def _count_nonfinite(self, batch: Batch, result: BatchGradients) -> None:
         """No step was taken. A half-precision overflow is the scaler's business; anything else is bounded."""
         if result.is_finite and self._precision.overflow_is_normal:
             return
         state, allowed = self.state, self.settings.max_nonfinite_steps
         state.nonfinite_steps += 1
         what = "gradient" if result.is_finite else "loss"
-        samples = [sample_id for ids in self._ranks.everyone("nonfinite", [*window.sample_ids]) for sample_id in ids]
+        samples = [sample_id for ids in self._ranks.everyone("nonfinite", [*batch.sample_ids]) for sample_id in ids]
         ids = self._watch.nonfinite(what, samples, allowed)
         if state.nonfinite_steps > allowed:
             raise TrainingDivergedError(
@@ -561,7 +549,7 @@ class Engine:
         metrics = {"loss": loss, **self._ranks.from_leader("metrics", collected.compute)}
         train_loss = state.epoch_loss.mean()
         state.history.append(EpochRecord(state.epochs_done, self._stepper.learning_rate, train_loss, metrics))
-        state.epoch_loss, state.windows_done = LossMean(), 0
+        state.epoch_loss, state.batches_done = LossMean(), 0
         if loss < state.best_loss:
             state.best_loss, state.best_epoch = loss, state.epochs_done
             state.best_model = copy_weights(self._model)

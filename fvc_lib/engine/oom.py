@@ -1,5 +1,6 @@
-"""Telling an out-of-memory from any other error, by type first, then by anchored message, then by cause; and telling
-what memory held when it ended.
+"""Out of memory: which errors mean it, what memory held, what is recorded of it, and the smaller micro-batch after it.
+
+Everything an error says is read by type first, then by its anchored message, then by its cause.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import gc
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,8 +24,8 @@ from fvc_lib.services.atomic_files import write_json
 # Anchored at the start: the substring "oom" also matches room, zoom and bloom.
 _MESSAGES = re.compile(
     r"^(?:\[enforce fail at alloc_cpu\.cpp:\d+\].*)?DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
-    # oneDNN keeps the reason to itself: under a falling RLIMIT_AS one end in five came with this text. It also
-    # stands for a primitive that oneDNN does not have: then no halving helps, and the text is told with the last error.
+    # oneDNN does not say why: under a falling RLIMIT_AS one failure in five came with this text. It also stands for a
+    # primitive that oneDNN does not have: then no halving helps, and the last error quotes the text.
     r"|^could not (?:create a primitive|create a memory object|execute a primitive)$"
     r"|^MPS backend out of memory"
     r"|^CUDA out of memory"
@@ -40,7 +41,7 @@ _NUM_LISTED = 20
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether ``error``, or what it was raised from, says that memory ended."""
+    """Whether ``error``, or what it was raised from, is an out-of-memory."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -54,7 +55,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class MemoryState:
-    """What memory held when it ended.
+    """What memory held when it ran out.
 
     Attributes:
         message: the error's first line.
@@ -73,7 +74,7 @@ class MemoryState:
 
 
 def memory_state(error: BaseException, device: torch.device, known: Iterable[Tensor] = ()) -> MemoryState:
-    """Look around while ``error`` is being handled, that is while its traceback still holds the tensors.
+    """What memory holds, while ``error`` is being handled and its traceback still holds the tensors.
 
     Args:
         error: the out-of-memory.
@@ -84,7 +85,7 @@ def memory_state(error: BaseException, device: torch.device, known: Iterable[Ten
     probe = device_memory_probe(device)
     try:
         tensors = _largest_tensors(known)
-    except MemoryError:  # there is not even enough to look
+    except MemoryError:  # not even the list fits
         tensors = []
     on_device = vars(probe()) if probe is not None else {}
     return MemoryState(message, asked_bytes(message), psutil.Process().memory_info().rss, on_device, tensors)
@@ -117,21 +118,17 @@ def _largest_tensors(known: Iterable[Tensor]) -> list[dict[str, Any]]:
     ]
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a shortage of memory leaves behind: an event in the log and a file with what memory held.
-
-
 Place = Literal["forward", "joint_loss", "backward", "validation", "optimizer_step"]
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """Memory ended once.
+class OutOfMemory:
+    """One out-of-memory and what is done about it.
 
     Attributes:
         where: in which part of a step.
         state: what memory held.
-        micro_batch: samples in memory at once when it ended; None in the optimizer's step.
+        micro_batch: samples in memory at once; None in the optimizer's step.
         micro_batch_next: what is tried next; None when there is nothing smaller.
         batch: shape and dtype of one sample's tensors, by name.
         num_samples: of the effective (or validation) batch.
@@ -145,7 +142,7 @@ class Shortage:
     num_samples: int
 
     @classmethod
-    def of_step(cls, state: MemoryState) -> Shortage:
+    def of_step(cls, state: MemoryState) -> OutOfMemory:
         """In the optimizer's step, where no batch is at hand."""
         return cls("optimizer_step", state, None, None, {}, 0)
 
@@ -155,31 +152,23 @@ def sample_shapes(batch: Batch) -> dict[str, str]:
     return {name: f"{tuple(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}" for name, t in batch.tensors.items()}
 
 
-class ShortageFolder:
-    """Writes one JSON file per shortage: ``step_000123_forward_1.json``."""
+class OutOfMemoryFolder:
+    """Writes one JSON file per out-of-memory: ``step_000123_forward_1.json``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, shortage: Shortage, *, phase: str, epoch: int, step: int) -> Path:
+    def write(self, event: OutOfMemory, *, phase: str, epoch: int, step: int) -> Path:
         """The file's path. A repeated step gets the next free number.
 
         Raises:
             OSError: the folder cannot be written.
         """
         number = 1
-        while (path := self.folder / f"step_{step:06d}_{phase}_{shortage.where}_{number}.json").exists():
+        while (path := self.folder / f"step_{step:06d}_{phase}_{event.where}_{number}.json").exists():
             number += 1
-        write_json(path, {"phase": phase, "epoch": epoch, "global_step": step, **asdict(shortage)})
+        write_json(path, {"phase": phase, "epoch": epoch, "global_step": step, **asdict(event)})
         return path
-
-
-# ----------------------------------------------------------------------------------------------------
-# How many samples are in memory at once, step by step: backing off, climbing back, and repeating an earlier training.
-#
-# Every change is recorded with its step. Rounding depends on how a batch was split, so a training repeats to the bit
-# only under the same changes; given them, it does.
-#
 
 
 @dataclass(frozen=True)
@@ -199,61 +188,34 @@ class MicroBatchChange:
 
 @dataclass
 class MicroBatchPlan:
-    """The micro-batch of every step. It begins as planned, is lowered by shortages of memory, and may climb back.
+    """How many samples are in memory at once: as planned, then halved by every out-of-memory.
+
+    Every change is recorded with its step, because rounding depends on how a batch was split.
 
     Attributes:
-        planned: what a training without shortage uses throughout.
-        recovery_steps: after so many steps without shortage a lowered one is doubled; 0: never. A climb that fails
-            doubles the wait, so that trying costs less and less.
-        replay: the changes of an earlier training, to be made at the same places.
+        planned: what a training without out-of-memory uses throughout.
         current: of the next step.
         changes: all changes so far, the plan itself first.
-        quiet_steps: steps since the last change.
-        wait_steps: quiet steps before the next climb.
-        climbed: whether the last change was a climb.
     """
 
     planned: int
-    recovery_steps: int = 0
-    replay: Sequence[MicroBatchChange] = ()
     current: int = 0
     changes: list[MicroBatchChange] = field(default_factory=list)
-    quiet_steps: int = 0
-    wait_steps: int = 0
-    climbed: bool = False
 
     def __post_init__(self) -> None:
         if not self.changes:
-            self.current, self.wait_steps = self.planned, self.recovery_steps
-            self.changes = [MicroBatchChange(0, self.planned)]
-
-    def at_step(self, step: int) -> int:
-        """What step ``step`` begins with; climbs where that is due."""
-        if self.replay:
-            due = [change for change in self.replay if change.validation_sample is None and change.step <= step]
-            if due and due[-1].micro_batch != self.current:
-                self._change(step, due[-1].micro_batch)
-        elif self.recovery_steps and self.current < self.planned and self.quiet_steps >= self.wait_steps:
-            self._change(step, min(2 * self.current, self.planned))
-            self.climbed = True
-        return self.current
+            self._change(0, self.planned)
 
     def fitted(self, step: int, micro_batch: int) -> bool:
-        """Step ``step`` was done with ``micro_batch``; returns whether that was a back-off."""
+        """Step ``step`` was done with ``micro_batch``; returns whether that is less than before."""
         if micro_batch >= self.current:
-            self.quiet_steps += 1
-            if self.climbed and self.quiet_steps >= self.wait_steps:
-                self.climbed, self.wait_steps = False, self.recovery_steps
             return False
-        if self.climbed:
-            self.wait_steps *= 2
         self._change(step, micro_batch)
         return True
 
     def in_validation(self, step: int, sample: int) -> int:
         """What the validation pass after ``step`` uses from ``sample`` on, at most."""
-        changes = self.replay or self.changes
-        here = [change for change in changes if change.step == step and change.validation_sample is not None]
+        here = [change for change in self.changes if change.step == step and change.validation_sample is not None]
         due = [change for change in here if (change.validation_sample or 0) <= sample]
         return due[-1].micro_batch if due else self.current
 
@@ -263,26 +225,16 @@ class MicroBatchPlan:
 
     def to_document(self) -> dict[str, Any]:
         """Numbers and lists, for a checkpoint."""
-        return {
-            "planned": self.planned,
-            "recovery_steps": self.recovery_steps,
-            "current": self.current,
-            "changes": [[c.step, c.micro_batch, c.validation_sample] for c in self.changes],
-            "quiet_steps": self.quiet_steps,
-            "wait_steps": self.wait_steps,
-            "climbed": self.climbed,
-        }
+        changes = [[c.step, c.micro_batch, c.validation_sample] for c in self.changes]
+        return {"planned": self.planned, "current": self.current, "changes": changes}
 
     def resumed(self, document: dict[str, Any], step: int) -> str | None:
         """Go on from ``to_document`` at ``step``; returns what was planned otherwise then, if it was.
 
-        A lower plan than then is a remedy for memory that ended, and takes effect; a higher one would undo a back-off.
+        A lower plan than then is a remedy for an out-of-memory, and takes effect; a higher one would undo a halving.
         """
         self.current = document["current"]
         self.changes = [MicroBatchChange(*change) for change in document["changes"]]
-        self.quiet_steps, self.climbed = document["quiet_steps"], document["climbed"]
-        same = document["recovery_steps"] == self.recovery_steps
-        self.wait_steps = document["wait_steps"] if same else self.recovery_steps
         if self.current > self.planned:
             self._change(step, self.planned)
         then = document["planned"]
@@ -291,4 +243,3 @@ class MicroBatchPlan:
     def _change(self, step: int, micro_batch: int) -> None:
         self.current = micro_batch
         self.changes.append(MicroBatchChange(step, micro_batch))
-        self.quiet_steps, self.climbed = 0, False

@@ -1,11 +1,17 @@
-"""The gradients of one effective batch as a transaction: whole, or done again in smaller pieces.
+"""One training step: the gradients of an effective batch as a transaction, then the optimizer's step.
 
 The loss of every micro-batch is a sum with its weight; the gradients of the sums are added and divided once by the
 total weight, so any split gives the full batch's gradients: within 1e-6 relative in float32, 1e-5 where a part is one
 sample alone, which torch computes with other kernels, and 1e-12 in float64. (The usual mean over equal pieces is off by
-up to 1.5 under a weighted loss.) For the same reason several ranks may each take a share of the batch: they compute,
-back off and begin again alone, and meet only when every one of them has its gradients. torch's DistributedDataParallel
-sums inside the backward pass, where a rank that runs out of memory leaves the others waiting.
+up to 1.5 under a weighted loss.) When memory runs out, model and random state are put back and the batch is computed
+again with half the micro-batch.
+
+For the same reason several ranks may each take a share of the batch: they compute and halve alone, and meet only when
+every one of them has its gradients. torch's DistributedDataParallel sums inside the backward pass, where a rank that
+runs out of memory leaves the others waiting.
+
+The optimizer's step is no transaction: it changes weights in place, so where memory runs out within it the weights are
+neither old nor new, and only a checkpoint can say what they were (``StepLostError``).
 """
 
 from __future__ import annotations
@@ -22,7 +28,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fvc_lib.engine.accumulators import LossMean
 from fvc_lib.engine.device import Precision, build_optimizer, finish_gradients, release_cached_memory, set_learning_rate
 from fvc_lib.engine.distributed.ranks import Agreement, OwnGradients, Ranks, is_usable
 from fvc_lib.engine.joint_loss import (
@@ -35,9 +40,9 @@ from fvc_lib.engine.joint_loss import (
     joint_part,
     own_rows,
 )
-from fvc_lib.engine.oom import MemoryState, Place, Shortage, is_out_of_memory, memory_state, sample_shapes
+from fvc_lib.engine.oom import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
 from fvc_lib.engine.random_state import RawRandomState, put_back_random_state, take_random_state
-from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossSum, Outputs, Task
+from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
 from fvc_lib.services.checkpoints import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError, UsageError
 
@@ -46,7 +51,7 @@ T = TypeVar("T")
 
 
 class MemoryExhaustedError(FvcError):
-    """Memory ended even with one sample at a time, or where smaller micro-batches do not help."""
+    """Out of memory even with one sample at a time, or where smaller micro-batches do not help."""
 
 
 class BatchNormSplitError(FvcError):
@@ -54,7 +59,7 @@ class BatchNormSplitError(FvcError):
 
 
 @dataclass(frozen=True)
-class WindowGradients:
+class BatchGradients:
     """What a finished transaction left: ``p.grad`` is the gradient of ``loss.total / num_samples`` (scaled in fp16)."""
 
     loss: LossMean
@@ -68,17 +73,37 @@ class WindowGradients:
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class _Work:
+    """One effective batch (on several ranks: this rank's share) and everything as it was before it.
+
+    Attributes:
+        batch: the samples, maybe none.
+        num_samples: of the effective batch, over all ranks.
+        random_state: of all generators.
+        buffers: the model's, copied.
+    """
+
+    batch: Batch
+    num_samples: int
     random_state: RawRandomState
     buffers: dict[str, Tensor]
 
+    def parts(self, micro_batch: int) -> list[tuple[int, Batch]]:
+        """The micro-batches, each with its first sample's number."""
+        starts = range(0, len(self.batch), micro_batch)
+        return [(start, self.batch.part(start, start + micro_batch)) for start in starts]
 
-class WindowTransaction:
+    def used(self, micro_batch: int) -> int:
+        """Samples that really were in memory at once; a rank without samples still compares those of the others."""
+        return min(micro_batch, len(self.batch) or micro_batch)
+
+
+class BatchTransaction:
     """Computes the gradients of effective batches for one task and model.
 
     Args:
-        report: told of every shortage, after the memory is free again and before the next attempt.
-        before_retry: called after a shortage, to free what others hold; a checkpoint being written, for one.
+        report: called with every out-of-memory, after the memory is free again and before the next attempt.
+        before_retry: called after an out-of-memory, to free what others hold; a checkpoint being written, for one.
         shared: the model's gradients over all ranks; None: there is one.
     """
 
@@ -89,7 +114,7 @@ class WindowTransaction:
         precision: Precision,
         device: torch.device,
         *,
-        report: Callable[[Shortage], None] = lambda shortage: None,
+        report: Callable[[OutOfMemory], None] = lambda event: None,
         before_retry: Callable[[], None] = lambda: None,
         shared: OwnGradients | None = None,
     ) -> None:
@@ -104,86 +129,96 @@ class WindowTransaction:
         self._where: Place = "forward"
         self._comparing_failed = False
 
-    def gradients(self, window: Batch, micro_batch: int, num_samples: int | None = None) -> WindowGradients:
-        """Accumulate over ``window`` in pieces of at most ``micro_batch``; halve and start again when memory ends.
+    def gradients(self, batch: Batch, micro_batch: int, num_samples: int | None = None) -> BatchGradients:
+        """Accumulate over ``batch`` in parts of at most ``micro_batch``; out of memory, halve it and start again.
 
-        With several ranks ``window`` is this rank's share, maybe empty, and what is left is the sum over all of them,
-        computed everywhere with one micro-batch, the smallest that any of them came to: so that one number a step says
-        how to repeat it.
+        With several ranks ``batch`` is this rank's share, maybe empty, and what is left is the sum over all of them,
+        computed everywhere with one micro-batch, the smallest that any of them came to.
 
         Args:
-            window: the samples.
+            batch: the samples.
             micro_batch: at most so many of them in memory at once.
-            num_samples: of the effective batch, over all ranks; None: ``window`` is all of it.
+            num_samples: of the effective batch, over all ranks; None: ``batch`` is all of it.
 
         Raises:
             MemoryExhaustedError: one sample alone does not fit, or the comparison of all samples does not.
-            BatchNormSplitError: the window must be split and the model has a training batch norm.
+            BatchNormSplitError: the batch must be split and the model has a training batch norm.
             FvcError: another rank cannot go on.
         """
-        num_samples = len(window) if num_samples is None else num_samples
-        snapshot, joint = self._snapshot(), joint_part(self._task)
+        buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        number = len(batch) if num_samples is None else num_samples
+        work = _Work(batch, number, take_random_state(self._device), buffers)
+        joint = joint_part(self._task)
         self._comparing_failed = False
         while True:
             if joint is None:
-                agreed = self._summed(window, micro_batch, num_samples, snapshot)
+                agreed = self._sum_over_samples(work, micro_batch)
             else:
-                agreed = self._compared(joint, window, micro_batch, num_samples, snapshot)
+                agreed = self._compare_samples(joint, work, micro_batch)
             if agreed.settled:
                 break
-            self._roll_back(snapshot)
+            self._roll_back(work)
             micro_batch = agreed.micro_batch
         if is_usable(agreed.loss):
             self._shared.sum()
             for module in self._bounded:
                 module.bound_gradients()
-        return WindowGradients(agreed.loss, num_samples, agreed.micro_batch)
+        return BatchGradients(agreed.loss, number, agreed.micro_batch)
 
-    def _summed(self, window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot) -> Agreement:
-        """Of a loss that is a sum over samples."""
+    def _sum_over_samples(self, work: _Work, micro_batch: int) -> Agreement:
+        """The gradients of a loss that is a sum over samples; ranks meet until all have the same micro-batch, or this
+        one must compute again for it.
 
-        def accumulate(fitting: int) -> LossMean:
-            return self._accumulate(window, fitting, num_samples)
+        A smaller one that still holds all of this rank's share at once changes nothing here.
+        """
+        loss, micro_batch = self._until_it_fits(partial(self._accumulate, work), work, micro_batch)
+        while True:
+            agreed = self._shared.agree(micro_batch, loss)
+            if agreed.settled or agreed.micro_batch < min(micro_batch, len(work.batch)):
+                return agreed
+            micro_batch = agreed.micro_batch
 
-        loss, micro_batch = self._until_it_fits(accumulate, window, micro_batch, num_samples, snapshot)
-        return self._agree(micro_batch, len(window), loss)
+    def _accumulate(self, work: _Work, micro_batch: int) -> LossMean:
+        losses = []
+        for _, part in work.parts(micro_batch):
+            self._where = "forward"
+            loss = self._forward(part)[1]
+            self._where = "backward"
+            self._scaled(work.num_samples, loss.total).backward()  # type: ignore[no-untyped-call]
+            losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
+        self._shared.complete()
+        return _mean_of(losses)
 
-    def _compared(
-        self, joint: JointLoss, window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot
-    ) -> Agreement:
-        """Of a loss that also compares samples. When memory ends after the ranks have met, all begin again.
-
-        Where it ended in the comparison, that is once: then no activations are kept meanwhile, and a smaller
-        micro-batch has no more to give.
+    def _compare_samples(self, joint: JointLoss, work: _Work, micro_batch: int) -> Agreement:
+        """The gradients of a loss that also compares samples (``joint_loss``): outputs of all samples, their joint
+        loss over all ranks, and back through every micro-batch. Out of memory after the ranks have met, all begin
+        again.
         """
 
         def collect(fitting: int) -> FirstPass:
             return first_pass(
-                self._task, joint, self._model, window, fitting,
-                precision=self._precision, device=self._device,
-            )  # fmt: skip
-
-        found, micro_batch = self._until_it_fits(collect, window, micro_batch, num_samples, snapshot)
-        alone = found.kept is None
-        part, failure = self._joint_part(joint, found.compared, num_samples)
-        if part is not None:
-            loss, failure = self._attempt(
-                partial(self._carry_joint_loss_back, part, found, window, micro_batch, num_samples, snapshot)
+                self._task, joint, self._model, work.batch, fitting, precision=self._precision, device=self._device
             )
+
+        found, micro_batch = self._until_it_fits(collect, work, micro_batch)
+        alone = found.kept is None
+        part, failure = self._joint_part(joint, found.compared, work.num_samples)
+        if part is not None:
+            loss, failure = self._attempt(partial(self._carry_joint_loss_back, part, found, work, micro_batch))
             if loss is not None:
                 return self._shared.agree(micro_batch, loss)
-        num_compared = num_samples if failure is not None and self._where == "joint_loss" else 0
-        del found, part  # the graph of a share that was one micro-batch is memory to be had
-        if num_compared and failure is not None:
-            smaller = self._after_comparing_failed(failure, window, micro_batch, num_compared, alone, snapshot)
+        comparing = failure is not None and self._where == "joint_loss"
+        del found, part  # the graph of a share that was one micro-batch is memory that can be freed
+        if comparing and failure is not None:
+            smaller = self._after_comparing_failed(failure, work, micro_batch, alone)
         else:
-            smaller = self._smaller(failure, window, micro_batch, snapshot)
+            smaller = self._smaller(failure, work, micro_batch)
         return self._shared.agree(smaller, LossMean(), again=True)
 
     def _joint_part(
         self, joint: JointLoss, own: Compared, num_samples: int
     ) -> tuple[JointPart | None, MemoryState | None]:
-        """This rank's rows of the loss, and its samples' gradients over all ranks; or what ended, on any of them."""
+        """This rank's rows of the loss, and its samples' gradients over all ranks; or the out-of-memory of any rank."""
         self._where = "joint_loss"
         documents, failure = self._attempt(lambda: self._shared.everyones(own.to_document()))
         if documents is None:
@@ -198,74 +233,71 @@ class WindowTransaction:
         if self._shared.sum_compared(None if part is None else part.gradients):
             first = sum(len(Compared(**each)) for each in documents[: self._shared.rank])
             return part and part.of_samples(first, first + len(own)), None
-        return None, failure or MemoryState("memory ended on another rank", None, 0, {}, [])
+        return None, failure or MemoryState("out of memory on another rank", None, 0, {}, [])
 
-    def _after_comparing_failed(
-        self,
-        failure: MemoryState,
-        window: Batch,
-        micro_batch: int,
-        num_samples: int,
-        alone: bool,
-        snapshot: _Snapshot,
-    ) -> int:
-        """What to begin again with, once. ``alone``: nothing but what is compared was in memory.
+    def _carry_joint_loss_back(self, compared: JointPart, found: FirstPass, work: _Work, micro_batch: int) -> LossMean:
+        losses = [LossSum(compared.total, torch.zeros_like(compared.total))]
+        self._where = "forward"
+        if found.kept is None and len(work.batch):
+            put_back_random_state(work.random_state, self._device)
+            self._put_back_buffers(work)
+        for start, part in work.parts(micro_batch):
+            self._where = "forward"
+            outputs, loss = found.kept or self._forward(part)
+            self._where = "backward"
+            its_gradients = compared.of_samples(start, start + micro_batch).gradients
+            carry_back(outputs, its_gradients, self._scaled(work.num_samples, loss.total))
+            losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
+        self._shared.complete()
+        return _mean_of(losses)
+
+    def _after_comparing_failed(self, failure: MemoryState, work: _Work, micro_batch: int, alone: bool) -> int:
+        """What to begin again with, once. ``alone``: no activations were in memory beside what is compared, so a
+        smaller micro-batch has no more to give.
 
         Raises:
             MemoryExhaustedError: it is not the first time, and there is nothing left to free.
         """
-        used = min(micro_batch, len(window) or micro_batch)  # without samples a rank still compares the others'
+        used = work.used(micro_batch)
         smaller = used // 2 or 1
         last = self._comparing_failed and (alone or used == 1)
         self._comparing_failed = True
-        self._roll_back(snapshot)
-        self._report(
-            Shortage("joint_loss", failure, used, None if last else smaller, sample_shapes(window), len(window))
-        )
+        self._roll_back(work)
+        following = None if last else smaller
+        shapes = sample_shapes(work.batch)
+        self._report(OutOfMemory("joint_loss", failure, used, following, shapes, len(work.batch)))
         if last:
-            raise MemoryExhaustedError(comparison_too_large(failure, num_samples))
+            raise MemoryExhaustedError(comparison_too_large(failure, work.num_samples))
         _logger.warning(
             "out of memory (%s) in comparing the %d samples of an effective batch: once more, without anything else in "
-            "memory (micro-batch %d -> %d)", failure.message, num_samples, used, smaller,
+            "memory (micro-batch %d -> %d)", failure.message, work.num_samples, used, smaller,
         )  # fmt: skip
         return smaller
 
-    def _until_it_fits(
-        self, compute: Callable[[int], T], window: Batch, micro_batch: int, num_samples: int, snapshot: _Snapshot
-    ) -> tuple[T, int]:
+    def _until_it_fits(self, compute: Callable[[int], T], work: _Work, micro_batch: int) -> tuple[T, int]:
         """What ``compute`` gives on this rank, and the micro-batch that fitted."""
         while True:
-            if min(micro_batch, len(window)) < num_samples:
-                self._refuse_batch_norm(min(micro_batch, len(window)), num_samples)
+            largest = min(micro_batch, len(work.batch))
+            if largest < work.num_samples:
+                self._refuse_batch_norm(largest, work.num_samples)
             self._model.zero_grad(set_to_none=True)
             self._where = "forward"
             result, failure = self._attempt(partial(compute, micro_batch))
             if result is not None:
                 return result, micro_batch
-            micro_batch = self._smaller(failure, window, micro_batch, snapshot)
+            micro_batch = self._smaller(failure, work, micro_batch)
 
-    def _smaller(self, failure: MemoryState | None, window: Batch, micro_batch: int, snapshot: _Snapshot) -> int:
-        """As it was before the window, with half the micro-batch."""
+    def _smaller(self, failure: MemoryState | None, work: _Work, micro_batch: int) -> int:
+        """Half the micro-batch, with everything as it was before the batch."""
         if failure is None:
-            raise RuntimeError("an attempt gave neither a result nor a shortage")
-        used = min(micro_batch, len(window) or micro_batch)
-        self._roll_back(snapshot)
-        self._report(Shortage(self._where, failure, used, used // 2 or None, sample_shapes(window), len(window)))
-        return smaller_micro_batch(failure, used, window)
-
-    def _agree(self, micro_batch: int, num_own: int, loss: LossMean) -> Agreement:
-        """Meet until all have the same micro-batch, or this rank must compute again for it.
-
-        A smaller one that still holds all of this rank's share at once changes nothing here.
-        """
-        while True:
-            agreed = self._shared.agree(micro_batch, loss)
-            if agreed.settled or agreed.micro_batch < min(micro_batch, num_own):
-                return agreed
-            micro_batch = agreed.micro_batch
+            raise RuntimeError("an attempt gave neither a result nor an out-of-memory")
+        used, shapes = work.used(micro_batch), sample_shapes(work.batch)
+        self._roll_back(work)
+        self._report(OutOfMemory(self._where, failure, used, used // 2 or None, shapes, len(work.batch)))
+        return smaller_micro_batch(failure, used, work.batch)
 
     def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:
-        """The result, or what ended. Returns from outside ``except``: inside, the traceback holds the tensors."""
+        """The result, or what memory held. Returns from outside ``except``, whose traceback holds the tensors."""
         try:
             return compute(), None
         except (RuntimeError, MemoryError) as error:
@@ -273,42 +305,6 @@ class WindowTransaction:
                 raise
             failure = memory_state(error, self._device, self._model.parameters())
         return None, failure
-
-    def _accumulate(self, window: Batch, micro_batch: int, num_samples: int) -> LossMean:
-        losses = []
-        for start in range(0, len(window), micro_batch):
-            self._where = "forward"
-            loss = self._forward(window.part(start, start + micro_batch))[1]
-            self._where = "backward"
-            self._scaled(num_samples, loss.total).backward()  # type: ignore[no-untyped-call]
-            losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
-        self._shared.complete()
-        return _mean_of(losses)
-
-    def _carry_joint_loss_back(
-        self,
-        compared: JointPart,
-        found: FirstPass,
-        window: Batch,
-        micro_batch: int,
-        num_samples: int,
-        snapshot: _Snapshot,
-    ) -> LossMean:
-        losses = [LossSum(compared.total, torch.zeros_like(compared.total))]
-        self._where = "forward"
-        if found.kept is None and len(window):
-            put_back_random_state(snapshot.random_state, self._device)
-            self._put_back_buffers(snapshot)
-        for start in range(0, len(window), micro_batch):
-            part = window.part(start, start + micro_batch)
-            self._where = "forward"
-            outputs, loss = found.kept or self._forward(part)
-            self._where = "backward"
-            its_gradients = compared.of_samples(start, start + micro_batch).gradients
-            carry_back(outputs, its_gradients, self._scaled(num_samples, loss.total))
-            losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
-        self._shared.complete()
-        return _mean_of(losses)
 
     def _forward(self, part: Batch) -> tuple[Outputs, LossSum]:
         part = part.to(self._device)
@@ -320,21 +316,17 @@ class WindowTransaction:
         """Divided by the sample count, known beforehand, to keep half-precision gradients in range."""
         return self._precision.scaler.scale(total / num_samples)
 
-    def _snapshot(self) -> _Snapshot:
-        buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        return _Snapshot(take_random_state(self._device), buffers)
-
-    def _roll_back(self, snapshot: _Snapshot) -> None:
+    def _roll_back(self, work: _Work) -> None:
         self._model.zero_grad(set_to_none=True)
         self._before_retry()
         gc.collect()
         release_cached_memory(self._device)
-        put_back_random_state(snapshot.random_state, self._device)
-        self._put_back_buffers(snapshot)
+        put_back_random_state(work.random_state, self._device)
+        self._put_back_buffers(work)
 
-    def _put_back_buffers(self, snapshot: _Snapshot) -> None:
+    def _put_back_buffers(self, work: _Work) -> None:
         for name, buffer in self._model.named_buffers():
-            buffer.copy_(snapshot.buffers[name])
+            buffer.copy_(work.buffers[name])
 
     def _refuse_batch_norm(self, micro_batch: int, num_samples: int) -> None:
         for name, module in self._model.named_modules():
@@ -380,14 +372,8 @@ def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch) ->
     return micro_batch // 2
 
 
-# ----------------------------------------------------------------------------------------------------
-# The optimizer's step, which is no transaction: it changes weights in place, so where memory ends within it the
-# weights are neither old nor new, and only a checkpoint can say what they were.
-#
-
-
 class StepLostError(Exception):
-    """Memory ended while the weights were being changed. Caught by the engine, which restores a checkpoint."""
+    """Out of memory while the weights were being changed. Caught by the engine, which restores a checkpoint."""
 
     def __init__(self, memory: MemoryState) -> None:
         super().__init__(memory.message)
@@ -395,9 +381,9 @@ class StepLostError(Exception):
 
 
 def take_together(
-    stepper: Stepper, ranks: Ranks, result: WindowGradients | None, learning_rate: float, *, save_is_due: bool
+    stepper: Stepper, ranks: Ranks, result: BatchGradients | None, learning_rate: float, *, save_is_due: bool
 ) -> tuple[float, bool]:
-    """One step on every rank, or none: where memory ended in one rank's, the others' are lost with it.
+    """One step on every rank, or none: where one rank ran out of memory in it, the others' are lost with it.
 
     Args:
         stepper: of this rank's model.
@@ -410,7 +396,7 @@ def take_together(
         The gradient's norm before clipping (NaN without a step), and whether a checkpoint is due.
 
     Raises:
-        StepLostError: memory ended; the weights of one rank are undefined now.
+        StepLostError: out of memory; the weights of one rank are undefined now.
     """
     norm, lost = math.nan, None
     try:
@@ -422,7 +408,7 @@ def take_together(
         raise lost
     for rank, (its_lost, _) in enumerate(rows):
         if its_lost:
-            raise StepLostError(MemoryState(f"memory ended on rank {rank}", None, 0, {}, []))
+            raise StepLostError(MemoryState(f"out of memory on rank {rank}", None, 0, {}, []))
     return norm, bool(rows[0][1])
 
 
@@ -461,11 +447,11 @@ class Stepper:
         """Of the last step."""
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def take(self, result: WindowGradients, learning_rate: float) -> float:
+    def take(self, result: BatchGradients, learning_rate: float) -> float:
         """Step on the gradients of ``result`` unless they are not finite; returns their norm before clipping.
 
         Raises:
-            StepLostError: memory ended; the weights are undefined now.
+            StepLostError: out of memory; the weights are undefined now.
         """
         try:
             return self._take(result, learning_rate)
@@ -504,7 +490,7 @@ class Stepper:
         if self._one_by_one:
             self.save_memory()
 
-    def _take(self, result: WindowGradients, learning_rate: float) -> float:
+    def _take(self, result: BatchGradients, learning_rate: float) -> float:
         scaler = self._precision.scaler
         scaler.unscale_(self._optimizer)
         factor = result.num_samples / result.loss.weight
@@ -516,19 +502,11 @@ class Stepper:
         return norm
 
 
-# ----------------------------------------------------------------------------------------------------
-# Gradient checkpointing: a block's activations are not kept for the backward pass but computed again in it.
-#
-# After Chen et al., "Training deep nets with sublinear memory cost" (2016), by way of ``torch.utils.checkpoint``. A
-# model
-# says which of its parts are worth it with a method ``recomputable_blocks()``; results do not change by a bit on
-# the CPU.
-#
-
-
 @runtime_checkable
 class Recomputable(Protocol):
-    """A model that can trade time for memory."""
+    """A model that can compute activations again in the backward pass instead of keeping them (gradient checkpointing,
+    Chen et al., "Training deep nets with sublinear memory cost", 2016).
+    """
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:
         """Modules, none inside another, whose forward depends on inputs, weights and torch's random state only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -65,6 +66,46 @@ class LossSum:
 
     total: Tensor
     weight: Tensor
+
+
+def require_detached(values: Tensor, name: str) -> Tensor:
+    """``values`` on the CPU.
+
+    Raises:
+        ValueError: they still require grad, so keeping them would keep a whole graph in memory.
+    """
+    if values.requires_grad:
+        raise ValueError(
+            f"{name}: got a tensor {tuple(values.shape)} that requires grad, wanted a detached one; call .detach() "
+            "first, or the accumulator would hold every batch's graph."
+        )
+    return values.cpu()
+
+
+class LossMean:
+    """The weighted mean of losses over everything seen; NaN before anything was."""
+
+    def __init__(self, total: float = 0.0, weight: float = 0.0) -> None:
+        self.total = total
+        self.weight = weight
+
+    def update(self, loss: LossSum) -> None:
+        """Add one batch.
+
+        Raises:
+            ValueError: the loss still requires grad.
+        """
+        self.total += float(require_detached(loss.total, "loss total"))
+        self.weight += float(require_detached(loss.weight, "loss weight"))
+
+    def add(self, other: LossMean) -> None:
+        """Add everything ``other`` has seen."""
+        self.total += other.total
+        self.weight += other.weight
+
+    def mean(self) -> float:
+        """Sum over weight."""
+        return self.total / self.weight if self.weight else math.nan
 
 
 class SampleSet(Protocol):

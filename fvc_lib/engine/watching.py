@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fvc_lib.engine.checkpoint import TrainingState
-from fvc_lib.engine.oom import MemoryState, Shortage, ShortageFolder
+from fvc_lib.engine.oom import MemoryState, OutOfMemory, OutOfMemoryFolder
 from fvc_lib.engine.step import MemoryExhaustedError
 from fvc_lib.engine.task import Batch
 from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
@@ -35,25 +35,25 @@ class TrainingWatch:
 
     Args:
         metrics: gets losses, rates and the like.
-        memory: told of every step, and of events.
-        shortages: where a shortage's context goes; None: nowhere.
+        memory: called with every step and event.
+        oom_folder: gets a file per out-of-memory; None: none is written.
     """
 
     def __init__(
-        self, metrics: MetricSink, memory: MemoryObserver | None = None, shortages: ShortageFolder | None = None
+        self, metrics: MetricSink, memory: MemoryObserver | None = None, oom_folder: OutOfMemoryFolder | None = None
     ) -> None:
         self._metrics = metrics
         self._memory = memory or NoObserver()
-        self._shortages = shortages
+        self._oom_folder = oom_folder
         self.state: TrainingState | None = None
 
     def at(self, phase: str) -> None:
-        """The training has come to ``phase`` of its current window; a test belongs to no epoch."""
+        """The training has come to ``phase`` of its current effective batch; a test belongs to no epoch."""
         state = self._here()
         if phase == "test":
             self._memory.at(phase, global_step=state.step)
         else:
-            self._memory.at(phase, epoch=state.epochs_done + 1, batch_idx=state.windows_done, global_step=state.step)
+            self._memory.at(phase, epoch=state.epochs_done + 1, batch_idx=state.batches_done, global_step=state.step)
 
     def step_metrics(self, metrics: Mapping[str, float]) -> None:
         """Training metrics of the step in hand."""
@@ -65,29 +65,30 @@ class TrainingWatch:
         state = self._here()
         self._metrics.log(step=state.step, epoch=state.epochs_done, phase=phase, metrics=metrics)
 
-    def shortage(self, shortage: Shortage) -> None:
-        """Memory ended, and was freed again. The training goes on even where the context cannot be written."""
+    def out_of_memory(self, event: OutOfMemory) -> None:
+        """Memory ran out, and was freed again. The training goes on even where the context cannot be written."""
         state = self._here()
         epoch, file = state.epochs_done + 1, None
-        if self._shortages is not None:
-            phase = self._memory.prefix + ("validation" if shortage.where == "validation" else "train")
+        if self._oom_folder is not None:
+            phase = self._memory.prefix + ("validation" if event.where == "validation" else "train")
             try:
-                file = self._shortages.write(shortage, phase=phase, epoch=epoch, step=state.step).name
+                file = self._oom_folder.write(event, phase=phase, epoch=epoch, step=state.step).name
             except OSError as error:
                 _logger.warning("the context of an out-of-memory could not be written: %s", error)
-        asked = shortage.state.asked_bytes
+        asked = event.state.asked_bytes
         self._memory.event(
             "out_of_memory",
-            _in_words(shortage),
-            where=shortage.where,
+            _in_words(event),
+            where=event.where,
             asked_mb=None if asked is None else round(asked / 1e6, 3),
-            micro_batch=shortage.micro_batch,
-            micro_batch_next=shortage.micro_batch_next,
+            micro_batch=event.micro_batch,
+            micro_batch_next=event.micro_batch_next,
             context_file=file,
         )
 
-    def micro_batch_changed(self, before: int, now: int, reason: str) -> None:
-        """From this step on another number of samples is in memory at once."""
+    def micro_batch_changed(self, before: int, now: int) -> None:
+        """From this step on fewer samples are in memory at once."""
+        reason = "out of memory"
         self.step_metrics({"micro_batch": float(now)})
         self._memory.event(
             "micro_batch", f"micro-batch {before} -> {now}: {reason}", micro_batch_before=before, micro_batch=now,
@@ -95,9 +96,9 @@ class TrainingWatch:
         )  # fmt: skip
 
     def step_restored(self, memory: MemoryState, from_step: int) -> None:
-        """Memory ended in the optimizer's step, and a checkpoint was put back."""
+        """Out of memory in the optimizer's step, and a checkpoint was put back."""
         to_step = self._here().step
-        message = f"memory ended in the optimizer's step {from_step} ({memory.message}): back to step {to_step}"
+        message = f"out of memory in the optimizer's step {from_step} ({memory.message}): back to step {to_step}"
         _logger.warning(message)
         self._memory.event("step_restored", message, to_step=to_step, lost_steps=from_step - to_step)
 
@@ -125,7 +126,7 @@ class TrainingWatch:
         self._memory.event("checkpoint_skipped", message)
 
     def exhausted(self, error: BaseException) -> MemoryExhaustedError:
-        """Memory ended where nothing smaller can be tried: while loading, counting or copying a checkpoint."""
+        """Out of memory where nothing smaller can be tried: while loading, counting or copying a checkpoint."""
         told = str(error).partition("\n")[0] or type(error).__name__
         message = (
             f"out of memory after step {self._here().step}, outside of a forward or backward pass: {told}. The last "
@@ -148,8 +149,8 @@ class TrainingWatch:
         return self.state
 
 
-def _in_words(shortage: Shortage) -> str:
-    if shortage.where == "optimizer_step":
-        return "memory ended in the optimizer's step"
-    then = f"next {shortage.micro_batch_next}" if shortage.micro_batch_next else "nothing smaller is left"
-    return f"memory ended in {shortage.where} with {shortage.micro_batch} samples at once; {then}"
+def _in_words(event: OutOfMemory) -> str:
+    if event.where == "optimizer_step":
+        return "out of memory in the optimizer's step"
+    then = f"next {event.micro_batch_next}" if event.micro_batch_next else "nothing smaller is left"
+    return f"out of memory in {event.where} with {event.micro_batch} samples at once; {then}"

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from fvc_lib.engine.accumulators import LossMean
 from fvc_lib.engine.checkpoint import NAN_AS_TEXT, TrainingRecord, TrainingState
 from fvc_lib.engine.device import ComputeDevice, peak_device_bytes, resolve_device
 from fvc_lib.engine.distributed.launch import run_ranks
@@ -25,15 +24,15 @@ from fvc_lib.engine.distributed.ranks import RankLostError, Ranks
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.memory.training_memory import TrainingMemory, planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
-from fvc_lib.engine.task import Accumulator, SampleSet, Task
+from fvc_lib.engine.task import Accumulator, LossMean, SampleSet, Task
 from fvc_lib.engine.watching import MetricSink
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import StoppedError, UsageError
+from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory_budget import peak_rss_bytes
 from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
-from fvc_lib.services.run_paths import RunPaths, find_run, stage_key
+from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.tasks.video.task import settings_of
 
 # ----------------------------------------------------------------------------------------------------
@@ -197,7 +196,7 @@ def trained_split(
     Raises:
         StoppedError: ``stop`` said so; everything is saved (exit code 75).
         CheckpointMismatchError: what was saved belongs to other parameters or data.
-        UsageError: the requested device is not there, or the run to be replayed.
+        UsageError: the requested device is not there.
         MemoryExhaustedError, CheckpointWriteError, RankLostError: as ``fold_training.train_fold``.
     """
     ranks = ranks or Ranks()
@@ -205,10 +204,9 @@ def trained_split(
     if any(wish for (wish,) in ranks.meet("begin", asked)):
         raise StoppedError("stopped as asked before training: resume with run_notebooks.py --resume latest.")
     compute = resolve_device(config.device, config.amp)
-    settings = _replaying(config, training)
     _logger.info("%s on %s", training.stage, compute.describe())
     with training_memory(paths, config, training.stage, None, compute, memory, ranks.rank) as kept:
-        settings, predicted = _planned(paths, config, replace(training, settings=settings), compute, kept, ranks)
+        settings, predicted = _planned(paths, config, training, compute, kept, ranks)
         started = time.monotonic()
         engine = Engine(
             training.task,
@@ -222,7 +220,7 @@ def trained_split(
             metric_log,
             policy=kept.policy,
             memory=kept.observer,
-            shortages=kept.shortages,
+            oom_folder=kept.oom_folder,
             stop=stop,
             progress=progress,
             ranks=ranks,
@@ -299,26 +297,6 @@ def _planned(
         ),
     )
     return replace(training.settings, micro_batch=micro_batch), predicted
-
-
-def _replaying(config: RunConfig, training: SplitTraining) -> EngineSettings:
-    """The settings, with the micro-batches of the run that is to be repeated.
-
-    Raises:
-        UsageError: there is no such run, it has not finished, or it trained with other parameters or data.
-    """
-    if not config.replay_run:
-        return training.settings
-    run = find_run(Path(config.runs_dir), config.replay_run)
-    outcome = read_stage_outcome(run.stage_outcome(training.stage))
-    if outcome is None:
-        raise UsageError(f"replay_run: {run.run_id} has no finished {training.stage} whose schedule could be repeated.")
-    if outcome.fingerprint != training.fingerprint:
-        raise UsageError(
-            f"replay_run: {run.run_id} trained with other parameters or data; its schedule says nothing about this "
-            "run. Give this run the same parameters, or leave replay_run out."
-        )
-    return replace(training.settings, replay=outcome.training.micro_batch_schedule)
 
 
 def _record(state: TrainingState, seconds: float) -> TrainingRecord:

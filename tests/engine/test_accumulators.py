@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from fvc_lib.engine.accumulators import BinaryScores, LossMean, require_detached
-from fvc_lib.engine.task import Batch, LossSum
+from fvc_lib.engine.task import Batch, LossMean, LossSum, require_detached
+from fvc_lib.tasks.video.task import BinaryScores
 
 
 def batch(labels: list[float], first: int = 0) -> Batch:

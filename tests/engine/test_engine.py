@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fvc_lib.engine.accumulators import BinaryScores
 from fvc_lib.services.checkpoints import LATEST, CheckpointMismatchError, CheckpointWriteError
 from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
 from tests.kits.task_kit import Some, each_task
 
@@ -29,7 +29,7 @@ def test_every_step_and_epoch_is_logged(make_engine):
     seen = []
     engine = make_engine(progress=lambda done, planned: seen.append((done, planned)))
     state = engine.fit()
-    assert state.step == 9  # 22 samples in windows of 8, 8 and 6, three times
+    assert state.step == 9  # 22 samples in effective batches of 8, 8 and 6, three times
     assert seen == [*((step, 9) for step in range(1, 10)), (9, 9)]
     for name in ("loss", "learning_rate", "gradient_norm"):
         assert len(engine.log.values("train", name)) == 9
@@ -127,7 +127,7 @@ def test_a_frozen_stage_is_not_changed_before_its_epoch_and_changed_after_it(mak
     kept = []
 
     def keep(model, batch):
-        if model.training and engine.state.windows_done == 0 and len(kept) == engine.state.epochs_done:
+        if model.training and engine.state.batches_done == 0 and len(kept) == engine.state.epochs_done:
             kept.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
 
     engine = make_engine(before=keep, epochs=4)
@@ -182,7 +182,7 @@ def test_a_checkpoint_in_mid_epoch_is_written_when_due(make_engine, tmp_path):
 
     engine = make_engine(before=watch, micro_batch=8, checkpoint_seconds=0, epochs=1)
     engine.fit()
-    assert steps == [0, 1, 2, 3]  # three windows, then validation
+    assert steps == [0, 1, 2, 3]  # three effective batches, then validation
 
 
 def test_memory_is_told_where_training_is(make_engine, observer):

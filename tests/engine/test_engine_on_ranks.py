@@ -144,14 +144,6 @@ def test_memory_that_ends_on_one_rank_lowers_the_micro_batch_of_all(tasks, train
     assert distance(found, whole) < 1e-6
 
 
-@each_task(long=("image", "video_text"))
-def test_a_replay_repeats_what_ranks_did_to_the_bit(tasks, trained):
-    found = trained(2, "short", Short(tasks, 1, "forward", number=2))
-    assert len(found["schedule"]) == 2
-    again = trained(2, "again", tasks, replay=tuple(found["schedule"]))
-    assert same_result(found, again)
-
-
 @pytest.mark.fault(18)
 @pytest.mark.long
 @each_task()

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.engine.random_state import epoch_order, num_windows, share, window_size, windows
+from fvc_lib.engine.loading import batch_size_of, batches_per_epoch, effective_batches, epoch_order, share
 
 SIZES = st.integers(1, 60)
 SEEDS = st.integers(0, 2**63 - 1)
@@ -33,14 +33,14 @@ def test_balanced_sampling_gives_classes_equal_places_and_members_equal_turns(cl
 
 
 @given(SIZES, st.integers(1, 20), SEEDS, st.data())
-def test_windows_cover_the_order_and_go_on_from_any_position(num_samples, size, seed, data):
+def test_effective_batches_cover_the_order_and_go_on_from_any_position(num_samples, size, seed, data):
     order = epoch_order(num_samples, 0, seed)
-    whole = windows(order, size)
-    assert [index for window in whole for index in window] == order.tolist()
-    assert len(whole) == num_windows(num_samples, size)
-    assert all(len(window) == size for window in whole[:-1])
+    whole = effective_batches(order, size)
+    assert [index for batch in whole for index in batch] == order.tolist()
+    assert len(whole) == batches_per_epoch(num_samples, size)
+    assert all(len(batch) == size for batch in whole[:-1])
     first = data.draw(st.integers(0, len(whole)))
-    assert windows(order, size, first) == whole[first:]
+    assert effective_batches(order, size, first) == whole[first:]
 
 
 def test_the_order_is_the_same_on_every_machine():
@@ -57,7 +57,7 @@ def test_the_ranks_shares_of_a_batch_are_the_batch(num_samples, num_ranks):
 
 
 @given(st.integers(1, 60), st.integers(1, 20))
-def test_the_size_of_every_window_is_known_beforehand(num_samples, size):
-    cut = windows(np.arange(num_samples), size)
-    assert [window_size(num_samples, size, window) for window in range(len(cut))] == [len(window) for window in cut]
-    assert window_size(num_samples, size, len(cut)) == 0
+def test_the_size_of_every_effective_batch_is_known_beforehand(num_samples, size):
+    cut = effective_batches(np.arange(num_samples), size)
+    assert [batch_size_of(num_samples, size, batch) for batch in range(len(cut))] == [len(batch) for batch in cut]
+    assert batch_size_of(num_samples, size, len(cut)) == 0

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from fvc_lib.engine.accumulators import LossMean
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.distributed.ranks import GradientSum, OwnGradients
-from fvc_lib.engine.step import WindowTransaction
-from fvc_lib.engine.task import Batch, LossSum
+from fvc_lib.engine.step import BatchTransaction
+from fvc_lib.engine.task import Batch, LossMean, LossSum
 from tests.kits.rank_kit import run_ranks
 
-WINDOWS = (8, 7, 2, 1)  # evenly shared, unevenly, one sample each, and one rank without any
+BATCHES = (8, 7, 2, 1)  # evenly shared, unevenly, one sample each, and one rank without any
 
 
 class Branching(nn.Module):
@@ -59,7 +58,7 @@ def batch_of(num_samples, dtype):
 
 
 def compute(ranks, folder, dtype):
-    """The gradients of every window, in buckets of two parameters or so."""
+    """The gradients of every effective batch, in buckets of two parameters or so."""
     torch.manual_seed(0)
     model = Branching().to(dtype)
     shared = OwnGradients()
@@ -67,14 +66,14 @@ def compute(ranks, folder, dtype):
         shared = GradientSum(model, ranks.meet, ranks._sum, bucket_bytes=100)
         assert len(shared._groups) > 2
     compute_device = resolve_device("cpu")
-    transaction = WindowTransaction(
+    transaction = BatchTransaction(
         BranchingTask(), model, Precision(compute_device), compute_device.device, shared=shared
     )
     found = []
-    for num_samples in WINDOWS:
-        window = batch_of(num_samples, dtype)
+    for num_samples in BATCHES:
+        batch = batch_of(num_samples, dtype)
         first, last = num_samples * ranks.rank // ranks.size, num_samples * (ranks.rank + 1) // ranks.size
-        result = transaction.gradients(window.part(first, last), 2, num_samples)
+        result = transaction.gradients(batch.part(first, last), 2, num_samples)
         gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
         found.append({"loss": result.loss.total, "weight": result.loss.weight, "gradients": gradients})
     torch.save(found, folder / f"of_{ranks.size}_rank_{ranks.rank}.pt")
@@ -88,14 +87,14 @@ def test_gradients_are_those_of_one_process(tmp_path, dtype, allowed):
     wanted = torch.load(tmp_path / "of_1_rank_0.pt")
     for size, rank in ((2, 0), (2, 1), (3, 0), (3, 1), (3, 2)):
         found = torch.load(tmp_path / f"of_{size}_rank_{rank}.pt")
-        for window, other in zip(found, wanted, strict=True):
-            assert window["loss"] == pytest.approx(other["loss"], rel=allowed)
-            assert window["weight"] == pytest.approx(other["weight"], rel=allowed)
-            reached = {name for name, gradient in window["gradients"].items() if gradient is not None}
+        for batch, other in zip(found, wanted, strict=True):
+            assert batch["loss"] == pytest.approx(other["loss"], rel=allowed)
+            assert batch["weight"] == pytest.approx(other["weight"], rel=allowed)
+            reached = {name for name, gradient in batch["gradients"].items() if gradient is not None}
             assert reached == {"first.weight", "first.bias", "second.weight", "second.bias", "sometimes"}
             assert reached == {name for name, gradient in other["gradients"].items() if gradient is not None}
             for name in reached:
-                gradient, right = window["gradients"][name], other["gradients"][name]
+                gradient, right = batch["gradients"][name], other["gradients"][name]
                 assert (gradient - right).norm() <= allowed * right.norm(), name
 
 

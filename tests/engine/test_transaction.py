@@ -4,7 +4,7 @@ from torch import nn
 
 from fvc_lib.engine.device import Precision, finish_gradients, resolve_device
 from fvc_lib.engine.loop import evaluate_batch
-from fvc_lib.engine.step import BatchNormSplitError, MemoryExhaustedError, WindowTransaction
+from fvc_lib.engine.step import BatchNormSplitError, BatchTransaction, MemoryExhaustedError
 from fvc_lib.engine.task import Batch, LossSum
 from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, split_tolerance
 
@@ -19,7 +19,7 @@ def make_model(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(*layers).to(dtype)
 
 
-def make_window(num_samples: int = 7, dtype: torch.dtype = torch.float32) -> Batch:
+def make_batch(num_samples: int = 7, dtype: torch.dtype = torch.float32) -> Batch:
     generator = torch.Generator().manual_seed(1)
     pixels = torch.randn(num_samples, 2, 8, 8, generator=generator).to(dtype)
     target = torch.randn(num_samples, 2, generator=generator).to(dtype)
@@ -64,20 +64,20 @@ class EndsAt:
             raise self.error
 
 
-def gradients(window, micro_batch, task=None, model=None):
+def gradients(batch, micro_batch, task=None, model=None):
     """Gradients divided by the total weight, and what the transaction says."""
-    model = model or make_model(window.tensors["pixels"].dtype)
-    result = WindowTransaction(task or WeightedRegression(), model, Precision(CPU), CPU.device).gradients(
-        window, micro_batch
+    model = model or make_model(batch.tensors["pixels"].dtype)
+    result = BatchTransaction(task or WeightedRegression(), model, Precision(CPU), CPU.device).gradients(
+        batch, micro_batch
     )
     finish_gradients(model.parameters(), result.num_samples / result.loss.weight, float("inf"))
     return torch.cat([p.grad.flatten() for p in model.parameters()]), result
 
 
-def full_batch_gradients(window):
+def full_batch_gradients(batch):
     """The oracle: one backward through the weighted mean."""
-    model = make_model(window.tensors["pixels"].dtype)
-    loss = WeightedRegression().loss({"values": model(window.tensors["pixels"])}, window)
+    model = make_model(batch.tensors["pixels"].dtype)
+    loss = WeightedRegression().loss({"values": model(batch.tensors["pixels"])}, batch)
     (loss.total / loss.weight).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
@@ -89,31 +89,31 @@ def relative_error(got, wanted):
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_any_split_gives_the_gradients_of_the_whole(micro_batch, dtype):
-    window = make_window(dtype=dtype)
-    bound = 1e-12 if dtype is torch.float64 else split_tolerance(len(window), micro_batch)
-    got, result = gradients(window, micro_batch)
-    assert relative_error(got, full_batch_gradients(window)) < bound
+    batch = make_batch(dtype=dtype)
+    bound = 1e-12 if dtype is torch.float64 else split_tolerance(len(batch), micro_batch)
+    got, result = gradients(batch, micro_batch)
+    assert relative_error(got, full_batch_gradients(batch)) < bound
     assert result.micro_batch == micro_batch
 
 
 def test_the_bound_would_notice_the_usual_mean_of_means():
-    window = make_window()
+    batch = make_batch()
     model = make_model()
     for start in (0, 4):
-        part = window.part(start, start + 4)
+        part = batch.part(start, start + 4)
         loss = WeightedRegression().loss({"values": model(part.tensors["pixels"])}, part)
         (loss.total / loss.weight / 2).backward()
     got = torch.cat([p.grad.flatten() for p in model.parameters()])
-    assert relative_error(got, full_batch_gradients(window)) > 1e-2
+    assert relative_error(got, full_batch_gradients(batch)) > 1e-2
 
 
 @pytest.mark.fault(16)
 @pytest.mark.parametrize("call", range(4))
 def test_an_out_of_memory_in_any_forward_keeps_the_gradients(call, caplog):
-    window = make_window()
+    batch = make_batch()
     task = WeightedRegression(before=EndsAt([call]))
-    got, result = gradients(window, 2, task)
-    assert relative_error(got, full_batch_gradients(window)) < LONE_SAMPLE_TOLERANCE
+    got, result = gradients(batch, 2, task)
+    assert relative_error(got, full_batch_gradients(batch)) < LONE_SAMPLE_TOLERANCE
     assert result.micro_batch == 1
     assert task.sizes == [2, 2, 2, 1][: call + 1] + [1] * 7
     assert "micro-batch 2 -> 1" in caplog.text
@@ -122,28 +122,28 @@ def test_an_out_of_memory_in_any_forward_keeps_the_gradients(call, caplog):
 @pytest.mark.fault(17)
 @pytest.mark.parametrize("call", range(2))
 def test_an_out_of_memory_in_any_backward_keeps_the_gradients(call):
-    window = make_window()
+    batch = make_batch()
     ends = EndsAt([call])
-    got, result = gradients(window, 4, WeightedRegression(after=lambda out: out["values"].register_hook(ends)))
-    assert relative_error(got, full_batch_gradients(window)) < 1e-6
+    got, result = gradients(batch, 4, WeightedRegression(after=lambda out: out["values"].register_hook(ends)))
+    assert relative_error(got, full_batch_gradients(batch)) < 1e-6
     assert result.micro_batch == 2
 
 
 @pytest.mark.fault(16)
 def test_a_real_allocation_that_fails_is_survived():
-    window = make_window()
+    batch = make_batch()
 
     def allocate(batch):
         torch.empty(len(batch) << 53 if len(batch) > 1 else 1, dtype=torch.uint8)
 
-    got, result = gradients(window, 8, WeightedRegression(before=allocate))
-    assert relative_error(got, full_batch_gradients(window)) < LONE_SAMPLE_TOLERANCE
+    got, result = gradients(batch, 8, WeightedRegression(before=allocate))
+    assert relative_error(got, full_batch_gradients(batch)) < LONE_SAMPLE_TOLERANCE
     assert result.micro_batch == 1
 
 
 def test_halving_starts_from_what_was_really_used():
-    """A window of 7 with room for 8 at once takes 7; half of that is 3, not 4."""
-    _, result = gradients(make_window(), 8, WeightedRegression(before=EndsAt([0])))
+    """An effective batch of 7 with room for 8 at once takes 7; half of that is 3, not 4."""
+    _, result = gradients(make_batch(), 8, WeightedRegression(before=EndsAt([0])))
     assert result.micro_batch == 3
 
 
@@ -162,7 +162,7 @@ def test_buffers_and_random_state_are_those_of_an_undisturbed_run():
     def run(micro_batch, ends):
         model = Counting()
         torch.manual_seed(3)
-        gradients(make_window(), micro_batch, WeightedRegression(after=ends), model)
+        gradients(make_batch(), micro_batch, WeightedRegression(after=ends), model)
         return model.seen.item(), torch.rand(()).item()
 
     assert run(4, EndsAt([1])) == run(2, EndsAt([]))
@@ -172,7 +172,7 @@ def test_buffers_and_random_state_are_those_of_an_undisturbed_run():
 def test_another_error_is_not_taken_for_memory():
     task = WeightedRegression(before=EndsAt([1], RuntimeError("no room left in zoom buffer")))
     with pytest.raises(RuntimeError, match="zoom buffer"):
-        gradients(make_window(), 2, task)
+        gradients(make_batch(), 2, task)
     assert task.sizes == [2, 2]
 
 
@@ -183,35 +183,35 @@ def test_memory_that_never_suffices_ends_at_one_sample_with_sizes_and_remedies()
         MemoryExhaustedError,
         match=r"single sample \(pixels \(2, 8, 8\) float32.* MB resident: .*gradient_checkpointing",
     ):
-        gradients(make_window(), 4, task)
+        gradients(make_batch(), 4, task)
     assert task.sizes == [4, 2, 1]
 
 
 def test_a_training_batch_norm_is_refused_only_where_it_would_matter():
     model = nn.Sequential(nn.BatchNorm2d(2), make_model())
-    gradients(make_window(), 7, model=model)
+    gradients(make_batch(), 7, model=model)
     with pytest.raises(BatchNormSplitError, match=r"layer '0' is a batch norm.*of 7 must be split .* of 4"):
-        gradients(make_window(), 4, model=model)
+        gradients(make_batch(), 4, model=model)
     model[0].eval()
-    gradients(make_window(), 4, model=model)
+    gradients(make_batch(), 4, model=model)
 
 
 def test_a_loss_that_is_not_finite_is_told():
-    window = make_window()
-    window.tensors["target"][5] = float("nan")
-    assert not gradients(window, 4)[1].is_finite
-    assert gradients(make_window(), 4)[1].is_finite
+    batch = make_batch()
+    batch.tensors["target"][5] = float("nan")
+    assert not gradients(batch, 4)[1].is_finite
+    assert gradients(make_batch(), 4)[1].is_finite
 
 
 @pytest.mark.fault(18)
 @pytest.mark.parametrize("calls", [[], [0], [1], [0, 1], [1, 2], [0, 2, 4]])
 def test_validation_counts_nothing_twice(calls):
-    window, model = make_window(), make_model()
+    batch, model = make_batch(), make_model()
     task = WeightedRegression(before=EndsAt(calls))
-    outputs, loss, micro_batch = evaluate_batch(task, model, window, Precision(CPU), CPU.device, 4)
+    outputs, loss, micro_batch = evaluate_batch(task, model, batch, Precision(CPU), CPU.device, 4)
     with torch.no_grad():
-        whole = {"values": model(window.tensors["pixels"])}
-        wanted = WeightedRegression().loss(whole, window)
+        whole = {"values": model(batch.tensors["pixels"])}
+        wanted = WeightedRegression().loss(whole, batch)
     torch.testing.assert_close(outputs["values"], whole["values"])
     torch.testing.assert_close(loss.total, wanted.total)
     torch.testing.assert_close(loss.weight, wanted.weight)
@@ -221,29 +221,29 @@ def test_validation_counts_nothing_twice(calls):
 
 @pytest.mark.fault(18)
 def test_an_out_of_memory_in_validation_that_passes_changes_no_bit():
-    window, model = make_window(), make_model()
+    batch, model = make_batch(), make_model()
 
     def outputs(calls):
         task = WeightedRegression(before=EndsAt(calls))
-        return evaluate_batch(task, model, window, Precision(CPU), CPU.device, 3)[0]["values"]
+        return evaluate_batch(task, model, batch, Precision(CPU), CPU.device, 3)[0]["values"]
 
     assert outputs([1]).equal(outputs([]))
 
 
-def test_every_shortage_is_reported_with_what_memory_held():
+def test_every_out_of_memory_is_reported_with_what_memory_held():
     seen = []
-    model, window = make_model(), make_window()
+    model, batch = make_model(), make_batch()
     held, ends = torch.zeros(123, 457), EndsAt([0])
-    transaction = WindowTransaction(
+    transaction = BatchTransaction(
         WeightedRegression(after=lambda out: out["values"].register_hook(ends)),
         model, Precision(CPU), CPU.device, report=seen.append,
     )  # fmt: skip
-    transaction.gradients(window, 4)
-    (shortage,) = seen
-    assert (shortage.where, shortage.micro_batch, shortage.micro_batch_next) == ("backward", 4, 2)
-    assert shortage.num_samples == 7
-    assert shortage.batch["pixels"] == "(2, 8, 8) float32"
-    assert shortage.state.asked_bytes == 2 * 2**20
-    assert shortage.state.rss_bytes > 10_000_000
+    transaction.gradients(batch, 4)
+    (event,) = seen
+    assert (event.where, event.micro_batch, event.micro_batch_next) == ("backward", 4, 2)
+    assert event.num_samples == 7
+    assert event.batch["pixels"] == "(2, 8, 8) float32"
+    assert event.state.asked_bytes == 2 * 2**20
+    assert event.state.rss_bytes > 10_000_000
     assert {"shape": list(held.shape), "dtype": "torch.float32", "device": "cpu", "count": 1,
-            "total_bytes": held.nbytes} in shortage.state.largest_tensors  # fmt: skip
+            "total_bytes": held.nbytes} in event.state.largest_tensors  # fmt: skip

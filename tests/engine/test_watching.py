@@ -6,7 +6,7 @@ import pytest
 
 from fvc_lib.engine.checkpoint import TrainingState
 from fvc_lib.engine.memory.training_memory import ControlMemory
-from fvc_lib.engine.oom import MemoryState, MicroBatchPlan, Shortage, ShortageFolder
+from fvc_lib.engine.oom import MemoryState, MicroBatchPlan, OutOfMemory, OutOfMemoryFolder
 from fvc_lib.engine.watching import TrainingWatch
 from fvc_lib.services.memory_policy import NoObserver
 
@@ -26,9 +26,9 @@ def places():
     return Places()
 
 
-def watch(memory, shortages=None):
-    made = TrainingWatch(metrics=None, memory=memory, shortages=shortages)
-    made.state = TrainingState(MicroBatchPlan(8, 8), epochs_done=2, windows_done=1, step=21)
+def watch(memory, oom_folder=None):
+    made = TrainingWatch(metrics=None, memory=memory, oom_folder=oom_folder)
+    made.state = TrainingState(MicroBatchPlan(8, 8), epochs_done=2, batches_done=1, step=21)
     return made
 
 
@@ -38,11 +38,11 @@ def test_a_test_is_of_no_epoch(places):
     assert places.places == [("train", 3, 1, 21), ("validation", 3, 1, 21), ("test", None, None, 21)]
 
 
-def test_the_controls_shortages_bear_its_name(places, tmp_path):
-    folder = ShortageFolder(tmp_path)
+def test_the_controls_out_of_memory_files_bear_its_name(places, tmp_path):
+    folder = OutOfMemoryFolder(tmp_path)
     for memory in (places, ControlMemory(places)):
         for where in ("forward", "validation"):
-            watch(memory, folder).shortage(Shortage(where, MemoryState("", None, 0, {}, []), 8, 4, {}, 8))
+            watch(memory, folder).out_of_memory(OutOfMemory(where, MemoryState("", None, 0, {}, []), 8, 4, {}, 8))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step_000021_control_train_forward_1.json", "step_000021_control_validation_validation_1.json",
         "step_000021_train_forward_1.json", "step_000021_validation_validation_1.json",

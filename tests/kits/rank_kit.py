@@ -16,7 +16,7 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.processes import ProcessRanks, loopback
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.engine.oom import ShortageFolder
+from fvc_lib.engine.oom import OutOfMemoryFolder
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError
 from tests.faults.checkpoint_lives import same
@@ -119,7 +119,7 @@ def train(ranks: Ranks, training: Training) -> None:
         CheckpointFolder(training.folder / "checkpoints", CheckpointBinding({}, "")),
         log,
         memory=observer,
-        shortages=ShortageFolder(training.folder / f"shortages_{ranks.rank}"),
+        oom_folder=OutOfMemoryFolder(training.folder / f"out_of_memory_{ranks.rank}"),
         stop=training.stop(ranks.rank) if training.stop else None,
         ranks=ranks,
     )

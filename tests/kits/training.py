@@ -135,7 +135,7 @@ class TinyTraining:
         write_table(pl.DataFrame(rows), AUGMENTED, self.paths.augmented_metadata)
 
     def task(self, num_training_rows: int = 22, model: str = "frame_cnn") -> VideoTask:
-        """The video task on some of the videos, with an uneven last window at an effective batch of 8."""
+        """The video task on some of the videos, with an uneven last effective batch at an effective batch of 8."""
         rows = clip_rows(read_table(self.paths.folds, FOLDS), 1)
         training = list(rows[:-12])[:num_training_rows]
         validation = [row for row in rows[-12:] if row.augmentation_index == 0]
@@ -194,7 +194,7 @@ def list_log() -> type[ListLog]:
 
 @pytest.fixture(scope="module")
 def frozen() -> Iterator[None]:
-    """As in a real training: else each shortage looks through all that was ever imported for garbage."""
+    """As in a real training: else each out-of-memory looks through all that was ever imported for garbage."""
     with frozen_garbage():
         yield
 
@@ -224,7 +224,7 @@ def make_engine(tasks, list_log, tmp_path):
     """An engine on the tiny task, with its log as ``engine.log``."""
 
     def make(folder="fold", *, before=lambda model, batch: None, task=None, stop=None, progress=None, memory=None,
-             shortages=None, compute=None, **changes):  # fmt: skip
+             oom_folder=None, compute=None, **changes):  # fmt: skip
         log = list_log()
         checkpoints = CheckpointFolder(tmp_path / folder, CheckpointBinding({"lr": changes.get("learning_rate")}, ""))
         engine = Engine(
@@ -236,7 +236,7 @@ def make_engine(tasks, list_log, tmp_path):
             stop=stop,
             progress=progress,
             memory=memory,
-            shortages=shortages,
+            oom_folder=oom_folder,
         )
         engine.log = log
         return engine

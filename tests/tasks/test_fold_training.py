@@ -10,10 +10,9 @@ from safetensors.torch import load_file
 
 from fvc_lib.corpus.folds import split_for_fold
 from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError, load_best_model
-from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video import training as fold_fitting
 from fvc_lib.tasks.video.data import fold_clips, prior_logit, read_fold
@@ -315,18 +314,3 @@ def test_a_fold_that_is_not_there_is_refused(tiny_training, list_log):
 def test_every_recipe_runs(tiny_training, list_log, changes):
     outcome = run(tiny_training.with_config(epochs=1, shuffled_label_control=False, **changes), list_log())
     assert outcome.training.selection.best_epoch == 1
-
-
-def test_a_run_replays_only_one_of_the_same_parameters(tiny_training, list_log):
-    outcome = run(tiny_training, list_log())
-    root = tiny_training.paths.root
-    (root / "run.json").write_text("{}")
-    other = RunPaths(root.parent / "run_1")
-    other.tables.mkdir(parents=True)
-    for path in (tiny_training.paths.folds, tiny_training.paths.augmented_metadata):
-        (other.tables / path.name).write_bytes(path.read_bytes())
-    replaying = tiny_training.with_config(replay_run=str(root), batch_size=8)
-    again = train_fold(other, replaying.config, 0, metric_log=list_log())
-    assert again.training.history == outcome.training.history  # four at a time, as there, and not eight
-    with pytest.raises(UsageError, match="other parameters or clips"):
-        train_fold(other, replaying.with_config(learning_rate=0.5).config, 0, metric_log=list_log())

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.device import Precision, resolve_device
-from fvc_lib.engine.step import WindowTransaction
+from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import EpochSampleSet, FollowsEpochs
 from fvc_lib.tasks.image.task import class_losses, value_losses
 from tests.kits.image_kit import image_tables, image_task
@@ -32,46 +32,46 @@ def small_model(task, num_classes=3, num_targets=2):
     return ImageModel(SmallResnet((8, 8)), num_classes, num_targets)
 
 
-def gradients(task, model, window, micro_batch):
-    transaction = WindowTransaction(task, model, Precision(resolve_device("cpu")), CPU)
-    result = transaction.gradients(window, micro_batch)
+def gradients(task, model, batch, micro_batch):
+    transaction = BatchTransaction(task, model, Precision(resolve_device("cpu")), CPU)
+    result = transaction.gradients(batch, micro_batch)
     return result.loss.mean(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("micro_batch", [12, 8, 5, 1])
 def test_the_gradients_of_24_at_once_are_those_of_any_parts(task, micro_batch):
-    model, window = small_model(task), task.training_data.__getitems__(range(24))
-    known = window.tensors["known"]
+    model, batch = small_model(task), task.training_data.__getitems__(range(24))
+    known = batch.tensors["known"]
     assert 0 < known.sum() < known.numel()
-    loss, expected = gradients(task, model, window, 24)
-    split_loss, got = gradients(task, model, window, micro_batch)
+    loss, expected = gradients(task, model, batch, 24)
+    split_loss, got = gradients(task, model, batch, micro_batch)
     assert split_loss == pytest.approx(loss, rel=1e-6)
     for name, gradient in expected.items():
         assert (got[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9, name
 
 
 def test_the_loss_weighs_every_picture_alike(task):
-    window = task.training_data.__getitems__(range(7))
-    loss = task.loss(task.forward(small_model(task), window), window)
+    batch = task.training_data.__getitems__(range(7))
+    loss = task.loss(task.forward(small_model(task), batch), batch)
     assert loss.weight.item() == 7
     assert not loss.weight.requires_grad
 
 
 def test_a_number_that_nobody_knows_leaves_its_head_exactly_alone(task):
-    model, window = small_model(task), task.training_data.__getitems__(range(8))
-    window.tensors["known"][:, 0] = 0
-    window.tensors["values"][:, 0] = 1e30  # whatever stands there
-    task.loss(task.forward(model, window), window).total.backward()
+    model, batch = small_model(task), task.training_data.__getitems__(range(8))
+    batch.tensors["known"][:, 0] = 0
+    batch.tensors["values"][:, 0] = 1e30  # whatever stands there
+    task.loss(task.forward(model, batch), batch).total.backward()
     assert (model.target_head.weight.grad[0] == 0).all()
     assert model.target_head.bias.grad[0] == 0
     assert (model.target_head.weight.grad[1] != 0).any()
 
 
 def test_a_picture_without_a_class_or_a_number_gives_no_gradient_at_all(task):
-    model, window = small_model(task), task.training_data.__getitems__(range(4))
-    window.tensors["known"].zero_()
-    window.tensors["class_target"].zero_()
-    task.loss(task.forward(model, window), window).total.backward()
+    model, batch = small_model(task), task.training_data.__getitems__(range(4))
+    batch.tensors["known"].zero_()
+    batch.tensors["class_target"].zero_()
+    task.loss(task.forward(model, batch), batch).total.backward()
     assert all((parameter.grad == 0).all() for parameter in model.parameters())
 
 
@@ -152,10 +152,10 @@ def test_a_task_of_numbers_only_and_one_of_classes_only_can_learn(corpus):
             images.with_columns(class_label=None) if which == "numbers" else images,
             targets if which == "numbers" else targets.clear(),
         )
-        window = task.training_data.__getitems__(range(4))
+        batch = task.training_data.__getitems__(range(4))
         labels = task.training_data.labels
         model = small_model(task, len(labels.classes), len(labels.targets))
-        loss = task.loss(task.forward(model, window), window)
+        loss = task.loss(task.forward(model, batch), batch)
         loss.total.backward()
         head = model.target_head if which == "numbers" else model.class_head
         assert head.weight.grad.abs().max() > 0

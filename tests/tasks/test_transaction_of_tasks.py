@@ -10,7 +10,7 @@ from fvc_lib.engine.distributed.ranks import OwnGradients
 from fvc_lib.engine.joint_loss import first_pass, joint_part
 from fvc_lib.engine.loop import evaluate_batch
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.step import MemoryExhaustedError, WindowTransaction
+from fvc_lib.engine.step import BatchTransaction, MemoryExhaustedError
 from fvc_lib.engine.task import LossSum, Sample, stack_samples
 from fvc_lib.tasks.video_text.task import LossWeights, VideoTextTask
 from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, SPLIT_TOLERANCE, EndsOnce, split_tolerance, tight
@@ -19,8 +19,8 @@ from tests.kits.task_kit import KINDS, changed, each_task
 from tests.kits.video_text_kit import planned
 
 CPU = resolve_device("cpu")
-WINDOW = 7
-RANK_WINDOWS = (8, 7, 2, 1)  # evenly shared, unevenly, one sample each, and one rank without any
+NUM_SAMPLES = 7
+RANK_BATCHES = (8, 7, 2, 1)  # evenly shared, unevenly, one sample each, and one rank without any
 
 pytestmark = pytest.mark.usefixtures("frozen")
 
@@ -37,7 +37,7 @@ def model_of(task):
     return task.build_model().train()
 
 
-def window_of(task, number=WINDOW):
+def batch_of(task, number=NUM_SAMPLES):
     data = task.training_data
     return stack_samples([data[index] for index in range(number)])
 
@@ -46,26 +46,26 @@ def named_gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def gradients(task, micro_batch, number=WINDOW, report=lambda shortage: None):
+def gradients(task, micro_batch, number=NUM_SAMPLES, report=lambda event: None):
     """Through the transaction, divided by the weight; what it says; and a random number drawn after it."""
-    model, window = model_of(task), window_of(task, number)
+    model, batch = model_of(task), batch_of(task, number)
     torch.manual_seed(6)
-    transaction = WindowTransaction(task, model, Precision(CPU), CPU.device, report=report)
-    result = transaction.gradients(window, micro_batch)
+    transaction = BatchTransaction(task, model, Precision(CPU), CPU.device, report=report)
+    result = transaction.gradients(batch, micro_batch)
     finish_gradients(model.parameters(), result.num_samples / result.loss.weight, float("inf"))
     return named_gradients(model), result, torch.rand(()).item()
 
 
-def oracle(task, number=WINDOW):
+def oracle(task, number=NUM_SAMPLES):
     """Gradients and loss of all samples at once, as anybody would write it."""
-    model, window = model_of(task), window_of(task, number)
+    model, batch = model_of(task), batch_of(task, number)
     torch.manual_seed(6)
-    outputs = task.forward(model, window)
-    loss = task.loss(outputs, window)
+    outputs = task.forward(model, batch)
+    loss = task.loss(outputs, batch)
     total = loss.total
     if joint_part(task) is not None:
         compared = {name: outputs[name].float() for name in task.joint_outputs}  # as the engine hands them over
-        tensors = {name: window.tensors[name] for name in task.joint_tensors}
+        tensors = {name: batch.tensors[name] for name in task.joint_tensors}
         total = total + task.joint_loss(model, compared, tensors, range(number))
     (total / loss.weight).backward()
     return named_gradients(model), (total / loss.weight).item(), torch.rand(()).item()
@@ -88,7 +88,7 @@ def test_any_split_gives_the_gradients_the_loss_and_the_random_state_of_the_whol
     task = tight(tasks())
     wanted, loss, drawn = oracle(task)
     found, result, drawn_after = gradients(task, micro_batch)
-    assert_same_gradients(found, wanted, split_tolerance(WINDOW, micro_batch))
+    assert_same_gradients(found, wanted, split_tolerance(NUM_SAMPLES, micro_batch))
     assert result.loss.mean() == pytest.approx(loss, rel=1e-6)
     assert drawn_after == drawn
     assert result.micro_batch == micro_batch
@@ -111,8 +111,8 @@ class InDouble:
 
     def __init__(self):
         generator = torch.Generator().manual_seed(1)
-        values = torch.randn(WINDOW, 5, generator=generator, dtype=torch.float64)
-        samples = [Sample(str(n), {"x": values[n], "group": torch.tensor(n // 2)}) for n in range(WINDOW)]
+        values = torch.randn(NUM_SAMPLES, 5, generator=generator, dtype=torch.float64)
+        samples = [Sample(str(n), {"x": values[n], "group": torch.tensor(n // 2)}) for n in range(NUM_SAMPLES)]
         self.training_data = samples
 
     def build_model(self):
@@ -147,14 +147,14 @@ def test_the_bound_would_notice_samples_that_are_compared_within_micro_batches_o
     tasks = type(tasks)("video_text", tasks.folder)
     wanted, _, _ = oracle(tight(tasks()))
     task = tight(tasks())
-    model, window = model_of(task), window_of(task)
+    model, batch = model_of(task), batch_of(task)
     torch.manual_seed(6)
     for start in (0, 4):
-        part = window.part(start, start + 4)
+        part = batch.part(start, start + 4)
         outputs = task.forward(model, part)
         tensors = {name: part.tensors[name] for name in task.joint_tensors}
         joint = task.joint_loss(model, {name: outputs[name] for name in task.joint_outputs}, tensors, range(len(part)))
-        ((task.loss(outputs, part).total + joint) / len(window)).backward()
+        ((task.loss(outputs, part).total + joint) / len(batch)).backward()
     with pytest.raises(AssertionError):
         assert_same_gradients(named_gradients(model), wanted, bound=1e-2)
 
@@ -173,12 +173,12 @@ def test_an_out_of_memory_at_any_call_keeps_the_gradients_and_the_random_state(t
         found, result, drawn_after = gradients(tight(tasks(), ends), 4, report=reported.append)
         if ends.calls < number:
             break
-        assert_same_gradients(found, wanted, split_tolerance(WINDOW, 2))
+        assert_same_gradients(found, wanted, split_tolerance(NUM_SAMPLES, 2))
         assert result.loss.mean() == pytest.approx(loss, rel=1e-6)
         assert drawn_after == drawn
         assert result.micro_batch == 2
-        (shortage,) = reported
-        assert (shortage.where, shortage.micro_batch) == (where, 4)
+        (event,) = reported
+        assert (event.where, event.micro_batch) == (where, 4)
         tally.add(survived=1)
     rounds = 2 if where == "forward" and tasks.kind == "video_text" else 1
     assert number - 1 == (1 if where == "joint_loss" else 2 * rounds)
@@ -213,10 +213,10 @@ def contrastive_only(tasks, loss):
 def test_an_out_of_memory_while_looking_changes_no_bit_of_a_compared_batch(tasks, call):
     """Two forward passes and the joint loss."""
     task = type(tasks)("video_text", tasks.folder)()
-    model, window = model_of(task).eval(), window_of(task)
+    model, batch = model_of(task).eval(), batch_of(task)
 
     def looked(task):
-        return evaluate_batch(task, model, window, Precision(CPU), CPU.device, 4)
+        return evaluate_batch(task, model, batch, Precision(CPU), CPU.device, 4)
 
     outputs, loss, micro_batch = looked(tight(task, EndsOnce("validation", call)))
     wanted, wanted_loss, _ = looked(task)
@@ -238,8 +238,8 @@ def test_a_joint_loss_that_never_fits_is_tried_once_more_and_says_what_would_hel
     task, reported = type(tasks)("video_text", tasks.folder)(), []
     with pytest.raises(MemoryExhaustedError, match="a smaller effective_batch_size in a new run"):
         gradients(tight(task, never), micro_batch, report=reported.append)
-    assert [(shortage.micro_batch, shortage.micro_batch_next) for shortage in reported] == tried
-    assert {shortage.where for shortage in reported} == {"joint_loss"}
+    assert [(event.micro_batch, event.micro_batch_next) for event in reported] == tried
+    assert {event.where for event in reported} == {"joint_loss"}
 
 
 def test_a_joint_loss_that_is_only_looked_at_and_never_fits_is_tried_once_more(tasks):
@@ -248,10 +248,10 @@ def test_a_joint_loss_that_is_only_looked_at_and_never_fits_is_tried_once_more(t
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
 
     task, reported = type(tasks)("video_text", tasks.folder)(), []
-    model, window = model_of(task).eval(), window_of(task)
+    model, batch = model_of(task).eval(), batch_of(task)
     with pytest.raises(MemoryExhaustedError, match="a smaller effective_batch_size in a new run"):
-        evaluate_batch(changed(task, NeverFits), model, window, Precision(CPU), CPU.device, 4, reported.append)
-    assert [shortage.micro_batch_next for shortage in reported] == [4, None]
+        evaluate_batch(changed(task, NeverFits), model, batch, Precision(CPU), CPU.device, 4, reported.append)
+    assert [event.micro_batch_next for event in reported] == [4, None]
 
 
 @pytest.mark.parametrize("pairs", [1, 14, 1000])
@@ -305,7 +305,7 @@ def opposed(weight):
 
 
 class OtherRanksSamples(OwnGradients):
-    """As rank 1 of two, when rank 0 has all samples of the window."""
+    """As rank 1 of two, when rank 0 has all samples of the effective batch."""
 
     rank, num_ranks = 1, 2
 
@@ -318,29 +318,29 @@ class OtherRanksSamples(OwnGradients):
 
 def test_memory_that_ends_on_a_rank_without_samples_is_no_reason_to_stop(tasks):
     task = type(tasks)("video_text", tasks.folder)()
-    model, window = model_of(task), window_of(task)
-    found = first_pass(task, task, model, window, 8, precision=Precision(CPU), device=CPU.device).compared
-    transaction = WindowTransaction(
+    model, batch = model_of(task), batch_of(task)
+    found = first_pass(task, task, model, batch, 8, precision=Precision(CPU), device=CPU.device).compared
+    transaction = BatchTransaction(
         tight(task, EndsOnce("joint_loss", 1)), model, Precision(CPU), CPU.device,
         shared=OtherRanksSamples(found.to_document()),
     )  # fmt: skip
-    result = transaction.gradients(window.part(WINDOW, WINDOW), 4, WINDOW)
-    its_share = task.joint_loss(model, found.outputs, found.tensors, range(3, WINDOW))
+    result = transaction.gradients(batch.part(NUM_SAMPLES, NUM_SAMPLES), 4, NUM_SAMPLES)
+    its_share = task.joint_loss(model, found.outputs, found.tensors, range(3, NUM_SAMPLES))
     assert result.micro_batch == 2
     assert result.loss.total == pytest.approx(its_share.item(), rel=1e-6)
 
 
 def rank_gradients(ranks, tasks, folder):
-    """Of every window, of which each rank has its share."""
+    """Of every effective batch, of which each rank has its share."""
     task = tasks()
     model = model_of(task)
     shared = ranks.shared_gradients(model)
-    transaction = WindowTransaction(task, model, Precision(CPU), CPU.device, shared=shared)
+    transaction = BatchTransaction(task, model, Precision(CPU), CPU.device, shared=shared)
     found = []
-    for number in RANK_WINDOWS:
-        window = window_of(task, number)
+    for number in RANK_BATCHES:
+        batch = batch_of(task, number)
         first, last = number * ranks.rank // ranks.size, number * (ranks.rank + 1) // ranks.size
-        result = transaction.gradients(window.part(first, last), 2, number)
+        result = transaction.gradients(batch.part(first, last), 2, number)
         finish_gradients(model.parameters(), result.num_samples / result.loss.weight, float("inf"))
         found.append((named_gradients(model), result.loss.mean()))
     torch.save(found, folder / f"of_{ranks.size}_rank_{ranks.rank}.pt")
@@ -354,7 +354,7 @@ def test_several_ranks_give_the_gradients_of_the_whole(tasks, size, tmp_path):
         assert code == 0, said
     for rank in range(size):
         found = torch.load(tmp_path / f"of_{size}_rank_{rank}.pt")
-        for number, (its_gradients, its_loss) in zip(RANK_WINDOWS, found, strict=True):
+        for number, (its_gradients, its_loss) in zip(RANK_BATCHES, found, strict=True):
             wanted, loss, _ = oracle(tasks(), number)
             assert_same_gradients(its_gradients, wanted, LONE_SAMPLE_TOLERANCE)  # a rank may have one sample
             assert its_loss == pytest.approx(loss, rel=1e-6)

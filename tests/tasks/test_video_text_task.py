@@ -6,7 +6,7 @@ import torch
 from fvc_lib.detectors.own.video_text import positive_pairs, sigmoid_contrastive, softmax_contrastive
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.step import WindowTransaction
+from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import FollowsEpochs, JointLoss
 from fvc_lib.tasks.video_text.task import LossWeights, VideoTextTask
 from tests.kits.video_text_kit import CPU, RETRIEVAL, pairs, planned, tiny_task
@@ -35,7 +35,7 @@ def test_gradients_are_those_of_the_whole_batch_at_once(loss, micro_batch):
     dense = (dense + 0.5 * outputs["caption_loss"].sum()) / 6
     dense.backward()
     compute = resolve_device("cpu", "off")
-    transaction = WindowTransaction(task, model, Precision(compute), CPU)
+    transaction = BatchTransaction(task, model, Precision(compute), CPU)
     found = transaction.gradients(batch, micro_batch)
     assert found.loss.mean() == pytest.approx(float(dense.detach()), rel=1e-5)
     for (name, ours), theirs in zip(model.named_parameters(), oracle.parameters(), strict=True):

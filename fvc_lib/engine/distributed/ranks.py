@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine.accumulators import LossMean
+from fvc_lib.engine.task import LossMean
 from fvc_lib.services.errors import FvcError, UsageError
 
 BUCKET_BYTES = 25 << 20  # what torch's DistributedDataParallel takes: large enough that latency does not count

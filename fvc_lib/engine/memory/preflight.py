@@ -41,11 +41,11 @@ from fvc_lib.engine.joint_loss import (
     Compared,
     ComparedMemoryError,
     carry_back,
+    compared_errors,
     first_pass,
     joint_gradients,
     joint_part,
     own_rows,
-    told_as_compared,
 )
 from fvc_lib.engine.loading import load_batches
 from fvc_lib.engine.oom import is_out_of_memory
@@ -257,7 +257,7 @@ def estimate(measured: Mapping[int, int], micro_batch: int) -> int | None:
 
 
 def halvings(micro_batch: int) -> list[int]:
-    """``micro_batch``, its half, ... down to 1: what the engine would come to after shortages."""
+    """``micro_batch``, its half, ... down to 1: what the engine would come to after each out-of-memory."""
     steps = [micro_batch]
     while steps[-1] > 1:
         steps.append(steps[-1] // 2)
@@ -525,7 +525,7 @@ def _joint_gradients(
     def scaled(total: Tensor) -> Tensor:
         return precision.scaler.scale(total / len(window))
 
-    with told_as_compared():
+    with compared_errors():
         everyone = Compared.joined([found.compared.to_document()] * times, device)
         rows = own_rows(len(everyone), 0, request.num_ranks)
         return joint_gradients(joint, model, everyone, scaled, rows).gradients
@@ -539,10 +539,10 @@ def _train_once(compute: ComputeDevice) -> None:
     optimizer.step()
 
 
-def _windows(request: StepRequest, num_windows: int, num_workers: int = 0) -> Iterator[Batch]:
+def _windows(request: StepRequest, num_batches: int, num_workers: int = 0) -> Iterator[Batch]:
     """So many effective batches of the training data, which begins again where it ends."""
     count, size = len(request.task.training_data), request.window_size
-    batches = [[row % count for row in range(start, start + size)] for start in range(0, num_windows * size, size)]
+    batches = [[row % count for row in range(start, start + size)] for start in range(0, num_batches * size, size)]
     return load_batches(request.task.training_data, batches, num_workers=num_workers)
 
 
@@ -552,7 +552,7 @@ def _worker_bytes(request: StepRequest) -> int:
     That is its state while the training computes; those it makes meanwhile are counted as the ones that wait.
     """
     tree, idle = ProcessTree(), 0
-    windows = _windows(request, num_windows=3, num_workers=1)
+    windows = _windows(request, num_batches=3, num_workers=1)
     for _ in range(3):  # the last one is taken: nothing is left to be made, and the process still there
         next(windows)
         memory = tree.measure()
@@ -577,7 +577,7 @@ def _on_cpu(value: Any) -> Any:
 # of it to load torch).
 _MEASURING_BYTES = 260_000_000
 # How a child ends when memory does: killed by the system, aborted by a library that cannot go on without, or reading
-# what was never allocated (oneDNN, in 5 of 60 shortages).
+# what was never allocated (oneDNN, in 5 of 60 tries).
 _MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS", "SIGSEGV")
 
 

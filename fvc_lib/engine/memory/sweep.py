@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from fvc_lib.engine.device import Precision, deterministic_algorithms
-from fvc_lib.engine.loading import load_batches
+from fvc_lib.engine.loading import batches_per_epoch, load_batches
 from fvc_lib.engine.memory.preflight import (
     Footprint,
     StepMeasurement,
@@ -36,8 +36,7 @@ from fvc_lib.engine.memory.preflight import (
     room_to_measure,
     volunteer_to_be_killed,
 )
-from fvc_lib.engine.random_state import num_windows
-from fvc_lib.engine.step import Stepper, WindowTransaction, recompute_activations
+from fvc_lib.engine.step import BatchTransaction, Stepper, recompute_activations
 from fvc_lib.services.atomic_files import sha256_of_json, write_json
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 from fvc_lib.services.memory_budget import MemoryBudget
@@ -353,7 +352,7 @@ class _Measuring:
         whole, rest = divmod(self._num_samples, request.effective_batch_size)
         computing = step_seconds * (whole + rest / request.effective_batch_size)
         loading = self._loading_seconds * self._num_samples
-        workers = min(request.num_workers, num_windows(self._num_samples, request.effective_batch_size))
+        workers = min(request.num_workers, batches_per_epoch(self._num_samples, request.effective_batch_size))
         return max(computing, loading / workers) if workers else computing + loading
 
     def _newly_measured(self, request: StepRequest, footprint: Footprint, budget_bytes: int) -> _Finding:
@@ -495,7 +494,7 @@ def timed_step(request: StepRequest) -> TimedStep:
         stepper = Stepper(
             model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0, device=compute.device
         )
-        transaction = WindowTransaction(task, model, precision, compute.device)
+        transaction = BatchTransaction(task, model, precision, compute.device)
         fitted = micro_batch
         while len(times) < _MOST_TIMED_STEPS and sum(times) < _TIMED_SECONDS and fitted == micro_batch:
             begun, own_begun = _now(compute.device), _own_now(compute.device)

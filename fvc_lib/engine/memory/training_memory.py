@@ -22,7 +22,7 @@ from fvc_lib.engine.device import (
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.memory.preflight import KERNEL_BYTES, StepRequest, footprint_of, preflight
 from fvc_lib.engine.memory.profile import recorded_allocations
-from fvc_lib.engine.oom import ShortageFolder
+from fvc_lib.engine.oom import OutOfMemoryFolder
 from fvc_lib.engine.task import Task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
@@ -121,13 +121,13 @@ class TrainingMemory:
         policy: of the device.
         observer: hears where the model's training is.
         control_observer: the same for the control's, under phases that begin with ``control_``.
-        shortages: where the context of an out-of-memory goes.
+        oom_folder: where the context of an out-of-memory goes.
     """
 
     policy: MemoryPolicy
     observer: MemoryObserver
     control_observer: MemoryObserver
-    shortages: ShortageFolder
+    oom_folder: OutOfMemoryFolder
 
 
 @contextmanager
@@ -161,9 +161,9 @@ def training_memory(
     try:
         with apply_policy(policy), recording as made, frozen_garbage():
             folder = paths.oom_contexts(stage, fold)
-            shortages = ShortageFolder(folder / f"rank_{rank}" if rank else folder)  # one writer each
+            oom_folder = OutOfMemoryFolder(folder / f"rank_{rank}" if rank else folder)  # one writer each
             try:
-                yield TrainingMemory(policy, observer, ControlMemory(observer), shortages)
+                yield TrainingMemory(policy, observer, ControlMemory(observer), oom_folder)
             finally:
                 release_cached_memory(compute.device)
                 # What a recording's own reports and a notebook's tables and figures take is not the training's.
@@ -188,12 +188,12 @@ def planned_micro_batch(
     Of several ranks each loads its share of an effective batch, and has its share of the budget
     (``memory_budget.MemoryShare``); one measures for all.
 
-    The prediction is None where it was not asked for, or could not be made. A replayed training keeps its schedule.
+    The prediction is None where it was not asked for, or could not be made.
 
     Raises:
         UsageError: this process alone holds more than was asked for with ``mem_gb``.
     """
-    if not config.memory_preflight or settings.replay:
+    if not config.memory_preflight:
         return settings.micro_batch, None
     request = StepRequest(
         task,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.engine.accumulators import BinaryScores
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.task import Batch, LossSum, Outputs
+from fvc_lib.engine.task import Batch, LossSum, Outputs, require_detached
+from fvc_lib.metrics.classification import FloatArray, IntArray, balanced_accuracy, roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.video.data import ClipDataset
@@ -54,6 +57,70 @@ class VideoTask:
         return BinaryScores()
 
 
+class BinaryScores:
+    """Logits, probabilities of fake and labels, per sample, in the order they came.
+
+    Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._logits: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def update(self, outputs: Outputs, batch: Batch) -> None:
+        """Add one batch.
+
+        Raises:
+            ValueError: the outputs still require grad.
+        """
+        logits = require_detached(outputs["logits"], "logits")
+        self._ids.extend(batch.sample_ids)
+        self._logits.append(logits.double())
+        self._labels.append(require_detached(batch.tensors["label"], "label").to(torch.int64))
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        """The samples, in the order of the scores."""
+        return tuple(self._ids)
+
+    @property
+    def logits(self) -> FloatArray:
+        """float64 (N,), the network's output; positive means fake."""
+        return torch.cat(self._logits).numpy() if self._logits else np.zeros(0)
+
+    @property
+    def scores(self) -> FloatArray:
+        """float64 (N,) in [0, 1]: the logits' sigmoid, before any calibration."""
+        return torch.sigmoid(torch.from_numpy(self.logits)).numpy()  # of all at once: parts may round otherwise
+
+    @property
+    def labels(self) -> IntArray:
+        """int64 (N,) of 0 (real) and 1 (fake)."""
+        return torch.cat(self._labels).numpy() if self._labels else np.zeros(0, dtype=np.int64)
+
+    def to_document(self) -> dict[str, Any]:
+        """Ids, float64 logits (N,) and int64 labels (N,)."""
+        logits, labels = torch.from_numpy(self.logits), torch.from_numpy(self.labels)
+        return {"ids": list(self._ids), "logits": logits, "labels": labels}
+
+    def add_document(self, document: Mapping[str, Any]) -> None:
+        """Append what another one gathered."""
+        self._ids.extend(document["ids"])
+        self._logits.append(document["logits"])
+        self._labels.append(document["labels"])
+
+    def compute(self) -> dict[str, float]:
+        """ROC-AUC, and balanced accuracy at the threshold 0.5; NaN with one class, or a score that is not finite."""
+        if not np.isfinite(self.scores).all():
+            return {"roc_auc": math.nan, "balanced_accuracy": math.nan}
+        decisions = (self.scores >= 0.5).astype(np.float64)
+        return {
+            "roc_auc": float(roc_auc(self.labels, self.scores)),
+            "balanced_accuracy": float(balanced_accuracy(self.labels, decisions)),
+        }
+
+
 # ----------------------------------------------------------------------------------------------------
 # What of a run's configuration a fold's training depends on, and what the engine gets of it.
 
@@ -90,6 +157,5 @@ def settings_of(config: RunConfig, *, seed: int, micro_batch: int, balance_class
         max_nonfinite_steps=config.max_nonfinite_steps,
         checkpoint_seconds=60 * config.checkpoint_minutes,
         checkpoint_epochs=config.checkpoint_epochs,
-        micro_batch_recovery_steps=config.micro_batch_recovery_steps,
         gradient_checkpointing=config.gradient_checkpointing,
     )

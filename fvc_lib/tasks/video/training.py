@@ -15,7 +15,6 @@ import polars as pl
 import safetensors.torch
 from pydantic import TypeAdapter, ValidationError
 
-from fvc_lib.engine.accumulators import BinaryScores
 from fvc_lib.engine.checkpoint import NAN_AS_TEXT, TrainingRecord, TrainingState
 from fvc_lib.engine.device import ComputeDevice, peak_device_bytes, resolve_device
 from fvc_lib.engine.distributed.ranks import RankLostError, Ranks
@@ -27,11 +26,11 @@ from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.memory_budget import peak_rss_bytes
 from fvc_lib.services.memory_policy import MemoryObserver
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.services.run_paths import RunPaths, find_run
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import LABELS, PREDICTIONS, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
 from fvc_lib.tasks.training import train_on_ranks
@@ -47,7 +46,7 @@ from fvc_lib.tasks.video.data import (
     read_fold,
 )
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection, select
-from fvc_lib.tasks.video.task import VideoTask, engine_settings, training_parameters
+from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings, training_parameters
 
 # ----------------------------------------------------------------------------------------------------
 # What training one fold found, as a value and as the file whose presence means that the fold is finished.
@@ -141,7 +140,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What both trainings of a fold share; ``replayed`` is the outcome whose micro-batches are to be repeated."""
+    """What both trainings of a fold share."""
 
     config: RunConfig
     fold: int
@@ -149,7 +148,6 @@ class Surroundings:
     compute: ComputeDevice
     memory: TrainingMemory
     stop: Callable[[], bool] | None
-    replayed: FoldOutcome | None
     paths: RunPaths
     ranks: Ranks
 
@@ -224,15 +222,12 @@ def fit(
         metrics,
         policy=around.memory.policy,
         memory=memory,
-        shortages=around.memory.shortages,
+        oom_folder=around.memory.oom_folder,
         stop=around.stop,
         progress=progress,
         ranks=around.ranks,
     )
     state = engine.fit()
-    replayed, num_ranks = around.replayed, around.ranks.size
-    if replayed is not None and replayed.num_ranks != num_ranks:
-        state.inexact_because.append(f"the replayed training had {replayed.num_ranks} ranks, this one {num_ranks}")
     seconds, prior = time.monotonic() - started, prior_logit(clips.train, around.config.class_balance)
     return Fitted(engine, state, around.source, clips, metrics, around.ranks, folder, seconds, prior)
 
@@ -344,7 +339,7 @@ def train_fold(
         StoppedError: ``stop`` said so; everything is saved (exit code 75).
         DataError: no such fold, clips that are missing, or a training part of one class.
         CheckpointMismatchError: what was saved belongs to other parameters or data.
-        UsageError: the requested device is not there, or the run to be replayed.
+        UsageError: the requested device is not there.
         MemoryExhaustedError: one clip alone, or the optimizer's step, does not fit into memory.
         CheckpointWriteError: the disk is full or read-only.
         RankLostError: one of several ranks was killed.
@@ -365,11 +360,11 @@ def train_fold(
     asked = stop is not None and stop()  # first of all, because from then on a signal only sets a flag
     if any(wish for (wish,) in ranks.meet("begin", asked)):
         raise StoppedError("stopped as asked before training: resume with run_notebooks.py --resume latest.")
-    compute, replayed = resolve_device(config.device, config.amp), _replayed(config, fold, fingerprint)
+    compute = resolve_device(config.device, config.amp)
     _logger.info("fold %d, attempt %d, on %s", fold, attempt, compute.describe())
     shuffled = read_control_fold(paths, config, fold, source) if config.shuffled_label_control else None
     with training_memory(paths, config, STAGE, fold, compute, memory, ranks.rank) as kept:
-        around = Surroundings(config, fold, source, compute, kept, stop, replayed, paths, ranks)
+        around = Surroundings(config, fold, source, compute, kept, stop, paths, ranks)
         scored, control, predicted = _train_and_score(around, clips, shuffled, metric_log, progress)
     most = int(max(peak for (peak,) in ranks.meet("peaks", peak_rss_bytes())))
 
@@ -419,8 +414,6 @@ def _train_and_score(
     fitted = fit(around, clips, settings, folder, metric_log, kept.observer, first)
     fitted_control = None
     if shuffled is not None:
-        schedule = around.replayed.control if around.replayed else None
-        settings = replace(settings, replay=schedule.micro_batch_schedule if schedule else ())
         folder, log = paths.control_checkpoints(fold), ControlLog(metric_log)
         fitted_control = fit(around, shuffled, settings, folder, log, kept.control_observer, second)
     chosen, chosen_control = choose(fitted), choose(fitted_control) if fitted_control else None
@@ -432,8 +425,6 @@ def _train_and_score(
 def _settings(around: Surroundings, task: VideoTask) -> tuple[EngineSettings, int | None]:
     """The engine's settings with a micro-batch that memory is planned for, and the peak that plan predicts."""
     settings = engine_settings(around.config, around.fold)
-    if around.replayed is not None:
-        settings = replace(settings, replay=around.replayed.training.micro_batch_schedule)
     micro_batch, predicted = around.ranks.from_leader(
         "preflight",
         lambda: planned_micro_batch(
@@ -447,26 +438,6 @@ def _settings(around: Surroundings, task: VideoTask) -> tuple[EngineSettings, in
         ),
     )
     return replace(settings, micro_batch=micro_batch), predicted
-
-
-def _replayed(config: RunConfig, fold: int, fingerprint: str) -> FoldOutcome | None:
-    """The fold's outcome in the run whose micro-batches are to be repeated.
-
-    Raises:
-        UsageError: there is no such run, it has not finished this fold, or it trained with other parameters or clips.
-    """
-    if not config.replay_run:
-        return None
-    run = find_run(Path(config.runs_dir), config.replay_run)
-    outcome = read_outcome(run.fold_outcome(fold))
-    if outcome is None:
-        raise UsageError(f"replay_run: {run.run_id} has no finished fold {fold} whose schedule could be repeated.")
-    if outcome.fingerprint != fingerprint:
-        raise UsageError(
-            f"replay_run: {run.run_id} trained fold {fold} with other parameters or clips; its schedule says nothing "
-            "about this run. Give this run the same parameters, or leave replay_run out."
-        )
-    return outcome
 
 
 def _predictions(fold: int, scored: Scored, control: Scored | None) -> pl.DataFrame:

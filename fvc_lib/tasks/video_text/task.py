@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.detectors.own.video_text import JointSpace, NetworkPlan, VideoTextNetwork
-from fvc_lib.engine.accumulators import require_detached
-from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleSet
+from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleSet, require_detached
 from fvc_lib.metrics.retrieval import RetrievalMetrics, retrieval_metrics
 
 # ----------------------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from fvc_lib.engine.accumulators import BinaryScores
-from fvc_lib.engine.oom import ShortageFolder
+from fvc_lib.engine.oom import OutOfMemoryFolder
 from fvc_lib.engine.step import MemoryExhaustedError
 from fvc_lib.engine.task import LossSum
 from fvc_lib.services.checkpoints import FORK_NOTE, CheckpointFolder
 from fvc_lib.services.errors import StoppedError
+from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import HALF, EndsOnce, StepsEnd, draining, same_end, stop_after, tight, weight_distance
 from tests.kits.task_kit import KINDS, changed, each_task
 
@@ -96,26 +96,6 @@ def test_in_double_precision_the_result_is_the_same_to_twelve_digits(make_engine
     assert number > 3
 
 
-@pytest.mark.fault(16, 17)
-@each_task()
-def test_a_replay_of_the_recorded_schedule_repeats_the_bits(make_engine, tasks):
-    task = tasks()
-    disturbed = make_engine("disturbed", task=tight(task, EndsOnce("backward", 4)), micro_batch=8).fit()
-    assert [(change.step, change.micro_batch) for change in disturbed.micro_batches.changes] == [(0, 8), (3, 4)]
-    replay = tuple(disturbed.micro_batches.changes)
-    replayed = make_engine("replayed", task=tight(task), micro_batch=8, replay=replay).fit()
-    assert same_end(replayed, disturbed)
-    assert not same_end(make_engine("whole", task=tight(task), micro_batch=8).fit(), disturbed)
-
-
-def test_after_quiet_steps_the_micro_batch_climbs_back(make_engine, tasks, observer):
-    task = tight(tasks(), EndsOnce("forward", 1))
-    engine = make_engine(task=task, micro_batch=8, micro_batch_recovery_steps=2, memory=observer)
-    engine.fit()
-    assert engine.log.values("train", "micro_batch") == [4.0, 8.0]
-    assert [details["reason"] for details in observer.of("micro_batch")] == ["memory ended", "climbs back"]
-
-
 @pytest.mark.fault(16)
 @each_task()
 def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engine, tasks):
@@ -137,9 +117,9 @@ def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engin
 
 
 @pytest.mark.fault(16)
-def test_a_shortage_leaves_a_file_that_says_what_memory_held(make_engine, tasks, observer, tmp_path):
+def test_an_out_of_memory_leaves_a_file_that_says_what_memory_held(make_engine, tasks, observer, tmp_path):
     task = tight(tasks(), EndsOnce("backward", 2))
-    make_engine(task=task, micro_batch=8, memory=observer, shortages=ShortageFolder(tmp_path / "oom")).fit()
+    make_engine(task=task, micro_batch=8, memory=observer, oom_folder=OutOfMemoryFolder(tmp_path / "oom")).fit()
     (event,) = observer.of("out_of_memory")
     (path,) = (tmp_path / "oom").iterdir()
     assert path.name == event["context_file"] == "step_000001_train_backward_1.json"
@@ -159,7 +139,7 @@ def test_memory_that_ends_in_the_optimizers_step_goes_back_to_a_checkpoint(
     whole = make_engine("whole").fit()
     with monkeypatch.context() as patch:
         steps = StepsEnd(patch, {call})
-        state = make_engine("lost", memory=observer, shortages=ShortageFolder(tmp_path / "oom")).fit()
+        state = make_engine("lost", memory=observer, oom_folder=OutOfMemoryFolder(tmp_path / "oom")).fit()
     assert same_end(state, whole)
     assert state.step == whole.step == 9
     (event,) = observer.of("step_restored")
@@ -267,7 +247,7 @@ def test_memory_that_ends_in_scoring_withdraws_the_claim(make_engine, tasks):
 
     engine.task.ends = twice
     engine.predict(engine.task.validation_data, state.best_model, BinaryScores())
-    assert state.inexact_because == ["memory ended while a finished model was scored"]
+    assert state.inexact_because == ["out of memory while a finished model was scored"]
 
 
 @each_task()
