@@ -111,7 +111,7 @@ class Registry(Generic[T]):
 
     def declared_in(self, name: str) -> list[str]:
         """Dotted names of the folder's files that register ``name`` as a literal; found without importing them."""
-        declared = re.compile(rf'(\.register\(\s*|\bname=|\baliases=\([^)]*)"{re.escape(_family(name))}"')
+        declared = re.compile(rf'(\.register\(\s*|\bname\b[^\n=(]*=\s*|\baliases=\([^)]*)"{re.escape(_family(name))}"')
         return [module for module, text in self._files() if declared.search(text)]
 
     def names(self) -> list[str]:
@@ -213,5 +213,7 @@ class DetectorSpec:
 
 
 DETECTORS: Registry[DetectorSpec] = Registry("model", "fvc_lib.detectors", "fvc.detectors")
+# Classes of operations on clips, in the order in which a clip receives them.
+AUGMENTATIONS: Registry[Any] = Registry("augmentation", "fvc_lib.video.augmentations")
 # Networks on pictures; each builds a backbone from what stands behind the colon of "timm:resnet50", or nothing.
 BACKBONES: Registry[Callable[[str], Any]] = Registry("backbone", "fvc_lib.detectors")

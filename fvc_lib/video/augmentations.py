@@ -1,8 +1,12 @@
-"""Deterministic augmentation of whole clips.
+"""Deterministic augmentation of whole clips, and the operations an augmented clip may receive.
 
 The parameters of a clip are drawn once for all its frames (drawn per frame, half of all neighbouring frames would
 flip) from a local generator seeded by the video's id, the augmentation's number and the settings: the clip is the same
 in any order, process, fold, run and folder.
+
+Plain numpy instead of torch: every operation is elementwise IEEE arithmetic in a fixed order on one thread, so a clip
+has the same bytes whatever the number of threads, and making clips does not need torch in memory. torch splits its
+kernels by thread, and the vectorised and the left-over part of a split need not round alike.
 """
 
 from __future__ import annotations
@@ -10,67 +14,155 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.config import AUGMENTATIONS
-from fvc_lib.services.errors import UsageError, did_you_mean
-
-# ----------------------------------------------------------------------------------------------------
-# The operations an augmented clip may receive, each a frozen set of parameters that were drawn once for the clip.
-#
-# Plain numpy instead of torch or kornia: every operation is elementwise IEEE arithmetic in a fixed order on one thread,
-# so a clip has the same bytes whatever the number of threads, and making clips does not need torch in memory. torch
-# splits its kernels by thread, and the vectorised and the left-over part of a split need not round alike.
-#
-# An operation maps pixels float32 (T, 3, H, W) in grey levels 0 to 255 to the same shape and may exceed that range.
-#
-
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import AUGMENTATIONS
 
 Float = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.uint8]
 
+# Part of the settings' hash: raise it whenever the same settings would give other pixels.
+_VERSION = 1
 # ITU-R BT.601 luma, the weights grey-level saturation is usually defined with.
 _LUMA = (0.299, 0.587, 0.114)
 
 
-class Operation(Protocol):
-    """Parameters of one operation; ``name`` is how configuration and tables call it."""
+@dataclass(frozen=True)
+class Operation:
+    """One operation with the parameters that were drawn for a clip; a subclass registers itself.
+
+    Attributes:
+        name: how configuration and tables call it.
+        probability: how often a clip receives it, at a strength of 1 or more.
+        fewest_frames: a clip needs that many.
+    """
 
     name: ClassVar[str]
+    probability: ClassVar[float]
+    fewest_frames: ClassVar[int] = 1
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        """The operation with parameters of its own for one clip of ``num_frames``; ``strength`` 1 is moderate."""
+        raise NotImplementedError
 
     def apply(self, pixels: Float) -> Float:
-        """The changed pixels; ``pixels`` itself may be reused."""
+        """The changed pixels; they may exceed 0 to 255.
+
+        Args:
+            pixels: float32 (T, 3, H, W) in grey levels 0 to 255; may be reused.
+        """
+        raise NotImplementedError
 
 
+# In the order in which a clip receives them: time first, then geometry and light as in front of a camera, then what a
+# sensor and a lens add, then what hides. The order is part of what is drawn: a new operation goes to the end.
+
+
+@AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Flip:
+class FrameDrop(Operation):
+    """Some frames are left out and the others spread over the same length."""
+
+    name: ClassVar[str] = "frame_drop"
+    probability: ClassVar[float] = 0.3
+    fewest_frames: ClassVar[int] = 2
+    order: tuple[int, ...]  # for each frame of the result the frame it shows
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        dropped = set(_some_frames(generator, strength, num_frames, num_frames))
+        kept = [number for number in range(num_frames) if number not in dropped]
+        places = np.round(np.linspace(0, len(kept) - 1, num_frames)).astype(int)
+        return cls(tuple(kept[place] for place in places))
+
+    def apply(self, pixels: Float) -> Float:
+        return pixels[list(self.order)]
+
+
+@AUGMENTATIONS.register
+@dataclass(frozen=True)
+class FrameDuplicate(Operation):
+    """Some frames are shown twice and the end is cut to the same length."""
+
+    name: ClassVar[str] = "frame_duplicate"
+    probability: ClassVar[float] = 0.3
+    fewest_frames: ClassVar[int] = 2
+    order: tuple[int, ...]
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        # Not the last frame: its duplicate would be cut off again.
+        shown = sorted([*range(num_frames), *_some_frames(generator, strength, num_frames, num_frames - 1)])
+        return cls(tuple(shown[:num_frames]))
+
+    def apply(self, pixels: Float) -> Float:
+        return pixels[list(self.order)]
+
+
+@AUGMENTATIONS.register
+@dataclass(frozen=True)
+class FrameReverse(Operation):
+    """Played backwards."""
+
+    name: ClassVar[str] = "frame_reverse"
+    probability: ClassVar[float] = 0.2
+    fewest_frames: ClassVar[int] = 2
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        return cls()
+
+    def apply(self, pixels: Float) -> Float:
+        return pixels[::-1]
+
+
+@AUGMENTATIONS.register
+@dataclass(frozen=True)
+class Flip(Operation):
     """Mirrored left to right."""
 
     name: ClassVar[str] = "flip"
+    probability: ClassVar[float] = 0.5
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        return cls()
 
     def apply(self, pixels: Float) -> Float:
-        """See ``Operation``."""
         return pixels[..., ::-1]
 
 
+@AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Affine:
+class Affine(Operation):
     """Turned, scaled and shifted about the centre; what comes from outside is black."""
 
     name: ClassVar[str] = "affine"
+    probability: ClassVar[float] = 0.5
     rotation_degrees: float
     scale: float
     shift_x: float  # share of the width
     shift_y: float  # share of the height
 
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        return cls(
+            rotation_degrees=_between(generator, -8 * strength, 8 * strength),
+            scale=_factor(generator, 0.1 * strength),
+            shift_x=_between(generator, -0.05 * strength, 0.05 * strength),
+            shift_y=_between(generator, -0.05 * strength, 0.05 * strength),
+        )
+
     def apply(self, pixels: Float) -> Float:
-        """See ``Operation``. Bilinear, sampled backwards from the output."""
+        """Bilinear, sampled backwards from the output."""
         height, width = pixels.shape[-2:]
         y, x = np.mgrid[:height, :width].astype(np.float64)
         x -= (width - 1) / 2 + self.shift_x * width
@@ -82,17 +174,23 @@ class Affine:
         return _sample_bilinear(pixels, source_x, source_y)
 
 
+@AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Color:
+class Color(Operation):
     """Brightness and contrast (about the clip's mean) as factors, then saturation (about each pixel's luma)."""
 
     name: ClassVar[str] = "color"
+    probability: ClassVar[float] = 0.7
     brightness: float
     contrast: float
     saturation: float
 
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        return cls(*(_factor(generator, reach * strength) for reach in (0.2, 0.2, 0.3)))
+
     def apply(self, pixels: Float) -> Float:
-        """See ``Operation``. One mean for the whole clip: a mean per frame would make it flicker."""
+        """One mean for the whole clip: a mean per frame would make it flicker."""
         pixels = pixels * np.float32(self.brightness)
         mean = np.float32(pixels.mean(dtype=np.float64))
         pixels = (pixels - mean) * np.float32(self.contrast) + mean
@@ -104,31 +202,21 @@ class Color:
         return pixels
 
 
+@AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Noise:
-    """Gaussian noise of one strength for the clip and, like a sensor's, of another pattern in every frame."""
-
-    name: ClassVar[str] = "noise"
-    sigma: float  # grey levels
-    seed: int
-
-    def apply(self, pixels: Float) -> Float:
-        """See ``Operation``."""
-        for number, frame in enumerate(pixels):
-            generator = np.random.default_rng([self.seed, number])
-            frame += np.float32(self.sigma) * generator.standard_normal(frame.shape, dtype=np.float32)
-        return pixels
-
-
-@dataclass(frozen=True)
-class Blur:
+class Blur(Operation):
     """Gaussian blur."""
 
     name: ClassVar[str] = "blur"
+    probability: ClassVar[float] = 0.3
     sigma: float  # pixels
 
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        return cls(_between(generator, 0.4 * strength, 1.0 * strength))
+
     def apply(self, pixels: Float) -> Float:
-        """See ``Operation``. Separable, cut off at three sigma, mirrored at the border."""
+        """Separable, cut off at three sigma, mirrored at the border."""
         if self.sigma <= 0:
             return pixels
         radius = math.ceil(3 * self.sigma)
@@ -137,18 +225,45 @@ class Blur:
         return _filter_axis(_filter_axis(pixels, kernel, -1), kernel, -2)
 
 
+@AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Cutout:
+class Noise(Operation):
+    """Gaussian noise of one strength for the clip and, like a sensor's, of another pattern in every frame."""
+
+    name: ClassVar[str] = "noise"
+    probability: ClassVar[float] = 0.5
+    sigma: float  # grey levels
+    seed: int
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        return cls(_between(generator, 2 * strength, 8 * strength), int(generator.integers(1 << 62)))
+
+    def apply(self, pixels: Float) -> Float:
+        for number, frame in enumerate(pixels):
+            generator = np.random.default_rng([self.seed, number])
+            frame += np.float32(self.sigma) * generator.standard_normal(frame.shape, dtype=np.float32)
+        return pixels
+
+
+@AUGMENTATIONS.register
+@dataclass(frozen=True)
+class Cutout(Operation):
     """One rectangle in all frames shows the clip's mean colour. DeVries and Taylor, arXiv:1708.04552."""
 
     name: ClassVar[str] = "cutout"
+    probability: ClassVar[float] = 0.3
     left: float  # all four as a share of the picture's width or height
     top: float
     width: float
     height: float
 
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        width, height = (min(0.6, _between(generator, 0.15 * strength, 0.35 * strength)) for _ in range(2))
+        return cls(_between(generator, 0, 1 - width), _between(generator, 0, 1 - height), width, height)
+
     def apply(self, pixels: Float) -> Float:
-        """See ``Operation``."""
         rows, columns = pixels.shape[-2:]
         left, right = round(self.left * columns), round((self.left + self.width) * columns)
         top, bottom = round(self.top * rows), round((self.top + self.height) * rows)
@@ -157,39 +272,19 @@ class Cutout:
         return pixels
 
 
-@dataclass(frozen=True)
-class FrameDrop:
-    """Some frames are left out and the others spread over the same length."""
-
-    name: ClassVar[str] = "frame_drop"
-    order: tuple[int, ...]  # for each frame of the result the frame it shows
-
-    def apply(self, pixels: Float) -> Float:
-        """See ``Operation``."""
-        return pixels[list(self.order)]
+def _between(generator: np.random.Generator, low: float, high: float) -> float:
+    return round(float(generator.uniform(low, high)), 6)  # readable in tables, and what is stored is what is applied
 
 
-@dataclass(frozen=True)
-class FrameDuplicate:
-    """Some frames are shown twice and the end is cut to the same length."""
-
-    name: ClassVar[str] = "frame_duplicate"
-    order: tuple[int, ...]
-
-    def apply(self, pixels: Float) -> Float:
-        """See ``Operation``."""
-        return pixels[list(self.order)]
+def _factor(generator: np.random.Generator, reach: float) -> float:
+    """A factor around 1 whose logarithm is uniform, so that halving and doubling are equally likely."""
+    return round(math.exp(_between(generator, -reach, reach)), 6)
 
 
-@dataclass(frozen=True)
-class FrameReverse:
-    """Played backwards."""
-
-    name: ClassVar[str] = "frame_reverse"
-
-    def apply(self, pixels: Float) -> Float:
-        """See ``Operation``."""
-        return pixels[::-1]
+def _some_frames(generator: np.random.Generator, strength: float, num_frames: int, before: int) -> list[int]:
+    """About a fifth of the frames at strength 1, at least one and at most half of them, numbered below ``before``."""
+    count = min(max(1, round(0.2 * strength * num_frames)), num_frames // 2)
+    return sorted(generator.choice(before, count, replace=False).tolist())
 
 
 def _sample_bilinear(pixels: Float, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> Float:
@@ -215,18 +310,12 @@ def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:
     return np.moveaxis(result, 0, axis)
 
 
-Pixels = npt.NDArray[np.uint8]
-
-# Part of the settings' hash: raise it whenever the same settings would give other pixels.
-_VERSION = 1
-
-
 @dataclass(frozen=True)
 class AugmentationSettings:
     """Which operations a clip may receive, and how strongly.
 
     Args:
-        names: some of ``services.config.AUGMENTATIONS``, in any order.
+        names: names in ``AUGMENTATIONS``, in any order.
         strength: scales every range; 1 is moderate, 0 leaves clips as they are. Below 1 it also scales how often.
 
     Raises:
@@ -238,9 +327,7 @@ class AugmentationSettings:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if name not in AUGMENTATIONS:
-                known = ", ".join(AUGMENTATIONS)
-                raise UsageError(f"augmentation {name!r}: unknown.{did_you_mean(name, AUGMENTATIONS)} Known: {known}.")
+            AUGMENTATIONS.get(name)
         if not (math.isfinite(self.strength) and self.strength >= 0):
             raise UsageError(f"augmentation strength: got {self.strength}, wanted a number of at least 0.")
 
@@ -258,7 +345,7 @@ class AugmentationPlan:
 
     def to_json(self) -> str:
         """A JSON list of objects, each an operation's name and parameters."""
-        return json.dumps([{"name": operation.name, **_parameters(operation)} for operation in self.operations])
+        return json.dumps([{"name": operation.name, **asdict(operation)} for operation in self.operations])
 
     @classmethod
     def from_json(cls, text: str) -> AugmentationPlan:
@@ -269,7 +356,7 @@ class AugmentationPlan:
         """
         try:
             return cls(tuple(_operation(**entry) for entry in json.loads(text)))
-        except (TypeError, KeyError) as error:
+        except (TypeError, UsageError) as error:
             raise ValueError(f"not an augmentation plan: {error} in {text[:200]!r}") from error
 
 
@@ -286,14 +373,16 @@ def draw_augmentation(
         settings: what may be drawn.
         num_frames: T of the clip.
     """
-    usable = [entry for entry in _DRAWS if entry[0] in settings.names and num_frames >= _FEWEST_FRAMES.get(entry[0], 1)]
+    usable = [
+        kind for name, kind in AUGMENTATIONS.items() if name in settings.names and num_frames >= kind.fewest_frames
+    ]
     if augmentation_index == 0 or not usable or not settings.strength:
         return AugmentationPlan()
     generator = np.random.default_rng(_seed(video_id, augmentation_index, settings))
     often = min(1.0, settings.strength)
-    taken = [entry for entry in usable if generator.random() < entry[1] * often]
+    taken = [kind for kind in usable if generator.random() < kind.probability * often]
     taken = taken or [usable[int(generator.integers(len(usable)))]]
-    return AugmentationPlan(tuple(draw(generator, settings.strength, num_frames) for _, _, draw in taken))
+    return AugmentationPlan(tuple(kind.draw(generator, settings.strength, num_frames) for kind in taken))
 
 
 def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
@@ -336,85 +425,8 @@ def _seed(video_id: str, augmentation_index: int, settings: AugmentationSettings
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big")
 
 
-def _between(generator: np.random.Generator, low: float, high: float) -> float:
-    return round(float(generator.uniform(low, high)), 6)  # readable in tables, and what is stored is what is applied
-
-
-def _factor(generator: np.random.Generator, reach: float) -> float:
-    """A factor around 1 whose logarithm is uniform, so that halving and doubling are equally likely."""
-    return round(math.exp(_between(generator, -reach, reach)), 6)
-
-
-def _draw_affine(generator: np.random.Generator, strength: float, num_frames: int) -> Affine:
-    return Affine(
-        rotation_degrees=_between(generator, -8 * strength, 8 * strength),
-        scale=_factor(generator, 0.1 * strength),
-        shift_x=_between(generator, -0.05 * strength, 0.05 * strength),
-        shift_y=_between(generator, -0.05 * strength, 0.05 * strength),
-    )
-
-
-def _draw_color(generator: np.random.Generator, strength: float, num_frames: int) -> Color:
-    return Color(*(_factor(generator, reach * strength) for reach in (0.2, 0.2, 0.3)))
-
-
-def _draw_noise(generator: np.random.Generator, strength: float, num_frames: int) -> Noise:
-    return Noise(_between(generator, 2 * strength, 8 * strength), int(generator.integers(1 << 62)))
-
-
-def _draw_blur(generator: np.random.Generator, strength: float, num_frames: int) -> Blur:
-    return Blur(_between(generator, 0.4 * strength, 1.0 * strength))
-
-
-def _draw_cutout(generator: np.random.Generator, strength: float, num_frames: int) -> Cutout:
-    width, height = (min(0.6, _between(generator, 0.15 * strength, 0.35 * strength)) for _ in range(2))
-    return Cutout(_between(generator, 0, 1 - width), _between(generator, 0, 1 - height), width, height)
-
-
-def _some_frames(generator: np.random.Generator, strength: float, num_frames: int, before: int) -> list[int]:
-    """About a fifth of the frames at strength 1, at least one and at most half of them, numbered below ``before``."""
-    count = min(max(1, round(0.2 * strength * num_frames)), num_frames // 2)
-    return sorted(generator.choice(before, count, replace=False).tolist())
-
-
-def _draw_frame_drop(generator: np.random.Generator, strength: float, num_frames: int) -> FrameDrop:
-    dropped = set(_some_frames(generator, strength, num_frames, num_frames))
-    kept = [number for number in range(num_frames) if number not in dropped]
-    places = np.round(np.linspace(0, len(kept) - 1, num_frames)).astype(int)
-    return FrameDrop(tuple(kept[place] for place in places))
-
-
-def _draw_frame_duplicate(generator: np.random.Generator, strength: float, num_frames: int) -> FrameDuplicate:
-    # Not the last frame: its duplicate would be cut off again.
-    shown = sorted([*range(num_frames), *_some_frames(generator, strength, num_frames, num_frames - 1)])
-    return FrameDuplicate(tuple(shown[:num_frames]))
-
-
-# Time first, then geometry and light as in front of a camera, then what a sensor and a lens add, then what hides.
-_Draw = Callable[[np.random.Generator, float, int], Operation]
-_DRAWS: tuple[tuple[str, float, _Draw], ...] = (
-    ("frame_drop", 0.3, _draw_frame_drop),
-    ("frame_duplicate", 0.3, _draw_frame_duplicate),
-    ("frame_reverse", 0.2, lambda *_: FrameReverse()),
-    ("flip", 0.5, lambda *_: Flip()),
-    ("affine", 0.5, _draw_affine),
-    ("color", 0.7, _draw_color),
-    ("blur", 0.3, _draw_blur),
-    ("noise", 0.5, _draw_noise),
-    ("cutout", 0.3, _draw_cutout),
-)
-_FEWEST_FRAMES = {"frame_drop": 2, "frame_duplicate": 2, "frame_reverse": 2}
-_OPERATIONS: dict[str, type[Any]] = {
-    kind.name: kind for kind in (Flip, Affine, Color, Noise, Blur, Cutout, FrameDrop, FrameDuplicate, FrameReverse)
-}
-
-
-def _parameters(operation: Operation) -> dict[str, Any]:
-    return asdict(operation)  # type: ignore[call-overload, no-any-return]  # every operation is a dataclass
-
-
 def _operation(name: str, **parameters: Any) -> Operation:
     if "order" in parameters:
         parameters["order"] = tuple(parameters["order"])
-    operation: Operation = _OPERATIONS[name](**parameters)
+    operation: Operation = AUGMENTATIONS.get(name)(**parameters)
     return operation

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.services.config import AUGMENTATIONS
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import AUGMENTATIONS
 from fvc_lib.video.augmentations import AugmentationPlan, AugmentationSettings, apply_augmentation, draw_augmentation
 
-names = st.lists(st.sampled_from(AUGMENTATIONS), unique=True).map(tuple)
+ALL = tuple(AUGMENTATIONS.names())
+names = st.lists(st.sampled_from(ALL), unique=True).map(tuple)
 settings = st.builds(AugmentationSettings, names, st.floats(0, 3))
 video_ids = st.text("0123456789abcdef", min_size=16, max_size=16)
 numbers = st.integers(1, 9)
@@ -89,9 +90,7 @@ def test_reverse_plays_backwards():
     np.testing.assert_array_equal(out, clip[::-1])
 
 
-@pytest.mark.parametrize(
-    ("number", "strength", "allowed"), [(0, 1.0, AUGMENTATIONS), (1, 0.0, AUGMENTATIONS), (1, 1.0, ())]
-)
+@pytest.mark.parametrize(("number", "strength", "allowed"), [(0, 1.0, ALL), (1, 0.0, ALL), (1, 1.0, ())])
 def test_the_original_zero_strength_and_no_operations_change_nothing(number, strength, allowed):
     plan = draw_augmentation("ab" * 8, number, AugmentationSettings(allowed, strength), 6)
     assert plan == AugmentationPlan()
@@ -100,7 +99,7 @@ def test_the_original_zero_strength_and_no_operations_change_nothing(number, str
 
 def test_different_videos_numbers_and_settings_get_different_plans():
     plans = {
-        draw_augmentation(video_id, number, AugmentationSettings(AUGMENTATIONS, strength), 6).to_json()
+        draw_augmentation(video_id, number, AugmentationSettings(ALL, strength), 6).to_json()
         for video_id in ("a" * 16, "b" * 16)
         for number in (1, 2, 3)
         for strength in (1.0, 1.5)
@@ -118,12 +117,13 @@ def test_settings_hash_ignores_order_and_feels_everything_else():
 def test_another_process_with_other_hashing_and_threads_makes_the_same_bytes():
     code = (
         "import hashlib, numpy as np\n"
-        "from fvc_lib.services.config import AUGMENTATIONS\n"
+        "from fvc_lib.services.registry import AUGMENTATIONS\n"
         "from fvc_lib.video.augmentations import *\n"
         "clip = np.random.default_rng(3).integers(0, 256, (6, 3, 40, 56)).astype(np.uint8)\n"
         "digest = hashlib.sha256()\n"
         "for n in range(1, 9):\n"
-        "    plan = draw_augmentation('c0ffee00c0ffee00', n, AugmentationSettings(AUGMENTATIONS, 1.0), 6)\n"
+        "    settings = AugmentationSettings(tuple(AUGMENTATIONS.names()), 1.0)\n"
+        "    plan = draw_augmentation('c0ffee00c0ffee00', n, settings, 6)\n"
         "    digest.update(apply_augmentation(clip, plan).tobytes())\n"
         "print(digest.hexdigest())\n"
     )
@@ -140,7 +140,7 @@ def test_another_process_with_other_hashing_and_threads_makes_the_same_bytes():
     clip = np.random.default_rng(3).integers(0, 256, (6, 3, 40, 56)).astype(np.uint8)
     digest = hashlib.sha256()
     for number in range(1, 9):
-        plan = draw_augmentation("c0ffee00c0ffee00", number, AugmentationSettings(AUGMENTATIONS, 1.0), 6)
+        plan = draw_augmentation("c0ffee00c0ffee00", number, AugmentationSettings(ALL, 1.0), 6)
         digest.update(apply_augmentation(clip, plan).tobytes())
     assert digests == {digest.hexdigest()}
 
@@ -160,5 +160,5 @@ def test_what_cannot_be_meant_is_named():
 def test_a_black_clip_stays_black():
     clip = np.zeros((3, 3, 8, 8), np.uint8)
     for number in range(1, 6):
-        plan = draw_augmentation("ab" * 8, number, AugmentationSettings(AUGMENTATIONS), 3)
+        plan = draw_augmentation("ab" * 8, number, AugmentationSettings(ALL), 3)
         assert not apply_augmentation(clip, plan).any()

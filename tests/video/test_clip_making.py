@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_file
-from fvc_lib.services.config import AUGMENTATIONS
 from fvc_lib.services.errors import FvcError
+from fvc_lib.services.registry import AUGMENTATIONS
 from fvc_lib.services.tables import AUGMENTED, read_table
 from fvc_lib.video.augmentations import AugmentationPlan, AugmentationSettings, apply_augmentation
 from fvc_lib.video.clips import making as clip_making
@@ -23,9 +23,16 @@ from fvc_lib.video.decode.clip import decode_clip
 
 ID = "0123456789abcdef"
 
+ALL = tuple(AUGMENTATIONS.names())
+
 
 def _store(folder: Path, **changes) -> ClipStore:
-    arguments = {"num_frames": 4, "fixed_size": 16, "augmentation": AugmentationSettings(AUGMENTATIONS), **changes}
+    arguments = {
+        "num_frames": 4,
+        "fixed_size": 16,
+        "augmentation": AugmentationSettings(ALL),
+        **changes,
+    }
     return ClipStore(folder, **arguments)
 
 

@@ -8,16 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fvc_lib.services.config import AUGMENTATIONS
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.registry import AUGMENTATIONS
 from fvc_lib.video.augmentations import AugmentationSettings
 from fvc_lib.video.clips.store import ClipStore
 
 ID = "0123456789abcdef"
 
+ALL = tuple(AUGMENTATIONS.names())
+
 
 def _store(folder: Path, **changes) -> ClipStore:
-    arguments = {"num_frames": 4, "fixed_size": 16, "augmentation": AugmentationSettings(AUGMENTATIONS), **changes}
+    arguments = {
+        "num_frames": 4,
+        "fixed_size": 16,
+        "augmentation": AugmentationSettings(ALL),
+        **changes,
+    }
     return ClipStore(folder, **arguments)
 
 
@@ -44,7 +51,7 @@ def test_a_clip_comes_back_as_a_read_only_map(tmp_path):
 
 def test_clips_of_other_settings_never_meet_but_originals_are_shared(tmp_path):
     base = _store(tmp_path)
-    stronger = _store(tmp_path, augmentation=AugmentationSettings(AUGMENTATIONS, 2.0))
+    stronger = _store(tmp_path, augmentation=AugmentationSettings(ALL, 2.0))
     assert stronger.clip_path(ID, 0) == base.clip_path(ID, 0)
     assert stronger.clip_path(ID, 1) != base.clip_path(ID, 1)
     stores = [base, stronger, _store(tmp_path, num_frames=5), _store(tmp_path, fixed_size=17)]
