@@ -62,8 +62,7 @@ def resolve_policy(compute: ComputeDevice, config: RunConfig) -> MemoryPolicy:
         _kind(compute.device),
         amp=config.amp,
         bf16_supported=_bf16_supported(compute.device),
-        clear_cache_training_batches=config.clear_cache_training_batches,
-        clear_cache_validation_batches=config.clear_cache_validation_batches,
+        clear_cache_batches=config.clear_cache_batches,
     )
 
 

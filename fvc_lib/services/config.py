@@ -197,6 +197,21 @@ def _beside_the_code(name: str) -> str:
 # 0.73-0.91 (all nine operations).
 DEFAULT_AUGMENTATIONS = ("flip",)
 
+
+@dataclass(frozen=True)
+class Retired:
+    """A field of an earlier version: its default then, the field in its place, and why there is none, a sentence."""
+
+    default: Any
+    successor: str = ""
+    why: str = ""
+
+
+RETIRED: Mapping[str, Retired] = {
+    "clear_cache_training_batches": Retired(None, "clear_cache_batches"),
+    "clear_cache_validation_batches": Retired(None, "clear_cache_batches"),
+}
+
 _ONE_SPLIT = _others(
     "A run of this task has one split; split_validation_share and split_test_share say how large its parts are."
 )
@@ -404,11 +419,8 @@ class RunConfig(BaseModel):
         "keep fewer activations and compute them again in the backward pass: less memory, more time",
         memory=TRAINING_STAGES,
     )
-    clear_cache_training_batches: int | None = field(
+    clear_cache_batches: int | None = field(
         None, "nothing", "give cached device memory back every so many batches; none: the device's policy", ge=0
-    )
-    clear_cache_validation_batches: int | None = field(
-        None, "nothing", "the same in validation; none: the device's policy", ge=0
     )
     profile_memory: bool = field(
         False,
@@ -582,10 +594,19 @@ class RunConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_names(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            for name in values:
+        if not isinstance(values, dict):
+            return values
+        known: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in RETIRED:  # of an older run or params file; where it said something it must not get lost
+                if value != RETIRED[name].default and RETIRED[name].successor:
+                    known.setdefault(RETIRED[name].successor, value)
+                elif value != RETIRED[name].default:
+                    _require_known(name)
+            else:
                 _require_known(str(name))
-        return values
+                known[name] = value
+        return known
 
     @property
     def config_hash(self) -> str:
@@ -731,6 +752,9 @@ def _task_defaults(task: Any) -> Mapping[str, Any]:
 
 
 def _require_known(name: str) -> None:
+    if name in RETIRED:
+        instead = f"It is called {RETIRED[name].successor} now." if RETIRED[name].successor else RETIRED[name].why
+        raise UsageError(f"parameter {name!r} is no longer there. {instead}")
     if name not in RunConfig.model_fields:
         known = ", ".join(RunConfig.model_fields)
         raise UsageError(f"unknown parameter {name!r}.{did_you_mean(name, RunConfig.model_fields)} Known: {known}.")

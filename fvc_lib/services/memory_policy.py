@@ -213,8 +213,7 @@ def resolve_memory_policy(
     *,
     amp: Literal["auto", "off"] = "auto",
     bf16_supported: bool = True,
-    clear_cache_training_batches: int | None = None,
-    clear_cache_validation_batches: int | None = None,
+    clear_cache_batches: int | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> MemoryPolicy:
     """The policy for one kind of device.
@@ -223,21 +222,19 @@ def resolve_memory_policy(
         device: what the training runs on.
         amp: ``auto`` is mixed precision and TF32 on CUDA; elsewhere float32, as with ``off``.
         bf16_supported: whether the CUDA device computes in bfloat16 itself; else it gets float16.
-        clear_cache_training_batches: None: the device's default; 0: only after an out-of-memory and between stages.
-        clear_cache_validation_batches: the same in validation.
+        clear_cache_batches: in training and validation; None: the device's default; 0: only after an out-of-memory
+            and between stages.
         environ: where the allocator's variables are looked up; none: this process's environment.
     """
-    training, validation = _CLEAR_CACHE_BATCHES[device]
+    training, validation = _CLEAR_CACHE_BATCHES[device] if clear_cache_batches is None else (clear_cache_batches,) * 2
     mixed = device == "cuda" and amp == "auto"
     return MemoryPolicy(
         device=device,
         amp_dtype=("bfloat16" if bf16_supported else "float16") if mixed else None,
         tf32=mixed,
         pin_memory=device == "cuda",
-        clear_cache_training_batches=training if clear_cache_training_batches is None else clear_cache_training_batches,
-        clear_cache_validation_batches=(
-            validation if clear_cache_validation_batches is None else clear_cache_validation_batches
-        ),
+        clear_cache_training_batches=training,
+        clear_cache_validation_batches=validation,
         allocator=allocator_in_force(device, environ),
     )
 

@@ -46,7 +46,7 @@ def test_determinism_is_asked_for_on_the_cpu_and_taken_back():
 
 def test_the_policy_is_the_devices_with_the_runs_own_intervals():
     compute = resolve_device("cpu")
-    policy = resolve_policy(compute, RunConfig(clear_cache_validation_batches=4))
+    policy = resolve_policy(compute, RunConfig(clear_cache_batches=4))
     assert (policy.device, policy.amp_dtype, policy.clear_cache_validation_batches) == ("cpu", None, 4)
 
 

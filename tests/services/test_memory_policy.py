@@ -41,10 +41,8 @@ def test_the_cpu_computes_in_float32_and_sets_nothing():
 @pytest.mark.parametrize("asked", [0, 7])
 def test_a_number_overrides_the_devices_own_interval_and_none_does_not(device, asked):
     default = resolve_memory_policy(device)
-    given = resolve_memory_policy(device, clear_cache_training_batches=asked)
-    assert given == replace(default, clear_cache_training_batches=asked)
-    given = resolve_memory_policy(device, clear_cache_validation_batches=asked)
-    assert given == replace(default, clear_cache_validation_batches=asked)
+    given = resolve_memory_policy(device, clear_cache_batches=asked)
+    assert given == replace(default, clear_cache_training_batches=asked, clear_cache_validation_batches=asked)
 
 
 def test_each_policy_reads_as_lines():

@@ -25,7 +25,7 @@ from fvc_lib.analysis.read.sql import ask_isolated
 from fvc_lib.services import tables
 from fvc_lib.services import tables as task_tables
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.config import NOT_HASHED, read_params_file
+from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory_policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths
@@ -52,7 +52,7 @@ def read_parameters(runs: Sequence[RunPaths]) -> Answer:
     for name in names:
         for run_id, each in zip(run_ids, found, strict=True):
             if each is not None:
-                rows.append((name, run_id, each.get(name), name not in NOT_HASHED))
+                rows.append((name, run_id, each.get(name), name not in NOT_HASHED | RETIRED.keys()))
     return Answer(pl.DataFrame(rows, schema=SCHEMA, orient="row"), tuple(notes))
 
 

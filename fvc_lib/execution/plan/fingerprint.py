@@ -13,7 +13,7 @@ from fvc_lib.execution.plan.notebook_files import STAGE_PARAMETERS, Notebook
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json
 from fvc_lib.services.code_version import code_behind, notebook_sources
-from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig
+from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.run_paths import RunPaths
 
 # A file changed again within so short a time after it was hashed might show the same times.
@@ -49,9 +49,16 @@ class StageRecord:
 
 
 def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
-    """What ``task`` would depend on if it ran now. Missing inputs hash as empty text."""
+    """What ``task`` would depend on if it ran now. Missing inputs hash as empty text.
+
+    Of the parameters these are the notebook's own, and where it trains all that the weights depend on, whether or not
+    its parameters cell offers them.
+    """
     values = config.model_dump(mode="json")
-    names = set(notebook.parameters) - set(STAGE_PARAMETERS) - MAY_CHANGE_ON_RESUME - {"corpus"}
+    own = set(notebook.parameters) - set(STAGE_PARAMETERS)
+    names = {name for name in own if not DECLARED[name].resume and not DECLARED[name].path}
+    if task.stage.trains:
+        names |= config.training_values().keys()
     return Fingerprint(
         parameters={name: values[name] for name in sorted(names)},
         inputs=_hashes(task.stage.inputs(run, task.fold), run),
