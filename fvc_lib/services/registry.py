@@ -133,7 +133,7 @@ class Registry(Generic[T]):
             return
         self._filled = True
         for module, text in self._files():
-            if ".register(" in text:
+            if ".register" in text:
                 self._attempt(module, lambda module=module: importlib.import_module(module))  # type: ignore[misc]
         for point in self._entry_points():
             self._attempt(point.name, lambda point=point: self._load(point))  # type: ignore[misc]
