@@ -1,6 +1,6 @@
 """Retrieval between videos and texts in both directions, exactly, without the matrix of all similarities.
 
-A similarity is the real dot product of two rows as they are (given as float32): who wants cosines normalises the rows.
+A similarity is the real dot product of two rows as float32: normalise the rows for cosines.
 A rank is one more than the number of wrong candidates that are at least as similar as the right one: ties count against
 the model, so embeddings that have collapsed into one come last, below chance, instead of first. Counting needs no sort:
 one pass over blocks of the matrix serves both directions. Where a product is computed with rounding, whatever rounding
@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fvc_lib.metrics.classification import FloatArray, IntArray
-from fvc_lib.metrics.retrieval_blocks import RetrievalPlan, plan_retrieval
+from fvc_lib.metrics.classification import IntArray
 
 if TYPE_CHECKING:
     import torch
 
-    from fvc_lib.metrics.retrieval_blocks import Positives, Rows
+    from fvc_lib.metrics.retrieval_stream import Direction, RetrievalPlan, Rows
 
 KS = (1, 5, 10)
 MEMORY_BYTES = 64_000_000
@@ -35,7 +34,7 @@ class DirectionMetrics:
     """How well the queries of one direction find what belongs to them.
 
     Attributes:
-        ks: what recall was asked at.
+        ks: where recall was measured.
         recall_at_k: per ``ks``, the share of queries whose best positive has rank k or better; so 1 where k is
             not less than the number of candidates.
         median_rank: of the best positive of each query, from 1.
@@ -45,9 +44,9 @@ class DirectionMetrics:
             discount 1 / log2(1 + rank). Source: K. Järvelin and J. Kekäläinen, "Cumulated gain-based evaluation of IR
             techniques", ACM TOIS 20 (2002).
         mean_positive_similarity: over all pairs of a query and a positive.
-        num_queries: how many asked.
-        num_candidates: how many were looked through.
-        query_indices: int64 (num_queries,), rows of the queries; rows to which nothing belongs ask nothing.
+        num_queries: queries with at least one positive.
+        num_candidates: rows that were searched.
+        query_indices: int64 (num_queries,), rows of the queries; rows without a positive are none.
         ranks: int64 (num_queries,), of the best positive, from 1.
         num_positives: int64 (num_queries,).
     """
@@ -87,8 +86,8 @@ class RetrievalMetrics:
     """Both directions of one retrieval.
 
     Attributes:
-        video_to_text: every video with a text asks among all texts.
-        text_to_video: every text with a video asks among all videos.
+        video_to_text: every video with a text is a query among all texts.
+        text_to_video: every text with a video is a query among all videos.
         plan: how the similarities were streamed.
     """
 
@@ -112,7 +111,6 @@ def retrieval_metrics(
     ks: Sequence[int] = KS,
     *,
     memory_bytes: int = MEMORY_BYTES,
-    device: str | torch.device | None = None,
     plan: RetrievalPlan | None = None,
     progress: Callable[[int, int], None] | None = None,
     log: Callable[[str], None] | None = None,
@@ -121,7 +119,7 @@ def retrieval_metrics(
 
     Equal texts must be one row of ``text_embeddings`` with many videos: each of those is right, and none counts against
     another. Two rows whose embeddings agree to the last bit remain two candidates, of which one is wrong and, as a tie,
-    counts against the model. Texts without a video ask nothing; they are candidates like all others.
+    counts against the model. Texts without a video are candidates only.
 
     The positives of one query do not count against one another: the r-th best has rank r plus the wrong candidates at
     least as similar. Embeddings stay where they are and are converted block by block; wider numbers than float32 are
@@ -135,91 +133,48 @@ def retrieval_metrics(
         ks: where recall is wanted.
         memory_bytes: what may be taken beyond the embeddings; 160 bytes of it per row and 165 per pair beyond one
             for each video, the rest for blocks.
-        device: where to multiply and compare; that of the video embeddings if not given.
-        plan: blocks of one's own instead of those that ``memory_bytes`` allows.
-        progress: told (pairs done, all pairs) now and then.
-        log: told, line by line, what is streamed and how.
+        plan: blocks to use instead of those that ``memory_bytes`` allows.
+        progress: called with (pairs done, all pairs) now and then.
+        log: called with lines about what is streamed and how.
 
     Raises:
         ValueError: empty, of the wrong shape or kind, NaN or infinite (the row is named), a text that is not there, a k
             below 1, or too little memory.
     """
-    import torch
-
-    from fvc_lib.metrics.retrieval_blocks import Rows, in_whole_numbers
-    from fvc_lib.metrics.retrieval_stream import Stream, one_thread
+    from fvc_lib.metrics.retrieval_stream import Rows, Stream, one_thread, plan_retrieval  # loads torch
 
     ks = _check_ks(ks)
-    videos, texts = _as_rows(video_embeddings, "video_embeddings"), _as_rows(text_embeddings, "text_embeddings")
-    if videos.shape[1] != texts.shape[1]:
+    given = _as_rows(video_embeddings, "video_embeddings"), _as_rows(text_embeddings, "text_embeddings")
+    if given[0].shape[1] != given[1].shape[1]:
         raise ValueError(
-            f"video_embeddings have {videos.shape[1]} numbers per row and text_embeddings {texts.shape[1]}; "
+            f"video_embeddings have {given[0].shape[1]} numbers per row and text_embeddings {given[1].shape[1]}; "
             "both must come from the same space"
         )
-    video, text = _check_pairs(text_of_video, len(videos), len(texts))
-    sizes = len(videos), len(texts), videos.shape[1]
-    plan = plan or plan_retrieval(*sizes, memory_bytes, max(0, video.size - len(videos)))
+    pairs = _check_pairs(text_of_video, len(given[0]), len(given[1]))
+    sizes = len(given[0]), len(given[1]), given[0].shape[1]
+    plan = plan or plan_retrieval(*sizes, memory_bytes, max(0, pairs[0].size - sizes[0]))
     if (plan.num_videos, plan.num_texts, plan.dimensions) != sizes:
         raise ValueError(f"the plan is for other embeddings than {sizes[0]} videos and {sizes[1]} texts: {plan}")
-    tell = log if log is not None else _tell_nobody
-    for line in plan.describe().splitlines():
-        tell(line)
+    log = log or (lambda _: None)
+    for line in plan.describe():
+        log(line)
     with one_thread():
-        norms = _check_norms(videos, "video_embeddings"), _check_norms(texts, "text_embeddings")
-        (video_order, video), (text_order, text) = _by_number(video, len(videos)), _by_number(text, len(texts))
-        left, right = Rows(videos, *_placed(norms[0], video_order)), Rows(texts, *_placed(norms[1], text_order))
-        left, right = in_whole_numbers(left, right)
-        where = videos.device if device is None else torch.device(device)
-        stream = Stream(left, right, _both_ways(left, right, video, text), plan, where)
+        videos, texts = Rows(given[0]), Rows(given[1])
+        _check_norms(videos, "video_embeddings")
+        _check_norms(texts, "text_embeddings")
+        stream = Stream(videos, texts, pairs, plan)
         stream.run(progress)
-        reached = [direction.at_least_as_similar() for direction in stream.directions]
-    tell(stream.describe())
-    to_text, to_video = (
-        _measure(direction.positives, of_positives, ks)
-        for direction, of_positives in zip(stream.directions, reached, strict=True)
-    )
+    log(stream.describe())
+    to_text, to_video = (_measure(direction, ks) for direction in stream.directions)
     return RetrievalMetrics(to_text, to_video, plan)
 
 
-def _tell_nobody(line: str) -> None:
-    pass
-
-
-def _by_number(row: IntArray, num_rows: int) -> tuple[IntArray | None, IntArray]:
-    """Which row stands at each place if those in fewer pairs come first (none: all at their own), and ``row`` by place.
-
-    So the queries of a block have about as many positives each, and all of its comparisons are of use.
-    """
-    number = np.bincount(row, minlength=num_rows)
-    if (number == number[0]).all():
-        return None, row
-    order = np.argsort(number, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(num_rows)
-    return order, place[row]
-
-
-def _placed(norms: FloatArray, order: IntArray | None) -> tuple[FloatArray, IntArray | None]:
-    return (norms if order is None else norms[order]), order
-
-
-def _both_ways(videos: Rows, texts: Rows, video: IntArray, text: IntArray) -> tuple[Positives, Positives]:
-    from fvc_lib.metrics.retrieval_blocks import order_positives, pair_similarities
-
-    similarity = pair_similarities(videos, texts, video, text)
-    to_texts = order_positives(videos, texts, video, text, similarity)
-    return to_texts, order_positives(texts, videos, text, video, similarity)
-
-
-def _measure(positives: Positives, at_least_as_similar: IntArray, ks: tuple[int, ...]) -> DirectionMetrics:
-    starts, number = positives.starts, positives.per_query
+def _measure(direction: Direction, ks: tuple[int, ...]) -> DirectionMetrics:
+    starts, number, similarity = direction.starts, direction.number, direction.similarity
     asking = np.flatnonzero(number)
-    from_best = starts[positives.query + 1] - np.arange(positives.query.size)  # 1 for the most similar
-    ranks = from_best + at_least_as_similar - positives.num_as_similar
+    from_best = starts[direction.query + 1] - np.arange(direction.query.size)  # 1 for the most similar
+    ranks = from_best + direction.reached - direction.num_as_similar
     best = ranks[starts[asking + 1] - 1]
-    rows = asking if positives.queries.order is None else positives.queries.order[asking]
-    back = np.argsort(rows)  # to the order in which the embeddings were given
-    unit = positives.queries.unit * positives.candidates.unit
     return DirectionMetrics(
         ks=ks,
         recall_at_k=tuple(float(np.count_nonzero(best <= k)) / best.size for k in ks),
@@ -227,12 +182,12 @@ def _measure(positives: Positives, at_least_as_similar: IntArray, ks: tuple[int,
         mean_rank=float(best.sum()) / best.size,
         mrr=math.fsum(1 / best) / best.size,
         ndcg=_mean_ndcg(ranks, starts),
-        mean_positive_similarity=math.fsum(positives.similarity) / positives.similarity.size * unit,
+        mean_positive_similarity=math.fsum(similarity) / similarity.size,
         num_queries=best.size,
-        num_candidates=len(positives.candidates),
-        query_indices=rows[back],
-        ranks=best[back],
-        num_positives=number[asking][back],
+        num_candidates=len(direction.candidates),
+        query_indices=asking,
+        ranks=best,
+        num_positives=number[asking],
     )
 
 
@@ -282,19 +237,15 @@ def _as_rows(embeddings: np.ndarray | torch.Tensor, name: str) -> torch.Tensor:
     return embeddings.detach()
 
 
-def _check_norms(embeddings: torch.Tensor, name: str) -> FloatArray:
-    from fvc_lib.metrics.retrieval_blocks import rows_at_once
-    from fvc_lib.metrics.retrieval_stream import measure_norms
-
-    norms = measure_norms(embeddings, rows_at_once(embeddings.shape[1]))
-    wrong = np.flatnonzero(~(norms <= _LARGEST_NORM))
+def _check_norms(rows: Rows, name: str) -> None:
+    wrong = np.flatnonzero(~(rows.norms <= _LARGEST_NORM))
     if wrong.size:
-        what = "has a norm of" if np.isfinite(norms[wrong[0]]) else "holds NaN or infinite numbers, norm"
+        norm = rows.norms[wrong[0]]
+        what = "has a norm of" if np.isfinite(norm) else "holds NaN or infinite numbers, norm"
         raise ValueError(
-            f"row {wrong[0]} of {name} {what} {norms[wrong[0]]:.3g}, and so do {wrong.size - 1} more; "
+            f"row {wrong[0]} of {name} {what} {norm:.3g}, and so do {wrong.size - 1} more; "
             f"give finite rows of norm {_LARGEST_NORM:.0e} or less"
         )
-    return norms
 
 
 def _check_pairs(text_of_video: Any, num_videos: int, num_texts: int) -> tuple[IntArray, IntArray]:

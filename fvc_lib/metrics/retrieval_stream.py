@@ -1,15 +1,21 @@
-"""One pass over all similarities for both directions of retrieval."""
+"""One pass over all similarities of videos and texts, in blocks, that counts exactly for both directions.
+
+A similarity is the real dot product of two float32 rows. A block is multiplied in a format with a known largest error:
+8-bit numbers where the processor has VNNI instructions, else float32; float64 where float32 leaves too much open.
+Scores further from a positive's similarity than that error are counted at once; the others are compared in doubles, and
+what doubles cannot tell apart is summed without rounding. So no count depends on format, blocks or processor.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,778 +23,495 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fvc_lib.metrics.classification import FloatArray, IntArray
-from fvc_lib.metrics.retrieval_blocks import (
-    ROWS_AT_ONCE,
-    VIDEOS_AT_ONCE,
-    BoolArray,
-    Positives,
-    RetrievalPlan,
-    Rows,
-    double_rounding,
-    flushed,
-    single_rounding,
-)
 
-# ----------------------------------------------------------------------------------------------------
-# Comparing a block of scores with thresholds and counting what passes, eight answers at a time.
+Array = npt.NDArray[Any]
+BoolArray = npt.NDArray[np.bool_]
+SingleArray = npt.NDArray[np.float32]
 
-
-COMPARED_BY_NUMPY = frozenset({"cpu"})  # which does it in half of torch's time
-_ROWS_PER_SUM = 128  # and a byte of a column's sum one answer of each row
-_ANSWERS_AT_ONCE = 1 << 15
+_BLOCK = 1024  # rows of each side: the scores, 4 MB, stay in the cache and calls cost little
+_LEAST_BLOCK = 16
+_FIXED_BYTES = 10_000_000  # what comparing single pairs takes, and small arrays
+_BYTES_PER_ROW = 160  # positives, norms and counts of both directions, with one pair per video
+_BYTES_PER_MORE_PAIR = 165
+_NUMBERS_AT_ONCE = 1 << 17  # converted or compared at once: 1 MB as doubles
+_SCORES_AT_ONCE = 1 << 17  # searched for those between two thresholds
+_PAIRS_AT_ONCE = 4096  # collected before they are compared one by one
+_MOST_LEVELS = 128  # positives of a query with which the scores of a block are compared one after the other
+_SAMPLE = 64, 128  # videos and texts whose scores tell which format to take
+_ONE_AT_A_TIME = threading.RLock()
 
 
-class Mask:
-    """Answers (R, C), each a byte of 0 or 1; rows and columns are filled up with 0 to whole sums and words.
-
-    ``memory`` is bool, at least of the product of ``padded_shape``. There are at most ``retrieval_plan.MOST_TEXTS``
-    columns: a byte of a row's sum holds one answer of every word.
-    """
-
-    def __init__(self, rows: int, columns: int, memory: torch.Tensor) -> None:
-        self.shape = rows, columns
-        padded = padded_shape(rows, columns)
-        self._bytes = memory[: padded[0] * padded[1]].view(padded)
-        self._bytes[rows:] = False
-        self._bytes[:, columns:] = False
-        self._answers = self._bytes[:rows, :columns]
-        self._words = self._bytes.view(torch.int64)
-
-    @property
-    def size(self) -> int:
-        """How many answers."""
-        return self.shape[0] * self.shape[1]
-
-    def compare(self, scores: torch.Tensor, thresholds: npt.NDArray[np.generic], axis: int) -> None:
-        """Answer where ``scores`` (R, C) reach ``thresholds``, one per row (axis 0) or column (axis 1)."""
-        shape = (-1, 1) if axis == 0 else (1, -1)
-        if scores.device.type in COMPARED_BY_NUMPY:
-            np.greater_equal(scores.numpy(), thresholds.reshape(shape), out=self._answers.numpy())
-        else:
-            reached = torch.from_numpy(thresholds.reshape(shape)).to(scores.device)
-            torch.ge(scores, reached, out=self._answers)
-
-    def counts(self, axis: int) -> IntArray:
-        """int64: how many answers of each row (axis 0) or column (axis 1) are 1."""
-        rows, columns = self.shape
-        if axis == 0:
-            sums = self._words.sum(1).view(torch.uint8).view(-1, 8).sum(1)[:rows]
-        else:
-            by_part = self._words.view(-1, _ROWS_PER_SUM, self._words.shape[1]).sum(1)
-            sums = by_part.view(torch.uint8).sum(0)[:columns]
-        return sums.cpu().numpy().astype(np.int64)
-
-    def positions(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Rows and columns of the answers that are 1, some at a time, in order."""
-        counts = self.counts(0)
-        rows = np.flatnonzero(counts)
-        turns = np.cumsum(counts[rows]) // _ANSWERS_AT_ONCE
-        for some in np.split(rows, np.flatnonzero(np.diff(turns)) + 1):
-            if some.size:
-                words = self._words[torch.from_numpy(some).to(self._bytes.device)].cpu().numpy().reshape(-1)
-                held = np.flatnonzero(words)  # mostly few; to look at every answer takes six times as long
-                word, byte = np.nonzero(words[held].view(np.uint8).reshape(-1, 8))
-                within, columns = np.divmod(held[word] * 8 + byte, self._bytes.shape[1])
-                yield some[within], columns
-
-
-def padded_shape(rows: int, columns: int) -> tuple[int, int]:
-    """Of the bytes of a mask of ``rows`` x ``columns`` answers."""
-    return -(-rows // _ROWS_PER_SUM) * _ROWS_PER_SUM, -(-columns // 8) * 8
-
-
-class Masks:
-    """Masks by name, of any shape up to ``rows`` x ``columns``, each in the memory of the one before."""
-
-    def __init__(self, rows: int, columns: int) -> None:
-        self._size = math.prod(padded_shape(rows, columns))
-        self._memory: dict[str, torch.Tensor] = {}
-        self._last: dict[str, Mask] = {}
-
-    def get(self, name: str, scores: torch.Tensor) -> Mask:
-        """A mask for ``scores`` (R, C); what it answered before under that name is lost."""
-        rows, columns = scores.shape
-        mask = self._last.get(name)
-        if mask is None or mask.shape != (rows, columns):
-            if name not in self._memory:
-                self._memory[name] = torch.empty(self._size, dtype=torch.bool, device=scores.device)
-            mask = self._last[name] = Mask(rows, columns, self._memory[name])
-        return mask
-
-    def forget(self) -> None:
-        """Give back what they take."""
-        self._memory.clear()
-        self._last.clear()
-
-
-# ----------------------------------------------------------------------------------------------------
-# Between what scores a candidate is, may be or is not at least as similar as each positive of a query.
-
-
-Array = npt.NDArray[np.generic]
-_FLOATS: dict[torch.dtype, type[np.floating]] = {torch.float32: np.float32, torch.float64: np.float64}
-
-
-class Thresholds:
-    """Between what scores a candidate may or may not be as similar as a positive, of consecutive queries.
-
-    Queries with fewer positives come first.
+@dataclass(frozen=True)
+class RetrievalPlan:
+    """How a retrieval is streamed; the result does not depend on it.
 
     Attributes:
-        first: int64 (Q,), place of each query's lowest positive in ``low`` and ``high``.
-        number: int64 (Q,), its positives.
-        low: (P,), what reaches less than this is less similar.
-        high: (P,), what reaches this is at least as similar.
+        num_videos: rows of the dense matrix.
+        num_texts: its columns.
+        dimensions: numbers per embedding.
+        video_block: videos per block.
+        text_block: texts per block.
+        kept_blocks: blocks of texts whose 8-bit numbers are kept for all videos.
+        more_pairs: pairs that belong together beyond one per video.
     """
 
-    def __init__(
-        self,
-        positives: Positives,
-        start: int,
-        margins: FloatArray,
-        scale: float,
-        dtype: torch.dtype,
-        *,
-        is_exact: bool,
-    ) -> None:
-        starts = positives.starts[start : start + margins.size + 1]
-        self.offset = int(starts[0])  # place of the first positive among those of all queries
-        self.first, self.number = starts[:-1] - starts[0], np.diff(starts)
-        similarity = positives.similarity[starts[0] : starts[-1]]
-        self._none = _highest(dtype)
-        if is_exact:
-            self.low = self.high = similarity.astype(np.int32 if dtype == torch.int32 else _FLOATS[dtype])
-            return
-        around = np.repeat(margins + positives.margin[start : start + margins.size], self.number)
-        self.low = _outward((similarity - around) / scale, -1, dtype)
-        self.high = _outward((similarity + around) / scale, 1, dtype)
+    num_videos: int
+    num_texts: int
+    dimensions: int
+    video_block: int
+    text_block: int
+    kept_blocks: int = 0
+    more_pairs: int = 0
 
-    def level(self, values: Array, level: int, start: int, stop: int) -> Array:
-        """(stop - start,): of the queries ``[start, stop)``, that of the ``level``-th lowest positive.
+    def __post_init__(self) -> None:
+        if min(self.video_block, self.text_block) < 1 or self.kept_blocks < 0:
+            raise ValueError(f"blocks of {self.video_block} x {self.text_block}; give sizes from 1 on")
 
-        What nothing reaches where there is none.
+    @property
+    def streamed_bytes(self) -> int:
+        """What is taken at most beyond the embeddings, estimated."""
+        rows = _BYTES_PER_ROW * (self.num_videos + self.num_texts) + _BYTES_PER_MORE_PAIR * self.more_pairs
+        scores = self.video_block * self.text_block * (8 + 2)  # as doubles, and two answers each
+        operands = (self.video_block + self.text_block) * self.dimensions * (4 + 8)  # as float32 and as doubles
+        return _FIXED_BYTES + rows + scores + operands + self.kept_blocks * self.text_block * self.dimensions
+
+    def describe(self) -> list[str]:
+        """Lines for the log: what was gathered, what the dense matrix would have taken, how it is streamed."""
+        blocks = math.ceil(self.num_videos / self.video_block) * math.ceil(self.num_texts / self.text_block)
+        shape, dense_bytes = f"{self.video_block:,} x {self.text_block:,}", 4 * self.num_videos * self.num_texts
+        return [
+            f"samples accumulated: {self.num_videos:,} of {self.dimensions:,} numbers",
+            f"unique texts: {self.num_texts:,}",
+            f"dense similarities would take: {dense_bytes / 1e6:,.1f} MB as float32",
+            f"streamed: {blocks:,} block{'s' * (blocks > 1)} of {shape} in {self.streamed_bytes / 1e6:,.1f} MB",
+        ]
+
+
+def plan_retrieval(
+    num_videos: int, num_texts: int, dimensions: int, memory_bytes: int, more_pairs: int = 0
+) -> RetrievalPlan:
+    """The largest blocks that fit into ``memory_bytes`` and the cache.
+
+    Raises:
+        ValueError: not even blocks of 16 x 16 fit.
+    """
+    needed = least_memory_bytes(num_videos, num_texts, dimensions, more_pairs)
+    if memory_bytes < needed:
+        raise ValueError(
+            f"memory_bytes={memory_bytes:,} is too little for {num_videos:,} videos and {num_texts:,} texts of "
+            f"{dimensions:,} numbers, {num_videos + more_pairs:,} pairs of which belong together; give at least "
+            f"{needed:,} (of a run: retrieval_memory_mb {math.ceil(needed / 1e6)})"
+        )
+    plan = functools.partial(RetrievalPlan, num_videos, num_texts, dimensions, more_pairs=more_pairs)
+    videos, texts = min(_BLOCK, num_videos), min(_BLOCK, num_texts)
+    while (found := plan(videos, texts)).streamed_bytes > memory_bytes:
+        videos, texts = (math.ceil(videos / 2), texts) if videos >= texts else (videos, math.ceil(texts / 2))
+    kept = (memory_bytes - found.streamed_bytes) // (texts * dimensions)
+    return plan(videos, texts, min(kept, math.ceil(num_texts / texts)))
+
+
+def least_memory_bytes(num_videos: int, num_texts: int, dimensions: int, more_pairs: int = 0) -> int:
+    """The least that ``plan_retrieval`` accepts for such sizes, so that a run can check it before it trains."""
+    videos, texts = min(_LEAST_BLOCK, num_videos), min(_LEAST_BLOCK, num_texts)
+    return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, 0, more_pairs).streamed_bytes
+
+
+class Rows:
+    """The embeddings of one side, (R, D) of any real type on any device, taken as float32 rows.
+
+    Attributes:
+        norms: float64 (R,), not less than the true ones; infinite or NaN where a number is.
+    """
+
+    def __init__(self, embeddings: torch.Tensor) -> None:
+        self._embeddings = embeddings
+        self.dimensions = embeddings.shape[1]
+        self.at_once = max(16, _NUMBERS_AT_ONCE // self.dimensions)
+        squares = [np.vecdot(rows, rows) for rows in self._in_doubles()]
+        self.norms: FloatArray = np.sqrt(np.concatenate(squares)) * (1 + (self.dimensions + 2) * 2.0**-52)
+
+    def __len__(self) -> int:
+        return len(self._embeddings)
+
+    def at(self, rows: IntArray) -> SingleArray:
+        """float32 (K, D): the rows (K,)."""
+        taken = self._embeddings.index_select(0, torch.from_numpy(rows).to(self._embeddings.device))
+        return np.asarray(taken.to(torch.float32).cpu().numpy())
+
+    def _in_doubles(self) -> Iterator[FloatArray]:
+        for rows in _parts(np.arange(len(self)), self.at_once):
+            yield self.at(rows).astype(np.float64)
+
+    @functools.cached_property
+    def kinds(self) -> IntArray:
+        """int64 (R,): equal for rows that agree in every number. Only rows of equal norms are looked at."""
+        _, norm, number = np.unique(self.norms, return_inverse=True, return_counts=True)
+        places = np.flatnonzero(number[norm] > 1)
+        digests = np.empty(places.size, dtype="S16")
+        for start in range(0, places.size, self.at_once):
+            rows = self.at(places[start : start + self.at_once]) + np.float32(0)  # no -0
+            digests[start : start + len(rows)] = [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
+        kinds = np.arange(len(self))
+        _, first, same = np.unique(digests, return_index=True, return_inverse=True)
+        kinds[places] = places[first[same]]
+        return kinds
+
+    @functools.cached_property
+    def is_coarse(self) -> bool:
+        """All numbers are multiples of a 2^26th of the largest norm, so that sums of products are exact as doubles."""
+        unit = 2.0 ** (math.frexp(float(self.norms.max()))[1] - 26)
+        return all(bool((rows / unit == np.rint(rows / unit)).all()) for rows in self._in_doubles())
+
+
+def products(left: Rows, right: Rows, left_rows: IntArray, right_rows: IntArray) -> FloatArray:
+    """float64 (K,): dot products in doubles of the rows (K,) of both sides."""
+    found = [np.empty(0)]
+    for rows, others in zip(_parts(left_rows, left.at_once), _parts(right_rows, left.at_once), strict=True):
+        found.append(np.vecdot(left.at(rows).astype(np.float64), right.at(others).astype(np.float64)))
+    return np.concatenate(found)
+
+
+def is_at_least(query: SingleArray, candidate: SingleArray, positive: SingleArray) -> BoolArray:
+    """Whether ``query . candidate >= query . positive`` in real numbers, of float32 rows (K, D): bool (K,)."""
+    query = query.astype(np.float64)  # products of float32 numbers are exact as doubles
+    terms = np.concatenate([query * candidate, -query * positive], axis=1)
+    return np.array([math.fsum(row) >= 0 for row in terms.tolist()], dtype=bool)
+
+
+def exact_product(left: SingleArray, right: SingleArray) -> tuple[float, ...]:
+    """The dot product of two rows without rounding: doubles, each what those before leave, up to 0; ordered like it."""
+    terms = (left.astype(np.float64) * right).tolist()
+    found: list[float] = []
+    while not found or found[-1]:
+        found.append(math.fsum(terms))
+        terms.append(-found[-1])
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of a product: ``scale * values`` is within ``errors`` (R,) of rows with ``norms`` (R,), by the norm."""
+
+    values: Array
+    norms: FloatArray
+    errors: FloatArray | float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Format:
+    """A number format of rows and of their products, and the share of pairs that may be left to single comparisons."""
+
+    name: str
+    numbers: type[np.generic]
+    scores: type[np.generic]
+    most_open: float
+
+    def operand(self, rows: SingleArray, norms: FloatArray) -> Operand:
+        """float32 ``rows`` (R, D) in this format; 8-bit numbers are clipped at four root mean squares."""
+        if self.numbers is not np.int8:
+            return Operand(rows.astype(self.numbers, copy=False), norms)
+        spread = 4 * float(np.sqrt(np.square(norms).mean() / rows.shape[1]))
+        per_step = np.float32(1 / max(min(float(np.abs(rows).max()), spread) / 127, 2.0**-100))
+        scaled = rows * per_step
+        values = np.clip(np.rint(scaled), -127, 127)
+        scale = 1 / float(per_step)
+        scaled -= values
+        left = np.sqrt(np.vecdot(scaled, scaled)).astype(np.float64)  # in float32, and so a little off itself
+        left = left * (1 + 1e-3 + rows.shape[1] * 2.0**-22) + rows.shape[1] ** 0.5 * 1e-6
+        return Operand(values.astype(np.int8), norms, scale * left + norms * (1.01 * 2.0**-24), scale)
+
+    def multiply(self, left: Operand, right: Operand, out: Array) -> None:
+        """``out`` (V, T) becomes the scores of all pairs."""
+        if self.numbers is np.int8:
+            torch._int_mm(torch.from_numpy(left.values), torch.from_numpy(right.values).T, out=torch.from_numpy(out))
+        else:
+            np.matmul(left.values, right.values.T, out=out)
+
+    def margin(self, queries: Operand, candidates: Operand) -> FloatArray:
+        """float64 (Q,): how far a scaled score of a query may be from the truth, by Cauchy and Schwarz.
+
+        Source of the rounding of sums: N. J. Higham, "Accuracy and Stability of Numerical Algorithms" (2002), 3.1.
         """
-        number, first = self.number[start:stop], self.first[start:stop]
-        asking = int(np.searchsorted(number, level, side="right"))
-        reached = np.empty(stop - start, dtype=values.dtype)
-        reached[:asking] = self._none
-        reached[asking:] = values[first[asking:] + level]
-        return reached
-
-    def passed(self, values: Array, query: IntArray, scores: Array) -> IntArray:
-        """int64 (K,): how many thresholds of its query each score reaches, by bisection."""
-        left, right = np.zeros_like(query), self.number[query].copy()
-        for _ in range(int(right.max(initial=0)).bit_length()):
-            middle = (left + right) // 2
-            searching = left < right
-            place = np.minimum(self.first[query] + middle, values.size - 1)
-            reached = searching & (values[place] <= scores)
-            left, right = np.where(reached, middle + 1, left), np.where(searching & ~reached, middle, right)
-        return left
+        norm, error = candidates.norms.max(), np.max(candidates.errors)
+        margin = (queries.norms * error + queries.errors * (norm + error)) * (1 + 1e-9)
+        if self.numbers is np.float32:
+            dimensions = queries.values.shape[1]
+            flushed = dimensions * 2.0**-125 * (1 + queries.norms + norm)  # tiny numbers may become 0
+            margin = margin + 1.01 * (dimensions + 2) * 2.0**-24 * queries.norms * norm + flushed
+        return np.asarray(margin)
 
 
-def _outward(values: FloatArray, towards: int, dtype: torch.dtype) -> Array:
-    """The next number of the scores' format below (``towards`` -1) or above (1) each value."""
-    if dtype == torch.int32:
-        whole = np.floor(values) - 1 if towards < 0 else np.ceil(values) + 1
-        return np.asarray(np.clip(whole, -_highest(dtype), _highest(dtype)).astype(np.int32))
-    kind = _FLOATS[dtype]
-    return np.asarray(np.nextafter(values.astype(kind), kind(towards * np.inf)))
+BYTES = Format("int8", np.int8, np.int32, 0.01)
+SINGLE = Format("float32", np.float32, np.float32, 0.03)
+DOUBLE = Format("float64", np.float64, np.float64, 1.0)
 
 
-def _highest(dtype: torch.dtype) -> float | int:
-    """What no score reaches."""
-    return 2**31 - 1 if dtype == torch.int32 else np.inf
-
-
-# ----------------------------------------------------------------------------------------------------
-# How many candidates are at least as similar to a query as each of its positives, block by block.
-
-
-# What costs the same: comparing and counting a whole block once with a threshold per query, and taking this share of
-# its scores out to look up where each stands among the thresholds of its query.
-_SHARE_WORTH_TAKING = 0.004
-# A query with more positives than this has its scores taken out: so many passes over whole blocks cost more.
-_MOST_PASSES = 32
-# Where a finer format leaves more of a block than this open, many may be ties of equal rows, which need no comparison.
-_MANY_BETWEEN = 0.05
-# Where more of the queries that are compared have no further positive, the others are compared alone.
-_SHARE_WORTH_NARROWING = 0.1
-_SETTLED_AT_ONCE = 4096  # pairs: few calls, small arrays
-_QUERIES_AT_ONCE = 64  # whose scores are copied out of a block
+def formats_for(dimensions: int) -> tuple[Format, ...]:
+    """The formats to try, the fastest first. 8-bit ones need VNNI, and rows that are not too long for int32."""
+    flags = torch.cpu.get_capabilities()
+    has_vnni = flags.get("avx512_vnni") or flags.get("avx_vnni")
+    return (BYTES, SINGLE, DOUBLE) if has_vnni and 16 <= dimensions < 2**31 // 127**2 else (SINGLE, DOUBLE)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Scores of some videos (rows) and texts (columns), and how far they may be from the truth.
+    """Scores (V, T) of the videos and texts at ``rows``; ``scale`` times a score is within ``margins`` of the truth.
 
-    Attributes:
-        scores: (V, T) of the filter's format.
-        scale: similarity per score.
-        starts: the first video and the first text.
-        margins: float64 (V,) and (T,), of ``scale * scores``.
-        is_coarse: float32 would tell more.
-        is_exact: scores are similarities, and whole numbers; ``scale`` is 1 and there are no margins.
+    ``answers`` are two bool arrays of the size of ``scores`` to work in.
     """
 
-    scores: torch.Tensor
+    scores: Array
     scale: float
-    starts: tuple[int, int]
+    rows: tuple[IntArray, IntArray]
     margins: tuple[FloatArray, FloatArray]
-    is_coarse: bool
-    is_exact: bool
+    answers: tuple[BoolArray, BoolArray]
 
 
 class Direction:
     """One direction of retrieval: its queries are the rows (axis 0) or the columns (axis 1) of every block.
 
+    The positives of all queries stand in the order of the queries and of rising similarity; those of query q are
+    ``[starts[q], starts[q + 1])``.
+
     Attributes:
-        compared: pairs that were settled one by one.
+        number: int64 (Q,), positives of each query.
+        order: int64 (Q,), the queries with fewer positives first: those of a block then have about as many each.
+        query: int64 (P,), whose each positive is.
+        candidate: int64 (P,), which candidate it is.
+        similarity: float64 (P,), off by ``margin`` (Q,) of its query at most.
+        num_as_similar: int64 (P,), positives of the same query at least as similar as this one, itself among them.
+        compared: pairs that were compared one by one.
     """
 
-    def __init__(self, positives: Positives, axis: Literal[0, 1], masks: Masks) -> None:
-        self.positives, self.axis, self.compared = positives, axis, 0
-        self._masks = masks
-        self._open: dict[bool, list[tuple[IntArray, IntArray, IntArray]]] = {True: [], False: []}  # by is_coarse
-        self._number_open = 0
-        self._reached = np.zeros(positives.query.size, dtype=np.int64)  # by scores above one threshold
-        self._highest_reached = np.zeros_like(self._reached)  # by scores above this threshold and all lower ones
+    def __init__(self, axis: int, sides: tuple[Rows, Rows], pairs: tuple[IntArray, IntArray]) -> None:
+        self.axis, self.compared = axis, 0
+        self.queries, self.candidates = sides[axis], sides[1 - axis]
+        rounding = 0.0 if sides[0].is_coarse and sides[1].is_coarse else 1.01 * (sides[0].dimensions + 8) * 2.0**-53
+        self.margin = rounding * self.queries.norms * self.candidates.norms.max()
+        similarity = products(self.queries, self.candidates, pairs[axis], pairs[1 - axis])
+        order = np.lexsort((similarity, pairs[axis]))
+        self.query, self.candidate, self.similarity = pairs[axis][order], pairs[1 - axis][order], similarity[order]
+        self.starts = np.searchsorted(self.query, np.arange(len(self.queries) + 1))
+        self.number = np.diff(self.starts)
+        self.order = np.argsort(self.number, kind="stable")
+        first_equal = np.maximum.accumulate(np.where(self._sort_near_ties(), 0, np.arange(order.size)))
+        self.num_as_similar = self.starts[self.query + 1] - first_equal
+        self.reached = np.zeros(order.size, dtype=np.int64)
+        self._open: list[tuple[IntArray, IntArray, IntArray]] = []  # query, candidate, place of the positive
+        self._num_open = 0
 
-    def at_least_as_similar(self) -> IntArray:
-        """int64 (P,): candidates at least as similar as each positive, positives of the same query among them."""
-        self._settle_open()
-        total = np.append(0, np.cumsum(self._highest_reached))
-        ends = self.positives.starts[1:][self.positives.query]
-        found: IntArray = self._reached + total[ends] - total[:-1]
-        return found
+    def _sort_near_ties(self) -> BoolArray:
+        """Bring positives that doubles cannot tell apart into true order; which equal the one before: bool (P,)."""
+        is_tie = np.zeros(self.query.size, dtype=bool)
+        is_tie[1:] = (np.diff(self.query) == 0) & (np.diff(self.similarity) <= 2 * self.margin[self.query[1:]])
+        unsure = np.flatnonzero((is_tie | np.append(is_tie[1:], False)) & (self.margin[self.query] > 0))
+        kind, known = self.candidates.kinds[self.candidate], {}
+        for place in unsure:
+            if (key := (self.query[place], kind[place])) not in known:
+                rows = self.queries.at(self.query[[place]]), self.candidates.at(self.candidate[[place]])
+                known[key] = exact_product(rows[0][0], rows[1][0])
+        values = [known[self.query[place], kind[place]] for place in unsure]
+        group = np.cumsum(~is_tie)[unsure]
+        order = sorted(range(unsure.size), key=lambda i: (group[i], values[i]))
+        self.candidate[unsure] = self.candidate[unsure[order]]
+        for before, after, place in zip(order, order[1:], unsure[1:], strict=False):
+            is_tie[place] &= values[before] == values[after]
+        return is_tie
 
     def open_share(self, block: Block) -> float:
-        """Of the pairs of ``block``, about how many would have to be settled one by one."""
-        thresholds = self._thresholds(block)
-        low = self._compare(block.scores, thresholds, "low", 0).counts(self.axis).sum()
-        high = self._compare(block.scores, thresholds, "high", 0).counts(self.axis).sum()
-        # Only the lowest positives were looked at; fewer scores come near the others.
-        return float(low - high) / block.scores.numel() * (1 + max(1.0, float(thresholds.number.mean()))) / 2
+        """Of the pairs of ``block``, about how many would have to be compared one by one."""
+        number = self.number[block.rows[self.axis]]
+        _, unsure = self._count_level(block, 0, int(np.searchsorted(number, 0, side="right")), number.size)
+        return float(unsure.sum()) / block.scores.size * (1 + max(1.0, float(number.mean()))) / 2
 
     def count(self, block: Block) -> None:
-        """Add what ``block`` holds; every pair must come once."""
-        thresholds = self._thresholds(block)
-        passes = int(thresholds.number.max(initial=0))
-        if not passes:
+        """Add to ``reached`` what ``block`` holds; every pair must come once."""
+        queries, candidates = block.rows[self.axis], block.rows[1 - self.axis]
+        number = self.number[queries]
+        few = int(np.searchsorted(number, _MOST_LEVELS, side="right"))
+        for level in range(number[few - 1] if few else 0):
+            start = int(np.searchsorted(number, level, side="right"))
+            places = self.starts[queries[start:few]] + level
+            reached, unsure = self._count_level(block, level, start, few)
+            self.reached[places] += reached
+            if unsure.any():
+                between = self._between(block, start, few, unsure > 0)
+                for query, candidate in between:
+                    self._leave_open(queries[start + query], candidates[candidate], places[query])
+            elif not reached.any():
+                break  # no score reaches any higher positive
+        scores = block.scores if self.axis == 0 else block.scores.T
+        for place in range(few, queries.size):
+            self._count_query(queries[place], candidates, scores[place] * block.scale, block.margins[self.axis][place])
+
+    def _count_level(self, block: Block, level: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
+        """Scores surely above the ``level``-th lowest positive of the queries ``[start, stop)``, and unsure ones.
+
+        Rows that equal the positive's are unsure; a query to which nothing else is unsure has reached them.
+        """
+        queries = block.rows[self.axis][start:stop]
+        places = self.starts[queries] + level
+        margin = (block.margins[self.axis][start:stop] + 2 * self.margin[queries]) * (1 + 1e-9)
+        scores = block.scores[start:stop] if self.axis == 0 else block.scores[:, start:stop]
+        counts = []
+        for side, answers in zip((-1, 1), block.answers, strict=True):
+            limits = _rounded((self.similarity[places] + side * margin) / block.scale, side * (margin > 0), scores)
+            reached = answers[: scores.size].reshape(scores.shape)
+            np.greater_equal(scores, limits[:, None] if self.axis == 0 else limits, out=reached)
+            counts.append(_count(reached, 1 - self.axis))
+        unsure = counts[0] - counts[1]
+        kinds = self.candidates.kinds
+        equal = np.bincount(kinds[block.rows[1 - self.axis]], minlength=kinds.size)[kinds[self.candidate[places]]]
+        return counts[1] + unsure * (unsure == equal), unsure * (unsure != equal)
+
+    def _between(self, block: Block, start: int, stop: int, wanted: BoolArray) -> Iterator[tuple[IntArray, IntArray]]:
+        """Queries and candidates of the scores that ``_count_level`` found unsure, of ``wanted`` queries, in pieces."""
+        shape = (stop - start, block.scores.shape[1]) if self.axis == 0 else (block.scores.shape[0], stop - start)
+        low, high = (answers[: math.prod(shape)].reshape(shape) for answers in block.answers)
+        low ^= high
+        low &= wanted[:, None] if self.axis == 0 else wanted
+        for first in range(0, low.size, _SCORES_AT_ONCE):
+            flat = first + np.flatnonzero(low.reshape(-1)[first : first + _SCORES_AT_ONCE])
+            if flat.size:
+                places = np.divmod(flat, shape[1])
+                yield places[self.axis], places[1 - self.axis]
+
+    def _count_query(self, query: int, candidates: IntArray, values: FloatArray, margin: float) -> None:
+        """The same for one query with many positives, among which its similarities ``values`` (C,) are searched."""
+        first, stop = self.starts[query : query + 2]
+        margin = (margin + 2 * self.margin[query]) * (1 + 1e-9)
+        own = self.similarity[first:stop]
+        sure, maybe = (np.searchsorted(own, values + off, side="right") for off in (-margin, margin))
+        self.reached[first:stop] += np.bincount(sure, minlength=stop - first + 1)[::-1].cumsum()[-2::-1]
+        while (still := np.flatnonzero(maybe > sure)).size:
+            self._leave_open(np.full(still.size, query), candidates[still], first + sure[still])
+            sure = sure + 1
+
+    def _leave_open(self, query: IntArray, candidate: IntArray, positive: IntArray) -> None:
+        self._open.append((query, candidate, positive))
+        self.compared += query.size
+        self._num_open += query.size
+        if self._num_open >= _PAIRS_AT_ONCE:
+            self.compare_open()
+
+    def compare_open(self) -> None:
+        """Count the candidates that are at least as similar to their query as the positive, of all pairs left open."""
+        if not self._open:
             return
-        mask = self._compare(block.scores, thresholds, "low", 0)
-        counts = mask.counts(self.axis)
-        if counts.sum() <= _SHARE_WORTH_TAKING * min(passes, _MOST_PASSES) * block.scores.numel():
-            self._take_out(block, mask, thresholds, 0)
-            return
-        few = int(np.searchsorted(thresholds.number, _MOST_PASSES, side="right"))
-        self._count_passes(block, thresholds, few, counts)
-        if few < thresholds.number.size:
-            self._take_out(block, self._compare(block.scores, thresholds, "low", 0, few), thresholds, few)
-
-    def _count_passes(self, block: Block, thresholds: Thresholds, stop: int, counts: IntArray) -> None:
-        """One comparison of all scores of a query per positive, of the block's queries ``[0, stop)``.
-
-        Those with fewer positives come first. ``counts`` are of all queries and their lowest positives.
-        """
-        start = 0
-        for level in range(int(thresholds.number[:stop].max(initial=0))):
-            asking = int(np.searchsorted(thresholds.number[:stop], level, side="right"))
-            if asking - start > _SHARE_WORTH_NARROWING * (stop - start):
-                start = asking
-            if level or stop - start < thresholds.number.size:
-                counts = self._compare(block.scores, thresholds, "low", level, start, stop).counts(self.axis)
-            self._count_level(block, thresholds, level, (start, asking, stop), counts)
-
-    def _count_level(
-        self, block: Block, thresholds: Thresholds, level: int, queries: tuple[int, int, int], counts: IntArray
-    ) -> None:
-        """Scores above the ``level``-th lowest positives of ``queries``: those compared, and from which on they ask."""
-        start, asking, stop = queries
-        places = thresholds.offset + thresholds.first[asking:stop] + level
-        if block.is_exact:
-            self._reached[places] += counts[asking - start :]
-            return
-        high = self._compare(block.scores, thresholds, "high", level, start, stop)
-        sure = high.counts(self.axis)
-        self._reached[places] += sure[asking - start :]
-        unsure = (counts - sure)[asking - start :]
-        if unsure.sum() > _MANY_BETWEEN * high.size and not block.is_coarse:
-            twins = self._twins(block, places)
-            if (unsure == twins).all():
-                self._reached[places] += twins
-                return
-        # A positive always lies between its own thresholds; where it alone does, nothing is open.
-        own = self._in_block(block, self.positives.candidate[places])
-        alone = unsure == own
-        self._reached[places] += own & alone
-        still = np.flatnonzero(~alone)
-        for first in range(0, still.size, _QUERIES_AT_ONCE):
-            part = still[first : first + _QUERIES_AT_ONCE]
-            self._look_between(block, thresholds, level, asking + part)
-
-    def _look_between(self, block: Block, thresholds: Thresholds, level: int, queries: IntArray) -> None:
-        """Settle what lies between the two thresholds of the ``level``-th lowest positives of ``queries`` (K,)."""
-        scores = block.scores.index_select(self.axis, torch.from_numpy(queries).to(block.scores.device)).cpu().numpy()
-        place = thresholds.first[queries] + level
-        shape = (-1, 1) if self.axis == 0 else (1, -1)
-        between = scores >= thresholds.low[place].reshape(shape)
-        between &= scores < thresholds.high[place].reshape(shape)
-        rows, columns = np.divmod(np.flatnonzero(between), between.shape[1])
-        which, candidate = (rows, columns) if self.axis == 0 else (columns, rows)
-        self._settle(block, queries[which], candidate, thresholds.offset + place[which])
-
-    def _in_block(self, block: Block, candidates: IntArray) -> BoolArray:
-        """Which ``candidates`` (K,) are in ``block``: bool (K,)."""
-        start = block.starts[1 - self.axis]
-        return np.asarray((candidates >= start) & (candidates < start + block.scores.shape[1 - self.axis]))
-
-    def _twins(self, block: Block, places: IntArray) -> IntArray:
-        """int64 (K,): candidates of ``block`` whose numbers are those of the positives at ``places`` (K,).
-
-        They are ties, and lie between every pair of thresholds. Where embeddings have collapsed they are all there is.
-        """
-        kinds, start = self.positives.kinds, block.starts[1 - self.axis]
-        here = np.bincount(kinds[start : start + block.scores.shape[1 - self.axis]], minlength=kinds.size)
-        return np.asarray(here[kinds[self.positives.candidate[places]]])
-
-    def _compare(
-        self,
-        scores: torch.Tensor,
-        thresholds: Thresholds,
-        which: Literal["low", "high"],
-        level: int,
-        start: int = 0,
-        stop: int | None = None,
-    ) -> Mask:
-        """Which ``scores`` of the queries ``[start, stop)`` reach the thresholds of their ``level``-th positives."""
-        stop = thresholds.number.size if stop is None else stop
-        part = self._of_queries(scores, start, stop)
-        mask = self._masks.get(which, part)
-        mask.compare(part, thresholds.level(getattr(thresholds, which), level, start, stop), self.axis)
-        return mask
-
-    def _take_out(self, block: Block, mask: Mask, thresholds: Thresholds, start: int) -> None:
-        """Look up every score that reaches the lowest threshold of its query, from ``start`` on, among all of them."""
-        for rows, columns in mask.positions():
-            query, candidate = self._sides(rows, columns, start)
-            row, column = (query, candidate) if self.axis == 0 else (candidate, query)
-            where = (torch.from_numpy(places).to(block.scores.device) for places in (row, column))
-            values = block.scores[tuple(where)].cpu().numpy()
-            sure = thresholds.passed(thresholds.high, query, values)
-            maybe = thresholds.passed(thresholds.low, query, values)
-            lowest = thresholds.offset + thresholds.first[query]
-            reached = sure > 0
-            np.add.at(self._highest_reached, (lowest + sure - 1)[reached], 1)
-            while (still := np.flatnonzero(maybe > sure)).size:
-                self._settle(block, query[still], candidate[still], (lowest + sure)[still])
-                sure = sure + 1
-
-    def _settle(self, block: Block, query: IntArray, candidate: IntArray, positive: IntArray) -> None:
-        """Note pairs to be compared without rounding, when they are many."""
-        waiting = self._open[block.is_coarse]
-        waiting.append((query + block.starts[self.axis], candidate + block.starts[1 - self.axis], positive))
-        self._number_open += query.size
-        if self._number_open >= _SETTLED_AT_ONCE:
-            self._settle_open()
-
-    def _settle_open(self) -> None:
-        for is_coarse, waiting in self._open.items():
-            if waiting:
-                query, candidate, positive = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
-                waiting.clear()
-                holds = self.positives.holds(query, candidate, positive, in_single=is_coarse)
-                np.add.at(self._reached, positive[holds], 1)
-                self.compared += query.size
-        self._number_open = 0
-
-    def _thresholds(self, block: Block) -> Thresholds:
-        start, margins = block.starts[self.axis], block.margins[self.axis]
-        dtype = block.scores.dtype
-        return Thresholds(self.positives, start, margins, block.scale, dtype, is_exact=block.is_exact)
-
-    def _sides(self, rows: IntArray, columns: IntArray, start: int) -> tuple[IntArray, IntArray]:
-        """Queries and candidates, counted from the block's first ones; ``start`` is the first query looked at."""
-        return (rows + start, columns) if self.axis == 0 else (columns + start, rows)
-
-    def _of_queries(self, scores: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        return scores.narrow(self.axis, start, stop - start)
+        query, candidate, positive = (np.concatenate(parts) for parts in zip(*self._open, strict=True))
+        self._open.clear()
+        self._num_open = 0
+        own, kinds = self.candidate[positive], self.candidates.kinds
+        found = kinds[candidate] == kinds[own]
+        rest = np.flatnonzero(~found)
+        difference = products(self.queries, self.candidates, query[rest], candidate[rest])
+        difference -= self.similarity[positive[rest]]
+        found[rest] = difference >= 0
+        near = rest[np.abs(difference) <= 2 * self.margin[query[rest]]] if self.margin.any() else rest[:0]
+        for part in _parts(near, self.queries.at_once):
+            sides = self.queries.at(query[part]), self.candidates.at(candidate[part]), self.candidates.at(own[part])
+            found[part] = is_at_least(*sides)
+        np.add.at(self.reached, positive[found], 1)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Fast approximate similarities of a block of queries and candidates, each with how far it may be from the truth.
-#
-# What lies further from a threshold than that is settled by a comparison. Where the processor multiplies bytes several
-# times as fast as float32 numbers (AVX-512 VNNI does eight times), a product of rounded rows settles nearly all
-# pairs of
-# a trained model. Where it leaves too many open, numbers of three bytes follow, by six products of bytes: finer than
-# float32 products, whose sums round, and faster still. Then float32 where bytes are of no use, then float64.
-#
+def _count(answers: BoolArray, axis: int) -> IntArray:
+    """int64: how many ``answers`` are true along ``axis``, at most 255 of them summed up in a byte."""
+    numbers = answers.view(np.uint8) if axis == 0 else answers.view(np.uint8).T
+    total = np.zeros(numbers.shape[1], dtype=np.int64)
+    for start in range(0, len(numbers), 255):
+        total += np.add.reduce(numbers[start : start + 255], axis=0, dtype=np.uint8)
+    return total
 
 
-# Whose BLAS is often the faster, and knows no lesser precision than it is asked for.
-MULTIPLIED_BY_NUMPY = frozenset({"cpu"})
-_CLIP = 4.0  # root mean squares: what lies outside is rounded to it; beyond five the steps get too coarse
-_LIMB_BASE = 254  # what half a step leaves, times this, is a byte again
+def _rounded(values: FloatArray, towards: FloatArray | IntArray, scores: Array) -> Array:
+    """``values`` as numbers of the type of ``scores``: the next one below (-1) or above (1), or the nearest (0)."""
+    if scores.dtype == np.int32:
+        whole = np.where(towards < 0, np.floor(values) - 1, np.ceil(values) + 1)
+        return np.clip(whole, -(2**31) + 1, 2**31 - 1).astype(np.int32)
+    nearest = values.astype(scores.dtype)
+    goal = np.where(towards == 0, nearest, np.where(towards < 0, -np.inf, np.inf))
+    return np.asarray(np.nextafter(nearest, goal.astype(scores.dtype)))
 
 
-@dataclass(frozen=True)
-class Operand:
-    """One side of a product: ``scale * values`` is within ``errors`` (R,) of rows with ``norms`` (R,), by the norm.
-
-    Attributes:
-        values: (R, D) of the filter's format; of n limbs (R, n * D), from the first to the last for videos, from the
-            last to the first for texts, so that one product of consecutive columns sums all of one weight.
-        scale: of the last limb where there are several.
-        norms: float64 (R,), not less than the true ones.
-        errors: float64 (R,).
-        parts: float64 (n, R), not less than the norm of what each of several limbs stands for.
-    """
-
-    values: torch.Tensor
-    scale: float
-    norms: FloatArray
-    errors: FloatArray
-    parts: FloatArray
-
-
-@dataclass(frozen=True)
-class Filter:
-    """A number format in which similarities are computed first.
-
-    Attributes:
-        name: for the log.
-        dtype: of the rows.
-        scores: of the products.
-        open_share: of the pairs that it may leave open until the next format costs less than settling them one by one.
-        limbs: bytes per number; 0 of floats.
-    """
-
-    name: str
-    dtype: torch.dtype
-    scores: torch.dtype
-    open_share: float
-    limbs: int = 0
-
-    def operand(
-        self,
-        rows: torch.Tensor,
-        norms: FloatArray,
-        *,
-        reverse: bool = False,
-        whole: bool = False,
-        memory: torch.Tensor | None = None,
-    ) -> Operand:
-        """``rows`` in this format.
-
-        Args:
-            rows: float32 (R, D).
-            norms: float64 (R,), not less than the true ones.
-            reverse: the last limb first.
-            whole: numbers that this format ``is_exact`` for.
-            memory: int8, flat, where bytes are kept; none: in memory of their own.
-        """
-        none = np.zeros((0, len(rows)))
-        if self.limbs == 0:
-            return Operand(rows.to(self.dtype), 1.0, norms, np.zeros(len(rows)), none)
-        size = self.limbs * rows.numel()
-        memory = torch.empty(size, dtype=torch.int8, device=rows.device) if memory is None else memory[:size]
-        if whole:
-            return Operand(memory.view(rows.shape).copy_(rows), 1.0, norms, np.zeros(len(rows)), none)
-        return self._in_limbs(rows, norms, reverse, memory.view(len(rows), self.limbs, -1))
-
-    def _in_limbs(self, rows: torch.Tensor, norms: FloatArray, reverse: bool, values: torch.Tensor) -> Operand:
-        dimensions = rows.shape[1]
-        per_step = float(np.float32(1 / _step(rows, clip=self.limbs == 1)))
-        lengths = torch.empty(self.limbs + 1, len(rows), device=rows.device)  # of all limbs and of what is left
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            part = slice(start, start + ROWS_AT_ONCE)
-            left = rows[part] * per_step
-            for limb in range(self.limbs):
-                whole = left.round().clamp_(-127, 127)
-                values[part, self.limbs - 1 - limb if reverse else limb] = whole
-                torch.linalg.vector_norm(whole, dim=1, out=lengths[limb, part])
-                left.sub_(whole)
-                if limb + 1 < self.limbs:
-                    left.mul_(_LIMB_BASE)
-            torch.linalg.vector_norm(left, dim=1, out=lengths[self.limbs, part])
-        scale = 1 / per_step / _LIMB_BASE ** (self.limbs - 1)
-        # Lengths are float32 sums of squares. The first factor rounds, and may flush what is no number of any limb;
-        # each later one rounds by 2^-24 of half a step, which may be 0.002 of the last limb's unit.
-        known = lengths.cpu().numpy().astype(np.float64) * (1 + 1e-3 + dimensions * 2.0**-22)
-        unknown = dimensions**0.5 * (4e-3 if self.limbs > 1 else 1e-6)
-        errors = scale * (known[-1] + unknown) + norms * (1.01 * 2.0**-24)
-        weights = scale * float(_LIMB_BASE) ** np.arange(self.limbs - 1, -1, -1)
-        return Operand(values.flatten(1), scale, norms, errors, weights[:, None] * (known[:-1] + 1e-9))
-
-    def multiply(self, videos: Operand, texts: Operand, out: torch.Tensor, scratch: torch.Tensor) -> None:
-        """``out`` (V, T) becomes the scores of all pairs; ``scratch`` is int32 (``VIDEOS_AT_ONCE`` * T,)."""
-        left, right = videos.values, texts.values.T
-        if self.limbs > 1:
-            self._multiply_limbs(left, right, out, scratch)
-        elif self.limbs == 1:
-            torch._int_mm(left, right, out=out)
-        elif out.device.type in MULTIPLIED_BY_NUMPY:
-            np.matmul(left.numpy(), right.numpy(), out=out.numpy())
-        else:
-            torch.mm(left, right, out=out)
-
-    def _multiply_limbs(
-        self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor
-    ) -> None:
-        """The sum of all products of limbs whose weights are not less than that of the last limb."""
-        dimensions = left.shape[1] // self.limbs
-        for start in range(0, len(left), VIDEOS_AT_ONCE):
-            rows, sums = left[start : start + VIDEOS_AT_ONCE], out[start : start + VIDEOS_AT_ONCE]
-            product = scratch[: sums.numel()].view(sums.shape)
-            for last in reversed(range(self.limbs)):  # limbs whose numbers, from 0, add up to this
-                columns, skipped = (last + 1) * dimensions, (self.limbs - 1 - last) * dimensions
-                torch._int_mm(rows[:, :columns], right[skipped:], out=product)
-                if last == self.limbs - 1:
-                    sums.copy_(product)
-                else:
-                    sums.add_(product, alpha=float(_LIMB_BASE ** (self.limbs - 1 - last)))
-
-    def scale(self, videos: Operand, texts: Operand) -> float:
-        """Similarity per score."""
-        return videos.scale * texts.scale * float(_LIMB_BASE) ** max(0, self.limbs - 1)
-
-    def margin(self, queries: Operand, candidates: Operand, dimensions: int) -> FloatArray:
-        """float64 (Q,): how far ``scale * score`` of a query and any of the candidates may be from the truth.
-
-        By Cauchy and Schwarz: the error of one side times the other, for both; products of limbs that are left out; and
-        the rounding of the product.
-        """
-        norm, error = candidates.norms.max(), candidates.errors.max()
-        margin = (queries.norms * error + queries.errors * (norm + error)) * (1 + 1e-9)
-        if self.limbs > 1:
-            margin += self._limb_margin(queries, candidates)
-        elif self.limbs == 0:
-            margin += self._rounding(dimensions, queries.values.device) * queries.norms * norm
-        if self.dtype == torch.float32:
-            margin += flushed(dimensions, queries.norms, norm)
-        return np.asarray(margin)
-
-    def _limb_margin(self, queries: Operand, candidates: Operand) -> FloatArray:
-        rounding = 2 * self.limbs * 2.0**-24  # each product becomes a float32 number, is scaled and added
-        margin = np.zeros(len(queries.norms))
-        for place, most in enumerate(candidates.parts.max(axis=1)):
-            for other, lengths in enumerate(queries.parts):
-                margin += lengths * (most * (1.0 if place + other >= self.limbs else rounding))
-        return margin
-
-    def _rounding(self, dimensions: int, device: torch.device) -> float:
-        if self.dtype == torch.float64:
-            return double_rounding(dimensions)
-        return single_rounding(dimensions) + (0.0 if device.type == "cpu" else _lesser_precision())
-
-    def is_exact(self, largest: tuple[float | None, float | None], dimensions: int, device: torch.device) -> bool:
-        """Whether products of rows of whole numbers up to ``largest`` (none: of others) are not rounded at all."""
-        if largest[0] is None or largest[1] is None:
-            return False
-        if self.limbs:
-            return self.limbs == 1 and max(largest[0], largest[1]) <= 127
-        if self.dtype == torch.float32:
-            full = device.type == "cpu" or _lesser_precision() == 0
-            return full and dimensions * largest[0] * largest[1] <= 2**24
-        return True
-
-
-BYTES = Filter("int8", torch.int8, torch.int32, 0.015, limbs=1)
-LIMBS = Filter("three of int8", torch.int8, torch.float32, 0.03, limbs=3)
-SINGLE = Filter("float32", torch.float32, torch.float32, 0.03)
-DOUBLE = Filter("float64", torch.float64, torch.float64, 1.0)
-
-
-def filters_of(device: torch.device, dimensions: int) -> tuple[Filter, ...]:
-    """The formats worth trying on ``device``, the fastest first; the last always settles all but ties."""
-    bytes_only = _worth_trying(dimensions) if device.type == "cpu" and hasattr(torch, "_int_mm") else ()
-    return *bytes_only, SINGLE, DOUBLE
-
-
-@functools.cache
-def _worth_trying(dimensions: int) -> tuple[Filter, ...]:
-    """Of the formats of bytes; measured, as a processor without instructions for them is slower than with float32.
-
-    Three bytes are worth a little more time than float32 takes, as they leave less open.
-    """
-    if dimensions not in dimensions_of(BYTES):
-        return ()
-    rows = torch.ones(VIDEOS_AT_ONCE, dimensions), torch.ones(4 * VIDEOS_AT_ONCE, dimensions)
-    of_single = _seconds(SINGLE, *rows)
-    return tuple(
-        kind
-        for kind, share in ((BYTES, 0.7), (LIMBS, 1.4))
-        if dimensions in dimensions_of(kind) and _seconds(kind, *rows) < share * of_single
-    )
-
-
-def dimensions_of(kind: Filter) -> range:
-    """With what numbers per row a format of bytes may be used.
-
-    With one torch's product of bytes is wrong (2.13), with few there is nothing to gain; with more than these a product
-    could leave int32.
-    """
-    return range(16, 2**31 // (127**2 * kind.limbs) - 1)
-
-
-def _seconds(kind: Filter, videos: torch.Tensor, texts: torch.Tensor) -> float:
-    """Processor seconds of a product."""
-    left, right = (kind.operand(rows, np.ones(len(rows))) for rows in (videos, texts))
-    out = torch.empty(len(videos), len(texts), dtype=kind.scores)
-    scratch = torch.empty(out.numel(), dtype=torch.int32)
-    taken = []
-    for _ in range(5):
-        start = time.thread_time()
-        kind.multiply(left, right, out, scratch)
-        taken.append(time.thread_time() - start)
-    return min(taken)
-
-
-def _step(rows: torch.Tensor, *, clip: bool) -> float:
-    """The number that one unit of the first byte stands for."""
-    largest = float(rows.abs().max())
-    spread = _CLIP * float(torch.linalg.vector_norm(rows)) / rows.numel() ** 0.5
-    return max((min(largest, spread) if clip else largest) / 127, 2.0**-100)
-
-
-def _lesser_precision() -> float:
-    """What a GPU's float32 product may lose besides where torch may round its operands to ten bits (TF32) or seven."""
-    return {"highest": 0.0, "high": 2.0**-9}.get(torch.get_float32_matmul_precision(), 2.0**-6)
-
-
-_ALONE = threading.RLock()
-_SAMPLED_VIDEOS, _SAMPLED_TEXTS = 64, 128  # of a row of blocks, to see how many pairs a format leaves open
+def _parts(rows: IntArray, size: int) -> list[IntArray]:
+    return [rows[start : start + size] for start in range(0, rows.size, size)]
 
 
 class Stream:
-    """Counts for both directions what is at least as similar as each positive.
+    """Counts for both ``directions``, videos and texts as queries, what is at least as similar as each positive."""
 
-    Attributes:
-        videos: (N, D).
-        texts: (M, D).
-        directions: with the videos and with the texts as queries.
-        plan: the blocks.
-        device: where they are multiplied and compared.
-        filters: formats to try, the fastest first.
-        blocks_by_filter: how many blocks each format counted.
-    """
-
-    def __init__(
-        self,
-        videos: Rows,
-        texts: Rows,
-        positives: tuple[Positives, Positives],
-        plan: RetrievalPlan,
-        device: torch.device,
-    ) -> None:
-        self.videos, self.texts, self.plan, self.device = videos, texts, plan, device
-        self._masks = Masks(plan.video_block, plan.text_block)
-        self.directions = Direction(positives[0], 0, self._masks), Direction(positives[1], 1, self._masks)
-        self.filters = filters_of(device, plan.dimensions)
-        self.blocks_by_filter: dict[str, int] = {}
-        self._converted: dict[int, Operand] = {}  # texts of the panel, by the first of each block
-        self._converted_by: Filter | None = None
-        self._sampled: dict[Filter, Operand] = {}  # some texts of the panel
+    def __init__(self, videos: Rows, texts: Rows, pairs: tuple[IntArray, IntArray], plan: RetrievalPlan) -> None:
+        self.sides, self.plan = (videos, texts), plan
+        self.directions = Direction(0, self.sides, pairs), Direction(1, self.sides, pairs)
+        self.formats = formats_for(plan.dimensions)
+        self.blocks_by_format: dict[str, int] = {}
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
-        """Count all blocks; ``progress(done, total)`` is told the pairs after each row of blocks."""
-        self._scores = self._room_for_scores(torch.float32)
-        scratch = VIDEOS_AT_ONCE * self.plan.text_block if any(kind.limbs > 1 for kind in self.filters) else 0
-        self._scratch = torch.empty(scratch, dtype=torch.int32, device=self.device)
-        kept = max(kind.limbs for kind in self.filters) * self.plan.text_panel * self.plan.dimensions
-        self._panel = torch.empty(kept, dtype=torch.int8, device=self.device)  # once: pieces would leave holes
+        """Count all blocks; ``progress(done, total)`` gets the pairs after each row of blocks."""
+        size = self.plan.video_block * self.plan.text_block
+        self._answers = np.empty(size, dtype=bool), np.empty(size, dtype=bool)
+        self._scores = np.empty(size, dtype=np.float32)
+        kept: dict[int, Operand] = {}
+        texts = _parts(self.directions[1].order, self.plan.text_block)
         done, total = 0, self.plan.num_videos * self.plan.num_texts
-        for panel in _parts(0, self.plan.num_texts, self.plan.text_panel):
-            self._converted.clear()
-            self._sampled.clear()
-            for start, stop in _parts(0, self.plan.num_videos, self.plan.video_block):
-                self._count_row(start, stop, panel)
-                done += (stop - start) * (panel[1] - panel[0])
-                if progress is not None:
-                    progress(done, total)
-        del self._scores, self._scratch, self._panel
-        self._converted.clear()
-        self._sampled.clear()
-        self._masks.forget()
+        for videos in _parts(self.directions[0].order, self.plan.video_block):
+            kind = self._choose(videos)
+            left = self._operand(kind, 0, videos)
+            for number, columns in enumerate(texts):
+                right = kept.get(number) if kind is BYTES else None
+                if right is None:
+                    right = self._operand(kind, 1, columns)
+                    if kind is BYTES and number < self.plan.kept_blocks:
+                        kept[number] = right
+                block = self._block(kind, (videos, columns), left, right)
+                for direction in self.directions:
+                    direction.count(block)
+                self.blocks_by_format[kind.name] = self.blocks_by_format.get(kind.name, 0) + 1
+            done += videos.size * self.plan.num_texts
+            if progress is not None:
+                progress(done, total)
+        del self._answers, self._scores
+        for direction in self.directions:
+            direction.compare_open()
 
     def describe(self) -> str:
         """A line for the log: what it took."""
-        blocks = ", ".join(f"{number:,} in {name}" for name, number in self.blocks_by_filter.items())
+        blocks = ", ".join(f"{number:,} in {name}" for name, number in self.blocks_by_format.items())
         compared = sum(direction.compared for direction in self.directions)
-        return f"similarities: blocks {blocks}; {compared:,} pairs settled one by one without rounding"
+        return f"similarities: blocks {blocks}; {compared:,} pairs compared one by one without rounding"
 
-    def _count_row(self, start: int, stop: int, panel: tuple[int, int]) -> None:
-        """The blocks of videos ``[start, stop)`` and the texts of ``panel``, whose conversions are kept."""
-        kind = self._choose(start, stop, panel)
-        videos = self._operand(kind, self.videos, start, stop)
-        for first, last in _parts(*panel, self.plan.text_block):
-            block = self._block(kind, (start, first), videos, self._texts(kind, first, last))
-            for direction in self.directions:
-                direction.count(block)
-            self.blocks_by_filter[kind.name] = self.blocks_by_filter.get(kind.name, 0) + 1
-
-    def _choose(self, start: int, stop: int, panel: tuple[int, int]) -> Filter:
-        """The fastest format that leaves few pairs open, by a sample from the middle of the row and of the panel."""
-        start = (start + stop - min(stop - start, _SAMPLED_VIDEOS)) // 2
-        stop = min(stop, start + _SAMPLED_VIDEOS)
-        size = min(panel[1] - panel[0], self.plan.text_block, _SAMPLED_TEXTS)
-        first = (panel[0] + panel[1] - size) // 2
-        for kind in self.filters[:-1]:
-            videos = self._operand(kind, self.videos, start, stop)
-            if kind not in self._sampled:
-                self._sampled[kind] = self._operand(kind, self.texts, first, first + size)
-            block = self._block(kind, (start, first), videos, self._sampled[kind])
-            if sum(direction.open_share(block) for direction in self.directions) <= kind.open_share:
+    def _choose(self, videos: IntArray) -> Format:
+        """The fastest format that leaves few pairs open, by a sample of ``videos`` and of all texts."""
+        texts = self.directions[1].order
+        steps = math.ceil(videos.size / _SAMPLE[0]), math.ceil(texts.size / min(_SAMPLE[1], self.plan.text_block))
+        rows = videos[:: steps[0]], texts[:: steps[1]]
+        for kind in self.formats[:-1]:
+            block = self._block(kind, rows, self._operand(kind, 0, rows[0]), self._operand(kind, 1, rows[1]))
+            if sum(direction.open_share(block) for direction in self.directions) <= kind.most_open:
                 return kind
-        return self.filters[-1]
+        return self.formats[-1]
 
-    def _texts(self, kind: Filter, first: int, last: int) -> Operand:
-        """Texts ``[first, last)``; those of bytes are kept for the next videos, others take too much."""
-        if kind is not self._converted_by:
-            self._converted.clear()
-            self._converted_by = kind
-        texts = self._converted.get(first)
-        if texts is None:
-            place = first % self.plan.text_panel * kind.limbs * self.plan.dimensions
-            texts = self._operand(kind, self.texts, first, last, self._panel[place:])
-            if kind.limbs:
-                self._converted[first] = texts
-        return texts
+    def _operand(self, kind: Format, side: int, rows: IntArray) -> Operand:
+        return kind.operand(self.sides[side].at(rows), self.sides[side].norms[rows])
 
-    def _operand(self, kind: Filter, rows: Rows, start: int, stop: int, memory: torch.Tensor | None = None) -> Operand:
-        numbers = rows.between(start, stop).to(self.device).contiguous()
-        whole = self._is_exact(kind)
-        norms, reverse = rows.norms[start:stop], rows is self.texts
-        return kind.operand(numbers, norms, reverse=reverse, whole=whole, memory=memory)
-
-    def _block(self, kind: Filter, starts: tuple[int, int], videos: Operand, texts: Operand) -> Block:
-        shape = len(videos.values), len(texts.values)
-        if kind.scores.itemsize > self._scores.itemsize:  # doubles: seldom, and twice as much
-            self._scores = self._room_for_scores(kind.scores)
-        scores = self._scores.view(kind.scores)[: shape[0] * shape[1]].view(shape)
-        kind.multiply(videos, texts, scores, self._scratch)
-        dimensions, is_exact = self.plan.dimensions, self._is_exact(kind)
-        if is_exact:
-            margins = np.zeros(shape[0]), np.zeros(shape[1])
-        else:
-            margins = kind.margin(videos, texts, dimensions), kind.margin(texts, videos, dimensions)
-        return Block(scores, kind.scale(videos, texts), starts, margins, kind.limbs == 1, is_exact)
-
-    def _room_for_scores(self, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(self.plan.video_block * self.plan.text_block, dtype=dtype, device=self.device)
-
-    def _is_exact(self, kind: Filter) -> bool:
-        return kind.is_exact((self.videos.largest, self.texts.largest), self.plan.dimensions, self.device)
+    def _block(self, kind: Format, rows: tuple[IntArray, IntArray], videos: Operand, texts: Operand) -> Block:
+        if np.dtype(kind.scores).itemsize > self._scores.itemsize:  # doubles: seldom, and twice as much
+            self._scores = np.empty(self._scores.size, dtype=kind.scores)
+        shape = rows[0].size, rows[1].size
+        scores = self._scores.view(kind.scores)[: math.prod(shape)].reshape(shape)
+        kind.multiply(videos, texts, scores)
+        margins = kind.margin(videos, texts), kind.margin(texts, videos)
+        return Block(scores, videos.scale * texts.scale, rows, margins, self._answers)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For work of small steps, a millisecond or less each, between which other threads would only wait and spin.
+    """For steps of a millisecond or less, between which other threads would only wait and spin.
 
-    Who calls it from several threads waits: two at once would each give back the other's limit for good.
+    A second call from another thread waits: two at once would restore each other's limit.
     """
-    with _ALONE:
+    with _ONE_AT_A_TIME:
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -796,16 +519,3 @@ def one_thread() -> Iterator[None]:
                 yield
         finally:
             torch.set_num_threads(before)
-
-
-def _parts(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    return ((first, min(first + size, stop)) for first in range(start, stop, size))
-
-
-def measure_norms(embeddings: torch.Tensor, rows_at_once: int) -> FloatArray:
-    """float64 (R,): the norm of each row, or a trace more; infinite or NaN where a number is."""
-    found = np.empty(len(embeddings))
-    for start, stop in _parts(0, len(embeddings), rows_at_once):
-        rows = embeddings[start:stop].to(torch.float32)
-        found[start:stop] = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu().numpy()
-    return found * (1 + embeddings.shape[1] * 2.0**-52)

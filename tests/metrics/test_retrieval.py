@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info
 
 from fvc_lib.metrics import retrieval_stream
 from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.metrics.retrieval_blocks import RetrievalPlan, plan_retrieval
+from fvc_lib.metrics.retrieval_stream import RetrievalPlan, plan_retrieval
 from tests.metrics.retrieval_oracle import check_against_naive, samples
 
 
@@ -34,7 +34,7 @@ def test_larger_blocks_than_one_sum_of_bytes_are_counted_right() -> None:
     texts = generator.integers(-3, 4, (2040, 16)).astype(np.float32)
     text_of_video = generator.integers(0, 40, 300)
     dense = videos @ texts.T  # whole numbers: exact
-    found = retrieval_metrics(videos, texts, text_of_video, plan=RetrievalPlan(300, 2040, 16, 300, 2040, 2040))
+    found = retrieval_metrics(videos, texts, text_of_video, plan=RetrievalPlan(300, 2040, 16, 300, 2040, 0))
     own = dense[np.arange(300), text_of_video][:, None]
     np.testing.assert_array_equal(found.video_to_text.ranks, (dense >= own).sum(1))
     for text, rank in zip(found.text_to_video.query_indices, found.text_to_video.ranks, strict=True):
@@ -114,7 +114,7 @@ def test_embeddings_may_come_in_any_container(convert) -> None:
     expected = retrieval_metrics(videos, texts, text_of_video).as_metrics()
     assert retrieval_metrics(convert(videos), convert(texts), text_of_video).as_metrics() == pytest.approx(expected)
     videos.flags.writeable = False
-    given = retrieval_metrics(videos, convert(texts), torch.from_numpy(text_of_video), device="cpu")
+    given = retrieval_metrics(videos, convert(texts), torch.from_numpy(text_of_video))
     assert given.as_metrics() == pytest.approx(expected)
 
 
@@ -191,10 +191,10 @@ def test_the_log_says_what_was_gathered_and_how_it_was_streamed() -> None:
     retrieval_metrics(videos, texts, text_of_video, log=lines.append, progress=lambda *done: told.append(done))
     assert lines[0] == "samples accumulated: 40 of 20 numbers"
     assert lines[1] == "unique texts: 10"
-    assert lines[2] == "dense similarities would take: 1.6 kB as float32"
+    assert lines[2] == "dense similarities would take: 0.0 MB as float32"
     assert lines[3].startswith("streamed: 1 block of 40 x 10 in ")
     assert lines[-1].startswith("similarities: blocks 1 in ")
     assert told == [(400, 400)]
-    described = plan_retrieval(117_120, 23_592, 512, 64_000_000).describe().splitlines()
-    assert described[2] == "dense similarities would take: 11.1 GB as float32"
+    described = plan_retrieval(117_120, 23_592, 512, 64_000_000).describe()
+    assert described[2] == "dense similarities would take: 11,052.4 MB as float32"
     assert described[3].startswith("streamed: 2,760 blocks of 1,024 x 1,024 in ")
