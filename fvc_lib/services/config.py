@@ -210,6 +210,10 @@ class Retired:
 RETIRED: Mapping[str, Retired] = {
     "clear_cache_training_batches": Retired(None, "clear_cache_batches"),
     "clear_cache_validation_batches": Retired(None, "clear_cache_batches"),
+    "micro_batch_recovery_steps": Retired(0, why="After an out-of-memory the smaller micro-batch stays: leave it out."),
+    "replay_run": Retired(
+        "", why="A micro-batch that changed shows in rounding alone, and is not repeated: leave it out."
+    ),
 }
 
 _ONE_SPLIT = _others(
@@ -406,12 +410,6 @@ class RunConfig(BaseModel):
         "rounding",
         "measure one step in a child process first and lower batch_size where the budget is too small",
         memory=TRAINING_STAGES,
-    )
-    micro_batch_recovery_steps: int = field(
-        0, "rounding", "after an out-of-memory, double the micro-batch again after so many quiet steps; 0: never", ge=0
-    )
-    replay_run: str = field(
-        "", "rounding", "a run whose changes of the micro-batch are repeated, so that its numbers repeat to the bit"
     )
     gradient_checkpointing: bool = field(
         False,
