@@ -17,8 +17,7 @@ from fvc_lib.execution.plan.memory import PredictedPeak
 from fvc_lib.execution.plan.notebook_files import Notebook
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.session import run_config
-from fvc_lib.execution.run.status import StageStatus, read_progress
+from fvc_lib.execution.run.status import StageStatus, read_progress, run_config
 from fvc_lib.execution.run.status_book import status_now
 from fvc_lib.execution.slurm.queue import job_states, read_accounting
 from fvc_lib.services.config import RunConfig, resolve_config

@@ -23,7 +23,7 @@ from fvc_lib.execution.plan.superseding import put_back, set_aside
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.execution.run.session import run_config
+from fvc_lib.execution.run.status import run_config
 from fvc_lib.execution.run.status_book import leave_to_jobs, status_now
 from fvc_lib.execution.slurm.jobs import SlurmJob, plan_jobs, plan_one_job
 from fvc_lib.execution.slurm.site import Site, read_site

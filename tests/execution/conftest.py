@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from fvc_lib.execution.plan.notebook_files import Notebook, read_notebook
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
+from fvc_lib.execution.run.stage_end import KernelOutcome, KernelRequest
 from fvc_lib.execution.run.status import RunStatus, read_status
+from fvc_lib.execution.run.task import execute_with_papermill
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import Stage
@@ -53,6 +56,15 @@ def table_stage(name: str, needs: tuple[str, ...] = (), per_fold: bool = False) 
         return tuple(run.tables / f"{need}.txt" for need in needs)
 
     return Stage(name, needs, inputs, outputs, per_fold, trains=per_fold)
+
+
+def execute_notebook(source: Path, folder: Path, parameters: dict[str, Any], **options: Any) -> KernelOutcome:
+    """Run one notebook as the runner does, without a run: ``record.ipynb`` and ``log`` in ``folder``."""
+    options = {"environment": dict(os.environ), "log": folder / "log", "on_start": lambda pid: None, **options}
+    request = KernelRequest(folder / "record.ipynb", folder, folder, **options)
+    execute_with_papermill(source, parameters, request)
+    assert request.outcome is not None
+    return request.outcome
 
 
 @dataclass

@@ -13,14 +13,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fvc_lib.execution.kernel.outputs import (
-    RECORD_BYTES,
-    CellOutputs,
-    OutputFiles,
-    OutputMessages,
-    RecordBudget,
-    weight,
-)
+from fvc_lib.execution.kernel.client import BoundedClient
+from fvc_lib.execution.kernel.outputs import RECORD_BYTES, CellOutputs, OutputFiles, RecordBudget, weight
 from fvc_lib.services.redaction import Redactor
 from tests.execution.conftest import write_notebook
 
@@ -33,10 +27,11 @@ class Cell:
         redactor = Redactor({"A_TOKEN": "open-sesame"})
         files = OutputFiles(folder / "logs", folder / "notebooks/record.ipynb", folder, redactor)
         self.outputs = CellOutputs(self.cell, label, budget or RecordBudget(), files, redactor)
-        self._messages = OutputMessages(nbformat.v4.new_notebook(cells=[self.cell]), None, redactor)
+        self._client = BoundedClient(nbformat.v4.new_notebook(cells=[self.cell]), redactor)
+        self._client.outputs = self.outputs
 
     def hear(self, kind: str, **content: object) -> None:
-        self._messages.put({"msg_type": kind, "content": content, "parent_header": {}}, self.outputs)
+        self._client.process_message({"msg_type": kind, "content": content, "parent_header": {}}, self.cell, 0)
 
     def show(self, text: str, display: str | None = None, kind: str = "display_data") -> None:
         transient = {"display_id": display} if display else {}
@@ -117,12 +112,11 @@ def test_an_error_is_told_even_where_there_is_no_room_left(tmp_path):
 
 
 RUNNER = """
-import os, sys
+import sys
 from pathlib import Path
-from fvc_lib.execution.kernel.engine import execute
+from tests.execution.conftest import execute_notebook
 folder = Path(sys.argv[1])
-execute(folder / "one.ipynb", folder / "record.ipynb", {}, folder=folder, environment=dict(os.environ),
-        log=folder / "log", on_start=lambda pid: None)
+execute_notebook(folder / "one.ipynb", folder, {})
 """
 
 

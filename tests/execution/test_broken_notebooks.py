@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from fvc_lib.execution.kernel import engine as kernel_process
-from fvc_lib.execution.kernel.engine import execute
+from fvc_lib.execution.kernel import client as kernel_client
 from fvc_lib.execution.plan.notebook_files import read_notebook
 from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.run.record import begin_run
@@ -22,6 +21,7 @@ from fvc_lib.services.config import parse_text_value, resolve_config
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import Stage
+from tests.execution.conftest import execute_notebook
 
 BROKEN = Path(__file__).parents[1] / "broken_notebooks"
 
@@ -120,7 +120,7 @@ def test_a_kernel_that_never_starts_is_told_with_its_last_words(tmp_path, monkey
 
 def test_a_kernel_that_never_answers_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(BROKEN / "environments/hangs"))
-    monkeypatch.setattr(kernel_process, "START_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(kernel_client, "START_TIMEOUT_SECONDS", 1.0)
     ended = run_broken("never_starts", tmp_path)
     assert (ended.exit_code, ended.stage.error.name) == (138, "KernelNeverStarted")
     assert "did not answer within 1 s" in ended.shown[-3]
@@ -157,7 +157,7 @@ def test_a_cell_that_closes_its_output_goes_on_and_ends(tmp_path):
 
 
 def test_a_thread_that_keeps_printing_does_not_keep_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_process, "LEAVE_SECONDS", 1.0)
+    monkeypatch.setattr(kernel_client, "LEAVE_SECONDS", 1.0)
     ended = run_broken("thread_that_keeps_printing", tmp_path)
     assert ended.exit_code == 0
     assert set(ended.states()) == {"completed"}
@@ -189,9 +189,6 @@ def test_a_parameter_named_like_code_is_refused_everywhere(tmp_path, monkeypatch
         parse_text_value(name, "1")
     with pytest.raises(UsageError, match="unknown parameter"):
         resolve_config({name: 1}, environ={})
-    with pytest.raises(UsageError, match="no name"):
-        execute(
-            BROKEN / "error_in_a_cell.ipynb", tmp_path / "record.ipynb", {name: 1},
-            folder=tmp_path, environment={}, log=tmp_path / "log", on_start=print,
-        )  # fmt: skip
+    with pytest.raises(UsageError, match="is no parameter of it"):
+        execute_notebook(BROKEN / "error_in_a_cell.ipynb", tmp_path, {name: 1})
     assert list(tmp_path.iterdir()) == []

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from fvc_lib.execution.kernel.engine import execute
-from tests.execution.conftest import write_notebook
+from tests.execution.conftest import execute_notebook, write_notebook
 
 
 def test_eight_notebooks_at_once_do_not_touch_each_other(tmp_path):
@@ -16,17 +14,11 @@ def test_eight_notebooks_at_once_do_not_touch_each_other(tmp_path):
     before = threading.active_count()
 
     def run(number: int) -> tuple[bool, str, int]:
-        record, pids = tmp_path / f"record_{number}.ipynb", []
-        outcome = execute(
-            source,
-            record,
-            {"seed": number, "run_dir": f"folder {number}"},
-            folder=tmp_path,
-            environment=dict(os.environ),
-            log=tmp_path / f"{number}.log",
-            on_start=pids.append,
-        )
-        cells = json.loads(record.read_text())["cells"]
+        folder, pids = tmp_path / f"{number}", []
+        folder.mkdir()
+        parameters = {"seed": number, "run_dir": f"folder {number}"}
+        outcome = execute_notebook(source, folder, parameters, on_start=pids.append)
+        cells = json.loads((folder / "record.ipynb").read_text())["cells"]
         return outcome.ok, "".join(cells[-1]["outputs"][0]["text"]), pids[0]
 
     for round_number in range(2):

@@ -178,7 +178,7 @@ from pathlib import Path
 from fvc_lib.execution.plan.notebook_files import read_notebook
 from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.execution.run.session import run_config
+from fvc_lib.execution.run.status import run_config
 from fvc_lib.services.tasks import Stage
 from fvc_lib.services.run_paths import RunPaths
 run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2])

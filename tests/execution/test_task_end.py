@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import fvc_lib
-from fvc_lib.execution.kernel.engine import KernelOutcome
 from fvc_lib.execution.kernel.outputs import BoundedLog
 from fvc_lib.execution.run.stage_end import (
+    KernelOutcome,
     OomKills,
     after_another_death,
     after_memory_ended,

@@ -15,8 +15,7 @@ from fvc_lib.corpus.images import index_images
 from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.session import run_config
-from fvc_lib.execution.run.status import StageStatus, read_status
+from fvc_lib.execution.run.status import StageStatus, read_status, run_config
 from fvc_lib.execution.run.status_book import status_now
 from fvc_lib.execution.slurm.jobs import plan_jobs
 from fvc_lib.execution.slurm.queue import SubmittedJob, job_states, submitted_jobs

@@ -20,8 +20,7 @@ from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.plan.superseding import trained_by_this_code, written_by
 from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.session import run_config
-from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.run.status import read_status, run_config
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_json
 from fvc_lib.services.config import (
     DECLARED,
@@ -222,15 +221,19 @@ def ask(
     typed.update({name: parse_text_value(name, value) for name, value in values})
     typed.update(options)
     config = resolve_config(from_files, command_line=typed)
-    # A kernel works in the folder of the notebooks: every path is made absolute here, where the command was given.
-    paths = {name: getattr(config, name) for name, declared in DECLARED.items() if declared.path}
-    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path}
     from_environment = environment_values()
     return Asked(
         names=frozenset({*from_files, *typed, *from_environment}),
         written=frozenset({*typed, *(from_files.keys() - from_environment.keys())}),
-        config=config.model_copy(update=absolute),
+        config=with_absolute_paths(config),
     )
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """``config`` with every path absolute, as seen from here: a kernel works in the folder of the notebooks."""
+    paths = {name: getattr(config, name) for name, declared in DECLARED.items() if declared.path}
+    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path}
+    return config.model_copy(update=absolute)
 
 
 def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> RunConfig:

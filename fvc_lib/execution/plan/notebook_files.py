@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.errors import UsageError, did_you_mean
 
 # Filled in by whoever starts the stage; everything else in a parameters cell is a field of RunConfig.
 STAGE_PARAMETERS = ("run_dir", "fold")
@@ -37,7 +39,11 @@ def read_notebook(path: Path) -> Notebook:
         UsageError: missing or unreadable file, no cell or several cells tagged ``parameters``, or a parameters cell
             that is more than annotated literals. papermill would run each of these and let the wrong value win.
     """
-    document = load_document(path)
+    return notebook_of(load_document(path), path)
+
+
+def notebook_of(document: Any, path: Path) -> Notebook:
+    """The same of a notebook that is read already (an nbformat node); arguments and errors as for ``read_notebook``."""
     cells = [cell for cell in document.cells if "parameters" in cell.metadata.get("tags", [])]
     if len(cells) != 1:
         raise UsageError(
@@ -45,6 +51,29 @@ def read_notebook(path: Path) -> Notebook:
             "Tag it in JupyterLab under Property Inspector > Cell tags."
         )
     return Notebook(path, _title(document), parse_parameters(cells[0].source, path), _source_hash(document))
+
+
+def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` by name, each of its parameter's type: papermill would take unknown names and leave ``'true'`` a text.
+
+    Raises:
+        UsageError: a name that the parameters cell does not have, or a value that cannot be of its type.
+    """
+    for name in values:
+        if name not in notebook.parameters:
+            known = ", ".join(notebook.parameters)
+            raise UsageError(
+                f"notebook {str(notebook.path)!r}: {name!r} is no parameter of it."
+                f"{did_you_mean(name, notebook.parameters)} Its parameters cell has: {known}."
+            )
+    fold, run_dir = values.get("fold", 0), values.get("run_dir", "")
+    if isinstance(fold, bool) or not isinstance(fold, int) or fold < 0:
+        raise UsageError(f"fold: got {fold!r}, wanted the number of a fold, from 0.")
+    if not isinstance(run_dir, str):
+        raise UsageError(f"run_dir: got {run_dir!r}, wanted the path or name of a run.")
+    fields = {name: value for name, value in values.items() if name not in STAGE_PARAMETERS}
+    typed = resolve_config(fields, environ={}).model_dump(mode="json")
+    return {name: typed.get(name, value) for name, value in values.items()}
 
 
 def load_document(path: Path) -> Any:

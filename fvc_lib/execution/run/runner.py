@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, TextIO
 
 import psutil
 
-from fvc_lib.execution.kernel.record import tell_end
 from fvc_lib.execution.plan.fingerprint import fingerprint_of, record_finished
 from fvc_lib.execution.plan.memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.notebook_files import Notebook
@@ -30,7 +29,7 @@ from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.plan.superseding import begin_training_state, set_aside
 from fvc_lib.execution.run.lock import run_lock, task_locks, writing_in_turn
-from fvc_lib.execution.run.stage_end import STOPPED, exit_code_of_signals
+from fvc_lib.execution.run.stage_end import STOPPED, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.status import StageError, StageStatus, utc_now
 from fvc_lib.execution.run.status_book import StatusBook
 from fvc_lib.execution.run.task import TaskRun, end_lines, what_happened, what_next, where_it_was
@@ -405,6 +404,9 @@ class Runner:
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():  # papermill called from a notebook's thread
+            yield
+            return
         numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is gone, and nohup was not asked for
             numbers.append(signal.SIGHUP)

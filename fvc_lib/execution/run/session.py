@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shlex
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,19 +17,21 @@ from typing import Any
 
 import polars as pl
 
-from fvc_lib.execution.run.interactive import note_interactive_training, values_to_begin_with
-from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import Report, bar_reporter, file_reporter, progress_path
+from fvc_lib.execution.run.status import (
+    ATTEMPT_VARIABLE,
+    Report,
+    bar_reporter,
+    file_reporter,
+    progress_path,
+    run_config,
+)
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries
-from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory_sampler import MemorySampler
 from fvc_lib.services.metric_log import MetricLog
-from fvc_lib.services.run_paths import RunPaths, find_run, list_runs, stage_key
+from fvc_lib.services.run_paths import RunPaths, find_run, stage_key
 from fvc_lib.services.tasks import TASK_OF_STAGE
-
-ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
 
 
 @dataclass
@@ -131,16 +132,18 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
     task = TASK_OF_STAGE.get(stage)
     given = {name: namespace[name] for name in parameters} | ({"task": task} if task else {})
     attempt = os.environ.get(ATTEMPT_VARIABLE)
-    paths, config = _find_or_begin(str(namespace["run_dir"]), given, attempt is not None, only_looks)
+    run_dir = str(namespace["run_dir"])
+    if attempt is not None:  # the runner has checked everything, and its values count before this kernel's environment
+        paths = find_run(Path(run_dir).parents[1], run_dir)
+        config = run_config(paths)
+    else:
+        from fvc_lib.execution.run.interactive import find_or_begin, note_interactive_training
+
+        paths, config = find_or_begin(run_dir, given, only_looks)
     fold = int(namespace["fold"]) if "fold" in namespace else None
     if fold is not None and not 0 <= fold < config.num_folds:
         raise UsageError(
             f"fold: got {fold}, wanted 0 to {config.num_folds - 1}: this run has {config.num_folds} folds."
-        )
-    if attempt is None and not only_looks and is_worked_on(paths):
-        raise UsageError(
-            f"{paths.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
-            "done (run_notebooks.py status), or name another run in run_dir."
         )
     if attempt is None and not only_looks:
         note_interactive_training(paths, stage, fold, config)
@@ -161,66 +164,6 @@ def _open_sampler(
     # Opened by hand, a notebook leaves the run's own memory log as it is.
     name = f"{stage_key(stage, fold)}.by_hand_memory"
     return MemorySampler(paths.logs / f"{name}.jsonl", events=paths.logs / f"{name}_events.jsonl", mem_gb=mem_gb)
-
-
-def _find_or_begin(run_dir: str, given: dict[str, Any], headless: bool, only_looks: bool) -> tuple[RunPaths, RunConfig]:
-    if headless:  # the runner has checked everything, and its values count before this kernel's environment
-        paths = find_run(Path(run_dir).parents[1], run_dir)
-        return paths, run_config(paths)
-    fresh = resolve_config(given)
-    runs_dir = Path(fresh.runs_dir)
-    own = [run for run in list_runs(runs_dir) if not only_looks and not run_dir and _task_of(run) == fresh.task]
-    to_begin = run_dir == "new" or (not run_dir and not (own or (only_looks and list_runs(runs_dir))))
-    if only_looks and to_begin:
-        raise UsageError(
-            f"this notebook only looks at runs and begins none; there is none to look at under {str(runs_dir)!r}, or "
-            "run_dir is 'new'. Begin one: make demo, or run_notebooks.py -p corpus PATH."
-        )
-    if to_begin:
-        if not run_dir:
-            fresh, note = values_to_begin_with(given)
-            print(note, end="\n" if note else "")
-        return begin_run(fresh, command="by hand, from a notebook", state="by hand"), fresh
-    paths = own[-1] if own else find_run(runs_dir, run_dir or "latest")
-    config = run_config(paths)
-    if not only_looks and config.task != fresh.task:
-        raise UsageError(
-            f"{paths.run_id} is a run of task {config.task}, and this notebook is of task {fresh.task}. Name another "
-            'one in run_dir, or "new".'
-        )
-    asked, defaults = resolve_config(given, environ={}), resolve_config({"task": config.task}, environ={})
-    edited = {
-        name: getattr(asked, name)
-        for name in given
-        if getattr(asked, name) not in (getattr(defaults, name), getattr(config, name))
-    }
-    if edited:
-        changes = ", ".join(f"{name} {getattr(config, name)!r} -> {value!r}" for name, value in edited.items())
-        options = [text for name, value in edited.items() for text in ("-p", name, _as_text(value))]
-        fork = shlex.join(["python", "run_notebooks.py", "--resume", str(paths.root), "--fork", *options])
-        raise UsageError(
-            f"{paths.run_id} was made with other values ({changes}), and a run is never changed into another one. "
-            f'Start a new one with what stays true of it: {fork}; or with what this cell says: run_dir = "new". Or put '
-            "the values back."
-        )
-    return paths, config
-
-
-def _task_of(paths: RunPaths) -> str | None:
-    """What a run is about; None where its parameters cannot be read."""
-    try:
-        return run_config(paths).task
-    except UsageError:
-        return None
-
-
-def run_config(paths: RunPaths) -> RunConfig:
-    """The configuration a run was started with, as it stands in its ``params.yaml``.
-
-    Raises:
-        UsageError: the file is missing or was edited into something invalid.
-    """
-    return resolve_config(read_params_file(paths.params_yaml), environ={})
 
 
 def _as_text(value: object) -> str:

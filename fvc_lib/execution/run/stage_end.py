@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
 import signal
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import psutil
 
-from fvc_lib.execution.kernel.engine import KernelOutcome
 from fvc_lib.execution.run.status import StageError, StageStatus
+from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import ProcessTree
+from fvc_lib.services.redaction import Redactor
 
 # ----------------------------------------------------------------------------------------------------
 # How often the system killed for memory in this process's control group and the groups it lies in.
@@ -81,6 +85,64 @@ def _count(path: Path) -> int | None:
 
 def _added(now: int | None, before: int | None) -> int | None:
     return None if now is None or before is None else max(0, now - before)
+
+
+@dataclass(frozen=True)
+class CellError:
+    """The exception that ended a notebook: its type's name, message and the number in the cell's ``In [n]``."""
+
+    name: str
+    message: str
+    cell: int
+
+
+@dataclass(frozen=True)
+class KernelOutcome:
+    """How an execution ended: ``error`` when a cell raised, ``died`` when the kernel went away by itself.
+
+    Attributes:
+        return_code: of the kernel's process when it died; negative for a signal.
+        never_started: why there was no kernel to run a cell; None where there was one.
+        running: the position in the record of the cell that ran when the kernel died.
+    """
+
+    error: CellError | None
+    died: bool
+    return_code: int | None
+    never_started: str | None = None
+    running: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Every cell ran and none raised."""
+        return self.error is None and not self.died
+
+
+@dataclass
+class KernelRequest:
+    """What the runner has the papermill engine do beside running the cells.
+
+    Attributes:
+        record: the executed copy, never more than a fraction of a second behind.
+        root: the folder from which files are named in texts, the run's.
+        folder: the kernel's working directory.
+        environment: the kernel's whole environment.
+        log: gets what the kernel process and native libraries write past the notebook; appended to, bounded.
+        on_start: called with the kernel's process id.
+        overflow: folder for outputs that the record cannot hold; None: beside the log.
+        redactor: hides secrets in all that is written; None: those of ``environment``.
+        outcome: set by the engine.
+    """
+
+    record: Path
+    root: Path
+    folder: Path
+    environment: Mapping[str, str]
+    log: Path
+    on_start: Callable[[int], None]
+    overflow: Path | None = None
+    redactor: Redactor | None = None
+    outcome: KernelOutcome | None = None
 
 
 STOPPED = 75
@@ -318,3 +380,64 @@ def batch_in_use(config: RunConfig, events: Path) -> int:
         if isinstance(told, int) and told > 0:
             return min(told, configured)
     return configured
+
+
+# ----------------------------------------------------------------------------------------------------
+# The end as the record shows it: a banner at its top, and at the cell that ran what ended it.
+
+
+ERROR_MARKER_TAG = "papermill-error-cell-tag"  # papermill's: a repetition removes cells with it
+_STYLE = "border-left: 6px solid {color}; padding: 0.5em 1em; background: {ground}; color: #222"
+_COLORS = {"failed": ("#b71c1c", "#fdecea"), "interrupted": ("#b26a00", "#fff4e0")}
+KERNEL_DIED = "KernelDied"
+
+
+def tell_end(record: Path, stage: StageStatus, lines: Sequence[str], log_tail: str = "") -> None:
+    """Write into ``record`` how its execution ended.
+
+    A cell that ran when the kernel died gets an error output that says so. One that was asked to stop is ``stopped``
+    and no failure. The banner carries papermill's tag, so that a repetition removes it.
+
+    Args:
+        record: the notebook, as the engine left it.
+        stage: how it ended.
+        lines: what happened, where it was and what to do next.
+        log_tail: the end of the kernel's log, where that is all there is to read.
+    """
+    notebook = json.loads(record.read_text(encoding="utf-8", errors="replace"))
+    states = [cell["metadata"].get("papermill", {}).get("status") for cell in notebook["cells"]]
+    where = ""
+    if "failed" in states:
+        place = states.index("failed")
+        where = f"cell {place + 1} of {len(states)}"
+        _tell_in_cell(notebook["cells"][place], stage, lines)
+    if stage.state == "interrupted":
+        notebook["metadata"]["papermill"]["exception"] = None
+    notebook["cells"].insert(0, _banner(stage, lines, where, log_tail, with_id=notebook.get("nbformat_minor", 0) >= 5))
+    write_bytes(record, (json.dumps(notebook, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+
+
+def _tell_in_cell(cell: dict[str, Any], stage: StageStatus, lines: Sequence[str]) -> None:
+    if stage.state == "interrupted":
+        cell["metadata"]["papermill"].update(status="stopped", exception=False)
+    if stage.error is not None or any(output["output_type"] == "error" for output in cell["outputs"]):
+        return
+    name = "Stopped" if stage.state == "interrupted" else KERNEL_DIED
+    traceback = [f"{name}: {lines[0]}", *lines[1:]]
+    cell["outputs"].append(dict(nbformat.v4.new_output("error", ename=name, evalue=lines[0], traceback=traceback)))
+
+
+def _banner(stage: StageStatus, lines: Sequence[str], where: str, log_tail: str, *, with_id: bool) -> dict[str, Any]:
+    color, ground = _COLORS.get(stage.state, _COLORS["failed"])
+    title = "Stopped" if stage.state == "interrupted" else "Failed"
+    parts = [f"<b>{title}{', at ' + where if where else ''}</b>", *map(html.escape, lines)]
+    body = "<br>\n".join(parts)
+    if log_tail:
+        body += f"<pre>{html.escape(log_tail)}</pre>"
+    # No blank line within, which would end the HTML block in Markdown.
+    body = "\n".join(line or "&nbsp;" for line in body.splitlines())
+    source = f'<div style="{_STYLE.format(color=color, ground=ground)}">\n{body}\n</div>'
+    cell = dict(nbformat.v4.new_markdown_cell(source, metadata={"tags": [ERROR_MARKER_TAG]}))
+    if not with_id:
+        del cell["id"]
+    return cell

@@ -17,11 +17,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fvc_lib.services.atomic_files import temporary_of, write_json
+from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths, stage_key
 
 # "waiting": what is left belongs to jobs that have not begun; "by hand": begun from a notebook, no runner has it.
 RunState = Literal["running", "done", "failed", "interrupted", "requeue", "waiting", "by hand"]
+ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
 StageState = Literal["pending", "running", "done", "failed", "interrupted"]
 
 
@@ -128,6 +130,15 @@ def read_status(run: RunPaths) -> RunStatus:
     if status.shared:
         follow_tasks(status)
     return status
+
+
+def run_config(run: RunPaths) -> RunConfig:
+    """The configuration a run was started with, as it stands in its ``params.yaml``.
+
+    Raises:
+        UsageError: the file is missing or was edited into something invalid.
+    """
+    return resolve_config(read_params_file(run.params_yaml), environ={})
 
 
 def read_parts(run: RunPaths) -> dict[str, StageStatus]:

@@ -10,28 +10,30 @@ import os
 import platform
 import shlex
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.kernel.engine import KernelOutcome, execute, never_started_hint, tail_of
-from fvc_lib.execution.kernel.record import tell_end
 from fvc_lib.execution.plan.notebook_files import Notebook
 from fvc_lib.execution.plan.stages import Task
-from fvc_lib.execution.run.session import ATTEMPT_VARIABLE
 from fvc_lib.execution.run.stage_end import (
     NEVER_STARTED,
+    KernelOutcome,
+    KernelRequest,
     KernelWatch,
     after_another_death,
     after_memory_ended,
     judge,
     meaning,
+    tell_end,
 )
-from fvc_lib.execution.run.status import Progress, StageStatus, progress_path, read_progress
+from fvc_lib.execution.run.status import ATTEMPT_VARIABLE, Progress, StageStatus, progress_path, read_progress
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.memory_policy import allocator_environment
@@ -98,6 +100,32 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
 
 def _peak(stage: StageStatus) -> str:
     return f"{(stage.peak_rss_bytes or 0) / 1e9:.2f} GB"
+
+
+# ----------------------------------------------------------------------------------------------------
+# The end of a kernel's log, which is all that is left of a kernel that never started.
+
+
+TAIL_BYTES = 4_000
+_TAIL_LINES = 20
+
+
+def tail_of(path: Path) -> str:
+    """The last lines of ``path``; empty where there are none."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = stream.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+
+def never_started_hint(log_tail: str) -> str:
+    """What the kernel said last, and what to do about it."""
+    said = [line.strip() for line in log_tail.splitlines() if line.strip()]
+    last = f"; it said last: {said[-1]}" if said else "; it said nothing"
+    return f"{last}. Try '{sys.executable} -m ipykernel --version'; where that fails too, set the environment up again."
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -271,6 +299,7 @@ def _metric(row: dict[str, Any]) -> LastMetric | None:
 # on two busy cores took 21 and 53 ms a clip (two readings) instead of 6. What the user has set stands.
 KERNEL_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 LOSS_SECONDS = 2.0
+_ENGINE = "fvc_lib.execution.kernel.engine"
 
 
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -428,21 +457,23 @@ class TaskRun:
         path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
         attempt = {ATTEMPT_VARIABLE: str(self._attempt)}
         given = {"PYTHONPATH": path, **attempt, "FVC_RUNS_DIR": self.config.runs_dir, **self._extra}
+        request = KernelRequest(
+            record=self.run.partial_notebook(name, fold),
+            root=self.run.root,
+            folder=self.notebook.path.parent,
+            environment={**kernel_environment(os.environ), **given},
+            log=self.run.stage_log(name, fold),
+            on_start=self._kernel_started,
+            overflow=self.run.output_overflow(name, fold),
+            redactor=self._redactor,
+        )
         try:
-            return execute(
-                self.notebook.path,
-                self.run.partial_notebook(name, fold),
-                self._parameters(),
-                folder=self.notebook.path.parent,
-                environment={**kernel_environment(os.environ), **given},
-                log=self.run.stage_log(name, fold),
-                on_start=self._kernel_started,
-                overflow=self.run.output_overflow(name, fold),
-                root=self.run.root,
-                redactor=self._redactor,
-            )
+            execute_with_papermill(self.notebook.path, self._parameters(), request)
         finally:
             self._watch.stop()
+        if request.outcome is None:
+            raise RuntimeError(f"{self.notebook.path}: papermill ended without the engine fvc")
+        return request.outcome
 
     def _kernel_started(self, pid: int) -> None:
         self._watch.start(pid)
@@ -454,6 +485,23 @@ class TaskRun:
         if self.task.fold is not None:
             values["fold"] = self.task.fold
         return {name: values[name] for name in self.notebook.parameters if name in values}
+
+
+def execute_with_papermill(notebook: Path, parameters: Mapping[str, object], request: KernelRequest) -> None:
+    """Have papermill run ``notebook`` with ``parameters`` in the engine ``fvc``, which fills ``request.outcome``."""
+    import papermill  # here: it loads its engines, ours among them, and ours imports the runner
+
+    import_module(_ENGINE)  # registers itself, also where the package is not installed
+    papermill.execute_notebook(
+        str(notebook).replace("{", "{{").replace("}", "}}"),  # papermill puts parameters into paths
+        None,  # the record is the request's
+        parameters=dict(parameters),
+        engine_name="fvc",
+        kernel_name="python3",
+        language="python",
+        progress_bar=False,
+        request=request,
+    )
 
 
 def job_id(environ: Mapping[str, str]) -> str | None:
