@@ -6,8 +6,8 @@ curves (every line, the last attempt's where a step was repeated, in step order)
 run. Each reader is a process of its own that asks both questions several times; its CPU time is that of all its threads
 and without the imports, the least of the repetitions; its memory is the peak above what it held before. Readers take
 turns. MLflow gets some of the same runs in its sqlite store, since a million values take it minutes to store; its time
-is shown as measured and per million lines. The exit code is 1 when FVC takes more than 1.5 s from the logs or 0.15 s
-once they are compacted, or when answers differ.
+is shown as measured and per million lines. The exit code is 1 when FVC takes more than 1.5 s, or when answers
+differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 METRICS = ("loss", "learning_rate", "gradient_norm", "samples_per_second", "data_seconds")
-TARGET_SECONDS = {"fvc, logs": 1.5, "fvc, compacted": 0.15}
+TARGET_SECONDS = {"fvc, logs": 1.5}
 _KEY = ["run", "fold", "phase", "metric", "step"]
 
 
@@ -198,7 +197,6 @@ def _store(folder: Path) -> str:
 
 READERS: dict[str, Callable[[Path], Questions]] = {
     "fvc, logs": _fvc,
-    "fvc, compacted": _fvc,
     "polars, scan_ndjson": _polars,
     "pandas, read_json": _pandas,
     "mlflow, sqlite": _mlflow,
@@ -237,16 +235,6 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def compact(folder: Path) -> float:
-    """Compact every run; CPU seconds."""
-    from fvc_lib.analysis.read.logs import compact_metrics
-
-    before = _cpu_seconds()
-    if not all(map(compact_metrics, list_runs(folder))):
-        raise SystemExit("a finished run was not compacted")
-    return _cpu_seconds() - before
-
-
 def _in_a_process(name: str, folder: Path, repetitions: int) -> Result:
     command = [sys.executable, __file__, "--case", json.dumps([name, str(folder), repetitions])]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
@@ -268,18 +256,13 @@ def least_of(results: Sequence[Result]) -> Result:
 
 
 def run(shape: Shape, folder: Path) -> dict[str, Result]:
-    """Write the data, then let the readers take turns; two folders, one of them compacted."""
-    logs, compacted = folder / "logs", folder / "compacted"
-    for each in (logs, compacted):
-        write_runs(each, shape)
-    fill_mlflow(logs, shape)
-    time.sleep(2.5)  # as runs lie there: a log that was written a moment ago is read again to be sure of it
-    print(f"{shape.num_lines:,} lines compacted in {compact(compacted):.2f} s of CPU", flush=True)
+    """Write the data, then let the readers take turns."""
+    write_runs(folder, shape)
+    fill_mlflow(folder, shape)
     turns: dict[str, list[Result]] = {name: [] for name in READERS}
     for _ in range(shape.rounds):
         for name, results in turns.items():
-            where = compacted if name == "fvc, compacted" else logs
-            results.append(_in_a_process(name, where, shape.repetitions))
+            results.append(_in_a_process(name, folder, shape.repetitions))
     return {name: least_of(results) for name, results in turns.items()}
 
 

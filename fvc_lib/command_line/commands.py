@@ -104,10 +104,8 @@ def report_run(run: RunPaths) -> None:
     """Write the run's pages and show its outcome in a few lines; trouble with a page is a warning."""
     from fvc_lib.analysis.pages.report import summary_lines, write_run_report
     from fvc_lib.analysis.pages.runs_index import write_runs_index
-    from fvc_lib.analysis.read.logs import compact_metrics  # plotly, with what follows, takes a second to load
 
     try:
-        compact_metrics(run)
         read_accounting(run)
         write_run_report(run)
         write_runs_index(run.root.parent.parent)

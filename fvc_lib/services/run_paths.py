@@ -198,11 +198,6 @@ class RunPaths:
         """The metric log of one stage (and fold); one writer each."""
         return self.root / "metrics" / f"{stage_key(stage, fold)}.jsonl"
 
-    @property
-    def compacted_metrics(self) -> Path:
-        """All metric logs of a finished run in one table, which is faster to read; the logs stay the truth."""
-        return self.root / "metrics" / "compacted.parquet"
-
     def memory(self, stage: str, fold: int | None = None) -> Path:
         """The memory samples of one stage (and fold); one writer each."""
         return self.root / "memory" / f"{stage_key(stage, fold)}.jsonl"

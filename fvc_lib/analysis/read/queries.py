@@ -17,7 +17,7 @@ import pandera.polars as pa
 import polars as pl
 
 from fvc_lib.analysis.memory.logs import read_events, read_samples
-from fvc_lib.analysis.read.logs import CurveFilter, read_curves
+from fvc_lib.analysis.read.logs import read_curves
 from fvc_lib.analysis.read.metric_direction import Direction, direction
 from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
 from fvc_lib.analysis.read.sandbox import Limits, ask
@@ -224,7 +224,7 @@ def learning_curves(
         ``run_id stage fold phase metric step epoch value flag attempt ts`` ordered by step within each curve;
         ``value`` is null where ``flag`` says nan, inf or -inf.
     """
-    return read_curves(runs, CurveFilter(metrics, phases, folds))
+    return read_curves(runs, metrics=metrics, phases=phases, folds=folds)
 
 
 def best_per_run(
