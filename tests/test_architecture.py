@@ -81,7 +81,7 @@ NOT_LEARNING = (
     "video.clips.shards", "execution.run.runner", "analysis.pages.report",
 )  # fmt: skip
 STAGES_BEFORE_LEARNING = (
-    "analysis.figures.corpus", "analysis.pages.display", "analysis.pages.html_table", "analysis.read.queries",
+    "analysis.figures.corpus", "analysis.pages.display", "analysis.read.queries",
     "corpus.folds", "execution.run.session", "tasks.video.results",
 )  # fmt: skip
 

@@ -5,7 +5,8 @@ import plotly.graph_objects as go
 import pytest
 
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.pages.display import PLOTLY, figure_bundle, figure_html
+from fvc_lib.analysis.pages.display import PLOTLY, figure_bundle
+from fvc_lib.analysis.pages.notebook_html import figure_html
 
 HOSTILE = "</p><script>alert('x')</script><img src=x onerror=alert(1)>"
 

@@ -18,10 +18,10 @@ from fvc_lib.analysis.figures.corpus import (
     index_overview_figure,
     label_kinds_figure,
 )
-from fvc_lib.analysis.figures.leakage import audit_figure
 from fvc_lib.analysis.figures.pipeline import pipeline_figure, pipeline_spans
 from fvc_lib.analysis.figures.ranking import calibration_figure, pr_figure, risk_coverage_figure, roc_figure
 from fvc_lib.analysis.figures.results import (
+    audit_figure,
     controls_figure,
     metrics_figure,
     run_comparison_figure,

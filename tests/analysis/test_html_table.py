@@ -5,7 +5,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.pages.display import HtmlTable
 
 HOSTILE = ["<script>alert(1)</script>", "a'b\"c", "x\ny", "&lt;", "]]>", "{{ 7*7 }}"]
 

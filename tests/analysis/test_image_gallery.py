@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from fvc_lib.analysis.figures.image import (
+from fvc_lib.analysis.figures.gallery import (
     GONE,
     Card,
     Gallery,

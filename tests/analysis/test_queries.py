@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.metric_direction import direction
-from fvc_lib.analysis.read.sandbox import Limits, ask_bounded
+from fvc_lib.analysis.read.sql import Limits, ask_bounded
 from fvc_lib.metrics.cross_validation import LOWER_IS_BETTER, METRICS
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 
-import av
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
@@ -14,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
-from fvc_lib.analysis.figures.leakage import audit_facts, audit_figure, audit_table, failed_checks
-from fvc_lib.analysis.figures.mistakes import CLIP_GONE, mistakes_gallery, worst_mistakes
+from fvc_lib.analysis.figures.gallery import CLIP_GONE, mistakes_gallery, worst_mistakes
 from fvc_lib.analysis.figures.pipeline import BEFORE, pipeline_figure, pipeline_spans
 from fvc_lib.analysis.figures.ranking import (
     binned_shares,
@@ -25,9 +22,19 @@ from fvc_lib.analysis.figures.ranking import (
     risk_coverage_figure,
     share_of_fakes,
 )
-from fvc_lib.analysis.figures.results import chosen_table, control_table, metric_table, metrics_figure, slices_figure
-from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.figures.results import (
+    audit_figure,
+    audit_table,
+    chosen_table,
+    control_table,
+    failed_checks,
+    metric_table,
+    metrics_figure,
+    slices_figure,
+)
+from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read.headline import audit_facts
 from fvc_lib.metrics.calibration import expected_calibration_error
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services import tables
@@ -184,10 +191,7 @@ def test_the_worst_mistakes_are_those_furthest_over_the_threshold_with_their_fra
     assert html.count(CLIP_GONE) == 1
     assert CLIP_GONE in repr(gallery)
     assert "<b>&'" not in html  # as the files of this corpus are called
-    with av.open(io.BytesIO(gallery.strips[worst["video_id"][0]])) as container:
-        frame = next(container.decode(video=0)).to_ndarray(format="rgb24")
-    assert frame.shape[0] == 100
-    assert abs(int(frame.mean()) - 90) < 60  # the gaps between the frames are white
+    assert [card.picture is None for card in gallery.cards] == [False, True, False]
     assert len(html) < 20_000
     assert "No video is decided wrongly" in mistakes_gallery(predictions.clear(), index, read_clip)._repr_html_()
 

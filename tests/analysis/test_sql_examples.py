@@ -4,8 +4,7 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.sandbox import Limits, ask_bounded
-from fvc_lib.analysis.read.sql import SQL_EXAMPLES
+from fvc_lib.analysis.read.sql import SQL_EXAMPLES, Limits, ask_bounded
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.metric_log import MetricLog

@@ -14,7 +14,7 @@ import polars as pl
 
 from fvc_lib.analysis.dashboard.panels import NOTHING, TABLES, Selection, Shown, panel, runs_alike, stamps
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.comparison import Comparison, PairComparison, compare, difference_text, lines, p_text
 from fvc_lib.analysis.read.queries import parameter_differences
 from fvc_lib.analysis.read.records import run_names

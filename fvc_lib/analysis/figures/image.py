@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
-from PIL import Image
 from plotly.subplots import make_subplots
 
 from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, Shown, confidence_of, panel, table_of
@@ -28,12 +21,10 @@ from fvc_lib.analysis.figures.tasks import (
     target_errors_figure,
     training_means,
 )
-from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.queries import task_results
-from fvc_lib.analysis.wording import clean_text, count_text, figure_text, interval_text, number_text
+from fvc_lib.analysis.wording import count_text, figure_text, interval_text, number_text
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import path_from_text
-from fvc_lib.services.errors import FvcError
 from fvc_lib.services.tables import PARTS
 
 _PART_COLORS = {"train": theme.SERIES[0], "validation": theme.SERIES[4], "test": theme.SERIES[1]}
@@ -341,249 +332,6 @@ def _add_panel(
         ),
         **where,
     )  # fmt: skip
-
-
-# ----------------------------------------------------------------------------------------------------
-# Pictures in a record: small, each with what is known of it, and harmless whatever a file or a class is called.
-
-
-Pixels = npt.NDArray[np.uint8]
-ReadPicture = Callable[[Path], Pixels]  # of a file: uint8 (H, W, 3)
-ReadClip = Callable[[str, int], Pixels]  # of a video id and the number of its copy (0: itself): uint8 (T, 3, H, W)
-
-GONE = "cannot be shown any more"
-_SIDE = 132  # pixels of a picture's longer side
-_FRAME_SIDE = 84  # of each frame in a strip
-_FRAMES = 5
-_GAP = 3
-_QUALITY = 82  # of JPEG
-_MOST_CARDS = 48  # about 250 kB of pictures: an output may weigh 1.5 MB
-
-
-@dataclass(frozen=True)
-class Card:
-    """One picture (JPEG bytes, ``None`` when it is gone), what it shows for those who cannot see it, and its text.
-
-    ``title`` stands out; ``lines`` are below it.
-    """
-
-    picture: bytes | None
-    shows: str
-    title: str
-    lines: tuple[str, ...] = ()
-
-    @property
-    def width(self) -> int:
-        """Pixels of the picture, and at least what its text needs."""
-        return _SIDE if self.picture is None else max(_SIDE, Image.open(io.BytesIO(self.picture)).width)
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Cards beside each other, as many in a row as the page is wide; ``caption`` is a sentence above them."""
-
-    cards: tuple[Card, ...]
-    caption: str
-
-    def _repr_html_(self) -> str:
-        caption = f'<p class="fvc-remark">{escape(clean_text(self.caption))}</p>'
-        cards = "\n".join(map(_card_html, self.cards[:_MOST_CARDS]))
-        return f'{caption}<div class="fvc-cards">{cards}</div>{self._remark()}'
-
-    def __repr__(self) -> str:
-        lines = [clean_text(self.caption)]
-        for card in self.cards[:_MOST_CARDS]:
-            gone = f" ({GONE})" if card.picture is None else ""
-            lines.append(": ".join(map(clean_text, (card.shows, "; ".join((card.title, *card.lines))))) + gone)
-        return "\n".join(lines)
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
-
-    def _remark(self) -> str:
-        more = len(self.cards) - _MOST_CARDS
-        return f'<p class="fvc-remark">and {count_text(more, "more")}</p>' if more > 0 else ""
-
-
-def _card_html(card: Card) -> str:
-    text = "<br>".join([f"<b>{escape(clean_text(card.title))}</b>", *(escape(clean_text(line)) for line in card.lines)])
-    shows = escape(clean_text(card.shows))
-    # A width of its own, so that a long text wraps below its picture; the record's page gives margins and wrapping.
-    style = f"display:inline-block;vertical-align:top;text-align:left;width:{card.width}px"
-    if card.picture is None:
-        return f'<div class="fvc-card gone" style="{style}"><i>{shows} {GONE}</i><br>{text}</div>'
-    encoded = base64.b64encode(card.picture).decode()
-    image = f'<img alt="{shows}" title="{shows}" src="data:image/jpeg;base64,{encoded}">'
-    return f'<div class="fvc-card" style="{style}">{image}{text}</div>'
-
-
-def thumbnail(image: Pixels, side: int = _SIDE) -> bytes:
-    """``image``, uint8 (H, W, 3), as a JPEG file no larger than ``side`` pixels either way."""
-    picture = Image.fromarray(np.ascontiguousarray(image))
-    picture.thumbnail((side, side), Image.Resampling.LANCZOS)
-    return _jpeg(picture)
-
-
-def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
-    """A few frames of ``clip``, uint8 (T, 3, H, W), from first to last beside each other, as a JPEG file."""
-    chosen = np.unique(np.linspace(0, len(clip) - 1, min(_FRAMES, len(clip))).round().astype(int))
-    height, width = clip.shape[2:]
-    scale = min(1.0, side / max(height, width))
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    frames = [np.ascontiguousarray(clip[number].transpose(1, 2, 0)) for number in chosen]
-    sheet = Image.new("RGB", ((size[0] + _GAP) * len(frames) - _GAP, size[1]), "white")
-    for place, frame in enumerate(frames):
-        sheet.paste(Image.fromarray(frame).resize(size, Image.Resampling.LANCZOS), (place * (size[0] + _GAP), 0))
-    return _jpeg(sheet)
-
-
-def _jpeg(picture: Image.Image) -> bytes:
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=_QUALITY)
-    return stream.getvalue()
-
-
-def image_cards(
-    rows: Iterable[Mapping[str, object]],
-    root: Path,
-    read: ReadPicture,
-    told: Callable[[Mapping[str, object]], tuple[str, ...]],
-) -> tuple[Card, ...]:
-    """A card for each of ``rows``, which have a ``path``.
-
-    Args:
-        rows: in the order shown.
-        root: what the paths are relative to.
-        read: gives the pixels of a file, or raises for one that cannot be read.
-        told: title and lines of a row.
-    """
-    cards = []
-    for row in rows:
-        title, *lines = told(row)
-        path = str(row["path"])
-        cards.append(Card(_picture(root, path, read), f"picture {path}", title, tuple(lines)))
-    return tuple(cards)
-
-
-def _picture(root: Path, path: str, read: ReadPicture) -> bytes | None:
-    try:
-        return thumbnail(read(root / path_from_text(path)))
-    except (FvcError, OSError, ValueError):
-        return None  # shown as gone
-
-
-def example_images(
-    images: pl.DataFrame, targets: pl.DataFrame, root: Path, read: ReadPicture, *, count: int = 18
-) -> Gallery:
-    """Training images of as many classes as there is room for, each class in turn, one of a group.
-
-    Args:
-        images: rows of ``task_tables.IMAGES``.
-        targets: rows of ``task_tables.IMAGE_TARGETS``.
-        root: what their paths are relative to.
-        read: gives the pixels of a file.
-        count: at most so many.
-    """
-    known: dict[str, list[str]] = {}
-    for row in targets.iter_rows(named=True):
-        known.setdefault(row["image_id"], []).append(quantity_text(row["target"], row["value"], row["unit"]))
-    training = images.filter(pl.col("part") == "train")
-    # By id, which comes from content: a choice that says nothing and is the same everywhere.
-    one_per_group = training.sort("image_id").unique("group_id", keep="first", maintain_order=True)
-    in_turn = one_per_group.with_columns(turn=pl.int_range(pl.len()).over("class_label"))
-    shown = in_turn.sort("turn", "class_label", nulls_last=True).head(count).sort("class_label", nulls_last=True)
-    cards = image_cards(
-        shown.iter_rows(named=True), root, read,
-        lambda row: (str(row["class_label"] or "no class"), *known.get(str(row["image_id"]), ())),
-    )  # fmt: skip
-    groups = count_text(training["group_id"].n_unique(), "group")
-    told = f"{len(cards)} of {count_text(training.height, 'training image')} in {groups}, by class"
-    return Gallery(cards, f"{told}; what is known of each is below it")
-
-
-def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, root: Path, read: ReadPicture) -> Gallery:
-    """Wrongly recognised images, in the order given.
-
-    Args:
-        mistakes: rows of ``task_tables.IMAGE_PREDICTIONS``.
-        num_images: that were judged.
-        num_wrong: of them, decided wrongly.
-        root: what their paths are relative to.
-        read: gives the pixels of a file.
-    """
-    cards = image_cards(mistakes.iter_rows(named=True), root, read, _mistake_text)
-    shown = "all of them" if len(cards) == num_wrong else f"the {len(cards)} decided with most certainty"
-    told = f"{num_wrong:,} of n = {num_images:,} test images are recognised wrongly"
-    return Gallery(cards, f"{told}; here are {shown}" if cards else f"{told}.")
-
-
-def _mistake_text(row: Mapping[str, object]) -> tuple[str, ...]:
-    probability = number_text(float(str(row["probability"])), 2)
-    place = f"its own class comes at place {row['rank_of_class']}"
-    return f"{row['class_label']}", f"called {row['predicted_label']}, with probability {probability}", place
-
-
-def clip_cards(rows: Iterable[Mapping[str, object]], read_clip: ReadClip) -> tuple[Card, ...]:
-    """A card with a strip of frames for each of ``rows``: ``video_id path title`` and ``lines``, a list of text."""
-    cards = []
-    for row in rows:
-        try:
-            picture = strip(read_clip(str(row["video_id"]), 0))
-        except (FvcError, OSError, ValueError):
-            picture = None
-        lines = row["lines"] if isinstance(row["lines"], list | tuple) else ()
-        cards.append(Card(picture, f"frames of {row['path']}", str(row["title"]), tuple(map(str, lines))))
-    return tuple(cards)
-
-
-def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
-    """Training videos with all texts that stand beside them, as strips of frames.
-
-    Args:
-        pairs: rows of ``task_tables.VIDEO_TEXTS``.
-        read_clip: gives a video's clip.
-        count: at most so many.
-    """
-    training = pairs.filter(pl.col("part") == "train")
-    videos = training.sort("video_id").group_by("video_id", maintain_order=True).agg(
-        pl.col("path", "group_id").first(), pl.col("text").unique(maintain_order=True)
-    )  # fmt: skip
-    shown = videos.unique("group_id", keep="first", maintain_order=True).head(count)
-    rows = [{**row, "title": row["text"][0], "lines": row["text"][1:4]} for row in shown.iter_rows(named=True)]
-    told = f"{len(rows)} of {count_text(videos.height, 'training video')}, each with its text"
-    return Gallery(clip_cards(rows, read_clip), f"{told}; frames as the network gets them, compressed for this page")
-
-
-def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
-    """What the model wrote about test videos, beside what people had written.
-
-    Args:
-        captions: rows of ``task_tables.CAPTIONS``.
-        read_clip: gives a video's clip.
-        count: at most so many; half of them (the ids decide which) of those that repeat no reference, if there are any.
-    """
-    references = pl.col("references").str.split("\n")
-    repeats = references.list.contains(pl.col("caption"))
-    known = captions.with_columns(lines=references, repeats=repeats).sort("video_id")
-    same, other = known.filter("repeats"), known.filter(~pl.col("repeats"))
-    num_other = min(other.height, max(count // 2, count - same.height))
-    shown = pl.concat([same.head(count - num_other), other.head(num_other)])
-    rows = [
-        {**row, "title": row["caption"] or "(nothing was written)", "lines": _references(row["lines"])}
-        for row in shown.iter_rows(named=True)
-    ]
-    told = f"{same.height:,} of n = {captions.height:,} test videos got word for word a text that stands beside them"
-    return Gallery(clip_cards(rows, read_clip), f"{told}; below each strip what was written, then the references")
-
-
-def _references(texts: Sequence[str]) -> list[str]:
-    more = [f"and {count_text(len(texts) - 3, 'more text')}"] if len(texts) > 3 else []
-    return [f"reference: {text}" for text in texts[:3]] + more
-
-
-def quantity_text(target: str, value: float, unit: str) -> str:
-    """``calories 320 kcal``."""
-    return f"{target} {value:,.4g}{f' {unit}' if unit else ''}"
 
 
 # --- Panels of the dashboard

@@ -12,7 +12,7 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import of_fold
 from fvc_lib.analysis.read.queries import memory_samples
 from fvc_lib.analysis.read.records import run_status
-from fvc_lib.analysis.read.sandbox import ask
+from fvc_lib.analysis.read.sql import ask
 from fvc_lib.analysis.wording import clean_text, count_text, duration_text, figure_text
 from fvc_lib.services.run_paths import RunPaths
 

@@ -10,7 +10,7 @@ import polars as pl
 from fvc_lib.analysis.dashboard.panels import Selection, Shown, confidence_of, panel, runs_alike, task_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, value_label
-from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import MeasuredScores, Score, judge, measured_scores
 from fvc_lib.analysis.read.metric_direction import direction
 from fvc_lib.analysis.read.records import run_names

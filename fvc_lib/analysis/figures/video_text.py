@@ -11,7 +11,7 @@ from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, Shown, confide
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.tasks import beside_controls_figure, metric_and_control_table
-from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.queries import task_results
 from fvc_lib.analysis.wording import count_text, figure_text
 from fvc_lib.services import tables

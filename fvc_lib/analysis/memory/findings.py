@@ -13,7 +13,7 @@ import polars as pl
 from fvc_lib.analysis.memory.logs import read_events
 from fvc_lib.analysis.read.queries import memory_samples
 from fvc_lib.analysis.read.records import Answer, log_files
-from fvc_lib.analysis.read.sandbox import ask
+from fvc_lib.analysis.read.sql import ask
 from fvc_lib.services.memory_policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths
 

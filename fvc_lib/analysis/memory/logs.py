@@ -12,7 +12,7 @@ import polars as pl
 
 from fvc_lib.analysis.read.logs import EVENT_LINES, MEMORY_LINES, read_log_lines
 from fvc_lib.analysis.read.records import Answer, LogFile
-from fvc_lib.analysis.read.sandbox import ask
+from fvc_lib.analysis.read.sql import ask
 
 _WALL_CLOCK = "coalesce(try_cast(timestamp AS DOUBLE), epoch(try_cast(timestamp AS TIMESTAMPTZ)))"
 _EVENT_NUMBERS = (

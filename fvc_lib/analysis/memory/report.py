@@ -30,7 +30,7 @@ from fvc_lib.analysis.memory.wording import (
     shortage_sentence,
     where_text,
 )
-from fvc_lib.analysis.pages.html_table import HtmlTable
+from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import run_parameters
 from fvc_lib.analysis.read.records import LogFile
 from fvc_lib.analysis.wording import clean_text, duration_text

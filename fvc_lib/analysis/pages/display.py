@@ -1,90 +1,165 @@
-"""A stored plotly figure as HTML: its title and subtitle as text that wraps and can be searched, and its data."""
+"""How a notebook shows figures and tables: as data that its record keeps, small, and text stays text."""
 
 from __future__ import annotations
 
-import json
-import math
-import re
-from collections.abc import Sequence
-from html import escape, unescape
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
+import polars as pl
+
+from fvc_lib.analysis.figures.theme import STANDING_COLORS
+from fvc_lib.analysis.wording import (
+    METRIC_NAMES,
+    NOT_RECORDED,
+    bytes_text,
+    clean_text,
+    count_text,
+    duration_text,
+    metric_name,
+    number_text,
+)
 
 PLOTLY = "application/vnd.plotly.v1+json"  # what a notebook stores of a figure
-_TITLE_PIXELS = 50  # of a figure's upper margin: what a title and subtitle of one line each take (theme.figure)
-_LEAST_MARGIN_PIXELS = 34  # what stands on the plot: a legend, a verdict
-_TAG = re.compile(r"<[^>]*>")
-_BESIDE_LEGEND_PIXELS = 46  # with a legend in the place of the title, above titles of panels
+# How a column is shown is read from its name, which carries the unit.
+_BY_SUFFIX: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("_bytes", "", bytes_text),
+    ("_seconds", "", duration_text),
+    ("_share", " (%)", lambda value: f"{100 * value:.1f}"),
+    ("_percent", " (%)", lambda value: f"{value:.1f}"),
+    ("_mb", " (MB)", lambda value: f"{value:,.0f}"),
+)
+_HEADINGS = {
+    "run_id": "Run", "video_id": "Video", "group_id": "Group", "peak_rss_bytes": "Peak memory", "auc": "ROC AUC",
+    "score_low": "from", "score_high": "to",
+}  # fmt: skip
+_TEXT_ROW_LIMIT = 30
+_SENTENCE, _LONG_WORD = 40, 18  # characters from which on a column needs room on a phone, or may be broken in a word
+# JupyterLab aligns every cell at its right edge; that rule gives way to nothing but a cell's own style.
+TEXT_STYLE = ' style="text-align:left"'
 
 
-def figure_html(spec: dict[str, Any], name: str) -> str:
-    """HTML of one figure, drawn later by the page's script from the JSON beside it.
+@dataclass(frozen=True)
+class HtmlTable:
+    """A frame as a table: HTML where there is a browser, aligned text elsewhere.
 
-    Args:
-        spec: ``data`` and ``layout`` as a notebook stores them.
-        name: id of the element, unique in the page.
+    Attributes:
+        frame: what is shown.
+        caption: one sentence above the table; plain text.
+        names: headings for columns whose own name does not read well.
+        digits: decimals of fractional numbers without a unit.
+        max_rows: rows shown; the rest is counted below the table.
     """
-    layout = dict(spec.get("layout") or {})
-    told = _lift_title(layout)
-    data = spec.get("data") or []
-    if told and not data:  # nothing to show, and the reason is said
-        return told
-    layout.pop("width", None)
-    layout["autosize"] = True
-    height = layout.get("height")
-    pixels = int(height) if isinstance(height, int | float) and 50 <= height <= 5000 else 400
-    content = json.dumps(json_safe({"data": data, "layout": layout}), separators=(",", ":"))
-    # The one thing that could end the element early is a "<", and JSON lets it be spelt otherwise.
-    content = content.replace("<", "\\u003c")
-    return (
-        f'{told}<div class="figure" id="{name}" style="height:{pixels}px">'
-        "<noscript>This figure needs JavaScript.</noscript></div>"
-        f'<script type="application/json" id="{name}-data">{content}</script>'
-    )
+
+    frame: pl.DataFrame
+    caption: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    digits: int = 3
+    max_rows: int = 200
+
+    def _repr_html_(self) -> str:
+        shown = self.frame.head(self.max_rows)
+        headings = "".join(f"<th{self._look(name)}>{escape(self._heading(name))}</th>" for name in shown.columns)
+        kinds = {name: self._kinds_of_text(shown[name]) for name in shown.columns}
+        rows = "".join(
+            f"<tr>{''.join(self._cell(name, row[name], *kinds[name]) for name in row)}</tr>"
+            for row in shown.iter_rows(named=True)
+        )
+        caption = (
+            f'<caption style="text-align:left">{escape(clean_text(self.caption))}</caption>' if self.caption else ""
+        )
+        return (
+            f'<table class="fvc-table">{caption}<thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>'
+            f"{self._remark(self.max_rows)}"
+        )
+
+    def __repr__(self) -> str:
+        shown = self.frame.head(_TEXT_ROW_LIMIT)
+        table = [[self._heading(name) for name in shown.columns]]
+        table += [[self._shown(name, value) for name, value in row.items()] for row in shown.iter_rows(named=True)]
+        widths = [max(len(row[i]) for row in table) for i in range(shown.width)]
+        right = [self.frame.schema[name].is_numeric() for name in shown.columns]
+        lines = [clean_text(self.caption)] if self.caption else []
+        for row in table:
+            cells = (t.rjust(w) if r else t.ljust(w) for t, w, r in zip(row, widths, right, strict=True))
+            lines.append("  ".join(cells).rstrip())
+        if self.frame.is_empty():
+            lines.append("none")
+        if self.frame.height > _TEXT_ROW_LIMIT:
+            lines.append(f"and {count_text(self.frame.height - _TEXT_ROW_LIMIT, 'more row')}")
+        return "\n".join(lines)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
+
+    def _heading(self, name: str) -> str:
+        if name in self.names:
+            return clean_text(self.names[name])
+        if name in _HEADINGS:
+            return _HEADINGS[name]
+        for suffix, unit, _ in () if name in METRIC_NAMES else _BY_SUFFIX:
+            if name.endswith(suffix):
+                return _words(name.removesuffix(suffix)) + unit
+        return _words(name)
+
+    def _look(self, name: str, *kinds: str) -> str:
+        """Attributes of a heading or cell of column ``name`` that is also of these ``kinds``."""
+        is_number = self.frame.schema[name].is_numeric()
+        classes = " ".join([*(["number"] * is_number), *kinds])
+        return (f' class="{classes}"' if classes else "") + ("" if is_number else TEXT_STYLE)
+
+    def _kinds_of_text(self, column: pl.Series) -> list[str]:
+        """What a page must know of a column to fit it on a phone: that it has sentences, or long words."""
+        if column.dtype != pl.String:
+            return []
+        texts = [self._shown(column.name, value) for value in column]
+        if any(len(text) > _SENTENCE and " " in text for text in texts):
+            return ["sentence"]
+        return ["broken"] if any(len(word) > _LONG_WORD for text in texts for word in text.split()) else []
+
+    def _cell(self, name: str, value: object, *of_column: str) -> str:
+        text = escape(self._shown(name, value))
+        kinds = [*of_column, *(["missing"] if value is None else [])]
+        color = STANDING_COLORS.get(str(value)) if name == "standing" else None
+        if color is not None:  # the word says it too, for those who see no colour
+            text = f'<span style="color:{color};font-weight:600">{text}</span>'
+        return f"<td{self._look(name, *kinds)}>{text}</td>"
+
+    def _shown(self, name: str, value: object) -> str:
+        if value is None:
+            return NOT_RECORDED
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, int | float):
+            for suffix, _, shown in () if name in METRIC_NAMES else _BY_SUFFIX:
+                if name.endswith(suffix):
+                    return shown(float(value))
+            return number_text(value, self.digits) if isinstance(value, float) else _whole(name, value)
+        return clean_text(value)
+
+    def _remark(self, limit: int) -> str:
+        if self.frame.is_empty():
+            return '<p class="fvc-remark">none</p>'
+        more = self.frame.height - limit
+        return f'<p class="fvc-remark">and {count_text(more, "more row")}</p>' if more > 0 else ""
 
 
-def json_safe(value: Any) -> Any:
-    """NaN and infinities, which Python reads in a notebook but no browser does, as null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): json_safe(item) for key, item in value.items()}
-    return [json_safe(item) for item in value] if isinstance(value, list | tuple) else value
+def _words(name: str) -> str:
+    known = metric_name(name)
+    if known != name.replace("_", " "):
+        return known
+    words = name.removeprefix("num_").replace("_", " ")
+    return clean_text(words[:1].upper() + words[1:])
 
 
-def _lift_title(layout: dict[str, Any]) -> str:
-    """Take the title and subtitle of a figure of ours out of ``layout``, with the room they took; their HTML.
-
-    A figure without a subtitle, or with an upper margin or height that plotly chooses, stays as it is.
-    """
-    title, margin, legend = (_mapping(layout.get(name)) for name in ("title", "margin", "legend"))
-    subtitle, top, height = _mapping(title.get("subtitle")), margin.get("t"), layout.get("height")
-    if not subtitle or not isinstance(top, int | float) or not isinstance(height, int | float):
-        return ""
-    at_edge = legend.get("yref") == "container"
-    kept: float = _BESIDE_LEGEND_PIXELS if at_edge else _LEAST_MARGIN_PIXELS
-    kept = max(kept, min(top, 84) - _TITLE_PIXELS)
-    layout["margin"] = {**margin, "t": kept}
-    layout["height"] = height - (top - kept)
-    if at_edge:
-        layout["legend"] = {**legend, "y": 1}
-    del layout["title"]
-    finding, below = (_as_text(text) for text in (title.get("text"), subtitle.get("text")))
-    return f'<p class="finding">{finding}</p><p class="basis">{below}</p>'
+def _whole(name: str, value: int) -> str:
+    """Counts get thousands separators; a fold, step or seed is a name."""
+    return f"{value:,}" if name.startswith("num_") else str(value)
 
 
-def _as_text(title: Any) -> str:
-    """One of plotly's titles, which are a little HTML, as HTML of its text alone."""
-    return escape(unescape(_TAG.sub(" ", str(title or ""))), quote=False)
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-# ----------------------------------------------------------------------------------------------------
-# How a notebook shows figures and tables: as data that its record keeps, small and without HTML of plotly's own.
+# --- Figures
 
 
 def figure_bundle(figure: go.Figure) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from plotly.offline import get_plotlyjs
 from pygments.formatters.html import HtmlFormatter
 
 import fvc_lib
-from fvc_lib.analysis.figures.leakage import audit_facts
 from fvc_lib.analysis.memory.findings import run_memory
 from fvc_lib.analysis.memory.wording import megabytes_text, memory_facts
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
@@ -34,6 +33,7 @@ from fvc_lib.analysis.read.headline import (
     ReportHeadline,
     Score,
     Verdict,
+    audit_facts,
     run_headline,
     task_facts,
 )

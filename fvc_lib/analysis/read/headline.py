@@ -199,6 +199,16 @@ def audit_failures(run: RunPaths) -> list[str]:
     return audit.filter(~pl.col("passed").fill_null(value=True))["finding"].to_list()
 
 
+def audit_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
+    """For the head of a report: how many of a run's checks for leaks passed; nothing where none are recorded."""
+    audit = read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT).frame
+    judged = audit.filter(pl.col("passed").is_not_null())
+    if judged.is_empty():
+        return ()
+    passed = int(judged["passed"].sum())
+    return (("Leakage audit", f"{passed} of {count_text(judged.height, 'check')} passed"),)
+
+
 HEADLINE_METRIC = "roc_auc"
 # Shown to make the leak visible: a row-wise split is what the run refuses to do, so it is nothing to be compared with.
 DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})

@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as arrow
 
 from fvc_lib.analysis.read.records import Answer, LogFile, log_files, run_names
-from fvc_lib.analysis.read.sandbox import connect
+from fvc_lib.analysis.read.sql import connect
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths

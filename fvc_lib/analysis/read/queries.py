@@ -20,8 +20,7 @@ from fvc_lib.analysis.memory.logs import read_events, read_samples
 from fvc_lib.analysis.read.logs import read_curves
 from fvc_lib.analysis.read.metric_direction import Direction, direction
 from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
-from fvc_lib.analysis.read.sandbox import Limits, ask
-from fvc_lib.analysis.read.sql import ask_isolated
+from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
 from fvc_lib.services import tables
 from fvc_lib.services import tables as task_tables
 from fvc_lib.services.atomic_files import path_to_text

@@ -1,8 +1,12 @@
-"""Anybody's SQL in a process of its own, so that one that runs away takes neither the kernel nor the machine with it.
+"""SQL over frames: our own queries, and anybody's, which can neither read nor write anything else.
 
-DuckDB's own limits stop most queries; lists and texts that are made whole, as by ``repeat('x', 1000000000)``, it counts
-too late. The process has a limit of address space and a time after which it is ended. It gets the tables as Arrow files
-in a private folder and leaves the answer there.
+DuckDB knows the frames it is given and nothing else: no files, no network, no extensions, bounded.
+``enable_external_access`` alone is not enough: it leaves the folder for temporaries and the names around the database's
+own (``.tmp``, ``:memory:.wal``) open to ``COPY`` and ``EXPORT``. So there is no folder for temporaries, the local file
+system is disabled, and the settings are locked.
+
+Anybody's query runs in a process of its own besides. DuckDB's limits stop most queries; lists and texts that are made
+whole, as by ``repeat('x', 1000000000)``, it counts too late. The process has a limit of address space and a time.
 """
 
 from __future__ import annotations
@@ -16,8 +20,108 @@ from typing import Any
 import duckdb
 import polars as pl
 
-from fvc_lib.analysis.read.sandbox import Limits, ask_bounded
 from fvc_lib.services.isolated_workers import run_isolated
+
+_CLOSED: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+}
+_BATCH_ROWS = 2048  # DuckDB's own vector: a result is never much further ahead than what is taken of it
+_FOREIGN_TYPES = ("INTERVAL", "UNION")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a query may take before it is stopped with an error; of its rows, so many are returned."""
+
+    max_bytes: int = 1_000_000_000
+    max_seconds: float = 60.0
+    max_rows: int = 100_000
+
+
+def connect(limits: Limits | None = None) -> duckdb.DuckDBPyConnection:
+    """A DuckDB in memory that can neither read nor write files, load extensions, nor be talked out of it."""
+    bounds: dict[str, str | bool | int | float | list[str]] = {}
+    if limits is not None:
+        bounds["memory_limit"] = f"{limits.max_bytes}B"
+        bounds["max_execution_time"] = max(1, round(limits.max_seconds * 1000))
+    connection = duckdb.connect(":memory:", config={**_CLOSED, **bounds})
+    # Only now: a connection that is being made asks the file system about its name.
+    connection.execute("SET disabled_filesystems = 'LocalFileSystem'")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def ask(query: str, frames: Mapping[str, pl.DataFrame], parameters: Mapping[str, object] | None = None) -> pl.DataFrame:
+    """The rows of ``query``, one of this project's own, over ``frames``, which it knows by their names here.
+
+    Raises:
+        duckdb.Error: the query is wrong.
+    """
+    with connect() as connection:
+        _register(connection, frames)
+        rows: pl.DataFrame = connection.sql(query, params=dict(parameters or {})).pl()
+        return rows
+
+
+def ask_bounded(
+    query: str, frames: Mapping[str, pl.DataFrame], parameters: Mapping[str, object] | None, limits: Limits
+) -> tuple[pl.DataFrame, bool]:
+    """The first rows of ``query``, anybody's, and whether there are more than ``limits`` lets through.
+
+    Raises:
+        ValueError: it is not one statement that only reads, or its columns share a name.
+        duckdb.Error: it is wrong, or took more time or memory than ``limits``; DuckDB's message says which.
+    """
+    with connect(limits) as connection:
+        _check_reads(connection, query)
+        _register(connection, frames)
+        relation = _with_known_types(connection.sql(query, params=dict(parameters or {})))
+        if twice := sorted({name for name in relation.columns if relation.columns.count(name) > 1}):
+            raise ValueError(f"query: several columns are called {', '.join(twice)}; name them apart with AS.")
+        reader = relation.to_arrow_reader(_BATCH_ROWS)
+        parts = [pl.DataFrame(reader.schema.empty_table())]
+        num_rows = 0
+        for batch in reader:
+            parts.append(pl.DataFrame(batch))
+            num_rows += batch.num_rows
+            if num_rows > limits.max_rows:
+                break
+        return pl.concat(parts).head(limits.max_rows), num_rows > limits.max_rows
+
+
+def _check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    statements = connection.extract_statements(query)
+    kinds = [statement.type.name for statement in statements]
+    if len(kinds) != 1 or kinds[0] not in ("SELECT", "EXPLAIN"):
+        got = "; ".join(kinds) or "none"
+        raise ValueError(f"query: got {got}, wanted one statement that reads: SELECT, WITH, FROM, DESCRIBE or EXPLAIN.")
+
+
+def _with_known_types(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """Types that polars has no like of, and panics about, become text."""
+    foreign = [any(name in str(kind) for name in _FOREIGN_TYPES) for kind in relation.types]
+    if not any(foreign):
+        return relation
+    columns = [duckdb.ColumnExpression(name) for name in relation.columns]
+    texts = [
+        column.cast("VARCHAR").alias(name) if is_foreign else column
+        for column, name, is_foreign in zip(columns, relation.columns, foreign, strict=True)
+    ]
+    return relation.select(*texts)
+
+
+def _register(connection: duckdb.DuckDBPyConnection, frames: Mapping[str, pl.DataFrame]) -> None:
+    for name, frame in frames.items():
+        connection.register(name, frame.to_arrow())
+
+
+# --- In a process of its own
+
 
 _RESERVED_BYTES = 4 << 30  # address space that the libraries take before the first row
 _GRACE_SECONDS = 5.0  # for reading the tables, and for DuckDB to notice by itself that the time is over
@@ -26,7 +130,7 @@ _GRACE_SECONDS = 5.0  # for reading the tables, and for DuckDB to notice by itse
 def ask_isolated(
     query: str, frames: Mapping[str, pl.DataFrame], parameters: Mapping[str, object] | None, limits: Limits
 ) -> tuple[pl.DataFrame, bool]:
-    """As ``sandbox.ask_bounded``, in another process; parameters are texts, numbers, booleans, None or lists of them.
+    """As ``ask_bounded``, in another process; parameters are texts, numbers, booleans, None or lists of them.
 
     Raises:
         ValueError: as there.
@@ -77,8 +181,7 @@ def _size_bytes(frame: pl.DataFrame) -> int:
     return int(frame.estimated_size())
 
 
-# ----------------------------------------------------------------------------------------------------
-# Questions in SQL to begin with, for ``queries.ask_sql``; its tables are ``queries.SQL_TABLES``.
+# --- Questions to begin with, for ``queries.ask_sql``; its tables are ``queries.SQL_TABLES``
 
 
 @dataclass(frozen=True)
