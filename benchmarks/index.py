@@ -32,8 +32,8 @@ from av.video.stream import VideoStream
 from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text
 from fvc_lib.corpus.folds import check_folds, make_folds
 from fvc_lib.corpus.index import build_index
+from fvc_lib.corpus.listing import read_corpus
 from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION
-from fvc_lib.corpus.sources.recognised import read_corpus
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.tables import FOLDS, INDEX, read_table, write_table
 from fvc_lib.video.decode.probe import VideoProbe

@@ -1,4 +1,8 @@
-"""What a corpus of images lists, whatever its layout: files with classes, numbers, groups and official parts."""
+"""What a corpus of images lists, whatever its layout: files with classes, numbers, groups and official parts.
+
+A layout's file in ``fvc_lib.corpus.sources.images.*`` registers a ``CorpusLoader`` whose ``read`` takes the corpus'
+``CorpusFiles`` and the path of the folder or manifest below their root, and gives one ``ImageListing``, or several.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 
-from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_hidden
-from fvc_lib.corpus.sources.recognised import folder_link_refusal, walk_files
+from fvc_lib.corpus.listing import (
+    CorpusFiles,
+    Refusal,
+    Rejections,
+    folder_link_refusal,
+    is_hidden,
+    recognised,
+    walk_files,
+)
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import IMAGE_LAYOUTS
 
 IMAGE_EXTENSIONS = frozenset(
     {".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff",
      ".webp"}
 )  # fmt: skip
+MANIFEST_NAMES = ("manifest.csv", "manifest.parquet")
 _MOST_SHOWN = 8
 
 
@@ -153,3 +166,35 @@ def joined_units(listings: Iterable[ImageListing]) -> dict[str, str]:
                     "Convert one of them, or name it otherwise."
                 )
     return units
+
+
+def manifests_in(folder: Path) -> list[str]:
+    """Names of the tables in ``folder`` that may be manifests; only those called so where there are any."""
+    names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
+    preferred = [name for name in names if name in MANIFEST_NAMES]
+    return preferred or [name for name in names if name.lower().endswith((".csv", ".parquet")) and not is_hidden(name)]
+
+
+def list_images(corpus: Path, layout: str = "auto") -> tuple[CorpusFiles, str, tuple[ImageListing, ...]]:
+    """List what a corpus holds, without opening an image.
+
+    Args:
+        corpus: a folder, or a manifest file.
+        layout: one of ``IMAGE_LAYOUTS``, or auto: by what lies in the folder.
+
+    Returns:
+        Its files, the layout it has, and one listing, or one for each folder of a combined corpus.
+
+    Raises:
+        UsageError: it is none of the layouts, or lacks what the one asked for needs; the message tells which there are.
+        LeakageError: the official lists of Nutrition5k share dishes.
+    """
+    if layout == "auto" or not corpus.exists():
+        loader = recognised(IMAGE_LAYOUTS, corpus)
+    else:
+        loader = IMAGE_LAYOUTS.get(layout)
+        if corpus.is_file() and not loader.recognises(corpus):
+            raise UsageError(f"image_layout: got {layout!r}, but corpus {str(corpus)!r} is a file. Use auto.")
+    files, below = (CorpusFiles(corpus), "") if corpus.is_dir() else (CorpusFiles(corpus.parent), corpus.name)
+    listed = loader.read(files, below)
+    return files, loader.name, (listed,) if isinstance(listed, ImageListing) else tuple(listed)

@@ -19,12 +19,11 @@ from fvc_lib.corpus.copies.images import (
     settle_contents,
     without_copies_across,
 )
-from fvc_lib.corpus.image_listing import ImageListing, ListedImage, joined_units
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage, joined_units, list_images
 from fvc_lib.corpus.image_probing import probe_images
 from fvc_lib.corpus.index import video_ids, written_when_refused
 from fvc_lib.corpus.listing import NOT_A_LOSS, CorpusFiles, Refusal, Rejections
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
-from fvc_lib.corpus.sources.images.recognised import list_images
 from fvc_lib.corpus.split import split_parts
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean

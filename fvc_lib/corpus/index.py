@@ -13,9 +13,8 @@ import polars as pl
 
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Kind, Listing, Refusal, Rejections
+from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, read_corpus
 from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION, DEFAULT_TIMEOUT_SECONDS, ProbeResult, probe_files
-from fvc_lib.corpus.sources.recognised import read_corpus
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, LABELS, REJECTED, write_table
 from fvc_lib.video.decode.probe import VideoProbe
@@ -112,7 +111,7 @@ class IndexReport:
 
     Attributes:
         root: the corpus folder that ``path`` is relative to.
-        kind: folder, manifest or fvc2018.
+        kind: name of the corpus' loader.
         num_listed: rows or files of the label source, used or not.
         num_indexed: videos in the index.
         num_known: files that were not probed again because they are unchanged.
@@ -132,7 +131,7 @@ class IndexReport:
     """
 
     root: Path
-    kind: Kind
+    kind: str
     num_listed: int
     num_indexed: int
     num_known: int
@@ -179,7 +178,7 @@ class IndexReport:
         return pl.DataFrame(rows, schema={"reason": pl.String, "videos": pl.Int64}, orient="row")
 
 
-def lost_labelled(rejected: pl.DataFrame, kind: Kind) -> int:
+def lost_labelled(rejected: pl.DataFrame, kind: str) -> int:
     """Rows of the rejected table by which a labelled video was lost.
 
     Duplicates, unused labels and files nobody listed are no loss. Nor is a missing video of FVC-2018: the corpus is
@@ -464,7 +463,7 @@ def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[
     return kept
 
 
-def _index_table(probed: Sequence[_Probed], kept: Sequence[int], grouping: Grouping, kind: Kind) -> pl.DataFrame:
+def _index_table(probed: Sequence[_Probed], kept: Sequence[int], grouping: Grouping, kind: str) -> pl.DataFrame:
     id_of = video_ids(probed[place].result.content_sha256 for place in kept)
     ids = {place: id_of[probed[place].result.content_sha256] for place in kept}
     places = sorted(kept, key=ids.__getitem__)

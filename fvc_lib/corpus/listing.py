@@ -1,22 +1,25 @@
-"""What a label source lists: usable entries, refused rows with reasons, and every annotation that links groups."""
+"""What a label source lists: usable entries, refused rows with reasons, and every annotation that links groups.
+
+Which layouts there are is said by the files of ``fvc_lib.corpus.sources.*``: each registers a ``CorpusLoader``.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 
 from fvc_lib.services.atomic_files import message_text
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import CORPORA, Registry
 from fvc_lib.services.tables import LABELS, REJECTED
-
-Kind = Literal["folder", "manifest", "fvc2018"]
 
 # Exclusions that say nothing about the quality of the corpus: no labelled video was lost by them.
 NOT_A_LOSS = frozenset(
@@ -78,7 +81,7 @@ class Listing:
 
     Attributes:
         root: absolute folder that every path is relative to.
-        kind: which of the three accepted shapes it has.
+        kind: name of the loader that read it.
         entries: usable files, each path once, sorted by path.
         rejected: REJECTED table of what is not used.
         annotations: every row of the label source, used or not, with the columns of the ANNOTATIONS table but for
@@ -86,7 +89,7 @@ class Listing:
     """
 
     root: Path
-    kind: Kind
+    kind: str
     entries: tuple[Entry, ...]
     rejected: pl.DataFrame
     annotations: pl.DataFrame
@@ -268,18 +271,12 @@ def _entry(row: LabelRow, path: str) -> Entry:
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which file names in a corpus folder are meant as videos.
-
-
 VIDEO_EXTENSIONS = frozenset(
     {
-        ".3g2",
-        ".3gp", ".264", ".265", ".amv", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264", ".h265",
-        ".hevc", ".ivf", ".m1v", ".m2ts",
-        ".m4s", ".m2v", ".m4v", ".mjpeg", ".mjpg", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg",
-        ".mpg", ".mts", ".mxf", ".nut", ".obu", ".ogg", ".ogv", ".qt", ".rm", ".rmvb", ".ts", ".vob", ".webm", ".wmv",
-        ".y4m",
+        ".3g2", ".3gp", ".264", ".265", ".amv", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264",
+        ".h265", ".hevc", ".ivf", ".m1v", ".m2ts", ".m4s", ".m2v", ".m4v", ".mjpeg", ".mjpg", ".mkv", ".mov", ".mp4",
+        ".mpe", ".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".obu", ".ogg", ".ogv", ".qt", ".rm", ".rmvb", ".ts", ".vob",
+        ".webm", ".wmv", ".y4m",
     }
 )  # fmt: skip
 
@@ -292,3 +289,91 @@ def is_video_name(name: str) -> bool:
 def is_hidden(name: str) -> bool:
     """Whether a name is hidden (``.DS_Store``, ``._clip.mp4``): never meant as part of a corpus."""
     return name.startswith(".")
+
+
+def walk_files(root: Path, top: str) -> Iterator[tuple[str, bool]]:
+    """Yield (path below ``root``, whether it is a linked folder) of files and linked folders that are not hidden."""
+    if (root / top).is_symlink():
+        yield top, True
+        return
+    for folder, folders, names in os.walk(root / top):
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        below = os.path.relpath(folder, root)
+        for name in folders:
+            if Path(folder, name).is_symlink():
+                yield str(Path(below, name)), True
+        for name in sorted(names):
+            if not is_hidden(name):
+                yield str(Path(below, name)), False
+
+
+def folder_link_refusal(files: CorpusFiles, path: str) -> Refusal:
+    """Linked folders are not walked: a link may lead out of the corpus, or in a circle."""
+    refusal = files.check(path)
+    if refusal is not None and refusal.reason == "outside_corpus":
+        return refusal
+    return Refusal(
+        "linked_folder", f"{path!r} is a symbolic link to a folder. Move the folder here, or use a manifest."
+    )
+
+
+@dataclass(frozen=True)
+class CorpusLoader:
+    """One layout of a corpus, as its file declares it.
+
+    Attributes:
+        name: of the layout.
+        accepted: what it looks like, for the message that lists all layouts.
+        recognises: whether a folder or file has the layout, told without opening a video.
+        read: lists what is in it. A loader of videos takes the path and gives a ``Listing``, or raises a UsageError or
+            DataError; for images see ``image_listing``.
+        lacks: for a path that nothing recognises: what it lacks of this layout, in a sentence, where it is near it.
+        rank: layouts are tried in this order; 0 for one that nothing else looks like.
+    """
+
+    name: str
+    accepted: str
+    recognises: Callable[[Path], bool]
+    read: Callable[..., Any]
+    lacks: Callable[[Path], str] = lambda path: ""
+    rank: int = 0
+
+
+def by_rank(registry: Registry[Any]) -> list[CorpusLoader]:
+    """All loaders of ``registry`` in the order in which they are tried."""
+    return sorted((loader for _, loader in registry.items()), key=lambda loader: loader.rank)
+
+
+def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
+    """The loader of ``registry`` for the layout that ``corpus`` has.
+
+    Raises:
+        UsageError: it is not there, cannot be read or has no layout that is known; the message tells which there are.
+    """
+    loaders = by_rank(registry)
+    accepted = f"A corpus is {'; or '.join(loader.accepted for loader in loaders)}."
+    try:
+        if corpus.is_dir():
+            os.listdir(corpus)  # noqa: PTH208 - only to see that it can be read
+        else:
+            corpus.stat()
+    except FileNotFoundError:
+        raise UsageError(f"corpus {str(corpus)!r}: no such file or folder. {accepted}") from None
+    except OSError as error:
+        raise UsageError(f"corpus {str(corpus)!r}: {error.strerror}. {accepted}") from error
+    for loader in loaders:
+        if loader.recognises(corpus):
+            return loader
+    lacking = next(filter(None, (loader.lacks(corpus) for loader in loaders)), "has none of the known layouts.")
+    raise UsageError(f"corpus {str(corpus)!r}: {lacking} {accepted}")
+
+
+def read_corpus(corpus: Path) -> Listing:
+    """List what a corpus of videos holds, without opening a video.
+
+    Raises:
+        UsageError: it has none of the layouts that are known; the message tells which there are.
+        DataError: a manifest without one usable label.
+    """
+    listing: Listing = recognised(CORPORA, corpus).read(corpus)
+    return listing

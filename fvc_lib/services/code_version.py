@@ -2,8 +2,9 @@
 
 So that mending the terminal does not repeat a training, and mending the training does. A module counts when its
 dotted name stands anywhere in a source, not only after ``import``: children are started by names in strings, such
-as ``"fvc_lib.video.clips.worker:make_original"``. A name in a comment counts too; that repeats a stage once too often,
-and never once too seldom. Imports are absolute in this project (a test keeps them so); relative ones are not followed.
+as ``"fvc_lib.video.clips.making:make_original"``, and a registry's files by the name of their package with ``.*``,
+which stands for every module in it. A name in a comment counts too; that repeats a stage once too often, and never once too
+seldom. Imports are absolute in this project (a test keeps them so); relative ones are not followed.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def names_in(source: str, package: str) -> frozenset[str]:
 
 @cache
 def _patterns(package: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    name = rf"(?<![\w.]){re.escape(package)}(?!\w)(?:\.\w+)*"
+    name = rf"(?<![\w.]){re.escape(package)}(?!\w)(?:\.\w+)*(?:\.\*)?"
     # What is imported: a parenthesis over several lines, comments in it, or the rest of the (continued) line.
     imported = r"(?P<names>\((?:[^()#]|#[^\n]*)*\)|(?:[^\n\\]|\\\n)*)"
     return re.compile(name), re.compile(rf"\bfrom[\s\\]+(?P<module>{name})[\s\\]+import\b[ \t\\\n]*{imported}")
@@ -154,8 +155,14 @@ def _closure(sources: Iterable[str], package: Path | None, leaving_out: Collecti
 
 
 def _modules(names: Iterable[str], files: Mapping[str, _File]) -> Iterator[str]:
-    """The modules that importing ``names`` runs: of ``a.b.c`` the packages ``a`` and ``a.b`` as well."""
+    """The modules that importing ``names`` runs: of ``a.b.c`` the packages ``a`` and ``a.b`` as well.
+
+    ``a.b.*`` stands for all modules below ``a.b``: they register themselves, and whoever writes this may use any.
+    """
     for name in names:
+        if name.endswith(".*"):
+            yield from (module for module in files if f"{module}.".startswith(name[:-1]))
+            continue
         parts = name.split(".")
         yield from (module for end in range(1, len(parts) + 1) if (module := ".".join(parts[:end])) in files)
 

@@ -32,7 +32,7 @@ from pydantic_core import CoreSchema, core_schema
 from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
-from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, Registry
+from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, Registry
 from fvc_lib.services.tasks import (
     AUGMENTATION,
     DATA_INDEX,
@@ -158,9 +158,15 @@ def _names_of(value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class NameIn:
-    """Marks a field whose value is a name in ``registry``, or several; nothing is imported to check a known one."""
+    """Marks a field whose value is a name in ``registry``, or several; nothing is imported to check a known one.
+
+    Attributes:
+        registry: what has the names.
+        or_else: a value beside them.
+    """
 
     registry: Registry[Any]
+    or_else: str | None = None
 
     def check(self, value: Any) -> Any:
         """``value`` itself.
@@ -169,7 +175,8 @@ class NameIn:
             UsageError: a name that nothing has registered; the message has the nearest.
         """
         for name in _names_of(value):
-            self.registry.check(name)
+            if name != self.or_else:
+                self.registry.check(name)
         return value
 
     def files(self, value: Any) -> list[str]:
@@ -478,7 +485,7 @@ class RunConfig(BaseModel):
     )
 
     # Images
-    image_layout: Literal["auto", "food101", "nutrition5k", "combined", "folder", "manifest"] = field(
+    image_layout: Annotated[str, NameIn(IMAGE_LAYOUTS, or_else="auto")] = field(
         "auto", "data", "how the corpus of images is laid out; auto: by what lies in it", _IMAGE
     )
     image_size: int = field(

@@ -5,8 +5,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from fvc_lib.corpus.listing import read_corpus
 from fvc_lib.corpus.sources.general.fvc2018 import parse_video_url, read_fvc2018
-from fvc_lib.corpus.sources.recognised import read_corpus
 from fvc_lib.services.errors import UsageError
 
 

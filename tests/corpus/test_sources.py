@@ -5,10 +5,17 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.corpus.listing import Listing
-from fvc_lib.corpus.sources.recognised import read_corpus
+from fvc_lib.corpus.listing import (
+    CorpusLoader,
+    Entry,
+    Listing,
+    Rejections,
+    annotations_of_files,
+    read_corpus,
+)
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.registry import CORPORA
 
 
 def touch(root: Path, *names: str | bytes) -> None:
@@ -284,3 +291,20 @@ def test_the_real_manifest(shared: Path) -> None:
     assert {e.path: e.stated_group for e in listing.entries} == dict(usable.select("path", "group").iter_rows())
     assert set(listing.rejected["reason"]) == {"label_not_used"}
     assert len(listing.entries) + listing.rejected.height == table.height
+
+
+def test_a_new_layout_is_one_loader_that_registers_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(CORPORA, "_items", dict(CORPORA.items()))
+    monkeypatch.setattr(CORPORA, "_sources", dict(CORPORA._sources))
+    (tmp_path / "clips.txt").write_text("a.mp4 fake\n")
+    (tmp_path / "real").mkdir()  # also a folder of labels, which is the more general layout
+
+    def read(folder: Path) -> Listing:
+        entries = [Entry(path, label, path) for path, label in [(folder / "clips.txt").read_text().split()]]
+        return Listing(folder, "listed", tuple(entries), Rejections().frame(), annotations_of_files(entries, "listed"))
+
+    CORPORA.register(CorpusLoader("listed", "a folder with clips.txt", lambda p: (p / "clips.txt").is_file(), read))
+
+    assert [entry.path for entry in read_corpus(tmp_path).entries] == ["a.mp4"]
+    with pytest.raises(UsageError, match=r"A corpus is a folder with FVC-2018's .*; or a folder with clips\.txt"):
+        read_corpus(tmp_path / "real")

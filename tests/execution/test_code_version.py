@@ -62,6 +62,7 @@ def test_all_that_is_imported_at_any_depth_or_started_by_name_counts(package):
     assert modules_behind(["from kit.engine import CHILD"], package=package) == tuple(expected.split())
     assert modules_behind(["x = 1", "import kit.helper"], package=package) == ("kit", "kit.helper")
     assert modules_behind(["import kitchen.engine", "my.kit.engine"], package=package) == ()
+    assert modules_behind(["filled by kit.tools.*"], package=package)[-1] == "kit.tools.unused"
 
 
 @pytest.mark.parametrize(
@@ -205,3 +206,9 @@ def test_what_is_no_notebook_is_refused_by_name(tmp_path, content):
         path.write_text(content)
     with pytest.raises(UsageError, match=r"book\.ipynb"):
         notebook_sources(path)
+
+
+def test_a_stage_that_reads_a_corpus_depends_on_every_loader_and_on_no_network():
+    behind = modules_behind(notebook_sources(ROOT / "notebooks" / "01_data_index.ipynb"))
+    assert {"fvc_lib.corpus.sources.general.folder", "fvc_lib.corpus.sources.general.fvc2018"} <= set(behind)
+    assert not [name for name in behind if name.startswith("fvc_lib.detectors.")]

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from fvc_lib.corpus.label_table import optional_cell, read_label_table
 from fvc_lib.corpus.listing import (
     CorpusFiles,
+    CorpusLoader,
     LabelRow,
     Listing,
     Refusal,
@@ -24,6 +25,7 @@ from fvc_lib.corpus.listing import (
     settle_rows,
 )
 from fvc_lib.services.atomic_files import escape_text, path_to_text
+from fvc_lib.services.registry import CORPORA
 
 SEED_TABLE = "FVC.csv"
 DUPLICATE_TABLE = "FVC_dup.csv"
@@ -160,3 +162,24 @@ def _reject_unlisted(listed: set[str], videos: dict[str, str], rejections: Rejec
         if platform_id not in listed:
             detail = f"no row of {SEED_TABLE} or {DUPLICATE_TABLE} has this platform id."
             rejections.add_file(path_to_text(path), Refusal("not_listed", detail))
+
+
+def _missing(folder: Path) -> list[str]:
+    return [name for name in (SEED_TABLE, DUPLICATE_TABLE) if not (folder / name).is_file()]
+
+
+def _lacks(folder: Path) -> str:
+    missing = _missing(folder)
+    there = {SEED_TABLE, DUPLICATE_TABLE}.difference(missing)
+    return f"has {there.pop()} but not {missing[0]}." if len(missing) == 1 else ""
+
+
+CORPORA.register(
+    CorpusLoader(
+        name="fvc2018",
+        accepted=f"a folder with FVC-2018's {SEED_TABLE}, {DUPLICATE_TABLE} and '{VIDEOS_FOLDER}/'",
+        recognises=lambda path: not _missing(path),
+        read=read_fvc2018,
+        lacks=_lacks,
+    )
+)

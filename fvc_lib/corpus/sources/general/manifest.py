@@ -7,6 +7,7 @@ from pathlib import Path
 from fvc_lib.corpus.label_table import LabelTable, optional_cell, read_label_table
 from fvc_lib.corpus.listing import (
     CorpusFiles,
+    CorpusLoader,
     LabelRow,
     Listing,
     Refusal,
@@ -17,6 +18,7 @@ from fvc_lib.corpus.listing import (
 )
 from fvc_lib.services.atomic_files import escape_text, path_from_text
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.tables import LABELS
 
 PATH_COLUMNS = ("path", "video_path")
@@ -85,3 +87,15 @@ def _label_rows(
 
 def _escaped(text: str | None) -> str | None:
     return None if text is None else escape_text(text)
+
+
+CORPORA.register(
+    CorpusLoader(
+        name="manifest",
+        accepted="a CSV or Parquet manifest with the columns 'path' and 'label' (real, fake)",
+        recognises=lambda path: path.is_file() and path.suffix.lower() in {".csv", ".parquet"},
+        read=read_manifest,
+        lacks=lambda path: "" if path.is_dir() else "a file that is neither .csv nor .parquet.",
+        rank=1,
+    )
+)

@@ -18,8 +18,9 @@ from fvc_lib.corpus.image_listing import (
     read_lines,
     walk_images,
 )
-from fvc_lib.corpus.listing import CorpusFiles, Refusal
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
 from fvc_lib.services.atomic_files import escape_text, path_to_text
+from fvc_lib.services.registry import IMAGE_LAYOUTS
 
 _LISTS = (("test", "test.txt"), ("train", "train.txt"))  # test first: what both list stays there
 
@@ -112,3 +113,10 @@ def _refuse_rest(found: dict[str, str], parts: dict[str, str], classes: set[str]
         else:
             refusal = Refusal("unknown_class", f"{path!r}: the class {label!r} is not in classes.txt. Add it there.")
         listing.refuse(path_to_text(path), refusal, label=escape_text(label))
+
+
+IMAGE_LAYOUTS.register(
+    CorpusLoader(
+        name="food101", accepted="Food-101's folder with images/ and meta/", recognises=is_food101, read=list_food101
+    )
+)

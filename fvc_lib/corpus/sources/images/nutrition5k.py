@@ -24,10 +24,10 @@ from fvc_lib.corpus.image_listing import (
     read_lines,
     targets_of,
 )
-from fvc_lib.corpus.listing import CorpusFiles, Refusal
-from fvc_lib.corpus.sources.recognised import folder_link_refusal, walk_files
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal, folder_link_refusal, walk_files
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import LeakageError, UsageError
+from fvc_lib.services.registry import IMAGE_LAYOUTS
 
 TABLES = ("dish_metadata_cafe1.csv", "dish_metadata_cafe2.csv")
 SPLITS = {"train": "rgb_train_ids.txt", "test": "rgb_test_ids.txt"}
@@ -203,3 +203,13 @@ def _notes(listing: ImageListing, parts: dict[str, set[str]], num_videos: int) -
             "to use them (ffmpeg -i camera_A.h264 -vf fps=1 camera_A_%03d.jpeg)."
         )
     return notes
+
+
+IMAGE_LAYOUTS.register(
+    CorpusLoader(
+        name="nutrition5k",
+        accepted="Nutrition5k's with metadata/, dish_ids/ and imagery/",
+        recognises=is_nutrition5k,
+        read=list_nutrition5k,
+    )
+)

@@ -1,74 +1,31 @@
-"""A plain folder of images: one folder per class, or one per part with the classes in it."""
+"""A CSV or Parquet manifest of images: one row per file, with classes, numbers, groups and parts as far as known."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from fvc_lib.corpus.image_listing import (
+    MANIFEST_NAMES,
     ImageListing,
     ListedImage,
-    classes_without_images,
-    folders_of,
     image_refusal,
     joined,
-    parts_below,
+    manifests_in,
     targets_of,
-    walk_images,
 )
 from fvc_lib.corpus.label_table import LabelTable, optional_cell, read_label_table
-from fvc_lib.corpus.listing import CorpusFiles, Refusal, counts_text
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal, counts_text
 from fvc_lib.services.atomic_files import escape_text, path_to_text
-
-_PART_FOLDERS = {
-    "train": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-}
-
-
-def list_folder(files: CorpusFiles, below: str = "") -> ImageListing:
-    """The images in the folder ``below`` the root of ``files``; the first folder below it is the class.
-
-    Where those folders are all called train, val, validation or test, they are parts, and the class is the next one.
-    Images beside the class folders have no class and are left out.
-    """
-    listing = ImageListing()
-    paths = list(walk_images(files, below, listing))
-    folders = {parts[0] for path in paths if len(parts := parts_below(path, below)) > 1}
-    has_parts = bool(folders) and all(name.lower() in _PART_FOLDERS for name in folders)
-    for path in paths:
-        names = parts_below(path, below)
-        depth = 1 if has_parts else 0
-        text, refusal = path_to_text(path), image_refusal(files, path)
-        if refusal is None and len(names) < depth + 2:
-            refusal = Refusal("no_class", f"{path!r} lies in no folder of a class. Move it into one.")
-        if refusal is not None:
-            listing.refuse(text, refusal)
-            continue
-        part = _PART_FOLDERS[names[0].lower()] if has_parts else None
-        listing.images.append(ListedImage(text, "folder", class_label=escape_text(names[depth]), part=part))
-    classes = {image.class_label for image in listing.images}
-    named = set() if has_parts else {escape_text(name) for name in folders_of(files.root / below)}
-    kept = f"; the folders {', '.join(sorted(folders))} are kept as parts" if has_parts else ""
-    where = f" in {below!r}" if below else ""
-    listing.notes.append(f"folder{where}: {len(listing.images):,} images in {len(classes):,} folders of classes{kept}.")
-    listing.notes += classes_without_images(named - classes)
-    return listing
-
-
-# ----------------------------------------------------------------------------------------------------
-# A CSV or Parquet manifest of images: one row per file, with classes, numbers, groups and parts as far as known.
-
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import IMAGE_LAYOUTS
 
 PATH_COLUMNS = ("path", "image_path", "image")
 CLASS_COLUMNS = ("class", "label", "class_label")
 GROUP_COLUMNS = ("group", "group_id")
 SPLIT_COLUMNS = ("split", "part")
-MANIFEST_NAMES = ("manifest.csv", "manifest.parquet")
 # A column called calories_kcal is the target calories, in kcal.
 UNITS = frozenset({"kcal", "kj", "g", "mg", "kg", "ml", "l", "mm", "cm", "m", "s", "percent", "celsius", "eur", "usd"})
 _PARTS = {
@@ -202,3 +159,38 @@ def _what_was_read(table: LabelTable, listing: ImageListing) -> str:
     numbers = f"; numbers: {', '.join(units)}" if units else "; no column of numbers"
     with_class = sum(image.class_label is not None for image in listing.images)
     return f"{table.name}: {len(table.rows):,} rows, {with_class:,} of the usable ones with a class{numbers}."
+
+
+def _list(files: CorpusFiles, below: str) -> ImageListing:
+    """The images of the manifest ``below``, or of the only one in that folder."""
+    if (files.root / below).is_file():
+        return list_manifest(files, below)
+    names = manifests_in(files.root / below)
+    if len(names) != 1:
+        got = ", ".join(repr(name) for name in names) or "none"
+        raise UsageError(
+            f"corpus {str(files.root / below)!r}: wanted one manifest in it, found {got}. Give the path of the "
+            "manifest itself as corpus."
+        )
+    return list_manifest(files, joined(below, names[0]))
+
+
+def _recognises(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix.lower() in (".csv", ".parquet")
+    return any((path / name).is_file() for name in MANIFEST_NAMES)
+
+
+IMAGE_LAYOUTS.register(
+    CorpusLoader(
+        name="manifest",
+        accepted=(
+            "a CSV or Parquet manifest with the column 'path' and a 'class' or columns of numbers, or a folder with a "
+            "manifest.csv in it"
+        ),
+        recognises=_recognises,
+        read=_list,
+        lacks=lambda path: "" if path.is_dir() else "a file that is no table.",
+        rank=1,
+    )
+)
