@@ -5,8 +5,36 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from fvc_lib.services.errors import UsageError
+
+
+class _Path:
+    """A path in a run folder, as an attribute of ``RunPaths``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunPaths, owner: type[RunPaths]) -> Path:
+        return run.root / self._name
+
+
+class _StageFile(Protocol):
+    def __call__(self, stage: str, fold: int | None = None) -> Path: ...
+
+
+class _PathOfStage:
+    """A path of one stage, or one fold of it, as a method of ``RunPaths``; ``{}`` stands for ``stage_key``."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+
+    def __get__(self, run: RunPaths, owner: type[RunPaths]) -> _StageFile:
+        def path(stage: str, fold: int | None = None) -> Path:
+            return run.root / self._pattern.format(stage_key(stage, fold))
+
+        return path
 
 
 @dataclass(frozen=True)
@@ -25,213 +53,64 @@ class RunPaths:
         """The name of the folder that groups this run with others."""
         return self.root.parent.name
 
-    @property
-    def run_json(self) -> Path:
-        """What was asked, with which code, versions and hardware."""
-        return self.root / "run.json"
+    # The run as a whole
+    run_json = _Path("run.json")  # what was asked, with which code, versions and hardware
+    status_json = _Path("status.json")  # the truth about every stage; written by the runner alone
+    params_yaml = _Path("params.yaml")  # the resolved parameters
+    code_patch = _Path("code.patch")  # what the checkout had changed since its commit when the run began
+    report_html = _Path("report.html")  # the one offline page that tells the whole run
+    notebooks = _Path("notebooks")  # executed notebooks
+    reports = _Path("notebooks/reports")  # their offline HTML
+    logs = _Path("logs")  # plain text
+    slurm = _Path("slurm")  # the batch scripts a run was submitted with, and what SLURM's accounting said
+    superseded = _Path("superseded")  # earlier files of stages that ran anew: <number>/ and the names they have here
+    preflight = _Path("memory/preflight.json")  # what one training step took, measured before the first fold trained
+    measured_steps = _Path("memory/measured_steps.json")  # what each row of measured_fits took, while they are measured
 
-    @property
-    def status_json(self) -> Path:
-        """The truth about every stage; written by the runner alone."""
-        return self.root / "status.json"
+    # Tables that stages talk through, each checked against its schema
+    tables = _Path("tables")
+    index = _Path("tables/index.parquet")  # usable videos
+    rejected = _Path("tables/rejected.parquet")  # what was listed but cannot be used, with reasons
+    group_links = _Path("tables/group_links.parquet")  # what joined videos that the label source kept apart
+    annotations = _Path("tables/annotations.parquet")  # every row of the corpus's label tables, videos or not
+    folds = _Path("tables/folds.parquet")  # outer folds
+    augmented_metadata = _Path("tables/augmented_metadata.csv")  # one row per augmented clip of the shared store
+    results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
+    slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and the like
+    leakage_audit = _Path("tables/leakage_audit.parquet")  # what was looked at to say that nothing leaked
+    images = _Path("tables/images.parquet")  # usable images, with their part of the split
+    image_targets = _Path("tables/image_targets.parquet")  # the numbers that are known of them, one per row
+    image_predictions = _Path("tables/image_predictions.parquet")  # classes predicted for the test images
+    target_predictions = _Path("tables/target_predictions.parquet")  # numbers predicted for the test images
+    measured_fits = _Path("tables/measured_fits.parquet")  # which batch sizes and resolutions were tried out
+    video_texts = _Path("tables/video_texts.parquet")  # usable pairs of video and text, with their part of the split
+    retrieval_ranks = _Path("tables/retrieval_ranks.parquet")  # at which place each test query found what it should
+    captions = _Path("tables/captions.parquet")  # captions written for the test videos
+    embeddings = _Path("tables/test_embeddings.safetensors")  # of the test videos and texts
+    task_results = _Path("task_results.feather")  # metrics, intervals and controls of tasks without folds
 
-    @property
-    def params_yaml(self) -> Path:
-        """The resolved parameters."""
-        return self.root / "params.yaml"
-
-    @property
-    def notebooks(self) -> Path:
-        """Folder of executed notebooks."""
-        return self.root / "notebooks"
-
-    @property
-    def reports(self) -> Path:
-        """Folder of the executed notebooks' offline HTML."""
-        return self.notebooks / "reports"
-
-    @property
-    def report_html(self) -> Path:
-        """The one offline page that tells the whole run."""
-        return self.root / "report.html"
-
-    @property
-    def tables(self) -> Path:
-        """Folder of the schema-checked tables stages talk through."""
-        return self.root / "tables"
-
-    @property
-    def index(self) -> Path:
-        """The index of usable videos."""
-        return self.tables / "index.parquet"
-
-    @property
-    def rejected(self) -> Path:
-        """What was listed but cannot be used, with reasons."""
-        return self.tables / "rejected.parquet"
-
-    @property
-    def group_links(self) -> Path:
-        """What joined videos into one group that the label source kept apart."""
-        return self.tables / "group_links.parquet"
-
-    @property
-    def annotations(self) -> Path:
-        """Every row of the corpus's label tables, videos or not."""
-        return self.tables / "annotations.parquet"
-
-    @property
-    def folds(self) -> Path:
-        """The outer folds."""
-        return self.tables / "folds.parquet"
-
-    @property
-    def augmented_metadata(self) -> Path:
-        """One row per augmented clip of the shared store."""
-        return self.tables / "augmented_metadata.csv"
+    # Of one stage, or one fold of it; one writer each
+    task_status = _PathOfStage("status/{}.json")  # the truth about it, written by whoever runs it
+    task_lock = _PathOfStage("locks/{}.lock")  # held by a job that works on it alone
+    metrics = _PathOfStage("metrics/{}.jsonl")  # its metric log
+    memory = _PathOfStage("memory/{}.jsonl")  # its memory samples
+    memory_events = _PathOfStage("memory/events/{}.jsonl")  # what happened to its memory, and what was done
+    oom_contexts = _PathOfStage("memory/oom/{}")  # one JSON file per out-of-memory
+    memory_profiles = _PathOfStage("memory/profiles/{}")  # its allocation recordings (profile_memory)
+    stage_log = _PathOfStage("logs/{}.log")  # what its kernel and native libraries wrote past the notebook
+    output_overflow = _PathOfStage("logs/outputs/{}")  # what it printed or showed beyond what its record holds
+    executed_notebook = _PathOfStage("notebooks/{}.ipynb")  # the record of a finished stage
+    partial_notebook = _PathOfStage("notebooks/{}.partial.ipynb")  # of one that is running or died
+    record_html = _PathOfStage("notebooks/reports/{}.html")  # the offline page of the record
+    stage_checkpoint = _PathOfStage("checkpoints/stage_{}.json")  # that it was finished, with its fingerprint
 
     def predictions(self, fold: int) -> Path:
         """Outer-fold predictions of one fold."""
         return self.tables / f"predictions_fold_{fold}.parquet"
 
-    @property
-    def results(self) -> Path:
-        """Metrics, intervals and controls over all folds."""
-        return self.root / "kfold_results.feather"
-
-    @property
-    def slices(self) -> Path:
-        """The results by platform, codec, length and the like."""
-        return self.tables / "slices.parquet"
-
-    @property
-    def leakage_audit(self) -> Path:
-        """What was looked at to say that nothing leaked, and what was found."""
-        return self.tables / "leakage_audit.parquet"
-
-    @property
-    def images(self) -> Path:
-        """The usable images of task image, with their part of the split."""
-        return self.tables / "images.parquet"
-
-    @property
-    def image_targets(self) -> Path:
-        """The numbers that are known of the images, one per row."""
-        return self.tables / "image_targets.parquet"
-
-    @property
-    def image_predictions(self) -> Path:
-        """The classes predicted for the test images."""
-        return self.tables / "image_predictions.parquet"
-
-    @property
-    def target_predictions(self) -> Path:
-        """The numbers predicted for the test images."""
-        return self.tables / "target_predictions.parquet"
-
-    @property
-    def measured_fits(self) -> Path:
-        """Which batch sizes and resolutions were tried out on the machine, and what they took."""
-        return self.tables / "measured_fits.parquet"
-
-    @property
-    def video_texts(self) -> Path:
-        """The usable pairs of task video_text, with their part of the split."""
-        return self.tables / "video_texts.parquet"
-
-    @property
-    def retrieval_ranks(self) -> Path:
-        """At which place each test query found what it should."""
-        return self.tables / "retrieval_ranks.parquet"
-
-    @property
-    def captions(self) -> Path:
-        """The captions written for the test videos."""
-        return self.tables / "captions.parquet"
-
-    @property
-    def embeddings(self) -> Path:
-        """Embeddings of the test videos and texts, safetensors."""
-        return self.tables / "test_embeddings.safetensors"
-
-    @property
-    def task_results(self) -> Path:
-        """Metrics, intervals and controls of the tasks image and video_text."""
-        return self.root / "task_results.feather"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of plain-text logs."""
-        return self.root / "logs"
-
-    def stage_log(self, stage: str, fold: int | None = None) -> Path:
-        """What a stage's kernel and its native libraries wrote past the notebook."""
-        return self.logs / f"{stage_key(stage, fold)}.log"
-
-    def output_overflow(self, stage: str, fold: int | None = None) -> Path:
-        """Folder of what a stage printed or showed beyond what its record holds."""
-        return self.logs / "outputs" / stage_key(stage, fold)
-
-    def task_status(self, stage: str, fold: int | None = None) -> Path:
-        """The truth about one stage (and fold), written by whoever runs it; one writer each."""
-        return self.root / "status" / f"{stage_key(stage, fold)}.json"
-
-    def task_lock(self, stage: str, fold: int | None = None) -> Path:
-        """Held by a job that works on this stage (and fold) alone."""
-        return self.root / "locks" / f"{stage_key(stage, fold)}.lock"
-
-    @property
-    def code_patch(self) -> Path:
-        """What the checkout had changed since its commit when the run began."""
-        return self.root / "code.patch"
-
-    @property
-    def slurm(self) -> Path:
-        """Folder of the batch scripts a run was submitted with, and what SLURM's accounting said."""
-        return self.root / "slurm"
-
-    def record_html(self, stage: str, fold: int | None = None) -> Path:
-        """The offline page of a stage's record."""
-        return self.reports / f"{stage_key(stage, fold)}.html"
-
-    def metrics(self, stage: str, fold: int | None = None) -> Path:
-        """The metric log of one stage (and fold); one writer each."""
-        return self.root / "metrics" / f"{stage_key(stage, fold)}.jsonl"
-
-    def memory(self, stage: str, fold: int | None = None) -> Path:
-        """The memory samples of one stage (and fold); one writer each."""
-        return self.root / "memory" / f"{stage_key(stage, fold)}.jsonl"
-
-    def memory_events(self, stage: str, fold: int | None = None) -> Path:
-        """What happened to one stage's memory: plan, shortages and what was done; one writer each."""
-        return self.root / "memory" / "events" / f"{stage_key(stage, fold)}.jsonl"
-
-    def oom_contexts(self, stage: str, fold: int | None = None) -> Path:
-        """Folder of one JSON file per out-of-memory of a stage."""
-        return self.root / "memory" / "oom" / stage_key(stage, fold)
-
-    def memory_profiles(self, stage: str, fold: int | None = None) -> Path:
-        """Folder of a stage's allocation recordings (``profile_memory``)."""
-        return self.root / "memory" / "profiles" / stage_key(stage, fold)
-
-    @property
-    def preflight(self) -> Path:
-        """What one training step was measured to take, before the first fold trained."""
-        return self.root / "memory" / "preflight.json"
-
-    @property
-    def measured_steps(self) -> Path:
-        """What each row of ``measured_fits`` was found to take, kept while they are measured."""
-        return self.root / "memory" / "measured_steps.json"
-
-    def stage_checkpoint(self, stage: str, fold: int | None = None) -> Path:
-        """The record that a stage was finished, with the fingerprint of what it depended on."""
-        return self.root / "checkpoints" / f"stage_{stage_key(stage, fold)}.json"
-
-    @property
-    def superseded(self) -> Path:
-        """Where stages that ran anew had their earlier files moved: ``<number>/`` and the names they have in a run."""
-        return self.root / "superseded"
+    def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
+        """Folder of the checkpoints of a stage that trains, with or without folds."""
+        return self.stage_training(stage) if fold is None else self.fold_checkpoints(fold)
 
     def fold_checkpoints(self, fold: int) -> Path:
         """Folder of one fold's ``best_model.safetensors``, ``latest_checkpoint.pt`` and epoch checkpoints."""
@@ -241,29 +120,17 @@ class RunPaths:
         """Folder of the same fold's shuffled-label control, laid out alike."""
         return self.fold_checkpoints(fold) / "control"
 
-    def stage_training(self, stage: str) -> Path:
-        """Folder of the checkpoints of a stage that trains without folds, and of what belongs to its model."""
-        return self.root / "checkpoints" / stage
-
-    def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
-        """Folder of the checkpoints of a stage that trains, with or without folds."""
-        return self.stage_training(stage) if fold is None else self.fold_checkpoints(fold)
-
-    def stage_outcome(self, stage: str) -> Path:
-        """What its finished training found; written last, so its presence means finished."""
-        return self.stage_training(stage) / "outcome.json"
-
     def fold_outcome(self, fold: int) -> Path:
         """What one finished fold's training found; written last, so its presence means finished."""
         return self.fold_checkpoints(fold) / "outcome.json"
 
-    def executed_notebook(self, stage: str, fold: int | None = None) -> Path:
-        """The record of a finished stage."""
-        return self.notebooks / f"{stage_key(stage, fold)}.ipynb"
+    def stage_training(self, stage: str) -> Path:
+        """Folder of the checkpoints of a stage that trains without folds, and of what belongs to its model."""
+        return self.root / "checkpoints" / stage
 
-    def partial_notebook(self, stage: str, fold: int | None = None) -> Path:
-        """The record of a stage that is running or died."""
-        return self.notebooks / f"{stage_key(stage, fold)}.partial.ipynb"
+    def stage_outcome(self, stage: str) -> Path:
+        """What its finished training found; written last, so its presence means finished."""
+        return self.stage_training(stage) / "outcome.json"
 
 
 def stage_key(stage: str, fold: int | None = None) -> str:

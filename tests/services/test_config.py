@@ -169,7 +169,7 @@ def test_a_run_of_an_earlier_version_still_resolves_and_a_command_learns_the_new
     assert resolve_config(old, environ={}).clear_cache_batches == 5
     silent = {**dict.fromkeys(old), "replay_run": "", "micro_batch_recovery_steps": 0}
     assert resolve_config(silent, environ={}) == resolve_config({}, environ={})
-    with pytest.raises(UsageError, match="'replay_run' is no longer there.*leave it out"):
+    with pytest.raises(UsageError, match=r"'replay_run' is no longer there.*leave it out"):
         resolve_config({"replay_run": "run_x"}, environ={})
     with pytest.raises(UsageError, match="is called clear_cache_batches now"):
         parse_text_value("clear_cache_training_batches", "5")
