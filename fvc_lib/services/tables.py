@@ -1,4 +1,9 @@
-"""Columns that many tables have."""
+"""The tables stages talk through: their schemas, checked on every write and every read.
+
+Videos are named by ``video_id`` (from content, so it is the same in any folder of any machine); every table carries
+``group_id`` where a group is known, which has no default: rows of one group never sit on both sides of a split. Labels
+are ``real`` and ``fake`` here and 0 and 1 only inside a model.
+"""
 
 from __future__ import annotations
 
@@ -13,211 +18,7 @@ from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.errors import DataError
 
 LABELS = ("real", "fake")
-
-
-def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:
-    """Any text."""
-    return pa.Column(pl.String, checks, unique=unique, nullable=nullable)
-
-
-def label_column() -> pa.Column:
-    """``real`` or ``fake``."""
-    return text_column(checks=pa.Check.isin(LABELS))
-
-
-def group_column() -> pa.Column:
-    """What must stay on one side of a split; has no default."""
-    return text_column(checks=pa.Check.str_length(min_value=1))
-
-
-def finite_column(*, nullable: bool = False) -> pa.Column:
-    """A float64 that is a number."""
-    finite = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()))
-    return pa.Column(pl.Float64, finite, nullable=nullable)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The schemas stages talk through, checked on every write and every read.
-#
-# Videos are named by ``video_id`` (from content, so it is the same in any folder of any machine); every table carries
-# ``group_id``, which has no default: rows of one group never sit on both sides of a split. Labels are ``real`` and
-# ``fake`` here and 0 and 1 only inside a model.
-#
-
-
-INDEX = pa.DataFrameSchema(
-    {
-        "video_id": text_column(unique=True, checks=pa.Check.str_length(min_value=8)),
-        "path": text_column(unique=True),  # relative to the corpus root, with '/'
-        "label": label_column(),
-        "group_id": group_column(),
-        "source_id": text_column(),  # the platform's id, or the path: what the label source calls the video
-        "label_source": text_column(),  # folder, manifest or fvc2018
-        "stated_group": text_column(nullable=True),  # the group the label source gave, before any were joined
-        "manipulation": text_column(nullable=True),
-        "platform": text_column(nullable=True),
-        "codec": text_column(),
-        "container": text_column(),
-        "pixel_format": text_column(nullable=True),
-        "width": pa.Column(pl.Int64, pa.Check.gt(0)),
-        "height": pa.Column(pl.Int64, pa.Check.gt(0)),
-        "frames_per_second": pa.Column(pl.Float64, nullable=True),
-        "num_frames": pa.Column(pl.Int64, pa.Check.gt(0)),
-        "duration_seconds": pa.Column(pl.Float64, nullable=True),
-        "rotation_degrees": pa.Column(pl.Int64, pa.Check.isin([0, 90, 180, 270])),
-        "has_audio": pa.Column(pl.Boolean),
-        "size_bytes": pa.Column(pl.Int64, pa.Check.gt(0)),
-        "bits_per_second": pa.Column(pl.Float64, nullable=True),
-        "content_sha256": text_column(checks=pa.Check.str_length(64, 64)),
-        "perceptual_hash": text_column(nullable=True),
-    },
-    strict=True,
-    ordered=True,
-    name="index",
-)
-
-REJECTED = pa.DataFrameSchema(
-    {
-        "path": text_column(),
-        "source_id": text_column(nullable=True),
-        "row": pa.Column(pl.Int64, nullable=True),  # 1-based data row of the manifest that listed it
-        "label": text_column(nullable=True),
-        "reason": text_column(),  # one of a small vocabulary, for counting
-        "detail": text_column(),  # what exactly, and the remedy
-    },
-    strict=True,
-    ordered=True,
-    name="rejected",
-)
-
-FOLDS = pa.DataFrameSchema(
-    {
-        "video_id": text_column(unique=True),
-        "group_id": group_column(),
-        "label": label_column(),
-        "fold": pa.Column(pl.Int64, pa.Check.ge(0)),
-    },
-    strict=True,
-    ordered=True,
-    name="folds",
-)
-
-AUGMENTED = pa.DataFrameSchema(
-    {
-        "clip_id": text_column(unique=True),
-        "video_id": text_column(),
-        "group_id": group_column(),
-        "label": label_column(),
-        "augmentation_index": pa.Column(pl.Int64, pa.Check.ge(0)),  # 0 is the original clip
-        "operations": text_column(),  # JSON: what was drawn, with parameters
-        "settings_hash": text_column(),
-        "clip_path": text_column(),  # relative to the clip store
-    },
-    strict=True,
-    ordered=True,
-    name="augmented_metadata",
-)
-
-PREDICTIONS = pa.DataFrameSchema(
-    {
-        "video_id": text_column(unique=True),
-        "group_id": group_column(),
-        "label": label_column(),
-        "fold": pa.Column(pl.Int64, pa.Check.ge(0)),
-        "score": pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # probability of fake
-        "threshold": pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # chosen on inner validation, constant in a fold
-        # The network's output, brought to the share of fakes it was trained on; score = sigmoid(logit / temperature).
-        "logit": pa.Column(pl.Float64, pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()))),
-        "temperature": pa.Column(pl.Float64, pa.Check.gt(0)),  # chosen on inner validation, constant in a fold
-        # The same training on labels shuffled by group: its score, and the shuffled label it is judged by.
-        "control_score": pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),
-        "control_label": text_column(checks=pa.Check.isin(LABELS), nullable=True),
-    },
-    strict=True,
-    ordered=True,
-    name="predictions",
-)
-
-RESULTS = pa.DataFrameSchema(
-    {
-        "source": text_column(),  # model, or the control's name
-        "scope": text_column(),  # all: a vote per video; all_by_group: a vote per group; or fold_K
-        "metric": text_column(),
-        "value": pa.Column(pl.Float64, nullable=True),
-        "low": pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups; scope "all" only
-        "high": pa.Column(pl.Float64, nullable=True),
-        "fold_mean": pa.Column(pl.Float64, nullable=True),  # scope "all" only
-        "fold_std": pa.Column(pl.Float64, nullable=True),
-        "num_videos": pa.Column(pl.Int64),
-        "num_groups": pa.Column(pl.Int64),
-    },
-    strict=True,
-    ordered=True,
-    name="kfold_results",
-)
-
-
-GROUP_LINKS = pa.DataFrameSchema(
-    {
-        "group_id": group_column(),  # the group that both sides are in now
-        "why": text_column(),  # same_source, same_content or near_duplicate
-        "evidence": text_column(),  # the source id, the start of the content hash, or the two paths
-        "first": text_column(),  # stated group, or path of a video that had none
-        "second": text_column(),
-    },
-    strict=True,
-    ordered=True,
-    name="group_links",
-)
-
-# Every row of a corpus's label tables, also of videos that are absent and of labels that are not trained on.
-ANNOTATIONS = pa.DataFrameSchema(
-    {
-        "source_id": text_column(),
-        "origin": text_column(),  # the table it stands in
-        "row": pa.Column(pl.Int64, pa.Check.ge(1)),  # 1-based data row
-        "label": text_column(nullable=True),  # as it stands there, in lower case
-        "stated_group": text_column(nullable=True),
-        "group_id": group_column(),  # after all that the annotations alone join
-        "platform": text_column(nullable=True),
-        "is_present": pa.Column(pl.Boolean),  # there is a file for it
-    },
-    strict=True,
-    ordered=True,
-    name="annotations",
-)
-
-SLICES = pa.DataFrameSchema(
-    {
-        "slice_by": text_column(),  # platform, label_source, manipulation, duration, resolution, codec ...
-        "value": text_column(),
-        "metric": text_column(),
-        "number": pa.Column(pl.Float64, nullable=True),
-        "low": pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups
-        "high": pa.Column(pl.Float64, nullable=True),
-        "num_videos": pa.Column(pl.Int64, pa.Check.ge(1)),
-        "num_real": pa.Column(pl.Int64),
-        "num_fake": pa.Column(pl.Int64),
-        "num_groups": pa.Column(pl.Int64, pa.Check.ge(1)),
-        "is_small": pa.Column(pl.Boolean),  # too few groups of a class for its number to say much
-    },
-    strict=True,
-    ordered=True,
-    name="slices",
-)
-
-LEAKAGE_AUDIT = pa.DataFrameSchema(
-    {
-        "check": text_column(),
-        "count": pa.Column(pl.Int64, nullable=True),  # what was counted, where something was
-        "number": pa.Column(pl.Float64, nullable=True),  # a metric, where one was computed
-        "finding": text_column(),  # one sentence
-        "passed": pa.Column(pl.Boolean, nullable=True),  # null: for information, nothing to pass
-    },
-    strict=True,
-    ordered=True,
-    name="leakage_audit",
-)
+PARTS = ("train", "validation", "test")
 
 
 def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) -> pl.DataFrame:
@@ -281,14 +82,25 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pl.DataFrame:
     return check_table(frame, schema, str(path))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The schemas of the tasks image and video_text: one split instead of folds, made of whole groups like those.
-#
-# Read and written with ``tables.read_table`` and ``write_table``; what cannot be used stands in ``tables.REJECTED``.
-#
+def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:
+    """Any text."""
+    return pa.Column(pl.String, checks, unique=unique, nullable=nullable)
 
 
-PARTS = ("train", "validation", "test")
+def label_column() -> pa.Column:
+    """``real`` or ``fake``."""
+    return text_column(checks=pa.Check.isin(LABELS))
+
+
+def group_column() -> pa.Column:
+    """What must stay on one side of a split; has no default."""
+    return text_column(checks=pa.Check.str_length(min_value=1))
+
+
+def finite_column(*, nullable: bool = False) -> pa.Column:
+    """A float64 that is a number."""
+    finite = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()))
+    return pa.Column(pl.Float64, finite, nullable=nullable)
 
 
 def _part() -> pa.Column:
@@ -299,153 +111,260 @@ def _sha256() -> pa.Column:
     return text_column(checks=pa.Check.str_length(64, 64))
 
 
-IMAGES = pa.DataFrameSchema(
-    {
-        "image_id": text_column(unique=True, checks=pa.Check.str_length(min_value=8)),  # from content
-        "path": text_column(unique=True),  # relative to the corpus root, with '/'
-        "class_label": text_column(nullable=True),  # null: the corpus says none of this image
-        "group_id": group_column(),  # dish, stated group or content: never on both sides of the split
-        "part": _part(),
-        "split_source": text_column(checks=pa.Check.isin(("official", "made"))),
-        "source": text_column(),  # food101, nutrition5k, folder or manifest
-        "width": pa.Column(pl.Int64, pa.Check.gt(0)),
-        "height": pa.Column(pl.Int64, pa.Check.gt(0)),
-        "size_bytes": pa.Column(pl.Int64, pa.Check.gt(0)),
-        "content_sha256": _sha256(),
-    },
-    strict=True,
-    ordered=True,
-    name="images",
+def _table(name: str, key: list[str] | None = None, /, **columns: pa.Column) -> pa.DataFrameSchema:
+    """Just these columns in this order; ``key`` names those that no two rows have alike."""
+    return pa.DataFrameSchema(columns, unique=key, strict=True, ordered=True, name=name)
+
+
+# Of task video
+
+INDEX = _table(
+    "index",
+    video_id=text_column(unique=True, checks=pa.Check.str_length(min_value=8)),
+    path=text_column(unique=True),  # relative to the corpus root, with '/'
+    label=label_column(),
+    group_id=group_column(),
+    source_id=text_column(),  # the platform's id, or the path: what the label source calls the video
+    label_source=text_column(),  # folder, manifest or fvc2018
+    stated_group=text_column(nullable=True),  # the group the label source gave, before any were joined
+    manipulation=text_column(nullable=True),
+    platform=text_column(nullable=True),
+    codec=text_column(),
+    container=text_column(),
+    pixel_format=text_column(nullable=True),
+    width=pa.Column(pl.Int64, pa.Check.gt(0)),
+    height=pa.Column(pl.Int64, pa.Check.gt(0)),
+    frames_per_second=pa.Column(pl.Float64, nullable=True),
+    num_frames=pa.Column(pl.Int64, pa.Check.gt(0)),
+    duration_seconds=pa.Column(pl.Float64, nullable=True),
+    rotation_degrees=pa.Column(pl.Int64, pa.Check.isin([0, 90, 180, 270])),
+    has_audio=pa.Column(pl.Boolean),
+    size_bytes=pa.Column(pl.Int64, pa.Check.gt(0)),
+    bits_per_second=pa.Column(pl.Float64, nullable=True),
+    content_sha256=text_column(checks=pa.Check.str_length(64, 64)),
+    perceptual_hash=text_column(nullable=True),
+)
+
+REJECTED = _table(
+    "rejected",
+    path=text_column(),
+    source_id=text_column(nullable=True),
+    row=pa.Column(pl.Int64, nullable=True),  # 1-based data row of the manifest that listed it
+    label=text_column(nullable=True),
+    reason=text_column(),  # one of a small vocabulary, for counting
+    detail=text_column(),  # what exactly, and the remedy
+)
+
+FOLDS = _table(
+    "folds",
+    video_id=text_column(unique=True),
+    group_id=group_column(),
+    label=label_column(),
+    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+)
+
+AUGMENTED = _table(
+    "augmented_metadata",
+    clip_id=text_column(unique=True),
+    video_id=text_column(),
+    group_id=group_column(),
+    label=label_column(),
+    augmentation_index=pa.Column(pl.Int64, pa.Check.ge(0)),  # 0 is the original clip
+    operations=text_column(),  # JSON: what was drawn, with parameters
+    settings_hash=text_column(),
+    clip_path=text_column(),  # relative to the clip store
+)
+
+PREDICTIONS = _table(
+    "predictions",
+    video_id=text_column(unique=True),
+    group_id=group_column(),
+    label=label_column(),
+    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # probability of fake
+    threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # chosen on inner validation, constant in a fold
+    # The network's output, brought to the share of fakes it was trained on; score = sigmoid(logit / temperature).
+    logit=pa.Column(pl.Float64, pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()))),
+    temperature=pa.Column(pl.Float64, pa.Check.gt(0)),  # chosen on inner validation, constant in a fold
+    # The same training on labels shuffled by group: its score, and the shuffled label it is judged by.
+    control_score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),
+    control_label=text_column(checks=pa.Check.isin(LABELS), nullable=True),
+)
+
+RESULTS = _table(
+    "kfold_results",
+    source=text_column(),  # model, or the control's name
+    scope=text_column(),  # all: a vote per video; all_by_group: a vote per group; or fold_K
+    metric=text_column(),
+    value=pa.Column(pl.Float64, nullable=True),
+    low=pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups; scope "all" only
+    high=pa.Column(pl.Float64, nullable=True),
+    fold_mean=pa.Column(pl.Float64, nullable=True),  # scope "all" only
+    fold_std=pa.Column(pl.Float64, nullable=True),
+    num_videos=pa.Column(pl.Int64),
+    num_groups=pa.Column(pl.Int64),
+)
+
+
+GROUP_LINKS = _table(
+    "group_links",
+    group_id=group_column(),  # the group that both sides are in now
+    why=text_column(),  # same_source, same_content or near_duplicate
+    evidence=text_column(),  # the source id, the start of the content hash, or the two paths
+    first=text_column(),  # stated group, or path of a video that had none
+    second=text_column(),
+)
+
+# Every row of a corpus's label tables, also of videos that are absent and of labels that are not trained on.
+ANNOTATIONS = _table(
+    "annotations",
+    source_id=text_column(),
+    origin=text_column(),  # the table it stands in
+    row=pa.Column(pl.Int64, pa.Check.ge(1)),  # 1-based data row
+    label=text_column(nullable=True),  # as it stands there, in lower case
+    stated_group=text_column(nullable=True),
+    group_id=group_column(),  # after all that the annotations alone join
+    platform=text_column(nullable=True),
+    is_present=pa.Column(pl.Boolean),  # there is a file for it
+)
+
+SLICES = _table(
+    "slices",
+    slice_by=text_column(),  # platform, label_source, manipulation, duration, resolution, codec ...
+    value=text_column(),
+    metric=text_column(),
+    number=pa.Column(pl.Float64, nullable=True),
+    low=pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups
+    high=pa.Column(pl.Float64, nullable=True),
+    num_videos=pa.Column(pl.Int64, pa.Check.ge(1)),
+    num_real=pa.Column(pl.Int64),
+    num_fake=pa.Column(pl.Int64),
+    num_groups=pa.Column(pl.Int64, pa.Check.ge(1)),
+    is_small=pa.Column(pl.Boolean),  # too few groups of a class for its number to say much
+)
+
+LEAKAGE_AUDIT = _table(
+    "leakage_audit",
+    check=text_column(),
+    count=pa.Column(pl.Int64, nullable=True),  # what was counted, where something was
+    number=pa.Column(pl.Float64, nullable=True),  # a metric, where one was computed
+    finding=text_column(),  # one sentence
+    passed=pa.Column(pl.Boolean, nullable=True),  # null: for information, nothing to pass
+)
+
+# Of the tasks with one split instead of folds, made of whole groups like those; what cannot be used is in REJECTED
+
+IMAGES = _table(
+    "images",
+    image_id=text_column(unique=True, checks=pa.Check.str_length(min_value=8)),  # from content
+    path=text_column(unique=True),  # relative to the corpus root, with '/'
+    class_label=text_column(nullable=True),  # null: the corpus says none of this image
+    group_id=group_column(),  # dish, stated group or content: never on both sides of the split
+    part=_part(),
+    split_source=text_column(checks=pa.Check.isin(("official", "made"))),
+    source=text_column(),  # food101, nutrition5k, folder or manifest
+    width=pa.Column(pl.Int64, pa.Check.gt(0)),
+    height=pa.Column(pl.Int64, pa.Check.gt(0)),
+    size_bytes=pa.Column(pl.Int64, pa.Check.gt(0)),
+    content_sha256=_sha256(),
 )
 
 # Only what is known: an image without a row for a target has no such number.
-IMAGE_TARGETS = pa.DataFrameSchema(
-    {
-        "image_id": text_column(),
-        "group_id": group_column(),
-        "target": text_column(),  # calories, mass, fat, carbohydrate, protein, or the manifest's column
-        "unit": text_column(),  # kcal, g, or empty
-        "value": finite_column(),
-    },
-    unique=["image_id", "target"],
-    strict=True,
-    ordered=True,
-    name="image_targets",
+IMAGE_TARGETS = _table(
+    "image_targets",
+    ["image_id", "target"],
+    image_id=text_column(),
+    group_id=group_column(),
+    target=text_column(),  # calories, mass, fat, carbohydrate, protein, or the manifest's column
+    unit=text_column(),  # kcal, g, or empty
+    value=finite_column(),
 )
 
 # Of the test part, images with a class.
-IMAGE_PREDICTIONS = pa.DataFrameSchema(
-    {
-        "image_id": text_column(unique=True),
-        "group_id": group_column(),
-        "path": text_column(),
-        "class_label": text_column(),
-        "predicted_label": text_column(),
-        "probability": pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # of the predicted class
-        "rank_of_class": pa.Column(pl.Int64, pa.Check.ge(1)),  # 1: top-1; ties count against the model
-    },
-    strict=True,
-    ordered=True,
-    name="image_predictions",
+IMAGE_PREDICTIONS = _table(
+    "image_predictions",
+    image_id=text_column(unique=True),
+    group_id=group_column(),
+    path=text_column(),
+    class_label=text_column(),
+    predicted_label=text_column(),
+    probability=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # of the predicted class
+    rank_of_class=pa.Column(pl.Int64, pa.Check.ge(1)),  # 1: top-1; ties count against the model
 )
 
 # Of the test part, where the number is known.
-TARGET_PREDICTIONS = pa.DataFrameSchema(
-    {
-        "image_id": text_column(),
-        "group_id": group_column(),
-        "path": text_column(),
-        "target": text_column(),
-        "unit": text_column(),
-        "value": finite_column(),
-        "predicted": finite_column(),
-    },
-    unique=["image_id", "target"],
-    strict=True,
-    ordered=True,
-    name="target_predictions",
+TARGET_PREDICTIONS = _table(
+    "target_predictions",
+    ["image_id", "target"],
+    image_id=text_column(),
+    group_id=group_column(),
+    path=text_column(),
+    target=text_column(),
+    unit=text_column(),
+    value=finite_column(),
+    predicted=finite_column(),
 )
 
-MEASURED_FITS = pa.DataFrameSchema(
-    {
-        "varied": text_column(checks=pa.Check.isin(("batch_size", "image_size"))),
-        "batch_size": pa.Column(pl.Int64, pa.Check.gt(0)),  # images at once
-        "image_size": pa.Column(pl.Int64, pa.Check.gt(0)),  # pixels
-        "fits": pa.Column(pl.Boolean, nullable=True),  # null: could not be tried, see detail
-        "peak_bytes": pa.Column(pl.Int64, pa.Check.ge(0), nullable=True),  # predicted for the whole training process
-        "seconds_per_epoch": pa.Column(pl.Float64, pa.Check.ge(0), nullable=True),  # over the training part
-        "device": text_column(),
-        "detail": text_column(),  # how memory ended, or why nothing could be measured; else empty
-    },
-    strict=True,
-    ordered=True,
-    name="measured_fits",
+MEASURED_FITS = _table(
+    "measured_fits",
+    varied=text_column(checks=pa.Check.isin(("batch_size", "image_size"))),
+    batch_size=pa.Column(pl.Int64, pa.Check.gt(0)),  # images at once
+    image_size=pa.Column(pl.Int64, pa.Check.gt(0)),  # pixels
+    fits=pa.Column(pl.Boolean, nullable=True),  # null: could not be tried, see detail
+    peak_bytes=pa.Column(pl.Int64, pa.Check.ge(0), nullable=True),  # predicted for the whole training process
+    seconds_per_epoch=pa.Column(pl.Float64, pa.Check.ge(0), nullable=True),  # over the training part
+    device=text_column(),
+    detail=text_column(),  # how memory ended, or why nothing could be measured; else empty
 )
 
 # One row per pair of a video and a text: a text may stand beside many videos, a video beside several texts.
-VIDEO_TEXTS = pa.DataFrameSchema(
-    {
-        "pair_id": text_column(unique=True),
-        "video_id": text_column(checks=pa.Check.str_length(min_value=8)),  # from content, as in tables.INDEX
-        "path": text_column(),  # relative to the manifest, with '/'
-        "text_id": text_column(),  # from the text: equal texts are one
-        "text": text_column(checks=pa.Check.str_length(min_value=1)),
-        "group_id": group_column(),
-        "part": _part(),
-        "split_source": text_column(checks=pa.Check.isin(("official", "made"))),
-        "num_frames": pa.Column(pl.Int64, pa.Check.gt(0)),
-        "duration_seconds": pa.Column(pl.Float64, nullable=True),
-        "content_sha256": _sha256(),
-    },
-    strict=True,
-    ordered=True,
-    name="video_texts",
+VIDEO_TEXTS = _table(
+    "video_texts",
+    pair_id=text_column(unique=True),
+    video_id=text_column(checks=pa.Check.str_length(min_value=8)),  # from content, as in tables.INDEX
+    path=text_column(),  # relative to the manifest, with '/'
+    text_id=text_column(),  # from the text: equal texts are one
+    text=text_column(checks=pa.Check.str_length(min_value=1)),
+    group_id=group_column(),
+    part=_part(),
+    split_source=text_column(checks=pa.Check.isin(("official", "made"))),
+    num_frames=pa.Column(pl.Int64, pa.Check.gt(0)),
+    duration_seconds=pa.Column(pl.Float64, nullable=True),
+    content_sha256=_sha256(),
 )
 
 # Of the test part: at which place a query found the first of what belongs to it.
-RETRIEVAL_RANKS = pa.DataFrameSchema(
-    {
-        "direction": text_column(checks=pa.Check.isin(("video_to_text", "text_to_video"))),
-        "query_id": text_column(),  # video_id or text_id
-        "group_id": group_column(),
-        "rank": pa.Column(pl.Int64, pa.Check.ge(1)),  # ties count against the model
-        "num_candidates": pa.Column(pl.Int64, pa.Check.ge(1)),
-        "num_positives": pa.Column(pl.Int64, pa.Check.ge(1)),
-    },
-    unique=["direction", "query_id"],
-    strict=True,
-    ordered=True,
-    name="retrieval_ranks",
+RETRIEVAL_RANKS = _table(
+    "retrieval_ranks",
+    ["direction", "query_id"],
+    direction=text_column(checks=pa.Check.isin(("video_to_text", "text_to_video"))),
+    query_id=text_column(),  # video_id or text_id
+    group_id=group_column(),
+    rank=pa.Column(pl.Int64, pa.Check.ge(1)),  # ties count against the model
+    num_candidates=pa.Column(pl.Int64, pa.Check.ge(1)),
+    num_positives=pa.Column(pl.Int64, pa.Check.ge(1)),
 )
 
-CAPTIONS = pa.DataFrameSchema(
-    {
-        "video_id": text_column(unique=True),
-        "group_id": group_column(),
-        "path": text_column(),
-        "caption": text_column(),  # as the model wrote it; may be empty
-        "references": text_column(),  # the texts that stand beside the video, one per line
-    },
-    strict=True,
-    ordered=True,
-    name="captions",
+CAPTIONS = _table(
+    "captions",
+    video_id=text_column(unique=True),
+    group_id=group_column(),
+    path=text_column(),
+    caption=text_column(),  # as the model wrote it; may be empty
+    references=text_column(),  # the texts that stand beside the video, one per line
 )
 
 # Long, like tables.RESULTS: what, of which part, by whom.
-TASK_RESULTS = pa.DataFrameSchema(
-    {
-        "source": text_column(),  # model, or the control's name: majority_class, mean_predictor, chance, ...
-        "subject": text_column(),  # all, class:NAME, target:NAME, video_to_text, text_to_video, captions
-        "metric": text_column(),
-        "unit": text_column(),  # kcal, g, or empty for a number without one
-        "value": pa.Column(pl.Float64, nullable=True),
-        "low": pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups, where it was made
-        "high": pa.Column(pl.Float64, nullable=True),
-        "num_samples": pa.Column(pl.Int64),
-        "num_groups": pa.Column(pl.Int64),
-    },
-    unique=["source", "subject", "metric"],
-    strict=True,
-    ordered=True,
-    name="task_results",
+TASK_RESULTS = _table(
+    "task_results",
+    ["source", "subject", "metric"],
+    source=text_column(),  # model, or the control's name: majority_class, mean_predictor, chance, ...
+    subject=text_column(),  # all, class:NAME, target:NAME, video_to_text, text_to_video, captions
+    metric=text_column(),
+    unit=text_column(),  # kcal, g, or empty for a number without one
+    value=pa.Column(pl.Float64, nullable=True),
+    low=pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups, where it was made
+    high=pa.Column(pl.Float64, nullable=True),
+    num_samples=pa.Column(pl.Int64),
+    num_groups=pa.Column(pl.Int64),
 )
