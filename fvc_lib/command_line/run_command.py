@@ -30,7 +30,6 @@ from fvc_lib.execution.slurm.site import Site, read_site
 from fvc_lib.execution.slurm.submission import describe, submit
 from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task
 from fvc_lib.services.errors import FvcError, UsageError
-from fvc_lib.services.memory_policy import check_allocator_environment
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tasks import TASKS
 
@@ -305,7 +304,7 @@ class RunCommand:
     def _run(self, run: RunPaths, plan: Callable[[], Sequence[PlannedTask]]) -> int:
         """Run, then report; trouble with the report does not change how the run ended."""
         click.echo(f"run {run.root}")
-        for warning in [*check_allocator_environment(), *_missing_tracker(self.config)]:
+        for warning in _missing_tracker(self.config):
             click.echo(f"warning: {warning}", err=True)
         runner = Runner(
             run,

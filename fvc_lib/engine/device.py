@@ -17,7 +17,6 @@ from fvc_lib.services.memory_policy import (
     DeviceKind,
     DeviceMemory,
     MemoryPolicy,
-    check_allocator_environment,
     resolve_memory_policy,
 )
 
@@ -85,7 +84,7 @@ def apply_policy(policy: MemoryPolicy) -> Iterator[None]:
 
 def verify_policy(policy: MemoryPolicy) -> list[str]:
     """What of the policy is found active, inside ``apply_policy``, in lines: where torch can tell, and where not."""
-    lines = [f"warning: {warning}" for warning in check_allocator_environment()]
+    lines: list[str] = []
     if policy.device == "cuda":
         lines.append(verify_allocator(policy))
         lines.append(f"allocator backend: {torch.cuda.get_allocator_backend()}")

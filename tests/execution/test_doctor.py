@@ -307,12 +307,6 @@ def test_slurm_is_told_as_its_own_commands_tell_it(tmp_path, monkeypatch):
     assert "Unable to contact" in finding.found
 
 
-def test_mistaken_allocator_settings_are_a_warning(monkeypatch):
-    monkeypatch.setenv("PYTORCH_MPS_ALLOCATOR_POLICY", "x")
-    finding = doctor_machine.allocator_settings()
-    assert (finding.state, "PYTORCH_MPS_ALLOCATOR_POLICY" in finding.found) == ("warning", True)
-
-
 def test_a_check_that_fails_or_hangs_is_a_finding_and_the_others_stand(config, monkeypatch):
     def fails() -> Finding:
         raise ZeroDivisionError("oh")

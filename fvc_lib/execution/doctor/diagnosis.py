@@ -264,7 +264,6 @@ def diagnose(
         "processors": lambda: [machine.processors()],
         "shared memory": lambda: [machine.shared_memory(config)],
         "open files": lambda: [machine.open_files()],
-        "allocator settings": lambda: [machine.allocator_settings()],
         "SLURM": lambda: machine.slurm(),
         "browser": lambda: [browser()],
     }

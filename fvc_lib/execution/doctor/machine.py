@@ -24,7 +24,6 @@ from fvc_lib.execution.run.record import slurm_job
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory_budget import memory_budget
-from fvc_lib.services.memory_policy import check_allocator_environment
 from fvc_lib.services.tasks import TASKS
 
 # ----------------------------------------------------------------------------------------------------
@@ -301,14 +300,6 @@ def open_files() -> Finding:
     if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
         return warning("open files", f"{soft} at most", f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}")
     return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} at most")
-
-
-def allocator_settings() -> Finding:
-    """Environment variables that look like an allocator's and do nothing, or harm."""
-    warnings = check_allocator_environment()
-    if warnings:
-        return warning("allocator settings", " ".join(warnings), "mend or unset these variables")
-    return ok("allocator settings", "no mistake in the environment")
 
 
 def slurm() -> list[Finding]:
