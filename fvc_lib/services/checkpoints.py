@@ -1,8 +1,10 @@
 """Training checkpoints: complete or absent, verified when read, bound to what they were made from.
 
 A folder holds ``latest_checkpoint.pt`` (the truth), ``checkpoint_epoch_NNN.pt`` (the last few epochs, the fallback)
-and ``best_model.safetensors`` (derived from the latest, for use elsewhere), each with its digest beside it
-(``checkpoint_files``). Training waits for a copy of the state only; writing and fsync happen in a thread beside it.
+and ``best_model.safetensors`` (derived from the latest, for use elsewhere). torch and safetensors load a file with
+flipped bits without a word, so each has its digest beside it (``<name>.sha256``, as ``sha256sum`` writes it) and is
+trusted only as far as that fits; at every moment of a replacement the digests accept the file that is there. Training
+waits for a copy of the state only; writing and fsync happen in a thread beside it.
 """
 
 from __future__ import annotations
@@ -12,16 +14,12 @@ import json
 import logging
 import os
 import pickle
-import queue
 import re
 import shutil
-import threading
-import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -34,12 +32,12 @@ from torch import Tensor
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, sha256_of_json, sweep_temporaries, write_text
 from fvc_lib.services.errors import FvcError, UsageError
 
-# ----------------------------------------------------------------------------------------------------
-# Files whose content is verified: written with a digest beside them, and trusted only as far as that digest fits.
-#
-# torch and safetensors load a file with flipped bits without a word; ``<name>.sha256`` (as ``sha256sum`` writes it)
-# tells. At every moment of a replacement the digests accept the file that is there, and nothing that was never written.
-#
+LATEST = "latest_checkpoint.pt"
+BEST = "best_model.safetensors"
+FORK_NOTE = "forked_from.json"
+_FORMAT = 1
+_EPOCH_FILE = re.compile(r"^checkpoint_epoch_(\d{3,})\.pt$")
+_logger = logging.getLogger(__name__)
 
 
 class DamagedCheckpointError(FvcError):
@@ -48,6 +46,14 @@ class DamagedCheckpointError(FvcError):
 
 class CheckpointReadError(FvcError):
     """A checkpoint file could not be read, for want of memory or because of the disk: it need not be damaged."""
+
+
+class CheckpointWriteError(FvcError):
+    """A checkpoint could not be written; the previous one is untouched."""
+
+
+class CheckpointMismatchError(UsageError):
+    """A checkpoint was made by another configuration or from other data. Exit code 2."""
 
 
 class _HashingStream:
@@ -290,99 +296,6 @@ def _digest_path(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
-# ----------------------------------------------------------------------------------------------------
-# One thread beside the caller that does one job at a time, started while there is room for it.
-
-
-Job = Callable[[], None]
-_Task = tuple[Job, "Future[None]"]
-
-
-class OneWorker:
-    """Does jobs in a thread of its own, each to its end before the next is taken.
-
-    The thread starts with the first job and then waits for others. Where memory is short a thread may fail to start,
-    or die at birth without ever saying so (``Thread.start`` then waits for ever); the first job is given early, so
-    later ones meet a thread that is there already. Where it cannot be started the job is done by the caller. The
-    interpreter's end does not wait: whoever needs a job done calls ``finish``.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._started = False
-        self._last: Future[None] | None = None
-        # The thread holds the queue and not this object, so it ends when nobody can give it jobs any more.
-        weakref.finalize(self, self._tasks.put, None)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the last job is still being done."""
-        return self._last is not None and not self._last.done()
-
-    def give(self, job: Job) -> None:
-        """Wait for the job before, then hand over ``job``; raises what the one before raised."""
-        self.finish()
-        self._last = Future()
-        if self._has_thread():
-            self._tasks.put((job, self._last))
-        else:
-            _do(job, self._last)
-
-    def wait(self) -> None:
-        """Wait for the last job; what it raised is kept for ``finish``."""
-        if self._last is not None:
-            self._last.exception()
-
-    def finish(self) -> None:
-        """Wait for the last job; raises what it raised, once."""
-        if self._last is not None:
-            error = self._last.exception()
-            self._last = None
-            if error is not None:
-                raise error
-
-    def _has_thread(self) -> bool:
-        if not self._started:
-            try:
-                threading.Thread(target=_work, args=(self._tasks,), name=self._name, daemon=True).start()
-            except RuntimeError:  # no room for another thread
-                return False
-            self._started = True
-        return True
-
-
-def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
-    while (task := tasks.get()) is not None:
-        _do(*task)
-        del task  # what it was written from is not held until the next one
-
-
-def _do(job: Job, end: Future[None]) -> None:
-    try:
-        job()
-    except BaseException as error:  # noqa: BLE001 - raised again by finish, in the thread that can act on it
-        end.set_exception(error.with_traceback(None))  # which would hold what the job was made from
-    else:
-        end.set_result(None)
-
-
-LATEST = "latest_checkpoint.pt"
-BEST = "best_model.safetensors"
-FORK_NOTE = "forked_from.json"
-_FORMAT = 1
-_EPOCH_FILE = re.compile(r"^checkpoint_epoch_(\d{3,})\.pt$")
-_logger = logging.getLogger(__name__)
-
-
-class CheckpointWriteError(FvcError):
-    """A checkpoint could not be written; the previous one is untouched."""
-
-
-class CheckpointMismatchError(UsageError):
-    """A checkpoint was made by another configuration or from other data. Exit code 2."""
-
-
 @dataclass(frozen=True)
 class CheckpointBinding:
     """What a checkpoint belongs to. ``config`` holds JSON values, whole, so that a refusal can show what changed."""
@@ -448,7 +361,9 @@ class CheckpointFolder:
         self._keep_last = keep_last
         self._report = report
         self._best_epoch_on_disk: int | None = None
-        self._writer = OneWorker("fvc-checkpoint")
+        # Its thread starts with the first save and stays: one that is started when memory is short may never run.
+        self._writer = ThreadPoolExecutor(1, "fvc-checkpoint")
+        self._written: Future[None] | None = None  # of the checkpoint saved last, until somebody has waited for it
         self._copy: Any = None  # of the state saved last: its memory serves for the next
         if folder.is_dir():
             sweep_temporaries(folder)
@@ -456,7 +371,7 @@ class CheckpointFolder:
     @property
     def is_writing(self) -> bool:
         """Whether the checkpoint saved last is still on its way to the disk."""
-        return self._writer.is_busy
+        return self._written is not None and not self._written.done()
 
     def save(
         self,
@@ -494,7 +409,16 @@ class CheckpointFolder:
             "best_model": dict(best_model),
             "state": self._copy,
         }
-        self._writer.give(partial(self._write, document, epoch_ended and epoch > 0))
+        try:
+            self._written = self._writer.submit(self._write, document, epoch_ended and epoch > 0)
+        except RuntimeError:  # no room for a thread
+            self._writer = ThreadPoolExecutor(1, "fvc-checkpoint")
+            self._written = Future()
+            try:
+                self._write(document, epoch_ended and epoch > 0)
+                self._written.set_result(None)
+            except Exception as error:  # noqa: BLE001 - raised by finish, like the thread's
+                self._written.set_exception(error)
 
     def finish(self) -> None:
         """Wait until what was saved is on the disk.
@@ -502,8 +426,10 @@ class CheckpointFolder:
         Raises:
             CheckpointWriteError: the disk is full, read-only or gone. The files from before still load.
         """
+        written, self._written = self._written, None
         try:
-            self._writer.finish()
+            if written is not None:
+                written.result()
         except (MemoryError, RuntimeError) as error:  # torch says the latter when memory ends
             told = str(error).partition("\n")[0] or "memory ended"
             raise CheckpointWriteError(
@@ -518,7 +444,8 @@ class CheckpointFolder:
 
     def wait(self) -> None:
         """The same without an error, on the way out of another one."""
-        self._writer.wait()
+        if self._written is not None:
+            self._written.exception()
 
     def give_memory_back(self) -> None:
         """Wait until what was saved is written, and keep no copy of it: for when memory is short."""
