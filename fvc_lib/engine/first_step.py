@@ -1,0 +1,97 @@
+"""One real step on one small batch, to look at before a long training: network, shapes, loss and gradient norm.
+
+The step is the training's own transaction (``step``), on a network of its own and under random draws of its own, so a
+training that follows finds everything as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.engine.device import ComputeDevice, Precision, finish_gradients
+from fvc_lib.engine.random_state import forked_random_state, stable_seed
+from fvc_lib.engine.step import BatchTransaction
+from fvc_lib.engine.task import Batch, Task, stack_samples
+from fvc_lib.services.errors import DataError
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """What one step on ``batch`` showed.
+
+    Attributes:
+        network: class of the network.
+        parts: its children: name, class, number of trainable parameters.
+        tensors: what goes in and comes out: name, shape, dtype.
+        batch: the samples, on the CPU.
+        loss: mean over the batch, before the step.
+        gradient_norm: L2 norm over all parameters, before clipping.
+    """
+
+    network: str
+    parts: tuple[tuple[str, str, int], ...]
+    tensors: tuple[tuple[str, str, str], ...]
+    batch: Batch
+    loss: float
+    gradient_norm: float
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable, of the whole network."""
+        return sum(number for _, _, number in self.parts)
+
+    def sentence(self) -> str:
+        """The step in one line."""
+        return (
+            f"one step of {self.network} ({self.num_parameters:,} parameters) on {len(self.batch)} samples: "
+            f"loss {self.loss:.3f}, gradient norm {self.gradient_norm:.3f}"
+        )
+
+
+def first_step(task: Task, compute: ComputeDevice, *, seed: int = 0, num_samples: int = 4) -> FirstStep:
+    """Build the task's network, take one batch of training samples through it and back, and report what was seen.
+
+    Args:
+        task: what is to be trained.
+        compute: device and precision of the training.
+        seed: of the weights and of every random draw; the caller's generators are left as they are.
+        num_samples: of the batch, spread evenly over the training data; fewer where there are not so many.
+
+    Raises:
+        DataError: there is no training sample.
+    """
+    data = task.training_data
+    if not len(data):
+        raise DataError("training data: got no sample, wanted at least one. Look at the folds and the clip store.")
+    number = min(num_samples, len(data))
+    with forked_random_state(stable_seed("first step", seed), compute.device):
+        model = task.build_model().to(compute.device).train()
+        batch = stack_samples([data[place * len(data) // number] for place in range(number)])
+        there, precision = batch.to(compute.device), Precision(compute)
+        with torch.no_grad(), precision.autocast():
+            outputs = task.forward(model, there)
+        found = BatchTransaction(task, model, precision, compute.device).gradients(there, number)
+        scale = float(precision.scaler.get_scale()) if precision.scales_losses else 1.0
+        norm = finish_gradients(model.parameters(), found.num_samples / (found.loss.weight * scale), math.inf)
+    shown = [*_described("in", batch.tensors), *_described("out", outputs)]
+    return FirstStep(type(model).__name__, _parts(model), tuple(shown), batch, found.loss.mean(), float(norm))
+
+
+def _described(way: str, tensors: dict[str, Tensor]) -> list[tuple[str, str, str]]:
+    return [
+        (f"{way}: {name}", " × ".join(map(str, tensor.shape)), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in tensors.items()
+    ]
+
+
+def _parts(model: nn.Module) -> tuple[tuple[str, str, int], ...]:
+    parts = [
+        (name, type(part).__name__, sum(each.numel() for each in part.parameters() if each.requires_grad))
+        for name, part in model.named_children()
+    ]
+    own = sum(each.numel() for each in model.parameters(recurse=False) if each.requires_grad)
+    return tuple([*parts, ("own", "parameters", own)] if own else parts)

@@ -1,0 +1,46 @@
+"""One step shown before a training: real shapes, the transaction's loss and gradient, and nothing left behind."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fvc_lib.engine.device import resolve_device
+from fvc_lib.engine.first_step import first_step
+from fvc_lib.engine.random_state import seed_generators, stable_seed
+from tests.kits.task_kit import KINDS
+
+CPU = resolve_device("cpu", "off")
+
+
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_a_step_shows_shapes_loss_and_gradient_of_each_task(tasks):
+    task = tasks()
+    step = first_step(task, CPU, seed=3)
+    assert len(step.batch) == min(4, len(task.training_data))
+    assert step.num_parameters == sum(p.numel() for p in task.build_model().parameters())
+    assert math.isfinite(step.loss)
+    assert step.gradient_norm > 0
+    shapes = {name: shape for name, shape, _ in step.tensors}
+    for name, tensor in step.batch.tensors.items():
+        assert shapes[f"in: {name}"] == " × ".join(map(str, tensor.shape))
+    assert any(name.startswith("out: ") for name in shapes)
+    assert first_step(task, CPU, seed=3).sentence() == step.sentence()
+
+
+def test_loss_and_gradient_are_those_of_plain_torch(tasks):
+    task = tasks()
+    step = first_step(task, CPU, seed=1)
+    before = torch.get_rng_state()
+    with torch.random.fork_rng():
+        seed_generators(stable_seed("first step", 1))
+        model = task.build_model().train()
+    loss = task.loss(task.forward(model, step.batch), step.batch)
+    (loss.total / loss.weight).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf)
+    assert step.loss == pytest.approx(float((loss.total / loss.weight).detach()), rel=1e-6)
+    assert step.gradient_norm == pytest.approx(float(norm), rel=1e-5)
+    assert torch.equal(torch.get_rng_state(), before)
