@@ -7,10 +7,10 @@ import pytest
 
 from fvc_lib.analysis.read import queries
 from fvc_lib.engine.checkpoint import EpochRecord, TrainingRecord
-from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.training import StageOutcome, write_stage_outcome
+from fvc_lib.tasks.recipe import TrainingOutcome, outcome_to_json
 from fvc_lib.tasks.video.training import TrainingSummary
 
 TRAINING = {
@@ -55,13 +55,13 @@ def test_the_fields_are_those_that_training_writes() -> None:
     assert set(TRAINING) <= set(TrainingSummary.__dataclass_fields__)
 
 
-def stage_outcome(**changes: Any) -> StageOutcome:
+def stage_outcome(**changes: Any) -> TrainingOutcome[TrainingRecord]:
     record = TrainingRecord(
         history=(EpochRecord(1, 1e-3, 2.0, {"loss": 1.9}), EpochRecord(2, 1e-4, 1.0, {"loss": 0.9})),
         best_epoch=2, steps=12, nonfinite_steps=0, micro_batch=8, micro_batch_schedule=(), inexact_because=(),
         seconds=3.5,
     )  # fmt: skip
-    told = StageOutcome(
+    told = TrainingOutcome(
         stage="10_image_recognition", model="small_resnet", num_parameters=9, device="cpu", num_train=48,
         num_validation=8, num_test=14, training=record, predicted_peak_bytes=None, peak_rss_bytes=5 * 10**8,
         peak_device_bytes=None, fingerprint="f",
@@ -72,7 +72,7 @@ def stage_outcome(**changes: Any) -> StageOutcome:
 def test_a_training_without_folds_is_a_row_without_a_fold_as_the_stage_itself_writes_it(run: RunPaths) -> None:
     write_json(run.fold_outcome(0), OUTCOME)
     for stage in ("10_image_recognition", "20_video_text"):
-        write_stage_outcome(run.stage_outcome(stage), stage_outcome(stage=stage))
+        write_text(run.stage_outcome(stage), outcome_to_json(stage_outcome(stage=stage)))
     answer = queries.training_summary([run])
     assert answer.notes == ()
     columns = ("stage", "fold", "trained", "epochs", "best_epoch", "threshold", "num_train_samples", "micro_batch")
@@ -84,7 +84,17 @@ def test_a_training_without_folds_is_a_row_without_a_fold_as_the_stage_itself_wr
 
 
 def test_what_a_stage_without_folds_does_not_tell_is_noted_by_the_stages_name(run: RunPaths) -> None:
-    write_json(run.stage_outcome("20_video_text"), {**OUTCOME, "num_train": 3})
+    write_json(
+        run.stage_outcome("20_video_text"),
+        {
+            "model": "m",
+            "device": "cpu",
+            "peak_rss_bytes": 1,
+            "peak_device_bytes": None,
+            "training": TRAINING,
+            "num_train": 3,
+        },
+    )
     answer = queries.training_summary([run])
     assert answer.notes == ("run_x: outcome.json of 20_video_text does not tell num_validation, num_test.",)
     assert answer.frame.select("num_train_samples", "num_test_samples", "temperature").rows() == [(3, None, None)]

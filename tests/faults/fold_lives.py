@@ -23,7 +23,8 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.video.training import read_outcome, train_fold
+from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks.video.training import TrainingSummary, train_fold
 from tests.faults.checkpoint_lives import same
 from tests.faults.conftest import STAGE, Result
 from tests.faults.file_operations import FileOperations
@@ -92,7 +93,7 @@ def standing(paths: RunPaths, whole: RunPaths, fold: int, scratch: Path) -> Stan
     for folder, model in ((paths.fold_checkpoints, whole), (paths.control_checkpoints, whole)):
         theirs = getattr(model, folder.__name__)(fold)
         steps.append(_saved_step(folder(fold), _binding(theirs / LATEST), scratch))
-    finished = read_outcome(paths.fold_outcome(fold)) is not None and paths.predictions(fold).exists()
+    finished = read_outcome(paths.fold_outcome(fold), TrainingSummary) is not None and paths.predictions(fold).exists()
     return Standing((steps[0], steps[1]), finished)
 
 

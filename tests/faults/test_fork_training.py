@@ -16,7 +16,8 @@ from fvc_lib.execution.run.status import RunStatus
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table, write_table
-from fvc_lib.tasks.video.training import FoldOutcome, train_fold, training_parameters
+from fvc_lib.tasks.recipe import TrainingOutcome
+from fvc_lib.tasks.video.training import TrainingSummary, train_fold, training_parameters
 from tests.faults.conftest import STAGE, elsewhere
 from tests.kits.training import TinyTraining
 
@@ -32,7 +33,7 @@ def ancestor(tiny: TinyTraining) -> TinyTraining:
     return tiny
 
 
-def train(paths: RunPaths, tiny: TinyTraining, attempt: int) -> FoldOutcome:
+def train(paths: RunPaths, tiny: TinyTraining, attempt: int) -> TrainingOutcome[TrainingSummary]:
     with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
         return train_fold(paths, tiny.config, 0, metric_log=log, attempt=attempt)
 

@@ -75,7 +75,7 @@ def test_it_is_named_before_training_and_takes_no_part_in_it(tmp_path, paths, co
         handle.remove()
     (before_the_first_step,) = [message for message in said[0] if "have no clip" in message]
     assert all(video_id in before_the_first_step for video_id in lost)
-    assert sorted(outcome.missing_videos) == lost
+    assert sorted(outcome.missing) == lost
     assert not set(lost) & set(read_table(paths.predictions(0), PREDICTIONS)["video_id"])
 
 

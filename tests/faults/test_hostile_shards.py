@@ -17,7 +17,7 @@ from fvc_lib.engine.watching import NoMetrics
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import AUGMENTED, read_table
-from fvc_lib.tasks.video import training as fold_fitting
+from fvc_lib.tasks import recipe
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.video.clips.shards import write_shards
 from tests.kits.training import TinyTraining
@@ -81,7 +81,7 @@ def refused_before_training(tiny: TinyTraining, change: Change, trace: Path) -> 
 
 @pytest.fixture(autouse=True)
 def no_training(monkeypatch):
-    monkeypatch.setattr(fold_fitting, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
 
 
 @pytest.mark.fault(36)

@@ -15,7 +15,8 @@ from torch import Tensor
 from fvc_lib.services.checkpoints import load_best_model
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table
-from fvc_lib.tasks.video.training import FoldOutcome, read_outcome
+from fvc_lib.tasks.recipe import TrainingOutcome, read_outcome
+from fvc_lib.tasks.video.training import TrainingSummary
 from tests.faults.conftest import elsewhere
 from tests.faults.forked import run
 from tests.faults.shortage_lives import train_in_little_memory
@@ -47,8 +48,8 @@ class Life:
     said: str
 
     @property
-    def outcome(self) -> FoldOutcome:
-        outcome = read_outcome(self.paths.fold_outcome(0))
+    def outcome(self) -> TrainingOutcome[TrainingSummary]:
+        outcome = read_outcome(self.paths.fold_outcome(0), TrainingSummary)
         assert outcome is not None, self.said
         return outcome
 

@@ -14,9 +14,10 @@ from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
-from fvc_lib.tasks.video import training as fold_fitting
+from fvc_lib.tasks import recipe
+from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video.data import fold_clips, prior_logit, read_fold
-from fvc_lib.tasks.video.training import read_outcome, train_fold
+from fvc_lib.tasks.video.training import TrainingSummary, train_fold
 from fvc_lib.video.clips.shards import write_shards
 from tests.kits.selection_kit import recorded_selection
 
@@ -43,15 +44,15 @@ def test_a_fold_is_learned_and_its_control_is_not(tiny_training, list_log):
     assert table["threshold"].unique().to_list() == [outcome.training.selection.threshold]
     assert (table["control_label"] != table["label"]).any()
     assert log.values("control", "test_roc_auc")[0] < 1
-    assert (outcome.num_train_clips, outcome.missing_videos) == (2 * outcome.num_train_videos, ())
-    assert outcome.num_train_videos + outcome.num_validation_videos + outcome.num_test_videos == folds.height
+    assert (outcome.num_train_samples, outcome.missing) == (2 * outcome.num_train, ())
+    assert outcome.num_train + outcome.num_validation + outcome.num_test == folds.height
     losses = [record.validation["loss"] for record in outcome.training.history]
     assert outcome.training.selection.best_epoch == losses.index(min(losses)) + 1
     assert (
         load_best_model(tiny.paths.fold_checkpoints(0)).keys()
         == load_best_model(tiny.paths.control_checkpoints(0)).keys()
     )
-    assert read_outcome(tiny.paths.fold_outcome(0)) == outcome
+    assert read_outcome(tiny.paths.fold_outcome(0), TrainingSummary) == outcome
 
 
 def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_training, list_log):
@@ -66,7 +67,7 @@ def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_train
     outcome = run(tiny, list_log())
     table = read_table(tiny.paths.predictions(0), PREDICTIONS)
     shift = outcome.training.selection.prior_logit
-    _, clips = read_fold(tiny.paths, tiny.config, 0)
+    _, clips, _ = read_fold(tiny.paths, tiny.config, 0)
     assert shift == prior_logit(clips.train, "loss") > 0
     network = DETECTORS.get(tiny.config.model).build().eval()
     network.load_state_dict(load_best_model(tiny.paths.fold_checkpoints(0)))
@@ -78,7 +79,7 @@ def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_train
 
 def test_a_finished_fold_is_not_trained_again(tiny_training, list_log, monkeypatch):
     outcome = run(tiny_training, list_log())
-    monkeypatch.setattr(fold_fitting, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
     log = list_log()
     assert run(tiny_training, log) == outcome
     assert log.lines == []
@@ -230,7 +231,7 @@ def test_store_and_shards_give_the_same_run_to_the_bit(tiny_training, list_log, 
 
 
 def test_shards_that_are_missing_or_damaged_stop_the_fold_before_training(tiny_training, list_log, monkeypatch):
-    monkeypatch.setattr(fold_fitting, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
     tiny = tiny_training.with_config(clip_source="shards")
     with pytest.raises(DataError, match=r"manifest\.json.*No such file.*--from 03"):
         run(tiny, list_log())
@@ -275,7 +276,7 @@ def test_videos_that_could_not_be_decoded_are_named_and_left_out(tiny_training, 
             tiny_training.store.clip_path(video_id, index).unlink()
     tiny_training.note_clips()
     outcome = run(tiny_training, list_log())
-    assert outcome.missing_videos == tuple(lost)
+    assert outcome.missing == tuple(lost)
     assert "3 videos have no clip and take no part: video00000, video00007, video00020" in caplog.text
     assert not set(lost) & set(read_table(tiny_training.paths.predictions(0), PREDICTIONS)["video_id"])
 
@@ -295,7 +296,7 @@ def test_a_clip_that_was_made_and_is_gone_stops_the_fold(tiny_training, list_log
 
 
 def test_unfinished_augmentation_is_named_before_training(tiny_training, list_log, monkeypatch):
-    monkeypatch.setattr(fold_fitting, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
     clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.store, tiny_training.config, 0)
     video_id = clips.train[0].video_id
     tiny_training.store.clip_path(video_id, 1).unlink()

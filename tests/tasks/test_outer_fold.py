@@ -11,11 +11,11 @@ import pytest
 
 from fvc_lib.services.errors import LeakageError
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table, write_table
-from fvc_lib.tasks.video import training as fold_fitting
+from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video import training as fold_training
 from fvc_lib.tasks.video.data import ClipRow, SealedFold
 from fvc_lib.tasks.video.selection import SELECTION
-from fvc_lib.tasks.video.training import read_outcome, train_fold
+from fvc_lib.tasks.video.training import TrainingSummary, train_fold
 from tests.faults.conftest import elsewhere
 from tests.kits.selection_kit import recorded_selection
 
@@ -66,7 +66,7 @@ def test_nothing_of_the_videos_can_be_read_off_the_seal():
 
 
 def test_one_module_of_the_room_reads_tables_and_it_is_the_one_that_seals():
-    room = Path(fold_fitting.__file__).parent
+    room = Path(fold_training.__file__).parent
     readers = {path.name: path.read_text() for path in room.glob("*.py")}
     readers = {name: text for name, text in readers.items() if re.search("read_table|read_parquet", text)}
     of_other_tasks = {name for name, text in readers.items() if "services.task_tables" in text}
@@ -122,18 +122,18 @@ def test_the_log_tells_of_the_selection_before_the_test_and_the_files_hold_it(ti
         (outcome.control, paths.control_checkpoints(0)),
     ):
         assert (summary.recorded.openings, summary.recorded.earlier) == (1, 0)
-        assert summary.selection.num_videos == outcome.num_validation_videos
+        assert summary.selection.num_videos == outcome.num_validation
         for name in ("best_epoch", "temperature", "threshold"):
             assert getattr(summary, name) == getattr(summary.selection, name)
         assert '"openings": 1' in (folder / SELECTION).read_text()
-    assert read_outcome(paths.fold_outcome(0)) == outcome
+    assert read_outcome(paths.fold_outcome(0), TrainingSummary) == outcome
 
 
 def test_a_training_that_looks_before_it_has_chosen_is_stopped_without_a_prediction(
     tiny_training, list_log, monkeypatch
 ):
-    def choose_by_the_test(fitted):
-        return [row.label for row in fitted.clips.test]
+    def choose_by_the_test(trained, source, clips, config):
+        return [row.label for row in clips.test]
 
     monkeypatch.setattr(fold_training, "choose", choose_by_the_test)
     tiny = tiny_training.with_config(shuffled_label_control=False, epochs=1)
@@ -149,12 +149,14 @@ def test_a_training_that_looks_before_it_has_chosen_is_stopped_without_a_predict
 def test_an_attempt_that_died_after_opening_binds_the_next_one(tiny_training, list_log, monkeypatch):
     tiny = tiny_training.with_config(shuffled_label_control=False, epochs=1)
     with monkeypatch.context() as patched:
-        patched.setattr(fold_fitting, "probabilities", interrupt)
+        patched.setattr(fold_training, "probabilities", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
     assert not tiny.paths.fold_outcome(0).exists()
-    select = fold_fitting.select
-    monkeypatch.setattr(fold_fitting, "select", lambda *given, **also: replace(select(*given, **also), threshold=0.987))
+    select = fold_training.select
+    monkeypatch.setattr(
+        fold_training, "select", lambda *given, **also: replace(select(*given, **also), threshold=0.987)
+    )
     outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
     assert outcome.training.selection.threshold != 0.987
     assert outcome.training.recorded.openings == 2

@@ -18,7 +18,8 @@ from fvc_lib.engine.watching import NoMetrics
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.tables import PREDICTIONS, read_table
-from fvc_lib.tasks.video.training import read_outcome, train_fold
+from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks.video.training import TrainingSummary, train_fold
 from tests.faults.conftest import STAGE, elsewhere, result_of
 from tests.kits.engine_kit import Observer
 
@@ -55,7 +56,7 @@ def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path)
             paths, two_ranks.config, 0, metric_log=log, memory=observer,
             progress=lambda done, planned: seen.append((done, planned)),
         )  # fmt: skip
-    assert outcome == read_outcome(paths.fold_outcome(0))
+    assert outcome == read_outcome(paths.fold_outcome(0), TrainingSummary)
     assert outcome.num_ranks == 2
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
@@ -79,7 +80,7 @@ def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert result_of(again) == result_of(paths)
-    assert read_outcome(again.fold_outcome(0)).num_ranks == 2
+    assert read_outcome(again.fold_outcome(0), TrainingSummary).num_ranks == 2
     samples = [json.loads(line) for line in again.memory(STAGE, 0).read_text().splitlines()]
     assert {sample["phase"] for sample in samples} >= {"train", "control_train", "report"}
 
@@ -123,7 +124,7 @@ def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(
     assert ranks_of(psutil.Process()) == {}
     train_until(disturbed, config, 4, never)
     assert result_of(disturbed) == result_of(paths)
-    assert read_outcome(disturbed.fold_outcome(0)).training.inexact_because == ()
+    assert read_outcome(disturbed.fold_outcome(0), TrainingSummary).training.inexact_because == ()
     log = (disturbed.logs / f"{STAGE}_fold_0_ranks.log").read_text()
     assert "[rank 0] ERROR: the other ranks were lost" in log
 
@@ -177,7 +178,7 @@ def test_one_rank_alone_trains_from_the_command_line(two_ranks):
     command = [sys.executable, "-m", "fvc_lib.tasks.rank", str(two_ranks.paths.root), "--fold", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert read_outcome(two_ranks.paths.fold_outcome(0)).num_ranks == 1
+    assert read_outcome(two_ranks.paths.fold_outcome(0), TrainingSummary).num_ranks == 1
     refused = subprocess.run([*command[:-1], "9"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert refused.returncode == 3, refused.stderr
     assert "[rank 0] ERROR: " in refused.stderr

@@ -9,6 +9,7 @@ import torch
 
 from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
+from fvc_lib.engine.checkpoint import TrainingRecord
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.memory import training_memory
 from fvc_lib.execution.plan.forking import Inheritance, take_over
@@ -20,7 +21,7 @@ from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, VIDEO_TEXTS, read_table, write_table
-from fvc_lib.tasks.training import read_stage_outcome
+from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video_text.results import video_text_results
 from fvc_lib.tasks.video_text.training import (
     STAGE,
@@ -114,7 +115,7 @@ def test_a_training_writes_what_the_test_part_gave(run):
     paths, config, pairs = run
     log = Log()
     outcome = train_video_text(paths, config, metric_log=log)
-    assert outcome == read_stage_outcome(paths.stage_outcome(STAGE))
+    assert outcome == read_outcome(paths.stage_outcome(STAGE), TrainingRecord)
     assert (outcome.num_train, outcome.num_validation, outcome.num_test) == (24, 6, 13)
 
     test = pairs.filter(pl.col("part") == "test")

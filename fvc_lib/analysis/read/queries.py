@@ -114,8 +114,8 @@ TRAININGS_SCHEMA = pl.Schema(
 )
 # Names in a record, and the columns they fill.
 _OF_BOTH = {name: name for name in ("model", "device", "peak_rss_bytes", "peak_device_bytes")}
-_OF_FOLD = _OF_BOTH | {f"num_{part}_videos": f"num_{part}_samples" for part in ("train", "validation", "test")}
-_OF_STAGE = _OF_BOTH | {f"num_{part}": f"num_{part}_samples" for part in ("train", "validation", "test")}
+_PARTS = ("train", "validation", "test")
+_OF_OUTCOME = _OF_BOTH | {f"num_{part}": f"num_{part}_samples" for part in _PARTS}
 _OF_TRAINING = {
     name: name
     for name in ("best_epoch", "threshold", "temperature", "steps", "nonfinite_steps", "micro_batch", "seconds")
@@ -162,7 +162,8 @@ def _rows(outcome: Mapping[str, Any], *, of_fold: bool) -> tuple[list[dict[str, 
     wrong: list[str] = []
     if not isinstance(outcome.get("training"), dict):
         return [], ["training"]
-    of_both = dict(_told(outcome, _OF_FOLD if of_fold else _OF_STAGE, wrong))
+    old_names = {f"num_{part}": outcome[f"num_{part}_videos"] for part in _PARTS if f"num_{part}_videos" in outcome}
+    of_both = dict(_told({**old_names, **outcome}, _OF_OUTCOME, wrong))
     rows = []
     for trained, key in (("model", "training"), ("control", "control")):
         training = outcome.get(key)

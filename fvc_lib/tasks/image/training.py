@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import polars as pl
@@ -12,13 +14,12 @@ import torch
 
 from fvc_lib.corpus.images import image_root
 from fvc_lib.detectors.frames.backbone import backbone_network, fitting_weights, named_backbone
+from fvc_lib.engine.checkpoint import TrainingRecord
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
-from fvc_lib.engine.watching import MetricSink
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.memory_policy import MemoryObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
     IMAGE_PREDICTIONS,
@@ -32,30 +33,25 @@ from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, MixSettings, balancing_weights
 from fvc_lib.tasks.image.records import ImageParts, ImageRecords, image_parts, require_files, write_labels
 from fvc_lib.tasks.image.task import ImageScores, ImageTask, ImageTaskSettings
-from fvc_lib.tasks.training import (
-    Progress,
-    SplitTraining,
-    StageOutcome,
-    split_settings,
-    train_stage_on_ranks,
-    trained_split,
+from fvc_lib.tasks.recipe import (
+    Finished,
+    Network,
+    TrainedNetwork,
+    Training,
+    TrainingOptions,
+    TrainingOutcome,
+    record_alone,
+    settings_of,
+    sizes_of,
+    train,
 )
 
 DEFAULT_MICRO_BATCH = 8
 
 
 def train_images(
-    paths: RunPaths,
-    config: RunConfig,
-    fold: int | None = None,
-    *,
-    metric_log: MetricSink,
-    attempt: int = 1,
-    memory: MemoryObserver | None = None,
-    stop: Callable[[], bool] | None = None,
-    progress: Progress | None = None,
-    ranks: Ranks | None = None,
-) -> StageOutcome:
+    paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
+) -> TrainingOutcome[TrainingRecord]:
     """Train, choosing the epoch on the validation part, and predict the test part once with that epoch's weights.
 
     Reads ``tables/images.parquet`` and ``tables/image_targets.parquet``; writes the checkpoints, beside them
@@ -66,41 +62,39 @@ def train_images(
         paths: the run.
         config: its resolved parameters.
         fold: None: this task has one split.
-        metric_log: gets the phases train, validation and test.
-        attempt: which try this is; nothing depends on it.
-        memory: told at every step where the training is.
-        stop: asked at every step boundary.
-        progress: called with (steps done, steps planned).
-        ranks: of which this process is one; None: it is no rank, and starts them where there are to be several.
+        options: ``metric_log``, ``attempt``, ``memory``, ``stop``, ``progress``, ``ranks``: see ``TrainingOptions``.
 
     Raises:
-        StoppedError: ``stop`` said so; everything is saved (exit code 75).
         DataError: pictures that are gone, an empty part, or a test part of which the network says nothing finite.
         UsageError: the backbone or its weights, or balanced sampling where pictures have no class.
-        CheckpointMismatchError, MemoryExhaustedError, CheckpointWriteError, RankLostError: as ``train_fold``.
+        FvcError: as ``recipe.train``.
     """
-    if ranks is None and config.num_ranks > 1:
-        return train_stage_on_ranks(
-            paths, config, STAGE, metric_log=metric_log, attempt=attempt, memory=memory, stop=stop, progress=progress
-        )
-    root, parts = read_image_parts(paths, config)
-    require_files(root, parts)
-    training = image_split_training(root, parts, config)
-    test = ImageDataset(root, parts.test, parts.labels, config.image_size)
-    with trained_split(
-        paths, config, training, metric_log=metric_log, memory=memory, stop=stop, progress=progress, ranks=ranks
-    ) as trained:
-        scores = ImageScores(parts.labels)
-        trained.predict(test, scores)
-        refuse_nonfinite(scores)
-        found = scores.compute()
-        metric_log.log(step=trained.state.step, epoch=trained.state.best_epoch, phase="test", metrics=found)
-        return trained.finish(
-            num_train=len(parts.train),
-            num_validation=len(parts.validation),
-            num_test=len(parts.test),
-            write=lambda: _write(paths, parts, scores),
-        )
+
+    def read(ranks: Ranks) -> Training[TrainingRecord]:
+        root, parts = read_image_parts(paths, config)
+        require_files(root, parts)
+        outputs = [paths.image_predictions, paths.target_predictions, labels_file(paths)]
+        finish = partial(_finish, paths, root, parts, config)
+        return replace(image_split_training(root, parts, config), finish=finish, outputs=outputs)
+
+    return train(STAGE, fold, paths, config, read, TrainingRecord, **options)
+
+
+def _finish(
+    paths: RunPaths, root: Path, parts: ImageParts, config: RunConfig, trained: Sequence[TrainedNetwork]
+) -> Finished[TrainingRecord]:
+    (model,) = trained
+    scores = ImageScores(parts.labels)
+    model.predict(ImageDataset(root, parts.test, parts.labels, config.image_size), scores)
+    refuse_nonfinite(scores)
+    model.log("test", scores.compute())
+
+    def write() -> None:
+        write_labels(labels_file(paths), parts.labels)
+        write_table(class_predictions(parts.test, scores), IMAGE_PREDICTIONS, paths.image_predictions)
+        write_table(target_predictions(parts.test, scores), TARGET_PREDICTIONS, paths.target_predictions)
+
+    return Finished([TrainingRecord(**model.record())], write)
 
 
 def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str, Any]:
@@ -143,8 +137,8 @@ def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImagePar
     return image_root(config), image_parts(images, targets)
 
 
-def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> SplitTraining:
-    """What ``config`` asks to be learned from ``parts``.
+def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Training[TrainingRecord]:
+    """What ``config`` asks to be learned from ``parts``; nothing is scored or written.
 
     Raises:
         UsageError: balanced sampling where pictures have no class, or a file of weights that cannot be read.
@@ -157,13 +151,16 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Sp
             "class_balance sampler: some training pictures have no class, and would never be drawn. "
             "Take -p class_balance loss or none."
         )
-    return SplitTraining(
+    seed = stable_seed(STAGE, config.seed)
+    return Training(
         stage=STAGE,
-        task=task,
-        settings=split_settings(config, STAGE, DEFAULT_MICRO_BATCH, balance_classes=balance),
-        parameters=training_parameters(config),
-        data_fingerprint=parts.fingerprint,
         model_name=config.backbone,
+        settings=settings_of(config, seed, DEFAULT_MICRO_BATCH, balance_classes=balance),
+        parameters=training_parameters(config),
+        networks=[Network(task, parts.fingerprint)],
+        sizes=sizes_of(len(parts.train), len(parts.validation), len(parts.test)),
+        finish=record_alone,
+        record=TrainingRecord,
     )
 
 
@@ -207,12 +204,6 @@ def refuse_nonfinite(scores: ImageScores) -> None:
             f"the network says nothing finite of {len(lost)} test pictures, the first: "
             f"{', '.join(sorted(lost)[:5])}. Turn amp off, or train with a lower learning_rate."
         )
-
-
-def _write(paths: RunPaths, parts: ImageParts, scores: ImageScores) -> None:
-    write_labels(labels_file(paths), parts.labels)
-    write_table(class_predictions(parts.test, scores), IMAGE_PREDICTIONS, paths.image_predictions)
-    write_table(target_predictions(parts.test, scores), TARGET_PREDICTIONS, paths.target_predictions)
 
 
 def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:

@@ -304,31 +304,36 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
     return shards
 
 
-def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource, FoldClips]:
-    """The clips of one outer fold of a run, and where they are read from.
+def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource, FoldClips, FoldClips | None]:
+    """One outer fold of a run: where its clips are read from, the fold, and the fold under shuffled labels.
+
+    The last, the control, is None where it is turned off, or where a few mixed groups cannot carry shuffled labels: no
+    fault of the data.
 
     Raises:
         DataError: as ``open_clips`` and ``fold_clips``, or a clip that was made is gone since.
     """
     folds, made = read_table(paths.folds, FOLDS), read_table(paths.augmented_metadata, AUGMENTED)
     if config.shuffle_labels:
-        folds = _shuffled(folds, config, "shuffle_labels")
+        # By group over the whole corpus, the same for every fold of a run; within each outer fold, so that what another
+        # fold's groups are called says nothing of this one's labels.
+        folds = shuffle_labels_by_group(folds, stable_seed("shuffle_labels", config.seed))
     source = open_clips(config, made)
-    clips = fold_clips(folds, source, config, fold)
-    _refuse_thinned_store(made, clips)
-    return source, clips
-
-
-def read_control_fold(paths: RunPaths, config: RunConfig, fold: int, source: ClipSource) -> FoldClips | None:
-    """The same fold under shuffled labels; None where a few mixed groups cannot carry them: no fault of the data."""
-    folds = read_table(paths.folds, FOLDS)
-    if config.shuffle_labels:
-        folds = _shuffled(folds, config, "shuffle_labels")
-    try:
-        return fold_clips(_shuffled(folds, config, "control"), source, config, fold)
-    except DataError as error:
-        _logger.warning("fold %d has no shuffled-label control: %s", fold, error)
-        return None
+    clips, control = fold_clips(folds, source, config, fold), None
+    known = set(made["video_id"])
+    gone = [video_id for video_id in clips.missing if video_id in known]
+    if gone:  # folds would train on different videos
+        raise DataError(
+            f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
+            f"{', '.join(gone[:5])}. Make them again: run_notebooks.py --from 03."
+        )
+    if config.shuffled_label_control:
+        shuffled = shuffle_labels_by_group(folds, stable_seed("control", config.seed))
+        try:
+            control = fold_clips(shuffled, source, config, fold)
+        except DataError as error:
+            _logger.warning("fold %d has no shuffled-label control: %s", fold, error)
+    return source, clips, control
 
 
 def fold_clips(folds: pl.DataFrame, source: ClipSource, config: RunConfig, fold: int) -> FoldClips:
@@ -365,22 +370,3 @@ def fold_clips(folds: pl.DataFrame, source: ClipSource, config: RunConfig, fold:
         missing=missing,
         fingerprint=fingerprint,
     )
-
-
-def _shuffled(folds: pl.DataFrame, config: RunConfig, purpose: str) -> pl.DataFrame:
-    """Labels shuffled by group over the whole corpus, the same for every fold of a run.
-
-    Within each outer fold, so that what another fold's groups are called says nothing of this one's labels.
-    """
-    return shuffle_labels_by_group(folds, stable_seed(purpose, config.seed))
-
-
-def _refuse_thinned_store(made: pl.DataFrame, clips: FoldClips) -> None:
-    """A clip that was made and is gone since would make folds train on different videos."""
-    known = set(made["video_id"])
-    gone = [video_id for video_id in clips.missing if video_id in known]
-    if gone:
-        raise DataError(
-            f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
-            f"{', '.join(gone[:5])}. Make them again: run_notebooks.py --from 03."
-        )

@@ -17,6 +17,7 @@ from fvc_lib.engine.task import Batch, LossSum, Outputs, require_detached
 from fvc_lib.metrics.classification import FloatArray, IntArray, balanced_accuracy, roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.registry import DETECTORS
+from fvc_lib.tasks.recipe import settings_of
 from fvc_lib.tasks.video.data import ClipDataset
 
 
@@ -121,41 +122,7 @@ class BinaryScores:
         }
 
 
-# ----------------------------------------------------------------------------------------------------
-# What of a run's configuration a fold's training depends on, and what the engine gets of it.
-
-
-def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:
-    """The fold and the parameters that its weights depend on, as JSON values."""
-    return {"fold": fold, **config.training_values()}
-
-
 def engine_settings(config: RunConfig, fold: int) -> EngineSettings:
     """The engine's share of ``config`` for one fold."""
-    return settings_of(
-        config,
-        seed=stable_seed("fold", config.seed, fold),
-        micro_batch=DETECTORS.get(config.model).micro_batch,
-        balance_classes=config.class_balance == "sampler",
-    )
-
-
-def settings_of(config: RunConfig, *, seed: int, micro_batch: int, balance_classes: bool) -> EngineSettings:
-    """The engine's share of ``config`` for one training; ``micro_batch`` where ``batch_size`` says nothing."""
-    return EngineSettings(
-        epochs=config.epochs,
-        effective_batch_size=config.effective_batch_size,
-        micro_batch=config.batch_size or micro_batch,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        warmup_share=config.warmup_share,
-        max_gradient_norm=config.max_gradient_norm,
-        early_stopping_epochs=config.early_stopping_epochs,
-        seed=seed,
-        balance_classes=balance_classes,
-        num_workers=config.num_workers,
-        max_nonfinite_steps=config.max_nonfinite_steps,
-        checkpoint_seconds=60 * config.checkpoint_minutes,
-        checkpoint_epochs=config.checkpoint_epochs,
-        gradient_checkpointing=config.gradient_checkpointing,
-    )
+    seed, balance = stable_seed("fold", config.seed, fold), config.class_balance == "sampler"
+    return settings_of(config, seed, DETECTORS.get(config.model).micro_batch, balance_classes=balance)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import polars as pl
@@ -19,26 +20,29 @@ from fvc_lib.detectors.own.transformer import TokenNumbers
 from fvc_lib.detectors.own.video_text import NetworkPlan
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
 from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerprint, encoder_tensors
+from fvc_lib.engine.checkpoint import TrainingRecord
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.watching import MetricSink
 from fvc_lib.metrics.retrieval import RetrievalMetrics
 from fvc_lib.metrics.retrieval_stream import least_memory_bytes
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.memory_policy import MemoryObserver
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, PARTS, RETRIEVAL_RANKS, VIDEO_TEXTS, read_table, write_table
 from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
-from fvc_lib.tasks.training import (
-    Progress,
-    SplitTraining,
-    StageOutcome,
-    split_settings,
-    train_stage_on_ranks,
-    trained_split,
+from fvc_lib.tasks.recipe import (
+    Finished,
+    Network,
+    TrainedNetwork,
+    Training,
+    TrainingOptions,
+    TrainingOutcome,
+    record_alone,
+    settings_of,
+    sizes_of,
+    train,
 )
 from fvc_lib.tasks.video.data import ClipSource
 from fvc_lib.tasks.video_text.data import (
@@ -180,17 +184,8 @@ _logger = logging.getLogger(__name__)
 
 
 def train_video_text(
-    paths: RunPaths,
-    config: RunConfig,
-    fold: int | None = None,
-    *,
-    metric_log: MetricSink,
-    attempt: int = 1,
-    memory: MemoryObserver | None = None,
-    stop: Callable[[], bool] | None = None,
-    progress: Progress | None = None,
-    ranks: Ranks | None = None,
-) -> StageOutcome:
+    paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
+) -> TrainingOutcome[TrainingRecord]:
     """Train, choosing the epoch on the validation part, and go through the test part once with that epoch's weights.
 
     Reads ``tables/video_texts.parquet`` and the videos' clips, which are made where they are missing; writes the
@@ -201,49 +196,45 @@ def train_video_text(
         paths: the run.
         config: its resolved parameters.
         fold: None: this task has one split.
-        metric_log: gets the phases train, validation and test.
-        attempt: which try this is; nothing depends on it.
-        memory: told at every step where the training is.
-        stop: asked at every step boundary, and after every clip that is made.
-        progress: called with (steps done, steps planned).
-        ranks: of which this process is one; None: it is no rank, and starts them where there are to be several.
+        options: ``metric_log``, ``attempt``, ``memory``, ``stop``, ``progress``, ``ranks``: see ``TrainingOptions``.
 
     Raises:
-        StoppedError: ``stop`` said so; everything is saved (exit code 75).
         DataError: too many videos without a clip, an empty part, or nothing finite said of the test part.
         UsageError: losses that are all off, sizes that do not fit one another, a text encoder that is not there, or
             too little ``retrieval_memory_mb`` for a part.
-        CheckpointMismatchError, MemoryExhaustedError, CheckpointWriteError, RankLostError: as ``train_fold``.
+        FvcError: as ``recipe.train``.
     """
+    pairs, stop = read_table(paths.video_texts, VIDEO_TEXTS), options.get("stop")
     check_config(config)
-    check_retrieval_memory(read_table(paths.video_texts, VIDEO_TEXTS), config)
-    if ranks is None and config.num_ranks > 1:
-        make_clips(config, read_table(paths.video_texts, VIDEO_TEXTS), stop=stop)  # once, before ranks wait for it
-        return train_stage_on_ranks(
-            paths, config, STAGE, metric_log=metric_log, attempt=attempt, memory=memory, stop=stop, progress=progress
-        )
-    ranks = ranks or Ranks()
-    parts = read_parts(paths, config, ranks, stop)
-    ranks.from_leader("tokenizer", lambda: parts.tokenizer.save(tokenizer_file(paths)))
-    training = split_training(parts, config)
-    task = training.task
+    check_retrieval_memory(pairs, config)
+    if options.get("ranks") is None and config.num_ranks > 1:
+        make_clips(config, pairs, stop=stop)  # once, before ranks wait for it
+
+    def read(ranks: Ranks) -> Training[TrainingRecord]:
+        parts = read_parts(paths, config, ranks, stop)
+        ranks.from_leader("tokenizer", lambda: parts.tokenizer.save(tokenizer_file(paths)))
+        outputs = [paths.retrieval_ranks, paths.captions, paths.embeddings]
+        return replace(split_training(parts, config), finish=partial(_finish, paths, parts, config), outputs=outputs)
+
+    return train(STAGE, fold, paths, config, read, TrainingRecord, **options)
+
+
+def _finish(
+    paths: RunPaths, parts: VideoTextParts, config: RunConfig, trained: Sequence[TrainedNetwork]
+) -> Finished[TrainingRecord]:
+    (model,) = trained
+    task = model.network.task
     if not isinstance(task, VideoTextTask):
         raise TypeError(f"task: got {type(task).__name__}, wanted VideoTextTask")
-    with trained_split(
-        paths, config, training, metric_log=metric_log, memory=memory, stop=stop, progress=progress, ranks=ranks
-    ) as trained:
-        outputs = VideoTextOutputs(_retrieval_settings(config))
-        with task.writing_captions():
-            trained.predict(parts.samples("test", config), outputs)
-        refuse_nonfinite(outputs)
-        found = outputs.compute()
-        metric_log.log(step=trained.state.step, epoch=trained.state.best_epoch, phase="test", metrics=found)
-        return trained.finish(
-            num_train=parts.of("train").height,
-            num_validation=parts.of("validation").height,
-            num_test=parts.of("test").height,
-            write=lambda: write_test_tables(paths, parts.of("test"), outputs, parts.tokenizer, config),
-        )
+    outputs = VideoTextOutputs(_retrieval_settings(config))
+    with task.writing_captions():
+        model.predict(parts.samples("test", config), outputs)
+    refuse_nonfinite(outputs)
+    model.log("test", outputs.compute())
+    return Finished(
+        [TrainingRecord(**model.record())],
+        lambda: write_test_tables(paths, parts.of("test"), outputs, parts.tokenizer, config),
+    )
 
 
 def check_config(config: RunConfig) -> None:
@@ -352,7 +343,7 @@ def _say_what_is_cut(texts: Sequence[str], tokenizer: TextTokenizer, config: Run
         )  # fmt: skip
 
 
-def split_training(parts: VideoTextParts, config: RunConfig) -> SplitTraining:
+def split_training(parts: VideoTextParts, config: RunConfig) -> Training[TrainingRecord]:
     """What ``config`` asks to be learned from ``parts``.
 
     Raises:
@@ -366,14 +357,17 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> SplitTraining:
         retrieval=_retrieval_settings(config),
         beam_width=config.beam_width,
     )
-    return SplitTraining(
+    # The tokens are learned from the texts, and by a library whose versions may differ.
+    fingerprint = sha256_of_json([pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint])
+    return Training(
         stage=STAGE,
-        task=task,
-        settings=split_settings(config, STAGE, DETECTORS.get(config.model).micro_batch),
-        parameters=training_parameters(config),
-        # The tokens are learned from the texts, and by a library whose versions may differ.
-        data_fingerprint=sha256_of_json([pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint]),
         model_name=config.model,
+        settings=settings_of(config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch),
+        parameters=training_parameters(config),
+        networks=[Network(task, fingerprint)],
+        sizes=sizes_of(*(parts.of(part).height for part in ("train", "validation", "test"))),
+        finish=record_alone,
+        record=TrainingRecord,
     )
 
 

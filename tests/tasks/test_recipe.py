@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,28 @@ import pytest
 import torch
 from torch import nn
 
+from fvc_lib.engine.checkpoint import EpochRecord, TrainingRecord
+from fvc_lib.engine.oom import MicroBatchChange
 from fvc_lib.engine.task import LossSum, Sample
 from fvc_lib.services.checkpoints import CheckpointMismatchError
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.training import SplitTraining, read_stage_outcome, split_settings, trained_split
+from fvc_lib.tasks import recipe
+from fvc_lib.tasks.recipe import (
+    Finished,
+    Network,
+    Training,
+    TrainingOutcome,
+    outcome_from_json,
+    outcome_to_json,
+    read_outcome,
+    settings_of,
+    sizes_of,
+)
+from fvc_lib.tasks.video.training import TrainingSummary
 from tests.kits.rank_kit import run_ranks
+from tests.kits.selection_kit import recorded_selection
 from tests.kits.training import ListLog
 
 STAGE = "10_image_recognition"
@@ -82,20 +99,23 @@ def config_of(folder: Path, **values: Any) -> RunConfig:
     return resolve_config({**asked, "runs_dir": str(folder), "device": "cpu", **values}, environ={})
 
 
-def training_of(config: RunConfig) -> SplitTraining:
-    settings = split_settings(config, STAGE, 2)
-    return SplitTraining(STAGE, LineTask(), settings, config.training_values(), "the line", "linear")
-
-
 def train(root: Path, config: RunConfig, **arguments: Any):
     """The outcome, the predictions of every call of ``write``, and the metric log."""
-    paths, log, written = RunPaths(root), ListLog(), []
-    with trained_split(paths, config, training_of(config), metric_log=log, **arguments) as trained:
-        points = Points()
-        trained.predict(Line(7), points)
-        outcome = trained.finish(
-            num_train=12, num_validation=5, num_test=7, write=lambda: written.append(list(points.found))
-        )
+    paths, log, written, points = RunPaths(root), ListLog(), [], Points()
+
+    def finish(trained):
+        trained[0].predict(Line(7), points)
+        return Finished([TrainingRecord(**trained[0].record())], lambda: written.append(list(points.found)))
+
+    bound = ("epochs", "effective_batch_size", "dev_samples_per_class")
+    training = Training(
+        stage=STAGE, model_name="linear", settings=settings_of(config, 5, 2), networks=[Network(LineTask(), "line")],
+        parameters={name: getattr(config, name) for name in bound}, sizes=sizes_of(12, 5, 7), finish=finish,
+        record=TrainingRecord, outputs=arguments.pop("outputs", ()),
+    )  # fmt: skip
+    outcome = recipe.train(
+        STAGE, None, paths, config, lambda ranks: training, TrainingRecord, metric_log=log, **arguments
+    )
     return outcome, points.found, written
 
 
@@ -108,7 +128,7 @@ def test_it_leaves_an_outcome_after_what_the_caller_wrote(tmp_path):
     outcome, points, written = train(tmp_path / "run", config_of(tmp_path))
     assert written == [points]
     assert len(points) == 7
-    assert read_stage_outcome(RunPaths(tmp_path / "run").stage_outcome(STAGE)) == outcome
+    assert read_outcome(RunPaths(tmp_path / "run").stage_outcome(STAGE), TrainingRecord) == outcome
     assert (outcome.model, outcome.num_parameters, outcome.num_test) == ("linear", 2, 7)
     assert outcome.training.steps == 9
     assert outcome.training.claim().startswith("the same command gives the same bits again")
@@ -123,8 +143,10 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(tmp_path):
             train(tmp_path / str(step), config, stop=lambda asked=asked, step=step: next(asked) >= step)
         _, resumed, _ = train(tmp_path / str(step), config)
         assert resumed == straight
-    again, scored, _ = train(tmp_path / "straight", config)
-    assert (again.training.steps, scored) == (9, straight)  # nothing is trained twice
+    again, scored, written = train(tmp_path / "straight", config)
+    assert (again.training.steps, scored, written) == (9, [], [])  # nothing is trained or scored twice
+    again, scored, _ = train(tmp_path / "straight", config, outputs=[tmp_path / "a table that is gone"])
+    assert (again.training.steps, scored) == (9, straight)
 
 
 def test_a_full_run_refuses_what_dev_mode_trained(tmp_path):
@@ -142,4 +164,49 @@ def test_every_rank_has_all_predictions_and_one_writes(tmp_path):
     assert (leader[2], other[2]) == (1, 0)
     assert leader[:2] == other[:2]
     assert leader[1] == pytest.approx(alone, abs=1e-6)
-    assert replace(read_stage_outcome(RunPaths(tmp_path / "run").stage_outcome(STAGE)), num_ranks=1).num_train == 12
+    assert (
+        replace(read_outcome(RunPaths(tmp_path / "run").stage_outcome(STAGE), TrainingRecord), num_ranks=1).num_train
+        == 12
+    )
+
+
+class Clips:
+    fingerprint = "f"
+
+
+def test_an_outcome_with_an_epoch_that_was_not_finite_can_be_read_back():
+    history = (
+        EpochRecord(1, 0.1, math.nan, {"loss": math.inf, "roc_auc": math.nan}),
+        EpochRecord(2, 0.1, 0.5, {"loss": 0.4, "roc_auc": 0.75}),
+    )
+    training = TrainingSummary(
+        history=history, best_epoch=2, temperature=1.0, threshold=0.5, recorded=recorded_selection(Clips), steps=8,
+        nonfinite_steps=1, micro_batch=4, micro_batch_schedule=(MicroBatchChange(0, 4),), inexact_because=(),
+        seconds=1.5,
+    )  # fmt: skip
+    outcome = TrainingOutcome(
+        fold=0, model="m", num_parameters=3, device="cpu", num_train=4, num_train_samples=8, num_validation=2,
+        num_test=2, training=training, predicted_peak_bytes=None, peak_rss_bytes=1, peak_device_bytes=None,
+        fingerprint="f",
+    )  # fmt: skip
+    text = outcome_to_json(outcome)
+    assert '"NaN"' in text
+    again = outcome_from_json(text, TrainingSummary)
+    assert again.training.history[1] == history[1]
+    assert again.training.recorded == training.recorded
+    first = again.training.history[0]
+    assert math.isnan(first.train_loss)
+    assert math.isnan(first.validation["roc_auc"])
+    assert first.validation["loss"] == math.inf
+
+
+def test_a_folds_outcome_of_an_earlier_version_can_be_read(tmp_path):
+    """It had other names for the numbers of videos, and did not name its stage."""
+    outcome, _, _ = train(tmp_path / "run", config_of(tmp_path))
+    document = json.loads(outcome_to_json(outcome))
+    for name in ("train", "validation", "test"):
+        document[f"num_{name}_videos"] = document.pop(f"num_{name}")
+    document |= {"fold": 2, "num_train_clips": document.pop("num_train_samples"), "missing_videos": ["a"]}
+    del document["stage"], document["missing"]
+    again = outcome_from_json(json.dumps(document), TrainingRecord)
+    assert again == replace(outcome, stage="04_fold_training", fold=2, missing=("a",))

@@ -1,0 +1,420 @@
+"""The one recipe of a training, of an outer fold or of a stage without folds, on one process or on several ranks.
+
+Read the data, plan memory, train the network (and its control), look at the test part once, write what was found. What
+is learned, chosen, scored and written a task says with a ``Training``.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypedDict, TypeVar, cast
+
+import torch
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+
+from fvc_lib.engine.checkpoint import NAN_AS_TEXT, TrainingRecord, TrainingState
+from fvc_lib.engine.device import peak_device_bytes, resolve_device
+from fvc_lib.engine.distributed.launch import run_ranks
+from fvc_lib.engine.distributed.ranks import RankLostError, Ranks
+from fvc_lib.engine.loop import Engine, EngineSettings
+from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.task import Accumulator, SampleSet, Task
+from fvc_lib.engine.watching import MetricSink
+from fvc_lib.services.atomic_files import sha256_of_json, write_text
+from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.memory_budget import peak_rss_bytes
+from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
+from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.tasks import FOLD_TRAINING
+
+Progress = Callable[[int, int], None]
+R = TypeVar("R", bound=TrainingRecord)
+_logger = logging.getLogger(__name__)
+
+
+def _also(name: str) -> Any:
+    """A field that outcomes of folds once had under the other ``name``."""
+    return Field(validation_alias=AliasChoices(name.rpartition("_")[0], name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOutcome(Generic[R]):
+    """One finished training: a value, and the file whose presence means that it is finished.
+
+    Nothing in it was chosen on the test part.
+
+    Attributes:
+        stage: the notebook's name.
+        fold: the outer fold; None where the stage has none.
+        num_parameters: trained at any time.
+        num_train, num_validation, num_test: videos, pictures or pairs of each part that took part.
+        num_train_samples: those of the training part with its augmented copies.
+        missing: ids that could not take part, because they have no clip.
+        control: the same recipe on shuffled labels; None where it was turned off.
+        predicted_peak_bytes: of the training, before it; None without a preflight.
+        peak_rss_bytes: of this process; of several ranks, the largest one's.
+        peak_device_bytes: of an accelerator; None on the CPU.
+        fingerprint: of the parameters and data it was made with.
+        num_ranks: processes that shared the training, of the attempt that finished it.
+    """
+
+    __pydantic_config__ = NAN_AS_TEXT
+
+    stage: str = FOLD_TRAINING
+    fold: int | None = None
+    model: str
+    num_parameters: int
+    device: str
+    num_train: Annotated[int, _also("num_train_videos")]
+    num_validation: Annotated[int, _also("num_validation_videos")]
+    num_test: Annotated[int, _also("num_test_videos")]
+    num_train_samples: Annotated[int, Field(validation_alias=AliasChoices("num_train_samples", "num_train_clips"))] = 0
+    missing: Annotated[tuple[str, ...], _also("missing_videos")] = ()
+    training: R
+    control: R | None = None
+    predicted_peak_bytes: int | None
+    peak_rss_bytes: int
+    peak_device_bytes: int | None
+    fingerprint: str
+    num_ranks: int = 1
+
+
+def outcome_to_json(outcome: TrainingOutcome[Any]) -> str:
+    """As it stands in its file."""
+    adapter = _adapter(type(outcome.training))
+    return adapter.dump_json(outcome, indent=2, ensure_ascii=True).decode() + "\n"
+
+
+def outcome_from_json(text: str, record: type[R]) -> TrainingOutcome[R]:
+    """What ``outcome_to_json`` gave, of networks of which ``record`` is told."""
+    return _adapter(record).validate_json(text)
+
+
+def read_outcome(path: Path, record: type[R]) -> TrainingOutcome[R] | None:
+    """The outcome in ``path``; None when there is none, or none that this version understands."""
+    try:
+        return outcome_from_json(path.read_text(), record)
+    except (OSError, ValidationError):
+        return None
+
+
+def _adapter(record: type[R]) -> TypeAdapter[TrainingOutcome[R]]:
+    return TypeAdapter(cast(Any, TrainingOutcome)[record])
+
+
+@dataclass(frozen=True)
+class Network:
+    """One network to train: the task, and a fingerprint over which samples, with which targets, play which part."""
+
+    task: Task
+    data_fingerprint: str
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """A trained network whose test part was not looked at yet, with its memory still under watch.
+
+    Attributes:
+        checkpoints: folder of its checkpoints.
+        seconds: that the training took, by the monotonic clock.
+    """
+
+    network: Network
+    engine: Engine
+    state: TrainingState
+    checkpoints: Path
+    metrics: MetricSink
+    ranks: Ranks
+    seconds: float
+
+    def predict(self, data: SampleSet, accumulator: Accumulator) -> None:
+        """Run ``data`` once, in order, through the best epoch's model; ``accumulator`` has all of it on every rank."""
+        gathered = copy.deepcopy(accumulator)  # the engine's is whole on rank 0 alone
+        self.engine.predict(data, self.state.best_model, gathered)
+        accumulator.add_document(self.ranks.from_leader("predicted", gathered.to_document))
+
+    def log(self, phase: str, metrics: Mapping[str, float]) -> None:
+        """Metrics of the best epoch's model."""
+        self.metrics.log(step=self.state.step, epoch=self.state.best_epoch, phase=phase, metrics=metrics)
+
+    def record(self) -> dict[str, Any]:
+        """The fields of its ``TrainingRecord``."""
+        state = self.state
+        return {
+            "history": tuple(state.history),
+            "best_epoch": state.best_epoch,
+            "steps": state.step,
+            "nonfinite_steps": state.nonfinite_steps,
+            "micro_batch": state.micro_batch,
+            "micro_batch_schedule": tuple(state.micro_batches.changes),
+            "inexact_because": tuple(state.inexact_because),
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Finished(Generic[R]):
+    """What a task says of its trained networks, the model first; ``write`` writes its tables."""
+
+    records: Sequence[R]
+    write: Callable[[], None] = lambda: None
+
+
+def record_alone(trained: Sequence[TrainedNetwork]) -> Finished[TrainingRecord]:
+    """Nothing is scored and nothing written."""
+    return Finished([TrainingRecord(**each.record()) for each in trained])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Generic[R]):
+    """What is to be trained, and what becomes of it.
+
+    Attributes:
+        stage: the notebook's name; names the artifacts.
+        fold: the outer fold; None where the stage has none.
+        model_name: for the record.
+        settings: the engine's.
+        parameters: JSON values that the weights depend on; a checkpoint made with others is refused.
+        networks: the model, and its control where there is one.
+        sizes: ``num_train num_validation num_test`` of the outcome, and its ``num_train_samples`` and ``missing``.
+        finish: chooses what is to be chosen, looks at the test part once, and says what there is to write; on every
+            rank.
+        record: class of what ``finish`` says of a network.
+        outputs: what ``finish`` has written; a training is finished when its outcome and these are there.
+    """
+
+    stage: str
+    fold: int | None = None
+    model_name: str
+    settings: EngineSettings
+    parameters: Mapping[str, Any]
+    networks: Sequence[Network]
+    sizes: Mapping[str, Any]
+    finish: Callable[[Sequence[TrainedNetwork]], Finished[R]]
+    record: type[R]
+    outputs: Sequence[Path] = ()
+
+    @property
+    def task(self) -> Task:
+        """The model's."""
+        return self.networks[0].task
+
+    @property
+    def fingerprint(self) -> str:
+        """Over parameters and data."""
+        return sha256_of_json([dict(self.parameters), self.networks[0].data_fingerprint])
+
+
+def sizes_of(num_train: int, num_validation: int, num_test: int) -> dict[str, int]:
+    """``Training.sizes`` without augmented copies."""
+    return {
+        "num_train": num_train,
+        "num_train_samples": num_train,
+        "num_validation": num_validation,
+        "num_test": num_test,
+    }
+
+
+class TrainingOptions(TypedDict, total=False):
+    """What every task's training can be called with, passed on to ``train``, which explains it."""
+
+    metric_log: MetricSink
+    attempt: int
+    memory: MemoryObserver | None
+    stop: Callable[[], bool] | None
+    progress: Progress | None
+    ranks: Ranks | None
+
+
+def train(
+    stage: str,
+    fold: int | None,
+    paths: RunPaths,
+    config: RunConfig,
+    read: Callable[[Ranks], Training[R]],
+    record: type[R],
+    *,
+    metric_log: MetricSink,
+    attempt: int = 1,
+    memory: MemoryObserver | None = None,
+    stop: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
+) -> TrainingOutcome[R]:
+    """Do the training of ``stage`` to its end, going on from what an earlier attempt saved.
+
+    A finished training returns its outcome. With ``config.num_ranks`` above 1 other processes do it together and this
+    one waits for them, unless it is one of them.
+
+    Args:
+        stage: the notebook's name.
+        fold: the outer fold; None where the stage has none.
+        paths: the run.
+        config: its resolved parameters.
+        read: reads the data and says what to train.
+        record: class of what is told of each network.
+        metric_log: gets the phases train, validation and test, and control for the control; with several ranks rank 0
+            writes the run's own metric log instead.
+        attempt: which try this is; only said in logs.
+        memory: told at every step where the training is.
+        stop: called at every step boundary.
+        progress: called with (steps done, steps planned) over all networks together.
+        ranks: of which this process is one; None: it is no rank, and starts them where there are to be several.
+
+    Raises:
+        StoppedError: ``stop`` said so; everything is saved (exit code 75).
+        DataError: data that are missing or cannot give an honest result.
+        CheckpointMismatchError: what was saved belongs to other parameters or data.
+        UsageError: the requested device is not there.
+        MemoryExhaustedError: one sample alone, or the optimizer's step, does not fit into memory.
+        CheckpointWriteError: the disk is full or read-only.
+        RankLostError: one of several ranks was killed.
+    """
+    folder = paths.training_checkpoints(stage, fold)
+    outcome_file = folder / "outcome.json"
+    if ranks is None and config.num_ranks > 1:
+        arguments = [str(paths.root), "--stage", stage, *([] if fold is None else ["--fold", str(fold)])]
+        log = paths.logs / f"{stage_key(stage, fold)}_ranks.log"
+        run_ranks(
+            "fvc_lib.tasks.rank", arguments, config, log,
+            attempt=attempt, memory=memory or NoObserver(), stop=stop, progress=progress,
+        )  # fmt: skip
+        written = read_outcome(outcome_file, record)
+        if written is None:
+            raise RankLostError(f"the ranks ended and left no outcome; {log} says why.")
+        return written
+    ranks = ranks or Ranks()
+    training = read(ranks)
+    found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training))
+    if found:
+        return outcome_from_json(found, record)
+
+    asked = stop is not None and stop()  # first of all, because from then on a signal only sets a flag
+    if any(wish for (wish,) in ranks.meet("begin", asked)):
+        raise StoppedError("stopped as asked before training: resume with run_notebooks.py --resume latest.")
+    compute = resolve_device(config.device, config.amp)
+    _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
+    trained: list[TrainedNetwork] = []
+    with training_memory(paths, config, stage, fold, compute, memory, ranks.rank) as kept:
+        micro_batch, predicted = ranks.from_leader(
+            "preflight",
+            lambda: planned_micro_batch(
+                paths, config, training.task, training.settings, compute, kept.observer, num_ranks=ranks.size
+            ),
+        )
+        settings = replace(training.settings, micro_batch=micro_batch)
+        for number, network in enumerate(training.networks):
+            started, is_control = time.monotonic(), number > 0
+            metrics = ControlLog(metric_log) if is_control else metric_log
+            checkpoints = folder / "control" if is_control else folder
+            binding = CheckpointBinding(dict(training.parameters), network.data_fingerprint)
+            engine = Engine(
+                network.task,
+                settings,
+                compute,
+                CheckpointFolder(checkpoints, binding, keep_last=config.keep_checkpoints),
+                metrics,
+                policy=kept.policy,
+                memory=kept.control_observer if is_control else kept.observer,
+                oom_folder=kept.oom_folder,
+                stop=stop,
+                progress=_part(progress, number, len(training.networks)),
+                ranks=ranks,
+            )
+            state = engine.fit()
+            seconds = time.monotonic() - started
+            trained.append(TrainedNetwork(network, engine, state, checkpoints, metrics, ranks, seconds))
+        done = training.finish(trained)
+    most = int(max(peak for (peak,) in ranks.meet("peaks", peak_rss_bytes())))
+
+    def written_outcome() -> str:
+        done.write()
+        outcome = TrainingOutcome(
+            stage=stage,
+            fold=fold,
+            model=training.model_name,
+            num_parameters=_num_parameters(training.task),
+            device=compute.describe(),
+            training=done.records[0],
+            control=done.records[1] if len(done.records) > 1 else None,
+            predicted_peak_bytes=predicted,
+            peak_rss_bytes=most,
+            peak_device_bytes=peak_device_bytes(compute.device),
+            fingerprint=training.fingerprint,
+            num_ranks=ranks.size,
+            **training.sizes,
+        )
+        text = outcome_to_json(outcome)
+        write_text(outcome_file, text)
+        return text
+
+    return outcome_from_json(ranks.from_leader("outcome", written_outcome), record)
+
+
+def _finished(outcome_file: Path, training: Training[Any]) -> str:
+    """The outcome of an earlier attempt, where that came to its end with just these parameters and data; or nothing."""
+    outcome = read_outcome(outcome_file, training.record)
+    same = outcome is not None and outcome.fingerprint == training.fingerprint
+    return outcome_to_json(outcome) if outcome and same and all(map(Path.exists, training.outputs)) else ""
+
+
+@dataclass(frozen=True)
+class ControlLog:
+    """Passes metrics on under the phase ``control``, named ``<phase>_<metric>``."""
+
+    metrics: MetricSink
+
+    def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
+        """Rename and pass on."""
+        renamed = {f"{phase}_{name}": value for name, value in metrics.items()}
+        self.metrics.log(step=step, epoch=epoch, phase="control", metrics=renamed)
+
+
+def _part(progress: Progress | None, number: int, count: int) -> Progress | None:
+    """Progress of network ``number`` of ``count`` as its part of the whole."""
+    if progress is None:
+        return None
+    return lambda done, planned: progress(number * planned + done, count * planned)
+
+
+def _num_parameters(task: Task) -> int:
+    with forked_random_state(0, torch.device("cpu")):
+        return sum(parameter.numel() for parameter in task.build_model().parameters() if parameter.requires_grad)
+
+
+def settings_of(
+    config: RunConfig, seed: int, default_micro_batch: int, *, balance_classes: bool = False
+) -> EngineSettings:
+    """The engine's share of ``config`` for one training.
+
+    Args:
+        config: the run's parameters.
+        seed: of everything that the training draws.
+        default_micro_batch: samples in memory at once where ``batch_size`` says nothing.
+        balance_classes: draw classes evenly.
+    """
+    return EngineSettings(
+        epochs=config.epochs,
+        effective_batch_size=config.effective_batch_size,
+        micro_batch=config.batch_size or default_micro_batch,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        warmup_share=config.warmup_share,
+        max_gradient_norm=config.max_gradient_norm,
+        early_stopping_epochs=config.early_stopping_epochs,
+        seed=seed,
+        balance_classes=balance_classes,
+        num_workers=config.num_workers,
+        max_nonfinite_steps=config.max_nonfinite_steps,
+        checkpoint_seconds=60 * config.checkpoint_minutes,
+        checkpoint_epochs=config.checkpoint_epochs,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
