@@ -28,8 +28,8 @@ import numpy as np
 
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.memory_budget import peak_rss_bytes
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.stage_logs import MetricLog
 
 METRICS = ("loss", "learning_rate", "gradient_norm", "samples_per_second", "data_seconds")
 TARGET_SECONDS = {"fvc, logs": 1.5}

@@ -12,8 +12,7 @@ from benchmarks.clips import NoLog
 from fvc_lib.engine.watching import MetricSink
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.memory_policy import DeviceMemory, EventDetail, MemoryObserver, NoObserver
-from fvc_lib.services.memory_sampler import MemorySampler
-from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 
 NEVER = 1e9
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.training.figures import Figure
-from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.stage_logs import MetricLog
 
 TARGET = 50_000
 LINES_PER_BLOCK = 6_000

@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MetricSink(Protocol):
-    """Where metrics go; ``services.metric_log.MetricLog`` is one."""
+    """Where metrics go; ``services.stage_logs.MetricLog`` is one."""
 
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
         """Record ``metrics`` of ``phase`` at ``step`` of ``epoch`` (1-based)."""

@@ -3,8 +3,8 @@
 So that mending the terminal does not repeat a training, and mending the training does. A module counts when its
 dotted name stands anywhere in a source, not only after ``import``: children are started by names in strings, such
 as ``"fvc_lib.video.clips.making:make_original"``, and a registry's files by the name of their package with ``.*``,
-which stands for every module in it. A name in a comment counts too; that repeats a stage once too often, and never once too
-seldom. Imports are absolute in this project (a test keeps them so); relative ones are not followed.
+which stands for every module in it. A name in a comment counts too; that repeats a stage once too often, and never
+once too seldom. Imports are absolute in this project (a test keeps them so); relative ones are not followed.
 """
 
 from __future__ import annotations

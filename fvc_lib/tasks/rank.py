@@ -26,10 +26,9 @@ from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryShare, memory_budget
 from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
-from fvc_lib.services.memory_sampler import MemorySampler
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import FOLD_TRAINING, TASKS, TRAINING_STAGES
 
 _ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"

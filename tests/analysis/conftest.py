@@ -18,8 +18,8 @@ from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.metric_log import JsonLines, MetricLog
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import JsonLines, MetricLog
 from fvc_lib.services.tables import write_table
 from tests.analysis.evaluation_tables import audit_of, slices_of
 

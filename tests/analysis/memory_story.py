@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fvc_lib.services.atomic_files import write_json
-from fvc_lib.services.metric_log import JsonLines
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import JsonLines
 
 
 @dataclass

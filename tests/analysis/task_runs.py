@@ -13,8 +13,8 @@ from fvc_lib.services import tables
 from fvc_lib.services import tables as task_tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import resolve_config
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import write_table
 
 HOSTILE = '<img src=x onerror=alert(1)> & "it\'s"\n; DROP TABLE runs; --'

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fvc_lib.analysis.read import logs as log_lines
 from fvc_lib.analysis.read.logs import METRIC_LINES, read_log_lines
 from fvc_lib.analysis.read.records import LogFile
-from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.stage_logs import MetricLog
 
 
 def metric_line(step: int = 1, **changes: object) -> bytes:

@@ -29,8 +29,8 @@ from fvc_lib.command_line.commands import export_mlflow, export_when_asked
 from fvc_lib.command_line.main import Commands
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import read_table
 from tests.analysis.mlflow_store import Killed, copied, failing, shorten, stored, stored_run
 

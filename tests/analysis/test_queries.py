@@ -15,8 +15,8 @@ from fvc_lib.analysis.read.sql import Limits, ask_bounded
 from fvc_lib.metrics.cross_validation import LOWER_IS_BETTER, METRICS
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.metric_log import JsonLines, MetricLog
 from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.stage_logs import JsonLines, MetricLog
 
 
 def test_learning_curves_hold_every_logged_value_in_step_order(run: RunPaths) -> None:

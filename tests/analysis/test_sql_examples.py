@@ -7,8 +7,8 @@ from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.sql import SQL_EXAMPLES, Limits, ask_bounded
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 from tests.analysis.task_runs import write_image_run, write_video_text_run
 
 OF_OTHER_TASKS = {"image_predictions", "target_predictions", "retrieval_ranks", "video_texts"}

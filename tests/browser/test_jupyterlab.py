@@ -10,7 +10,7 @@ import shutil
 import nbformat
 import pytest
 
-from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.stage_logs import MetricLog
 from tests.browser.runs import EXPERIMENT, RUN
 
 pytestmark = pytest.mark.slow

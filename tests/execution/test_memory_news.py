@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fvc_lib.execution.run.task import MemoryNews
-from fvc_lib.services.memory_sampler import MemorySampler
+from fvc_lib.services.stage_logs import MemorySampler
 
 
 def test_what_a_stage_tells_of_its_memory_is_heard_once_and_as_it_comes(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ from fvc_lib.execution.run.stage_end import (
 from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.execution.run.task import TaskRun, job_id, last_metric, what_next
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 
 READS = ("batch_size", "gradient_checkpointing", "num_workers")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.services.checkpoints import BEST
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.kits.training import TinyTraining, kind, list_log, make_engine, observer, pictures, tasks, tiny_training
 
@@ -27,7 +27,6 @@ from pathlib import Path
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
 
 paths, attempt = RunPaths(Path(sys.argv[1])), int(sys.argv[4])

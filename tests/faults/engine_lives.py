@@ -16,7 +16,7 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.stage_logs import MetricLog
 from tests.faults.file_operations import FileOperations
 from tests.kits.engine_kit import SETTINGS, draining
 from tests.kits.task_kit import TinyTasks

@@ -21,8 +21,8 @@ from fvc_lib.services.checkpoints import (
 )
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold
 from tests.faults.checkpoint_lives import same

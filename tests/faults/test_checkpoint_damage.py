@@ -33,7 +33,7 @@ from fvc_lib.services.checkpoints import (
     load_document,
 )
 from fvc_lib.services.errors import StoppedError
-from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults import checkpoint_lives as lives
 from tests.faults.checkpoint_lives import same

@@ -11,7 +11,7 @@ import pytest
 from fvc_lib.analysis.read.queries import learning_curves
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.errors import StoppedError
-from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.execution.conftest import Project, make_project
 from tests.faults.conftest import STAGE, result_of

@@ -10,8 +10,8 @@ import pytest
 
 from fvc_lib.analysis.read.queries import learning_curves
 from fvc_lib.analysis.read.records import Answer
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 
 STAGE = "04_fold_training"
 NUM_LINES = 20

@@ -12,8 +12,8 @@ import run_notebooks
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import list_runs
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, result_of
 from tests.faults.disks import read_only, small_tmpfs

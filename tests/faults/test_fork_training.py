@@ -13,8 +13,8 @@ from fvc_lib.execution.plan.forking import Inheritance, take_over
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.plan.superseding import begin_training_state
 from fvc_lib.execution.run.status import RunStatus
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FOLDS, read_table, write_table
 from fvc_lib.tasks.recipe import TrainingOutcome
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold, training_parameters

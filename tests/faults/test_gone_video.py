@@ -13,8 +13,8 @@ from fvc_lib.corpus.folds import make_folds
 from fvc_lib.corpus.index import build_index
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.video.clips.making import ClipReport, make_clips

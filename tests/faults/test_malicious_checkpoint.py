@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, result_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.services.metric_log import COLUMNS, JsonLines, MetricLog
+from fvc_lib.services.stage_logs import COLUMNS, JsonLines, MetricLog
 from tests.faults.disks import SmallDisk, limited_files, small_tmpfs
 
 
@@ -50,7 +50,7 @@ def test_a_torn_last_line_is_closed_off_before_the_next(tmp_path):
 def test_a_process_that_is_killed_has_lost_no_line_it_appended(tmp_path):
     path = tmp_path / "m.jsonl"
     code = (
-        "import os, signal, sys; from pathlib import Path; from fvc_lib.services.metric_log import JsonLines\n"
+        "import os, signal, sys; from pathlib import Path; from fvc_lib.services.stage_logs import JsonLines\n"
         "lines = JsonLines(Path(sys.argv[1]))\n"
         "for i in range(500): lines.append({'i': i})\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

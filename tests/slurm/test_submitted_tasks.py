@@ -22,8 +22,8 @@ from fvc_lib.execution.slurm.queue import SubmittedJob, job_states, submitted_jo
 from fvc_lib.execution.slurm.site import read_site
 from fvc_lib.execution.slurm.submission import submit as slurm_submit
 from fvc_lib.services.config import resolve_config
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import (
     IMAGE_TARGETS,
     IMAGES,

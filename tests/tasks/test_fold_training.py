@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from fvc_lib.corpus.folds import split_for_fold
 from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError, load_best_model
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import read_outcome
@@ -119,7 +119,6 @@ import os, signal, sys
 from pathlib import Path
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths
 
 paths, lives = RunPaths(Path(sys.argv[1])), int(sys.argv[3])

@@ -16,7 +16,7 @@ import pytest
 from fvc_lib.engine.distributed.ranks import RankLostError
 from fvc_lib.engine.watching import NoMetrics
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.services.metric_log import MetricLog
+from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import PREDICTIONS, read_table
 from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold

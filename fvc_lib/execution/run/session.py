@@ -28,9 +28,8 @@ from fvc_lib.execution.run.status import (
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
-from fvc_lib.services.memory_sampler import MemorySampler
-from fvc_lib.services.metric_log import MetricLog
 from fvc_lib.services.run_paths import RunPaths, find_run, stage_key
+from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import TASK_OF_STAGE
 
 

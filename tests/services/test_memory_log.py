@@ -19,7 +19,7 @@ import pytest
 
 from fvc_lib.services.memory_budget import ProcessMemory, ProcessTree
 from fvc_lib.services.memory_policy import DeviceMemory, MemoryObserver
-from fvc_lib.services.memory_sampler import MemorySampler, NearLimit
+from fvc_lib.services.stage_logs import MemorySampler, NearLimit
 
 pytestmark = pytest.mark.usefixtures("alone")
 
