@@ -62,10 +62,6 @@ def _details(key: str, stage: StageStatus, run: RunPaths) -> str:
     return stage.reason or ""
 
 
-# ----------------------------------------------------------------------------------------------------
-# The command that compares runs pair by pair, on the same videos and folds or not at all.
-
-
 @click.command(short_help="Compare runs pair by pair, with intervals.")
 @click.argument("runs", nargs=-1, required=True)
 @click.option("--metric", default="roc_auc", show_default=True, help="The metric that is compared.")
@@ -94,10 +90,6 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
         click.echo(line)
     if not comparison.pairs:
         raise DataError("no two of these runs can be compared; the lines above say why.")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Pages and closing lines: at the end of a run, and whenever somebody asks for them.
 
 
 def report_run(run: RunPaths) -> None:
@@ -135,10 +127,6 @@ def index(runs_dir: Path | None) -> None:
     click.echo(write_runs_index(runs_dir or Path(resolve_config().runs_dir)))
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``run_notebooks.py doctor``: whether this machine can run what is asked, and what to do where it cannot.
-
-
 @click.command(short_help="Check this machine and say what to do.")
 @click.option(
     "--params", "-f", "params_files", multiple=True, type=click.Path(path_type=Path),
@@ -158,10 +146,6 @@ def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple
     for line in lines(findings):
         click.echo(line)
     context.exit(exit_code(findings))
-
-
-# ----------------------------------------------------------------------------------------------------
-# ``run_notebooks.py clips``: what the shared clip store holds, and deleting what nobody has used for long.
 
 
 @click.command(short_help="Show the shared clip store; delete what is unused.")
@@ -228,10 +212,6 @@ def _clips_in_use(runs_dir: Path) -> set[Path]:
     return folders
 
 
-# ----------------------------------------------------------------------------------------------------
-# What commands print: notebooks with their parameters, a plan with its reasons, what a fork takes over.
-
-
 def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
     """Each stage's notebook, its parameters with their defaults, and what they mean."""
     for stage in STAGES:
@@ -268,10 +248,6 @@ def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> Non
     click.echo(f"fork of {ancestor.run_id}: {in_words(changes(run_config(ancestor), config))}")
     for line in taken.lines():
         click.echo(line)
-
-
-# ----------------------------------------------------------------------------------------------------
-# ``run_notebooks.py export-mlflow``: finished or partial runs into MLflow, now or at the end of a run.
 
 
 @click.command("export-mlflow", short_help="Export runs to MLflow.")

@@ -14,10 +14,6 @@ from fvc_lib.command_line.run_command import Executor, Wanted
 from fvc_lib.execution.plan.forking import ask
 from fvc_lib.services.errors import FvcError, UsageError
 
-# ----------------------------------------------------------------------------------------------------
-# A group of commands whose failures are one clear line and the exit code that README's table explains.
-
-
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 a cell failed, 2 usage, 3 data or leakage gate, 75 stopped and resumable, "
     "130/143 interrupted, 137 killed for memory, 138 the kernel died otherwise."

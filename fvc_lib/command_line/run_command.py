@@ -33,10 +33,6 @@ from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tasks import TASKS
 
-# ----------------------------------------------------------------------------------------------------
-# What a command asks to be done, beside parameters.
-
-
 Executor = Literal["local", "slurm"]
 
 
@@ -82,10 +78,6 @@ class Wanted:
             raise UsageError("--tasks is what a submitted job itself is started with; leave --executor slurm out.")
         if self.one_job and self.executor != "slurm":
             raise UsageError("--one-job says how to submit: give --executor slurm as well.")
-
-
-# ----------------------------------------------------------------------------------------------------
-# A run handed to SLURM instead of being worked on here.
 
 
 @dataclass(frozen=True)

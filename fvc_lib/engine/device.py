@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory_policy import (
     DeviceKind,
@@ -55,7 +54,26 @@ def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
     return ComputeDevice(device, getattr(torch, policy.amp_dtype) if policy.amp_dtype else None, _device_name(device))
 
 
-def resolve_policy(compute: ComputeDevice, config: RunConfig) -> MemoryPolicy:
+class DeviceSettings(Protocol):
+    """What of a run's configuration chooses the device and how it treats memory; ``RunConfig`` has these fields."""
+
+    @property
+    def device(self) -> Literal["auto", "cuda", "mps", "cpu"]:
+        """What to train on; auto: cuda, else mps, else cpu."""
+        ...
+
+    @property
+    def amp(self) -> Literal["auto", "off"]:
+        """Mixed precision where the device has it."""
+        ...
+
+    @property
+    def clear_cache_batches(self) -> int | None:
+        """Cached memory is given back every so many; None: the device's policy."""
+        ...
+
+
+def resolve_policy(compute: ComputeDevice, config: DeviceSettings) -> MemoryPolicy:
     """The memory policy of a training on ``compute`` with this run's parameters."""
     return resolve_memory_policy(
         _kind(compute.device),
@@ -130,7 +148,7 @@ def peak_device_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def memory_setup(config: RunConfig) -> list[str]:
+def memory_setup(config: DeviceSettings) -> list[str]:
     """Lines for the start of a training: the policy of the device these parameters ask for, and what of it is active.
 
     Raises:

@@ -20,14 +20,11 @@ from typing import Any
 
 from fvc_lib.services.errors import DataError
 
-# ----------------------------------------------------------------------------------------------------
 # File names as table text and back: the one pair of functions that spells this encoding.
 #
 # A POSIX file name is bytes, table text is UTF-8. Bytes that are not UTF-8 become ``\xNN`` and a literal backslash
 # becomes ``\\``, so every name has exactly one text, every text made here has exactly one name, and ordinary names
 # (spaces, quotes, newlines, emoji) stay as they are.
-#
-
 
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(\\))")
 
@@ -66,7 +63,6 @@ def path_from_text(text: str) -> Path:
     return Path(os.fsdecode(_ESCAPE.sub(lambda m: bytes.fromhex(m[1].decode()) if m[1] else b"\\", raw)))
 
 
-# ----------------------------------------------------------------------------------------------------
 # Which process this is, in words that mean the same to every process that shares a disk with it.
 
 

@@ -90,9 +90,10 @@ class Declaration:
 
     @property
     def starts_anew(self) -> bool:
-        """Whether a fork with another value trains from the beginning: weights fit no network of the new run, have
+        """Whether a fork with another value trains from the beginning.
 
-        seen what is now kept from them, or have come to a place that the new order of training does not have.
+        Weights would fit no network of the new run, have seen what is now kept from them, or have come to a step that
+        the new order of training does not have.
         """
         return self.changes in ("data", "weights")
 

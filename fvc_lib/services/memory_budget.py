@@ -126,9 +126,7 @@ def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
 
-# ----------------------------------------------------------------------------------------------------
 # How much memory a process and its children hold and have held, cheaply enough to be asked every second.
-
 
 _PROC = Path("/proc")
 _SHARE_SECONDS = 10.0
