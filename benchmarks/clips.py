@@ -88,7 +88,7 @@ def readers(store: ClipStore, shards: ClipShards) -> dict[str, Reader]:
     try:
         import webdataset
     except ImportError:
-        print("webdataset is not installed: left out (pip install webdataset)")
+        print("webdataset is not installed: left out (pip install '.[bench]')")
         return found
     warnings.filterwarnings("ignore", category=ResourceWarning, module="webdataset")
 

@@ -204,7 +204,6 @@ def _bin_of(scores: FloatArray, edges: FloatArray) -> IntArray:
     return np.searchsorted(edges[1:-1], scores, side="right").astype(np.int64)
 
 
-# ----------------------------------------------------------------------------------------------------
 # What a detector gets right when it may abstain: the risk among the videos it is surest of.
 
 

@@ -157,12 +157,8 @@ def divide(numerator: FloatArray, denominator: FloatArray, undefined: float = np
     return quotient
 
 
-# ----------------------------------------------------------------------------------------------------
-# Counts of true and false positives at every threshold: what all ranking metrics are read from.
-#
-# The decision rule everywhere is ``score >= threshold`` means fake. Equal scores fall on the same side of any
-# threshold, so they are one point of a curve; that is what gives ties half a win in the area under it.
-#
+# Counts of true and false positives at every threshold. ``score >= threshold`` means fake, so equal scores are one
+# point of a curve, which gives ties half a win in the area under it.
 
 
 @dataclass(frozen=True)
@@ -322,17 +318,9 @@ def _with_origin(rates: FloatArray) -> FloatArray:
     return np.concatenate([np.zeros((rates.shape[0], 1)), rates], axis=1)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Metrics of a two-class decision: 1 is fake, 0 is real, a score is the probability of fake.
-#
-# Every metric is called as ``metric(labels (N,), scores (N,))`` and gives a float; with ``weights`` (..., N) it
-# gives an array of shape (...). Bad input (shape, NaN, labels other than 0 and 1, negative weights) raises
-# ``ValueError``.
-#
-# Where the weighted rows hold only one class, a metric that compares the classes is NaN: no number would say
-# anything about telling them apart. ``brier_score`` and ``log_loss`` judge each row by itself and stay defined.
-# NaN is also the answer where all weights are zero.
-#
+# Metrics of a two-class decision: a score is the probability of fake. A metric that compares the classes is NaN where
+# the weighted rows hold one class only; ``brier_score`` and ``log_loss`` stay defined. All are NaN where all weights
+# are zero.
 
 
 @curve_metric
@@ -494,63 +482,10 @@ def log_loss(sums: FloatArray) -> FloatArray:
     return divide(sums[:, 0], sums[:, 1])
 
 
-@dataclass(frozen=True)
-class RocCurve:
-    """Points from (0, 0) to (1, 1), float64 (K + 1,) each; ``thresholds[0]`` is infinite."""
-
-    false_positive_rates: FloatArray
-    true_positive_rates: FloatArray
-    thresholds: FloatArray
-
-
-@dataclass(frozen=True)
-class PrecisionRecallCurve:
-    """Points in order of rising recall: all float64 (K,), one per distinct score as threshold."""
-
-    recalls: FloatArray
-    precisions: FloatArray
-    thresholds: FloatArray
-
-
-def roc_curve(labels: npt.ArrayLike, scores: npt.ArrayLike) -> RocCurve:
-    """The receiver operating characteristic of ``labels`` (N,) and ``scores`` (N,), every distinct score a
-    point.
-
-    Source: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006), algorithm 1.
-    Without reals (fakes) the false (true) positive rates are NaN: there is nothing to take a share of.
-
-    Raises:
-        ValueError: labels or scores that cannot be meant (shape, NaN, labels other than 0 and 1).
-    """
-    curve = _unweighted_curve(labels, scores)
-    return RocCurve(curve.false_positive_rates[0], curve.true_positive_rates[0], np.append(np.inf, curve.thresholds))
-
-
-def precision_recall_curve(labels: npt.ArrayLike, scores: npt.ArrayLike) -> PrecisionRecallCurve:
-    """Precision and recall of the fakes at every distinct score of ``scores`` (N,) as threshold.
-
-    Points must not be joined linearly (J. Davis and M. Goadrich, "The relationship between precision-recall
-    and ROC curves", ICML 2006): draw steps. Without fakes recall is NaN.
-
-    Raises:
-        ValueError: labels or scores that cannot be meant (shape, NaN, labels other than 0 and 1).
-    """
-    curve = _unweighted_curve(labels, scores)
-    called_fake = curve.true_positives + curve.false_positives
-    precisions = divide(curve.true_positives, called_fake)[0]
-    return PrecisionRecallCurve(curve.true_positive_rates[0, 1:], precisions, curve.thresholds)
-
-
-def _unweighted_curve(labels: npt.ArrayLike, scores: npt.ArrayLike) -> ConfusionCurve:
-    checked = check_labels(labels)
-    return confusion_curve(checked, check_scores(scores, checked.size), np.ones((1, checked.size)))
-
-
 def _where_two_classes(values: FloatArray, fakes: FloatArray, reals: FloatArray) -> FloatArray:
     return np.where((fakes > 0) & (reals > 0), values, np.nan)
 
 
-# ----------------------------------------------------------------------------------------------------
 # From a score to a decision: fake where the score reaches the threshold.
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtr
 
-from fvc_lib.metrics.classification import FloatArray, Metric
-from fvc_lib.metrics.intervals import ReplicateValues, check_confidence, percentiles, replicate_values
+from fvc_lib.metrics.classification import FloatArray
+from fvc_lib.metrics.intervals import ReplicateValues, check_confidence, percentiles
 
 # Sums of the same numbers in another order differ by less than this: no difference between models.
 _ROUNDING = 1e-12
@@ -55,20 +55,8 @@ class CorrectedT:
     p_value: float
 
 
-def paired_cluster_bootstrap(
-    labels: npt.ArrayLike,
-    first: npt.ArrayLike,
-    second: npt.ArrayLike,
-    groups: npt.ArrayLike,
-    metric: Metric,
-    *,
-    second_metric: Metric | None = None,
-    row_weights: npt.ArrayLike | None = None,
-    replicates: int = 2000,
-    seed: int = 0,
-    confidence: float = 0.95,
-) -> PairedDifference:
-    """The difference of a metric between two models of the same rows, from the draws of ``cluster_bootstrap``.
+def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confidence: float = 0.95) -> PairedDifference:
+    """The difference of two measures of one set of draws, by their numbers: of R models, R (R - 1) / 2 pairs.
 
     In every replicate both models are judged on the same drawn groups. The p-value is twice the smaller share of
     replicates on either side of zero, zero counting on both and one replicate more than there are on each, so it is
@@ -77,28 +65,10 @@ def paired_cluster_bootstrap(
     and nothing else.
 
     Args:
-        labels: int (N,) of 0 (real) and 1 (fake).
-        first: float (N,), what ``metric`` takes, of the first model.
-        second: float (N,), of the second.
-        groups: (N,) of group ids, all text or all numbers.
-        metric: any weighted metric of this room, ``within_folds(...)`` included.
-        second_metric: of the second model, where it is not the same function.
-        row_weights: float (N,), see ``cluster_bootstrap``.
-        replicates: how often the groups are drawn.
-        seed: of the draws.
+        drawn: of at least two measures.
+        first: the number of the first measure.
+        second: of the second.
         confidence: coverage in (0, 1).
-
-    Raises:
-        ValueError: as ``cluster_bootstrap``.
-    """
-    measures = [(metric, first), (second_metric or metric, second)]
-    drawn = replicate_values(labels, measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
-    return paired_difference(drawn, 0, 1, confidence=confidence)
-
-
-def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confidence: float = 0.95) -> PairedDifference:
-    """The difference of two measures that were drawn together, by their numbers: of R models, R (R - 1) / 2 pairs for
-    the price of R.
 
     Raises:
         ValueError: a confidence outside (0, 1).
@@ -179,7 +149,6 @@ def _two_sided_p(drawn: FloatArray) -> float:
     return min(1.0, 2 * (rarer + 1) / (drawn.size + 1))
 
 
-# ----------------------------------------------------------------------------------------------------
 # The rule by which a result may be called above its control; the one place that has it.
 
 

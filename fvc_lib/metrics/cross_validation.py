@@ -36,7 +36,6 @@ from fvc_lib.metrics.classification import (
     with_reading,
 )
 
-# ----------------------------------------------------------------------------------------------------
 # Ranking metrics over several folds: compare only scores that one model gave.
 
 

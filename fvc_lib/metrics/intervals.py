@@ -27,13 +27,8 @@ from fvc_lib.metrics.classification import (
     sums_metric,
 )
 
-# ----------------------------------------------------------------------------------------------------
-# Several metrics of the same rows in many bootstrap replicates: what they have in common is computed once.
-#
-# Metrics that are read from curves share the curves of the same scores and folds. Metrics that are read from sums
-# need no
-# rows at all: a replicate's sums are those of its groups. Any other metric is given the row weights.
-#
+# Several metrics of the same rows in many bootstrap replicates: those read from curves share the curves of the same
+# scores and folds, those read from sums need each group's sums only, any other gets the row weights.
 
 
 @dataclass(frozen=True)
@@ -384,13 +379,8 @@ def percentiles(drawn: FloatArray, confidence: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Intervals of metrics whose rows carry more than a two-class label: many classes, or numbers.
-#
-# ``cluster_bootstrap`` is given labels of 0 and 1 and one number per row. A measure of classes or of numbers brings its
-# rows along instead: it is bound to them when it is made, is read from weighted sums of columns, and goes through the
-# same draws of whole groups as every other metric.
-#
+# Metrics whose rows carry classes or numbers. They bring their rows along, are read from weighted sums of columns, and
+# go through the same draws of whole groups as every other metric.
 
 
 OfSums = Callable[[FloatArray], FloatArray]

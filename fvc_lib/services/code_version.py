@@ -69,13 +69,6 @@ def code_behind(
     return {name: closure[name].digest for name in sorted(closure)}
 
 
-def modules_behind(
-    sources: Iterable[str], *, package: Path | None = None, leaving_out: Collection[str] = NOT_RUN_HEADLESS
-) -> tuple[str, ...]:
-    """The dotted names of these modules, sorted; arguments and errors as for ``helpers_hash``."""
-    return tuple(sorted(_closure(sources, package, leaving_out)))
-
-
 def code_hash(module: str, within: str | tuple[str, ...] = "fvc_lib") -> str:
     """Hex SHA-256 over ``module`` and all that it depends on, as far as that lies in ``within``.
 

@@ -94,21 +94,6 @@ def test_probability_metrics_equal_scikit_learn(sample: tuple[np.ndarray, np.nda
     assert c.log_loss(*sample) == pytest.approx(sklearn.metrics.log_loss(*sample), rel=1e-9, abs=1e-12)
 
 
-@given(samples())
-def test_curves_are_the_naive_ones(sample: tuple[np.ndarray, np.ndarray]) -> None:
-    labels, scores = sample
-    roc = c.roc_curve(labels, scores)
-    np.testing.assert_allclose(
-        np.stack([roc.false_positive_rates, roc.true_positive_rates], axis=1), naive_roc(labels, scores)
-    )
-    assert roc.thresholds[0] == np.inf
-    curve = c.precision_recall_curve(labels, scores)
-    for recall, precision, threshold in zip(curve.recalls, curve.precisions, curve.thresholds, strict=True):
-        called = scores >= threshold
-        assert precision == pytest.approx(labels[called].mean())
-        assert recall == pytest.approx(called[labels == 1].mean())
-
-
 @pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.__name__)
 @given(sample=samples(), data=st.data())
 def test_integer_weights_are_repeated_rows(

@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fvc_lib.metrics.classification import brier_score, decide, f1, roc_auc
-from fvc_lib.metrics.comparison import corrected_resampled_t, holm, paired_cluster_bootstrap
+from fvc_lib.metrics.comparison import corrected_resampled_t, holm, paired_difference
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import cluster_bootstrap, draw_group_counts, group_codes, one_vote_per_group
+from fvc_lib.metrics.intervals import (
+    cluster_bootstrap,
+    draw_group_counts,
+    group_codes,
+    one_vote_per_group,
+    replicate_values,
+)
 
 
 def two_models(seed: int, *, gain: float = 0.0, num_groups: int = 30, per_group: int = 3) -> tuple[np.ndarray, ...]:
@@ -25,6 +31,11 @@ def two_models(seed: int, *, gain: float = 0.0, num_groups: int = 30, per_group:
         for extra in (0.0, gain)
     ]
     return labels, *(1 / (1 + np.exp(-score)) for score in scores), groups
+
+
+def paired_cluster_bootstrap(labels, first, second, groups, metric, *, second_metric=None, confidence=0.95, **draws):
+    measures = [(metric, first), (second_metric or metric, second)]
+    return paired_difference(replicate_values(labels, measures, groups, **draws), 0, 1, confidence=confidence)
 
 
 @pytest.mark.parametrize("by_group", [False, True])

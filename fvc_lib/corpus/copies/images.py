@@ -176,7 +176,6 @@ def _copies_notes(images: Sequence[ListedImage], copies: Copies) -> Iterable[str
         )
 
 
-# ----------------------------------------------------------------------------------------------------
 # Equal files among the images: one stays, unless what is said of them differs.
 
 

@@ -28,14 +28,9 @@ import numpy.typing as npt
 from fvc_lib.corpus.copies.likeness import SameFootage
 from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
 
-# ----------------------------------------------------------------------------------------------------
-# All pairs of 64-bit codes that differ in few bits, exactly, without comparing every code with every other.
-#
-# Multi-index hashing (Norouzi, Punjani and Fleet 2012, "Fast Search in Hamming Space with Multi-Index Hashing"):
-# the bits
-# are divided into four blocks. Codes that differ in ``r`` bits differ in few bits of at least one block, so looking up
-# that block with each choice of so few bits flipped finds every pair; the whole code then decides.
-#
+# All pairs of 64-bit codes that differ in few bits, exactly. Multi-index hashing (Norouzi, Punjani and Fleet 2012):
+# codes that differ in few bits differ in very few bits of at least one of four blocks, so that block is looked up with
+# each choice of so few bits flipped; the whole code then decides.
 
 
 Places = npt.NDArray[np.int64]

@@ -20,13 +20,8 @@ import numpy.typing as npt
 from fvc_lib.corpus.samples.files import Encoding, PlannedFile, encode_frames, make_missing, write_if_other
 from fvc_lib.corpus.samples.scenes import Plane, Planes, generator_for, texture
 
-# ----------------------------------------------------------------------------------------------------
-# Short clips of one drawn thing that moves over a ground, and the sentence that says exactly what is seen.
-#
-# Colours differ in their chroma by far more than what subsampling and encoding take away; grounds carry light and shade
-# of their own in every clip, so that no two clips look alike to a perceptual hash and brightness names no colour. Only
-# element-wise arithmetic is used: equal drawings give equal bytes on every machine.
-#
+# One drawn thing that moves over a ground. Colours differ in chroma by more than encoding takes away, grounds carry
+# light and shade of their own, and arithmetic is element-wise only: equal drawings give equal bytes on every machine.
 
 
 SIDE_PIXELS = 64

@@ -22,14 +22,8 @@ from PIL import Image
 from fvc_lib.corpus.samples.files import PlannedFile, make_missing, write_if_other
 from fvc_lib.corpus.samples.scenes import generator_for
 
-# ----------------------------------------------------------------------------------------------------
-# Photographs of dishes that were drawn: countable pieces of one food on a plate on a table, and berries at its rim.
-#
-# A food is told by the shape of its pieces alone. Their colour, the plate, the table, the light and the camera are
-# drawn
-# alike for all foods, and the pieces of all foods cover one area: neither mean colour nor file size says which it is.
-# Only element-wise arithmetic is used, as in ``sample_scenes``.
-#
+# Drawn photographs of dishes. A food is told by the shape of its pieces alone: colours, plate, table, light and camera
+# are drawn alike for all foods, and the pieces cover one area. Arithmetic is element-wise only, as in ``scenes``.
 
 
 SIDE_PIXELS = 96

@@ -129,7 +129,6 @@ def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
     return planes[:height], chroma[0], chroma[1]
 
 
-# ----------------------------------------------------------------------------------------------------
 # What a generated corpus remembers of its files, so that another call makes only what is missing or damaged.
 
 

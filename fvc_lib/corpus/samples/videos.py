@@ -44,13 +44,8 @@ from fvc_lib.corpus.samples.scenes import (
 from fvc_lib.services.atomic_files import sha256_of_file, write_bytes
 from fvc_lib.services.config import RunConfig
 
-# ----------------------------------------------------------------------------------------------------
-# The named manipulations that turn generated footage into the sample corpus's fakes.
-#
-# Each takes decoded footage, as a forger has it, and gives footage of the same shape; footage is planar yuv420p, uint8
-# (T, 3*H/2, W). They are strong enough to be seen in six frames of 112 pixels: the corpus shows that a pipeline learns
-# and reports honestly, it does not measure how hard real forgeries are.
-#
+# The manipulations that make fakes of generated footage, planar yuv420p, uint8 (T, 3*H/2, W). They are strong enough to
+# be seen in six frames of 112 pixels: the corpus shows that a pipeline learns, not how hard real forgeries are.
 
 
 Mask = npt.NDArray[np.bool_]
@@ -171,16 +166,8 @@ def _lattice(height: int, width: int, period: int, amplitude: float) -> Plane:
     return np.where(rows == columns, np.float32(amplitude), np.float32(-amplitude))
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the sample corpus consists of: events, their clips, and which of them are manipulated.
-#
-# Whatever a file's metadata shows (size, rate, length, codec, container, bits per pixel) is drawn without regard to the
-# label. Drawn, not dealt in equal shares: a cross-validated classifier of perfectly balanced metadata scores far
-# *below*
-# chance (AUC 0.2 to 0.3 measured), because what one fold has too much of, its training part has too little of. Over
-# seeds
-# the control of an independent draw scatters about 0.5; ``DESIGN_SEED`` was picked out of 40 for lying close to it.
-#
+# The plan of the corpus. What a file's metadata shows is drawn without regard to the label, and not dealt in equal
+# shares: a cross-validated classifier of perfectly balanced metadata scores far below chance (AUC 0.2 to 0.3).
 
 
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
@@ -397,7 +384,6 @@ def _is_complete(folder: Path, event: EventPlan, checksums: dict[str, str]) -> b
     )
 
 
-# ----------------------------------------------------------------------------------------------------
 # Which corpus a run works on: the user's own, or the generated sample.
 
 

@@ -204,7 +204,7 @@ def _git(checkout: Path, *arguments: str, environment: Mapping[str, str] | None 
 
 
 RECORDED_PACKAGES = (
-    "fvc_lib", "av", "duckdb", "ipykernel", "jupyter_client", "kornia", "nbclient", "nbconvert", "nbformat", "numpy",
+    "fvc_lib", "av", "duckdb", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "numpy",
     "pandera", "papermill", "plotly", "polars", "psutil", "pyarrow", "pydantic", "safetensors", "scikit-learn", "scipy",
     "torch", "torchvision",
 )  # fmt: skip

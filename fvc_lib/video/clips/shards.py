@@ -227,7 +227,6 @@ def _is_whole(path: Path, entry: ShardEntry) -> bool:
         return False
 
 
-# ----------------------------------------------------------------------------------------------------
 # Read clips out of shards, each directly at its place, after the shard was found to be what its manifest says.
 
 

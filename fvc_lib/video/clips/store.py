@@ -23,7 +23,6 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.video.augmentations import AugmentationSettings
 
-# ----------------------------------------------------------------------------------------------------
 # One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape.
 
 
@@ -251,7 +250,6 @@ def check_clip_name(video_id: str, augmentation_index: int) -> None:
         raise ValueError(f"clip: got {video_id!r} number {augmentation_index}, wanted a plain id and 0 or more")
 
 
-# ----------------------------------------------------------------------------------------------------
 # Clips side by side in one image: a row per clip, a column per frame.
 
 

@@ -118,15 +118,9 @@ def check_not_empty(path: Path, table: FrameTable) -> None:
         raise CorruptVideo(path, "it opens, but holds no frame")
 
 
-# ----------------------------------------------------------------------------------------------------
-# The frames of an MP4 or QuickTime file from its own index, without reading a packet.
-#
-# ffmpeg reads the same index but shows only decoding times of it; presentation times need the box ``ctts``. The sample
-# tables are read here (ISO/IEC 14496-12, 8.6 and 8.7), and only where they say plainly which frames are shown:
-# fragments,
-# edit lists that trim or repeat, several sample descriptions and anything unexpected give none, and the packets have to
-# be read instead.
-#
+# The frames of an MP4 or QuickTime file from its sample tables (ISO/IEC 14496-12, 8.6 and 8.7), without reading a
+# packet. Only where they say plainly which frames are shown: fragments, edit lists that trim or repeat, several sample
+# descriptions and anything unexpected give none.
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from av.video.stream import VideoStream
 from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, IntArray, order_is_sure, read_sample_table
 from fvc_lib.video.decode.source import UnreadableVideo, VideoSource
 
-# ----------------------------------------------------------------------------------------------------
 # Whether a file is shorter than its container says: how a cut AVI or Matroska file differs from a short video.
 
 

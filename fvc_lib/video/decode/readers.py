@@ -17,7 +17,6 @@ from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, IntArray, Secon
 from fvc_lib.video.decode.letterbox import Box, FrameConverter, Pixels
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, ffmpeg_errors, open_video
 
-# ----------------------------------------------------------------------------------------------------
 # Where wanted frames go: one array of pixels, and what the first of them tells about the video.
 
 
@@ -215,7 +214,6 @@ def _take(frames: list[VideoFrame], group: _Group, sink: FrameSink) -> bool:
     return True
 
 
-# ----------------------------------------------------------------------------------------------------
 # Decoding a video from its first packet to its last: the slow and sure way, and the only one to count frames by.
 
 

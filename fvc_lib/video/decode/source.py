@@ -24,7 +24,6 @@ from av.video.stream import VideoStream
 
 from fvc_lib.services.errors import FvcError
 
-# ----------------------------------------------------------------------------------------------------
 # What a file is that is named like a video and is none: told by its first bytes, with what to do about it.
 
 
@@ -76,7 +75,6 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
     return next(((what, remedy) for pattern, what, remedy in _KINDS if pattern.match(head)), None)
 
 
-# ----------------------------------------------------------------------------------------------------
 # What can be wrong with a video file. Each error names the file, a short reason for counting, and the remedy.
 
 

@@ -24,12 +24,8 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from fvc_lib.services.errors import FvcError
 
-# ----------------------------------------------------------------------------------------------------
-# Whether the data of a JPEG file are whole.
-#
-# Pillow raises where a file ends too early, but passes over what libjpeg only warns of: a file whose tail is zeros (a
-# download into a reserved file) or whose middle is lost decodes without an error into a picture that is partly grey.
-#
+# Whether the data of a JPEG file are whole. Pillow passes over what libjpeg only warns of: a file whose tail is zeros
+# or whose middle is lost decodes without an error into a picture that is partly grey.
 
 
 # Any marker but stuffed bytes (FF 00), fill bytes (FF FF) and restarts (FF D0 - FF D7); ITU-T T.81, B.1.1.
