@@ -129,7 +129,7 @@ def test_each_shortage_says_what_was_done(run: RunPaths) -> None:
     writer.event("step_restored", to_step=12, lost_steps=3)
     writer.event("out_of_memory", where="backward", micro_batch=1, micro_batch_next=None)
     writer.event("out_of_memory", where="backward")
-    assert run_memory(run).shortages["done"].to_list() == [
+    assert run_memory(run).out_of_memory["done"].to_list() == [
         "redone with micro-batch 4 instead of 8", "restored step 12, 3 to be done again",
         "stopped: one sample is the least there is", "no remedy recorded",
     ]  # fmt: skip
@@ -138,7 +138,7 @@ def test_each_shortage_says_what_was_done(run: RunPaths) -> None:
 def test_a_shortage_is_not_mended_by_another_folds_restoration(run: RunPaths) -> None:
     StoryWriter(run, fold=0).sample(1).event("out_of_memory", where="optimizer_step", micro_batch=4)
     StoryWriter(run, fold=1).sample(1).event("policy").event("step_restored", to_step=1, lost_steps=1)
-    assert run_memory(run).shortages["done"].to_list() == ["no remedy recorded"]
+    assert run_memory(run).out_of_memory["done"].to_list() == ["no remedy recorded"]
 
 
 def test_a_prediction_is_held_against_training_and_validation_only(run: RunPaths) -> None:
@@ -193,7 +193,7 @@ def test_stages_can_be_left_out(tmp_path: Path) -> None:
 def test_an_empty_run_has_empty_findings(run: RunPaths) -> None:
     found = run_memory(run)
     assert found.peak is None
-    for frame in (found.usage, found.events, found.peaks, found.near_limit, found.growth, found.shortages):
+    for frame in (found.usage, found.events, found.peaks, found.near_limit, found.growth, found.out_of_memory):
         assert frame.is_empty()
     assert found.predictions.is_empty()
     assert found.notes == ()

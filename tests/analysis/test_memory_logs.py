@@ -170,6 +170,6 @@ def test_what_the_sampler_writes_is_what_is_read(run: RunPaths) -> None:
     assert set(peaks) == {(place, phase) for place in ("process", "cuda:0") for phase in ("setup", "train")}
     assert (peaks["cuda:0", "setup"]["used_mb"], peaks["cuda:0", "train"]["used_mb"]) == (5, 3)
     assert 10 < peaks["process", "train"]["used_mb"] < 10_000
-    assert found.shortages["done"].to_list() == ["redone with micro-batch 2 instead of 4"] * 2
+    assert found.out_of_memory["done"].to_list() == ["redone with micro-batch 2 instead of 4"] * 2
     assert found.events["epoch"].to_list() == [1, 2]
     assert found.events["attempt"].to_list() == [1, 2]

@@ -31,8 +31,7 @@ from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
-# ----------------------------------------------------------------------------------------------------
-# Looking again and again while a run is at work, without keeping the kernel from anything else.
+# --- Looking again and again while a run is at work, without keeping the kernel from anything else
 
 
 _AT_WORK = frozenset({"running", "waiting"})
@@ -92,8 +91,7 @@ def any_at_work(runs: Iterable[RunPaths]) -> bool:
     return any(run_status(run).get("state") in _AT_WORK for run in runs)
 
 
-# ----------------------------------------------------------------------------------------------------
-# A click on a fold in any figure of a live notebook, told to Python.
+# --- A click on a fold in any figure of a live notebook, told to Python
 
 
 NO_FOLD = -1
@@ -143,8 +141,7 @@ def fold_clicks() -> Any:
     return FoldClicks()
 
 
-# ----------------------------------------------------------------------------------------------------
-# The controls of the live dashboard. What they offer is text: a run's or metric's name is shown, never obeyed.
+# --- The controls of the live dashboard
 
 
 _LABEL = {"description_width": "90px"}

@@ -8,8 +8,7 @@ import polars as pl
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.wording import count_text, figure_text, number_text
 
-# ----------------------------------------------------------------------------------------------------
-# Figures of the data: what the index holds and how the folds came out.
+# --- Figures of the data: what the index holds and how the folds came out
 
 
 _MOST_BARS = 14

@@ -26,8 +26,7 @@ from fvc_lib.metrics import cross_validation as over_folds
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import SLICES
 
-# ----------------------------------------------------------------------------------------------------
-# Tables of a result: every metric by video and by group, and what each fold chose before it saw its test videos.
+# --- Tables of a result: every metric by video and by group, and what each fold chose before it saw its test videos
 
 
 BY_VIDEO, BY_GROUP = "all", "all_by_group"
@@ -250,8 +249,7 @@ def _counts(results: pl.DataFrame) -> str:
     return f"n = {count_text(num_videos, 'video')} in {count_text(num_groups, 'group')}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Every metric of the model in one figure: a vote for each video, and a vote for each group.
+# --- Every metric of the model in one figure: a vote for each video, and a vote for each group
 
 
 _VOTES = (
@@ -321,8 +319,7 @@ def _subtitle(rows: pl.DataFrame, confidence: float) -> str:
     return f"{counted}; bars: {confidence:.0%} cluster-bootstrap intervals over groups"
 
 
-# ----------------------------------------------------------------------------------------------------
-# The result by platform, codec, length and the like: where it holds, where it does not, and where nobody knows.
+# --- The result by platform, codec, length and the like: where it holds, where it does not, and where nobody knows
 
 
 # Of the metrics of a slice the first that says anything is drawn: a slice of one class has no AUC.

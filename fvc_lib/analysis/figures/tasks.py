@@ -137,10 +137,6 @@ def _control_text(control: Score) -> str:
     return f"{source_name(control.source).lower()} reaches {interval_text(control.value, control.low, control.high)}"
 
 
-def _is_scored(found: MeasuredScores) -> bool:
-    return bool(found.scores) and found.scores[0].source == "model" and found.scores[0].value is not None
-
-
 def _of_run(name: str, found: MeasuredScores) -> list[tuple[str, Score]]:
     """A run's own score and its best control's, each with what stands on the axis."""
     model = found.scores[0]
@@ -178,8 +174,7 @@ def _named(name: str, model: Score, control: Score | None) -> list[tuple[str, Sc
     return [(shown, model), (f"<i>{shown}, {figure_text(source_name(control.source).lower())}</i>", control)]
 
 
-# ----------------------------------------------------------------------------------------------------
-# How far predicted numbers are off, of all targets in one figure, beside what always says the mean.
+# --- How far predicted numbers are off, of all targets in one figure, beside what always says the mean
 
 
 _MOST_TARGETS = 12
@@ -266,8 +261,7 @@ def _number(value: float) -> str:
     return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Tables of the tasks image and video_text: the data, every metric beside its controls, and what fits the machine.
+# --- Tables of the tasks image and video_text: the data, every metric beside its controls, and what fits the machine
 
 
 _MODEL = "model"

@@ -120,8 +120,7 @@ def _wrapped(text: str, characters: int) -> tuple[str, int]:
     return "<br>".join(figure_text(line) for line in lines), len(lines)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What several figures of results are drawn with: a point with its interval, a band, a diagonal, and the n.
+# --- What several figures of results are drawn with: a point with its interval, a band, a diagonal, and the n
 
 
 # A trace that shows one fold says so here, and whoever highlights a fold finds it in every figure.

@@ -21,8 +21,7 @@ from fvc_lib.analysis.memory.wording import (
 )
 from fvc_lib.analysis.wording import count_text, duration_text, figure_text
 
-# ----------------------------------------------------------------------------------------------------
-# The look that figures of memory share: a colour for each phase, and the budget as a line where it is in sight.
+# --- The look that figures of memory share: a colour for each phase, and the budget as a line where it is in sight
 
 
 PHASE_COLORS = {
@@ -212,8 +211,7 @@ def _texts(names: pl.Series) -> list[str]:
     return [figure_text(name) for name in names]
 
 
-# ----------------------------------------------------------------------------------------------------
-# One timeline of a whole run's memory: all stages end to end, with their phases, events and the budget.
+# --- One timeline of a whole run's memory: all stages end to end, with their phases, events and the budget
 
 
 _EVENT_STYLES = {

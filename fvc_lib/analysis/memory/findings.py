@@ -1,4 +1,4 @@
-"""Where a run's memory went: its peaks, shortages and growth, and what had been predicted, from samples and events."""
+"""Where a run's memory went: peaks, growth, every out-of-memory, and what had been predicted."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ from fvc_lib.analysis.read.sql import ask
 from fvc_lib.services.memory_policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths
 
-# ----------------------------------------------------------------------------------------------------
-# Whether a short, noisy series keeps growing: Theil and Sen's slope with Mann and Kendall's test.
-#
-# Both look at every pair of points, so a single spike moves neither. H. Theil (1950), P. K. Sen (1968): the median
-# of the
-# slopes between all pairs. H. B. Mann (1945), M. G. Kendall: how many pairs rise, against chance.
-#
+# --- Whether a short, noisy series keeps growing: Theil and Sen's slope with Mann and Kendall's test
 
 
 # One warm-up epoch is left out, and below four points no order is rarer by chance than one in twenty.
@@ -90,13 +84,13 @@ def growth(epochs: Numbers, used_mb: Numbers) -> Growth:
 
 
 def theil_sen_slope(x: Numbers, y: Numbers) -> float:
-    """The median slope over all pairs of points; ``x`` (n,) ascending, n of at least 2."""
+    """The median slope over all pairs of points (H. Theil 1950, P. K. Sen 1968); ``x`` (n,) ascending, n >= 2."""
     first, second = np.triu_indices(x.size, k=1)
     return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
 
 
 def mann_kendall_p(y: Numbers) -> float:
-    """Probability that values in random order would rise in as many pairs as ``y`` (n,) does, or more.
+    """Probability that values in random order would rise in as many pairs as ``y`` (n,) does, or more (Mann 1945).
 
     Exact up to 40 points, normal beyond. Ties count as neither rise nor fall, and the test is then on the safe side.
     """
@@ -130,7 +124,7 @@ class MemoryFindings:
         peaks: ``phase_peaks``.
         near_limit: ``near_limit``.
         growth: ``epoch_growth``.
-        shortages: ``shortages``.
+        out_of_memory: ``out_of_memory``.
         predictions: ``predictions``.
         notes: what could not be read.
     """
@@ -140,7 +134,7 @@ class MemoryFindings:
     peaks: pl.DataFrame
     near_limit: pl.DataFrame
     growth: pl.DataFrame
-    shortages: pl.DataFrame
+    out_of_memory: pl.DataFrame
     predictions: pl.DataFrame
     notes: tuple[str, ...] = ()
 
@@ -202,7 +196,7 @@ def find(samples: Answer, events: Answer) -> MemoryFindings:
         phase_peaks(usage),
         near_limit(usage, told),
         epoch_growth(usage),
-        shortages(told),
+        out_of_memory(told),
         predictions(usage, told),
         tuple(dict.fromkeys((*samples.notes, *events.notes))),
     )
@@ -327,7 +321,7 @@ def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=_GROWTH_SCHEMA)
 
 
-def shortages(events: pl.DataFrame) -> pl.DataFrame:
+def out_of_memory(events: pl.DataFrame) -> pl.DataFrame:
     """Every out-of-memory and what was done: ``run_id stage fold seconds phase epoch global_step happened_in asked_mb
     micro_batch micro_batch_next done context_file``.
     """
@@ -338,8 +332,10 @@ def shortages(events: pl.DataFrame) -> pl.DataFrame:
         )
         kinds = later["kind"].to_list()
         until_next = later.head(kinds.index("out_of_memory") if "out_of_memory" in kinds else len(kinds))
-        rows.append({**{name: row.get(name) for name in _SHORTAGE_SCHEMA}, "done": _what_was_done(row, until_next)})
-    return pl.DataFrame(rows, schema=_SHORTAGE_SCHEMA)
+        rows.append(
+            {**{name: row.get(name) for name in _OUT_OF_MEMORY_SCHEMA}, "done": _what_was_done(row, until_next)}
+        )
+    return pl.DataFrame(rows, schema=_OUT_OF_MEMORY_SCHEMA)
 
 
 def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -374,7 +370,7 @@ _GROWTH_SCHEMA = {
     **_PLACE_SCHEMA, "attempt": pl.Int64, "place": pl.String, "phase": pl.String, "num_epochs": pl.Int64,
     "slope_mb": pl.Float64, "level_mb": pl.Float64, "p_value": pl.Float64, "verdict": pl.String, "last_mb": pl.Float64,
 }  # fmt: skip
-_SHORTAGE_SCHEMA = {
+_OUT_OF_MEMORY_SCHEMA = {
     **_PLACE_SCHEMA, "seconds": pl.Float64, "phase": pl.String, "epoch": pl.Int64, "global_step": pl.Int64,
     "happened_in": pl.String, "asked_mb": pl.Float64, "micro_batch": pl.Int64, "micro_batch_next": pl.Int64,
     "done": pl.String, "context_file": pl.String,
@@ -391,8 +387,8 @@ def _in_whole_stages(events: pl.DataFrame, usage: pl.DataFrame) -> pl.DataFrame:
     return events.with_columns(phase=pl.when(inside).then(pl.lit(WHOLE_STAGE)).otherwise("phase")) if stages else events
 
 
-def _what_was_done(shortage: dict[str, Any], until_next: pl.DataFrame) -> str:
-    before, after = shortage["micro_batch"], shortage["micro_batch_next"]
+def _what_was_done(event: dict[str, Any], until_next: pl.DataFrame) -> str:
+    before, after = event["micro_batch"], event["micro_batch_next"]
     restored = until_next.filter(pl.col("kind") == "step_restored")
     if restored.height:
         step, lost = restored.select("to_step", "lost_steps").row(0)

@@ -23,11 +23,11 @@ from fvc_lib.analysis.memory.wording import (
     limit_sentence,
     megabytes_text,
     memory_advice,
+    out_of_memory_sentence,
     parts_sentence,
     peak_sentence,
     phase_text,
     prediction_sentence,
-    shortage_sentence,
     where_text,
 )
 from fvc_lib.analysis.pages.display import HtmlTable
@@ -38,8 +38,7 @@ from fvc_lib.services.atomic_files import message_text, path_to_text
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, stage_key
 
-# ----------------------------------------------------------------------------------------------------
-# What was found about memory as tables for people: one row per thing, with units in the headings.
+# --- Tables for people: one row per thing, with units in the headings
 
 
 NONE = "-"
@@ -90,7 +89,7 @@ def near_limit_table(found: MemoryFindings) -> pl.DataFrame:
     return pl.DataFrame(rows, {**_WHERE, **numbers, **texts})
 
 
-def shortages_table(found: MemoryFindings) -> pl.DataFrame:
+def out_of_memory_table(found: MemoryFindings) -> pl.DataFrame:
     """Every out-of-memory: ``stage phase epoch step happened_in asked_for what_was_done context_file``."""
     rows = [
         {
@@ -102,7 +101,7 @@ def shortages_table(found: MemoryFindings) -> pl.DataFrame:
             "what_was_done": row["done"],
             "context_file": _context_path(row),
         }
-        for row in found.shortages.iter_rows(named=True)
+        for row in found.out_of_memory.iter_rows(named=True)
     ]
     texts = ("epoch", "step", "happened_in", "asked_for", "what_was_done", "context_file")
     return pl.DataFrame(rows, {**_WHERE, **dict.fromkeys(texts, pl.String)})
@@ -170,8 +169,7 @@ def _flag(row: Mapping[str, Any]) -> str:
     return " (off)" if row["is_off"] else ""
 
 
-# ----------------------------------------------------------------------------------------------------
-# The memory report as plain text: sentences, aligned tables and a timeline of block characters.
+# --- Plain text: sentences, aligned tables and a timeline of block characters
 
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -210,9 +208,9 @@ def report_lines(
     lines += _section("Growth per epoch", [growth_sentence(found) + "."], growth_table(found))
     if found.growth.height:
         lines += _indented(textwrap.wrap(f"({RULE})", _SENTENCE_WIDTH))
-    lines += _section("Out of memory", [shortage_sentence(found) + "."], shortages_table(found))
+    lines += _section("Out of memory", [out_of_memory_sentence(found) + "."], out_of_memory_table(found))
     if tensors.height:
-        lines += _section("What tensors held when memory ended", [], tensors)
+        lines += _section("What tensors held when memory ran out", [], tensors)
     lines += _section("Prediction and measurement", [prediction_sentence(found) + "."], predictions_table(found))
     lines += ["", "What to change", *_indented(_advice_lines(memory_advice(found, asked)))]
     return [*lines, *unread]
@@ -295,9 +293,6 @@ def _series_text(row: Mapping[str, object]) -> str:
     return where_text(row) if row["place"] == PROCESS else f"{where_text(row)}, {row['place']}"
 
 
-_SNIFFED_BYTES = 1 << 20
-
-
 @dataclass(frozen=True)
 class Subject:
     """What is reported on: findings, the run they belong to (which may hold nothing else), and a title."""
@@ -321,17 +316,14 @@ def open_subject(path: Path) -> Subject:
     samples_path = path.parent.parent / path.name if path.parent.name == "events" else path
     events_path = samples_path.parent / "events" / samples_path.name
     run = RunPaths(samples_path.absolute().parents[1])
-    for each in (samples_path, events_path):
-        _refuse_foreign(each)
     samples = read_samples([LogFile.named(samples_path, run.run_id)])
     events = read_events([LogFile.named(events_path, run.run_id)] if events_path.is_file() else [], samples.frame)
-    found = find(samples, events)
     if samples.frame.is_empty() and samples_path.is_file() and samples_path.stat().st_size:
         counted = " ".join(samples.notes) or "It holds nothing but blank lines."
         raise UsageError(
             f"{_shown(samples_path)} is no memory log: no line of it is a memory sample. {counted} {_WANTED}"
         )
-    return Subject(found, run, f"Memory of {_shown(path)}")
+    return Subject(find(samples, events), run, f"Memory of {_shown(path)}")
 
 
 _WANTED = "Give one of a run's memory/*.jsonl files, or the run folder."
@@ -343,16 +335,6 @@ def _of_run(folder: Path) -> Subject:
     if not (root / "memory").is_dir() and not run.run_json.is_file():
         raise UsageError(f"{_shown(folder)} is no run folder: it has neither memory/ nor run.json. {_WANTED}")
     return Subject(run_memory(run), run, f"Memory of {path_to_text(run.run_id)}")
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Gigabytes of a checkpoint or a video shall not be read as lines first."""
-    if not path.is_file():
-        return
-    with path.open("rb") as stream:
-        head = stream.read(_SNIFFED_BYTES)
-    if len(head) == _SNIFFED_BYTES and b'{"' not in head:
-        raise UsageError(f"{_shown(path)} is no memory log: its first {_SNIFFED_BYTES:,} bytes hold no line. {_WANTED}")
 
 
 def _shown(path: Path) -> str:
@@ -388,22 +370,11 @@ def main(log: Path, width: int) -> None:
     except OSError as error:
         click.echo(f"error: {_shown(log)}: {error.strerror}. {_WANTED}", err=True)
         sys.exit(2)
-    blocks = BLOCKS if _can_show(BLOCKS) else PLAIN_BLOCKS
+    encoding = sys.stdout.encoding or "ascii"
+    blocks = BLOCKS if encoding.lower().startswith("utf") else PLAIN_BLOCKS
     asked, tensors = run_parameters(subject.run), largest_tensors(subject.run, subject.found)
     for line in report_lines(subject.found, asked, tensors, title=subject.title, width=width, blocks=blocks):
-        click.echo(line.encode(_encoding(), "replace").decode(_encoding()))
-
-
-def _encoding() -> str:
-    return sys.stdout.encoding or "ascii"
-
-
-def _can_show(text: str) -> bool:
-    try:
-        text.encode(_encoding())
-    except UnicodeEncodeError:
-        return False
-    return True
+        click.echo(line.encode(encoding, "replace").decode(encoding))
 
 
 if __name__ == "__main__":

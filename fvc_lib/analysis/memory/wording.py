@@ -114,9 +114,9 @@ def growth_sentence(found: MemoryFindings) -> str:
     return f"Memory does not leak: at most {steepest['slope_mb']:+.1f} MB per epoch, in {where_text(steepest)}"
 
 
-def shortage_sentence(found: MemoryFindings) -> str:
+def out_of_memory_sentence(found: MemoryFindings) -> str:
     """How often memory ran out, and what was done."""
-    rows = found.shortages
+    rows = found.out_of_memory
     if rows.is_empty():
         return "Memory never ran out"
     after = rows.filter(pl.col("micro_batch_next") < pl.col("micro_batch"))
@@ -174,8 +174,8 @@ def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
         how = "above" if worst["error_percent"] > 0 else "below"
         told = f"{megabytes_text(worst['predicted_mb'])}, {abs(worst['error_percent']):.0f}% {how} what was measured"
         facts.append(("Predicted peak", told))
-    if found.shortages.height:
-        facts.append(("Out of memory", shortage_sentence(found).removeprefix("Memory ran out ")))
+    if found.out_of_memory.height:
+        facts.append(("Out of memory", out_of_memory_sentence(found).removeprefix("Memory ran out ")))
     if found.leaks.height:
         facts.append(("Leak", growth_sentence(found).removeprefix("Memory leaks: ")))
     return tuple(facts)
@@ -189,8 +189,7 @@ def _signed(megabytes: float) -> str:
     return megabytes_text(megabytes) if megabytes >= 0 else f"-{megabytes_text(-megabytes)}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# What held memory when it ended, from the context files that shortages leave behind.
+# --- What held memory when it ran out, from the context files that an out-of-memory leaves
 
 
 _SCHEMA = {"stage": pl.String, "shape": pl.String, "dtype": pl.String, "num_tensors": pl.Int64, "total_bytes": pl.Int64}
@@ -200,25 +199,25 @@ _MOST_ROWS = 8
 def largest_tensors(run: RunPaths, found: MemoryFindings) -> pl.DataFrame:
     """The tensors that held most when memory ended: ``stage shape dtype num_tensors total_bytes``, largest first.
 
-    Of each stage, shape and type the shortage where they held most. Context files that are missing or unreadable add no
-    row: the events tell of the shortage all the same.
+    Of each stage, shape and type the out-of-memory where they held most. Context files that are missing or unreadable
+    add no row.
     """
-    rows = [row for shortage in found.shortages.iter_rows(named=True) for row in _tensors(run, shortage)]
+    rows = [row for event in found.out_of_memory.iter_rows(named=True) for row in _tensors(run, event)]
     frame = pl.DataFrame(rows, schema=_SCHEMA).sort("total_bytes", "stage", "shape", descending=[True, False, False])
     return frame.unique(["stage", "shape", "dtype"], keep="first", maintain_order=True).head(_MOST_ROWS)
 
 
-def _tensors(run: RunPaths, shortage: dict[str, Any]) -> Iterator[dict[str, object]]:
-    name = shortage["context_file"]
+def _tensors(run: RunPaths, event: dict[str, Any]) -> Iterator[dict[str, object]]:
+    name = event["context_file"]
     if name is None or name != Path(name).name:  # a name from a log shall not lead out of its folder
         return
-    state = read_json_object(run.oom_contexts(shortage["stage"], shortage["fold"]) / name).get("state")
+    state = read_json_object(run.oom_contexts(event["stage"], event["fold"]) / name).get("state")
     tensors = state.get("largest_tensors") if isinstance(state, dict) else None
     for tensor in tensors if isinstance(tensors, list) else ():
         if isinstance(tensor, dict) and isinstance(tensor.get("total_bytes"), int):
             shape, count = tensor.get("shape"), tensor.get("count")
             yield {
-                "stage": where_text(shortage),
+                "stage": where_text(event),
                 "shape": " × ".join(map(str, shape)) if isinstance(shape, list) else "not recorded",
                 "dtype": str(tensor.get("dtype")).removeprefix("torch."),
                 "num_tensors": count if isinstance(count, int) else None,
@@ -226,8 +225,7 @@ def _tensors(run: RunPaths, shortage: dict[str, Any]) -> Iterator[dict[str, obje
             }
 
 
-# ----------------------------------------------------------------------------------------------------
-# What to change after a look at a run's memory: advice with the numbers it rests on, most urgent first.
+# --- What to change after a look at a run's memory: advice with the numbers it rests on, most urgent first
 
 
 COMFORTABLE_PERCENT = 50.0  # below it there is room for more
@@ -257,7 +255,7 @@ def memory_advice(found: MemoryFindings, asked: Mapping[str, object]) -> tuple[A
         return (Advice("No memory samples are recorded.", "Nothing can be said before a stage has run."),)
     measuring, found = found.near_limit.filter(pl.col("phase").is_in(MEASURING)), found.of_the_work()
     urgent = [
-        *_after_shortages(found),
+        *_after_out_of_memory(found),
         *_after_preflight(found),
         *_after_leaks(found),
         *_after_near_limit(found, asked),
@@ -273,11 +271,11 @@ def advice_table(advice: Sequence[Advice]) -> pl.DataFrame:
     return pl.DataFrame([vars(each) for each in advice], schema={"seen": pl.String, "change": pl.String})
 
 
-def _after_shortages(found: MemoryFindings) -> list[Advice]:
-    rows = found.shortages
+def _after_out_of_memory(found: MemoryFindings) -> list[Advice]:
+    rows = found.out_of_memory
     if rows.is_empty():
         return []
-    seen = shortage_sentence(found) + "."
+    seen = out_of_memory_sentence(found) + "."
     at_one = rows.filter((pl.col("micro_batch") == 1) & pl.col("done").str.starts_with("stopped"))
     backed_off = rows.filter(pl.col("micro_batch_next") < pl.col("micro_batch"))["micro_batch_next"].min()
     if at_one.height:
@@ -316,7 +314,7 @@ def _after_leaks(found: MemoryFindings) -> list[Advice]:
 
 def _after_near_limit(found: MemoryFindings, asked: Mapping[str, object]) -> list[Advice]:
     peak = found.peak
-    if found.near_limit.is_empty() or found.shortages.height or peak is None or _was_lowered(found):
+    if found.near_limit.is_empty() or found.out_of_memory.height or peak is None or _was_lowered(found):
         return []
     enough = _enough_text(peak)
     if not _trained(peak["phase"]):

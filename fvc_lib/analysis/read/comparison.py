@@ -32,8 +32,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
 from fvc_lib.services.tasks import FOLD_TRAINING
 
-# ----------------------------------------------------------------------------------------------------
-# Which runs may be compared: trained to the end, on true labels, without a leak, judged on the very same videos.
+# --- Which runs may be compared: trained to the end, on true labels, without a leak, judged on the very same videos
 
 
 _DATA = ("video_id", "group_id", "label", "fold")

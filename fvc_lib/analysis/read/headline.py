@@ -21,8 +21,7 @@ from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import LEAKAGE_AUDIT, TASK_RESULTS
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
 
-# ----------------------------------------------------------------------------------------------------
-# What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record.
+# --- What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record
 
 
 _FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_recall")})
@@ -151,8 +150,7 @@ def _their(count: int) -> str:
     return "its" if count == 1 else "their"
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a reader must know of a run besides its number: where it is from, how few groups it stands on, what leaked.
+# --- What a reader must know of a run besides its number: where it is from, how few groups it stands on, what leaked
 
 
 # Parameter, value, and what a reader of the number must then know.
@@ -385,37 +383,6 @@ def runs_table(runs_dir: Path) -> Answer:
         rows.append(_table_row(run_headline(run)))
     return Answer(pl.DataFrame(rows, schema=_RUNS_SCHEMA), tuple(notes))
 
-
-def stage_table(run: RunPaths) -> pl.DataFrame:
-    """Every stage of ``status.json`` in its order.
-
-    Returns:
-        ``stage state attempts reason duration_seconds peak_rss_bytes exit_code last_step error``; null is not recorded.
-    """
-    rows = []
-    for name, stage in run_status(run)["stages"].items():
-        known = stage if isinstance(stage, dict) else {}
-        error = known.get("error")
-        rows.append(
-            {
-                "stage": str(name),
-                "state": _text(known.get("state")),
-                "attempts": _whole(known.get("attempts")),
-                "reason": _text(known.get("reason")),
-                "duration_seconds": _number(known.get("duration_seconds")),
-                "peak_rss_bytes": _whole(known.get("peak_rss_bytes")),
-                "exit_code": _whole(known.get("exit_code")),
-                "last_step": None if known.get("last_step") is None else str(known["last_step"]),
-                "error": f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else None,
-            }
-        )
-    return pl.DataFrame(rows, schema=_STAGE_SCHEMA)
-
-
-_STAGE_SCHEMA = {
-    "stage": pl.String, "state": pl.String, "attempts": pl.Int64, "reason": pl.String, "duration_seconds": pl.Float64,
-    "peak_rss_bytes": pl.Int64, "exit_code": pl.Int64, "last_step": pl.String, "error": pl.String,
-}  # fmt: skip
 
 _RUNS_SCHEMA = {
     "run_id": pl.String, "experiment": pl.String, "state": pl.String, "started_utc": pl.String, "model": pl.String,

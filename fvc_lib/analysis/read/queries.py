@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,188 +22,12 @@ from fvc_lib.analysis.read.metric_direction import Direction, direction
 from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
 from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
 from fvc_lib.services import tables
-from fvc_lib.services import tables as task_tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory_policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import FOLD_TRAINING
-
-# ----------------------------------------------------------------------------------------------------
-# The parameters of runs side by side.
-
-
-SCHEMA = pl.Schema({"parameter": pl.String, "run_id": pl.String, "value": pl.String, "changes_numbers": pl.Boolean})
-_MAX_BYTES = 1_000_000  # ours are of some kilobytes; YAML can grow a thousandfold when read
-
-
-def read_parameters(runs: Sequence[RunPaths]) -> Answer:
-    """Every parameter of every run in ``params.yaml``'s own order; ``queries.parameter_differences`` tells the columns.
-
-    A run without a readable file gives no rows, and a note unless it simply has none.
-    """
-    rows: list[tuple[str, str, str | None, bool]] = []
-    notes: list[str] = []
-    found = [_parameters(run, notes) for run in runs]
-    run_ids = list(map(path_to_text, run_names(runs)))
-    names = dict.fromkeys(name for each in found if each is not None for name in each)
-    for name in names:
-        for run_id, each in zip(run_ids, found, strict=True):
-            if each is not None:
-                rows.append((name, run_id, each.get(name), name not in NOT_HASHED | RETIRED.keys()))
-    return Answer(pl.DataFrame(rows, schema=SCHEMA, orient="row"), tuple(notes))
-
-
-def differing(parameters: pl.DataFrame) -> pl.DataFrame:
-    """Of ``parameters`` those rows whose parameter has not the same value in all runs; to lack it is a value too."""
-    return parameters.filter(pl.col("value").n_unique().over("parameter") > 1)
-
-
-def _parameters(run: RunPaths, notes: list[str]) -> dict[str, str] | None:
-    path = run.params_yaml
-    if not path.is_file():
-        return None
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"it has more than {_MAX_BYTES:,} bytes")
-        return {str(name): _text(value) for name, value in read_params_file(path).items()}
-    except (UsageError, OSError, RecursionError, ValueError) as error:
-        notes.append(f"{path_to_text(path)} was left out: {error}")
-        return None
-
-
-def _text(value: Any) -> str:
-    """A value as it would be typed; one that no parameter has, such as nested lists, by its type's name alone."""
-    if isinstance(value, str):
-        return value
-    items = value if isinstance(value, list) else [value]
-    if not all(item is None or isinstance(item, (str, int, float)) for item in items):
-        return f"({type(value).__name__})"
-    return json.dumps(value, ensure_ascii=False)
-
-
-# ----------------------------------------------------------------------------------------------------
-# What each finished training says of itself, with or without folds, as rows: foreign and torn records included.
-
-
-_FOLD = re.compile(r"^fold_(0|[1-9]\d{0,8})$")
-
-TRAININGS_SCHEMA = pl.Schema(
-    {
-        "run_id": pl.String,
-        "stage": pl.String,
-        "fold": pl.Int64,
-        "trained": pl.String,
-        "model": pl.String,
-        "device": pl.String,
-        "epochs": pl.Int64,
-        "best_epoch": pl.Int64,
-        "threshold": pl.Float64,
-        "temperature": pl.Float64,
-        "steps": pl.Int64,
-        "nonfinite_steps": pl.Int64,
-        "micro_batch": pl.Int64,
-        "seconds": pl.Float64,
-        "num_train_samples": pl.Int64,
-        "num_validation_samples": pl.Int64,
-        "num_test_samples": pl.Int64,
-        "peak_rss_bytes": pl.Int64,
-        "peak_device_bytes": pl.Int64,
-    }
-)
-# Names in a record, and the columns they fill.
-_OF_BOTH = {name: name for name in ("model", "device", "peak_rss_bytes", "peak_device_bytes")}
-_PARTS = ("train", "validation", "test")
-_OF_OUTCOME = _OF_BOTH | {f"num_{part}": f"num_{part}_samples" for part in _PARTS}
-_OF_TRAINING = {
-    name: name
-    for name in ("best_epoch", "threshold", "temperature", "steps", "nonfinite_steps", "micro_batch", "seconds")
-}
-# Chosen where videos are told real from fake alone.
-_OF_TRAINING_OF_STAGE = {name: name for name in _OF_TRAINING if name not in ("threshold", "temperature")}
-# Null there says something: no accelerator.
-_MAY_BE_NULL = frozenset({"peak_device_bytes"})
-
-
-def read_training(runs: Sequence[RunPaths]) -> Answer:
-    """The finished trainings of ``runs``; ``queries.training_summary`` tells the columns."""
-    rows: list[dict[str, Any]] = []
-    untold: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
-    for run, run_id in zip(runs, map(path_to_text, run_names(runs)), strict=True):
-        for path, stage, fold in _trainings(run):
-            found, wrong = _rows(read_json_object(path), of_fold=fold is not None)
-            rows += [{"run_id": run_id, "stage": stage, "fold": fold, **row} for row in found]
-            if wrong:
-                of_which = untold.setdefault((run_id, stage, tuple(wrong)), [])
-                of_which += [] if fold is None else [fold]
-    notes = [
-        f"{run_id}: outcome.json of {_of_which(stage, folds)} does not tell {', '.join(wrong)}."
-        for (run_id, stage, wrong), folds in untold.items()
-    ]
-    return Answer(pl.DataFrame(rows, schema=TRAININGS_SCHEMA), tuple(notes))
-
-
-def _of_which(stage: str, folds: Sequence[int]) -> str:
-    return f"fold {', '.join(map(str, folds))}" if folds else stage
-
-
-def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
-    """Record, stage and fold of each finished training, folds in order; without a fold, the stage has none."""
-    names = [folder.name for folder in entries(run, "checkpoints")]
-    folds = sorted(int(match[1]) for name in names if (match := _FOLD.match(name)))
-    found: list[tuple[Path, str, int | None]] = [(run.fold_outcome(fold), FOLD_TRAINING, fold) for fold in folds]
-    found += [(run.stage_outcome(name), path_to_text(name), None) for name in names if not _FOLD.match(name)]
-    return [each for each in found if each[0].is_file()]
-
-
-def _rows(outcome: Mapping[str, Any], *, of_fold: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of one outcome, and the names of what it does not tell or tells in another type."""
-    wrong: list[str] = []
-    if not isinstance(outcome.get("training"), dict):
-        return [], ["training"]
-    old_names = {f"num_{part}": outcome[f"num_{part}_videos"] for part in _PARTS if f"num_{part}_videos" in outcome}
-    of_both = dict(_told({**old_names, **outcome}, _OF_OUTCOME, wrong))
-    rows = []
-    for trained, key in (("model", "training"), ("control", "control")):
-        training = outcome.get(key)
-        if not isinstance(training, dict):
-            if training is not None:
-                wrong.append(key)
-            continue
-        history = training.get("history")
-        epochs = len(history) if isinstance(history, list) else None
-        if epochs is None:
-            wrong.append(f"{key}.history")
-        own = dict(_told(training, _OF_TRAINING if of_fold else _OF_TRAINING_OF_STAGE, wrong, f"{key}."))
-        rows.append({"trained": trained, "epochs": epochs, **of_both, **own})
-    return rows, wrong
-
-
-def _told(
-    record: Mapping[str, Any], columns: Mapping[str, str], wrong: list[str], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-    """Each column with its value where that is of its type, else with None and the record's name added to ``wrong``."""
-    for name, column in columns.items():
-        value = record.get(name)
-        if value is None and name in record and name in _MAY_BE_NULL:
-            yield column, None
-        elif _fits(value, TRAININGS_SCHEMA[column]):
-            yield column, value
-        else:
-            wrong.append(prefix + name)
-            yield column, None
-
-
-def _fits(value: Any, kind: pl.DataType) -> bool:
-    if kind == pl.String:
-        return isinstance(value, str)
-    if isinstance(value, bool):
-        return False
-    if kind == pl.Int64:
-        return isinstance(value, int) and abs(value) < 2**63
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**53)
-
 
 _PREDICTIONS = re.compile(r"^predictions_fold_(?P<fold>\d+)\.parquet$")
 
@@ -272,11 +96,106 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
     Returns:
         ``run_id stage fold trained model device epochs best_epoch threshold temperature steps nonfinite_steps
         micro_batch seconds num_train_samples num_validation_samples num_test_samples peak_rss_bytes
-        peak_device_bytes``; samples are videos, images, or pairs of a video and a text. A stage without folds has one
-        row with a null fold, and neither threshold nor temperature; what else a record does not tell, or not in this
-        type, is null and noted.
+        peak_device_bytes``; samples are videos, images, or pairs of a video and a text. A stage without folds has a
+        null fold; what a record does not tell, or not in this type, is null.
     """
-    return read_training(runs)
+    rows: list[dict[str, Any]] = []
+    notes = []
+    for run, run_id in zip(runs, _names(runs), strict=True):
+        for path, stage, fold in _trainings(run):
+            outcome = read_json_object(path)
+            trainings = {"model": outcome.get("training"), "control": outcome.get("control")}
+            if not isinstance(trainings["model"], dict):
+                notes.append(f"{path_to_text(path)} holds no finished training.")
+                continue
+            for trained, record in trainings.items():
+                if isinstance(record, dict):
+                    told = {**outcome, **record}
+                    for part in ("train", "validation", "test"):
+                        told[f"num_{part}_samples"] = told.get(f"num_{part}_videos", told.get(f"num_{part}"))
+                    history = record.get("history")
+                    told["epochs"] = len(history) if isinstance(history, list) else None
+                    told |= {"run_id": run_id, "stage": stage, "fold": fold, "trained": trained}
+                    rows.append({name: _of_type(told.get(name), kind) for name, kind in _TRAININGS.items()})
+    return Answer(pl.DataFrame(rows, schema=_TRAININGS), tuple(notes))
+
+
+def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
+    """Record, stage and fold of each finished training, folds in order; without a fold, the stage has none."""
+    names = [folder.name for folder in entries(run, "checkpoints")]
+    folds = sorted(int(match[1]) for name in names if (match := _FOLD.match(name)))
+    found: list[tuple[Path, str, int | None]] = [(run.fold_outcome(fold), FOLD_TRAINING, fold) for fold in folds]
+    found += [(run.stage_outcome(name), path_to_text(name), None) for name in names if not _FOLD.match(name)]
+    return [each for each in found if each[0].is_file()]
+
+
+def _of_type(value: Any, kind: pl.DataType) -> Any:
+    """``value`` where it is of ``kind``, else None."""
+    if kind == pl.String:
+        return value if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= 2**63:
+        return None
+    return value if kind == pl.Float64 or isinstance(value, int) else None
+
+
+_FOLD = re.compile(r"^fold_(0|[1-9]\d{0,8})$")
+_TRAININGS = pl.Schema(
+    {
+        **dict.fromkeys(("run_id", "stage"), pl.String()), "fold": pl.Int64(),
+        **dict.fromkeys(("trained", "model", "device"), pl.String()),
+        **dict.fromkeys(("epochs", "best_epoch"), pl.Int64()),
+        **dict.fromkeys(("threshold", "temperature"), pl.Float64()),
+        **dict.fromkeys(("steps", "nonfinite_steps", "micro_batch"), pl.Int64()), "seconds": pl.Float64(),
+        **dict.fromkeys(("num_train_samples", "num_validation_samples", "num_test_samples"), pl.Int64()),
+        **dict.fromkeys(("peak_rss_bytes", "peak_device_bytes"), pl.Int64()),
+    }
+)  # fmt: skip
+
+
+_PARAMETERS = pl.Schema(
+    {"parameter": pl.String, "run_id": pl.String, "value": pl.String, "changes_numbers": pl.Boolean}
+)
+_MAX_BYTES = 1_000_000  # ours are of some kilobytes; YAML can grow a thousandfold when read
+
+
+def read_parameters(runs: Sequence[RunPaths]) -> Answer:
+    """Every parameter of every run in ``params.yaml``'s own order; ``queries.parameter_differences`` tells the columns.
+
+    A run without a readable file gives no rows, and a note unless it simply has none.
+    """
+    rows: list[tuple[str, str, str | None, bool]] = []
+    notes: list[str] = []
+    found = [_parameters(run, notes) for run in runs]
+    run_ids = list(map(path_to_text, run_names(runs)))
+    names = dict.fromkeys(name for each in found if each is not None for name in each)
+    for name in names:
+        for run_id, each in zip(run_ids, found, strict=True):
+            if each is not None:
+                rows.append((name, run_id, each.get(name), name not in NOT_HASHED | RETIRED.keys()))
+    return Answer(pl.DataFrame(rows, schema=_PARAMETERS, orient="row"), tuple(notes))
+
+
+def _parameters(run: RunPaths, notes: list[str]) -> dict[str, str] | None:
+    path = run.params_yaml
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"it has more than {_MAX_BYTES:,} bytes")
+        return {str(name): _text(value) for name, value in read_params_file(path).items()}
+    except (UsageError, OSError, RecursionError, ValueError) as error:
+        notes.append(f"{path_to_text(path)} was left out: {error}")
+        return None
+
+
+def _text(value: Any) -> str:
+    """A value as it would be typed; one that no parameter has, such as nested lists, by its type's name alone."""
+    if isinstance(value, str):
+        return value
+    items = value if isinstance(value, list) else [value]
+    if not all(item is None or isinstance(item, (str, int, float)) for item in items):
+        return f"({type(value).__name__})"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
@@ -287,7 +206,8 @@ def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
         is null where a run knows no such parameter; ``changes_numbers`` is false for those that say only where and how.
     """
     found = read_parameters(runs)
-    return Answer(differing(found.frame), found.notes)
+    differing = pl.col("value").n_unique().over("parameter") > 1  # to lack it is a value too
+    return Answer(found.frame.filter(differing), found.notes)
 
 
 def memory_samples(runs: Sequence[RunPaths]) -> Answer:
@@ -331,8 +251,8 @@ def results(runs: Sequence[RunPaths]) -> Answer:
 
 
 def task_results(runs: Sequence[RunPaths]) -> Answer:
-    """The same of runs without folds (``task_tables.TASK_RESULTS``)."""
-    return read_tables(_named(runs, lambda run: run.task_results), task_tables.TASK_RESULTS)
+    """The same of runs without folds (``tables.TASK_RESULTS``)."""
+    return read_tables(_named(runs, lambda run: run.task_results), tables.TASK_RESULTS)
 
 
 def fold_table(runs: Sequence[RunPaths], source: str = "model") -> Answer:
@@ -398,13 +318,6 @@ def index_counts(run: RunPaths, by: str) -> Answer:
     value = pl.format("{} × {}", "width", "height") if by == "size" else pl.col(by).cast(pl.String)
     videos = found.frame.select("label", "group_id", "size_bytes", value.alias("value"))
     return Answer(ask(query, {"videos": videos}), found.notes)
-
-
-def rejected_counts(run: RunPaths) -> Answer:
-    """What the index had to leave out: ``reason num_videos``, most frequent first."""
-    found = read_tables([(path_to_text(run.run_id), run.rejected)], tables.REJECTED)
-    query = "SELECT reason, count(*) AS num_videos FROM rejected GROUP BY reason ORDER BY num_videos DESC, reason"
-    return Answer(ask(query, {"rejected": found.frame}), found.notes)
 
 
 def fold_balance(run: RunPaths) -> Answer:
@@ -496,14 +409,14 @@ SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
     "annotations": _each(lambda run: run.annotations, tables.ANNOTATIONS),
     "clips": _each(lambda run: run.augmented_metadata, tables.AUGMENTED),
     "task_results": task_results,
-    "images": _each(lambda run: run.images, task_tables.IMAGES),
-    "image_targets": _each(lambda run: run.image_targets, task_tables.IMAGE_TARGETS),
-    "image_predictions": _each(lambda run: run.image_predictions, task_tables.IMAGE_PREDICTIONS),
-    "target_predictions": _each(lambda run: run.target_predictions, task_tables.TARGET_PREDICTIONS),
-    "measured_fits": _each(lambda run: run.measured_fits, task_tables.MEASURED_FITS),
-    "video_texts": _each(lambda run: run.video_texts, task_tables.VIDEO_TEXTS),
-    "retrieval_ranks": _each(lambda run: run.retrieval_ranks, task_tables.RETRIEVAL_RANKS),
-    "captions": _each(lambda run: run.captions, task_tables.CAPTIONS),
+    "images": _each(lambda run: run.images, tables.IMAGES),
+    "image_targets": _each(lambda run: run.image_targets, tables.IMAGE_TARGETS),
+    "image_predictions": _each(lambda run: run.image_predictions, tables.IMAGE_PREDICTIONS),
+    "target_predictions": _each(lambda run: run.target_predictions, tables.TARGET_PREDICTIONS),
+    "measured_fits": _each(lambda run: run.measured_fits, tables.MEASURED_FITS),
+    "video_texts": _each(lambda run: run.video_texts, tables.VIDEO_TEXTS),
+    "retrieval_ranks": _each(lambda run: run.retrieval_ranks, tables.RETRIEVAL_RANKS),
+    "captions": _each(lambda run: run.captions, tables.CAPTIONS),
 }
 
 

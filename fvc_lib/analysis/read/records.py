@@ -107,12 +107,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where a run and its tasks stand, from what they left: also when whoever ran them has died without a word.
-#
-# Reads only, and believes no file that says "running" unless a lock is held, or was renewed a moment ago from
-# elsewhere.
-#
+# --- Where a run and its tasks stand, from what they left: also when whoever ran them has died without a word
 
 
 GONE = "stopped without a word"
