@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,32 +54,15 @@ def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
     return ComputeDevice(device, getattr(torch, policy.amp_dtype) if policy.amp_dtype else None, _device_name(device))
 
 
-class DeviceSettings(Protocol):
-    """What of a run's configuration chooses the device and how it treats memory; ``RunConfig`` has these fields."""
-
-    @property
-    def device(self) -> Literal["auto", "cuda", "mps", "cpu"]:
-        """What to train on; auto: cuda, else mps, else cpu."""
-        ...
-
-    @property
-    def amp(self) -> Literal["auto", "off"]:
-        """Mixed precision where the device has it."""
-        ...
-
-    @property
-    def clear_cache_batches(self) -> int | None:
-        """Cached memory is given back every so many; None: the device's policy."""
-        ...
-
-
-def resolve_policy(compute: ComputeDevice, config: DeviceSettings) -> MemoryPolicy:
-    """The memory policy of a training on ``compute`` with this run's parameters."""
+def resolve_policy(
+    compute: ComputeDevice, *, amp: Literal["auto", "off"] = "auto", clear_cache_batches: int | None = None
+) -> MemoryPolicy:
+    """The memory policy of a training on ``compute``; the arguments are those of ``resolve_memory_policy``."""
     return resolve_memory_policy(
         _kind(compute.device),
-        amp=config.amp,
+        amp=amp,
         bf16_supported=_bf16_supported(compute.device),
-        clear_cache_batches=config.clear_cache_batches,
+        clear_cache_batches=clear_cache_batches,
     )
 
 
@@ -148,17 +131,6 @@ def peak_device_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def memory_setup(config: DeviceSettings) -> list[str]:
-    """Lines for the start of a training: the policy of the device these parameters ask for, and what of it is active.
-
-    Raises:
-        UsageError: the requested device is not there.
-    """
-    policy = resolve_policy(resolve_device(config.device, config.amp), config)
-    with apply_policy(policy):
-        return [*policy.describe(), *verify_policy(policy)]
-
-
 def verify_allocator(policy: MemoryPolicy) -> str:
     """Whether torch started with the allocator's settings of a CUDA policy; it keeps the text that it read then."""
     wanted = next(iter(policy.allocator.values()), "")
@@ -217,10 +189,6 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{torch.get_num_threads()} threads" if device.type == "cpu" else "Apple GPU"
-
-
-# ----------------------------------------------------------------------------------------------------
-# Giving cached device memory back at a policy's interval.
 
 
 class CacheClearing:

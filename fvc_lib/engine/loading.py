@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample, SampleSet, stack_samples
 from fvc_lib.services.errors import FvcError
+from fvc_lib.services.memory_advice import memory_advice
 
 IntArray = npt.NDArray[np.int64]
 
@@ -124,7 +125,7 @@ def load_batches(
             if deaths > MAX_RESTARTS:
                 raise LoaderDiedError(
                     f"loader processes died {deaths} times at one batch, the last time: {reason} If they are killed "
-                    "for memory, lower num_workers (0 loads in the training's own process), or give the job more."
+                    f"for memory: {memory_advice('loaders')}"
                 )
             on_restart(reason)
 

@@ -59,6 +59,7 @@ from fvc_lib.engine.task import (
 from fvc_lib.engine.watching import MetricSink, TrainingWatch
 from fvc_lib.services.checkpoints import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
+from fvc_lib.services.memory_advice import memory_advice
 from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy
 
 
@@ -135,7 +136,7 @@ def evaluate_batch(
         if not again and comparing:
             raise MemoryExhaustedError(comparison_too_large(failure, len(batch)))
         if not again:
-            micro_batch = smaller_micro_batch(failure, used, batch)
+            micro_batch = smaller_micro_batch(failure, used, batch, validation=True)
         again = False
 
 
@@ -467,8 +468,8 @@ class Engine:
         if self._times_lost > MAX_TIMES_LOST or not self._restored():
             raise MemoryExhaustedError(
                 f"out of memory in the optimizer's step {at_step}, {self._times_lost} times: {event.state.message}. "
-                "The last checkpoint stands. The step needs room for gradients and two moments per weight: give the "
-                "job more memory, or take a smaller model in a new run."
+                "The last checkpoint stands. The step needs room for gradients and two moments per weight. "
+                f"{memory_advice('optimizer_step')}"
             )
         self._watch.step_restored(event.state, at_step)
 

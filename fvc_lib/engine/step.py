@@ -45,6 +45,7 @@ from fvc_lib.engine.random_state import RawRandomState, put_back_random_state, t
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
 from fvc_lib.services.checkpoints import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.memory_advice import memory_advice
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -294,7 +295,7 @@ class BatchTransaction:
         used, shapes = work.used(micro_batch), sample_shapes(work.batch)
         self._roll_back(work)
         self._report(OutOfMemory(self._where, failure, used, used // 2 or None, shapes, len(work.batch)))
-        return smaller_micro_batch(failure, used, work.batch)
+        return smaller_micro_batch(failure, used, work.batch, recomputes=recomputes_activations(self._model))
 
     def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:
         """The result, or what memory held. Returns from outside ``except``, whose traceback holds the tensors."""
@@ -350,12 +351,13 @@ def comparison_too_large(failure: MemoryState, num_samples: int) -> str:
     return (
         f"out of memory in the loss that compares all {num_samples} samples of an effective batch with one another, "
         f"with {failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. A smaller batch_size does not help here. "
-        f"Next, try a smaller effective_batch_size in a new run (now {num_samples}), then a smaller embedding_size, or "
-        "give the job more memory."
+        f"{memory_advice('comparison')}"
     )
 
 
-def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch) -> int:
+def smaller_micro_batch(
+    failure: MemoryState, micro_batch: int, batch: Batch, *, validation: bool = False, recomputes: bool = False
+) -> int:
     """Half of ``micro_batch``, said in the log.
 
     Raises:
@@ -363,10 +365,10 @@ def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch) ->
     """
     if micro_batch <= 1:
         shapes = ", ".join(f"{name} {shape}" for name, shape in sample_shapes(batch).items())
+        advice = memory_advice("validation_sample" if validation else "sample", recomputes=recomputes)
         raise MemoryExhaustedError(
-            f"out of memory with a single sample ({shapes}) and {failure.rss_bytes / 1e6:.0f} MB resident: "
-            f"{failure.message}. Next, try -p gradient_checkpointing true; then a smaller fixed_size, num_frames or "
-            "model in a new run, or give the job more memory."
+            f"out of memory with a single sample ({shapes}){' in validation' if validation else ''} and "
+            f"{failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. {advice}"
         )
     _logger.warning("out of memory (%s): micro-batch %d -> %d", failure.message, micro_batch, micro_batch // 2)
     return micro_batch // 2
@@ -536,6 +538,11 @@ def recompute_activations(model: nn.Module) -> None:
         if not isinstance(block.__dict__.get("forward"), _RecomputedForward):
             # On the instance, where nn.Module.__call__ finds it first: wrapping the block would rename its parameters.
             block.__dict__["forward"] = _RecomputedForward(block)
+
+
+def recomputes_activations(model: nn.Module) -> bool:
+    """Whether ``recompute_activations`` was done to ``model``."""
+    return any(isinstance(module.__dict__.get("forward"), _RecomputedForward) for module in model.modules())
 
 
 class _RecomputedForward:

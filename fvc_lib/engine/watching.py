@@ -10,6 +10,7 @@ from fvc_lib.engine.checkpoint import TrainingState
 from fvc_lib.engine.oom import MemoryState, OutOfMemory, OutOfMemoryFolder
 from fvc_lib.engine.step import MemoryExhaustedError
 from fvc_lib.engine.task import Batch
+from fvc_lib.services.memory_advice import memory_advice
 from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
 
 _logger = logging.getLogger(__name__)
@@ -120,17 +121,17 @@ class TrainingWatch:
 
     def save_skipped(self, error: BaseException) -> None:
         """A checkpoint that was due within an epoch did not fit into memory beside the training."""
-        told = str(error).partition("\n")[0] or type(error).__name__
-        message = f"step {self._here().step}: no memory for a checkpoint now ({told}); the next one is due later"
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        message = f"step {self._here().step}: no memory for a checkpoint now ({reason}); the next one is due later"
         _logger.warning(message)
         self._memory.event("checkpoint_skipped", message)
 
     def exhausted(self, error: BaseException) -> MemoryExhaustedError:
         """Out of memory where nothing smaller can be tried: while loading, counting or copying a checkpoint."""
-        told = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error).partition("\n")[0] or type(error).__name__
         message = (
-            f"out of memory after step {self._here().step}, outside of a forward or backward pass: {told}. The last "
-            "checkpoint stands: give the job more memory (with loader processes, try -p num_workers 0), then resume."
+            f"out of memory after step {self._here().step}, outside of a forward or backward pass: {reason}. The last "
+            f"checkpoint stands. {memory_advice('elsewhere')}"
         )
         self._memory.event("out_of_memory", message, where="elsewhere", asked_mb=None, micro_batch=None,
                            micro_batch_next=None, context_file=None)  # fmt: skip

@@ -218,6 +218,7 @@ class Retired:
 RETIRED: Mapping[str, Retired] = {
     "clear_cache_training_batches": Retired(None, "clear_cache_batches"),
     "clear_cache_validation_batches": Retired(None, "clear_cache_batches"),
+    "measure_fits": Retired(True, "batch_size_sweep"),
     "micro_batch_recovery_steps": Retired(0, why="After an out-of-memory the smaller micro-batch stays: leave it out."),
     "replay_run": Retired(
         "", why="A micro-batch that changed shows in rounding alone, and is not repeated: leave it out."
@@ -537,10 +538,10 @@ class RunConfig(BaseModel):
     mixup_alpha: float = field(0.2, "recipe", "Beta parameter of mixup; 0: off", _IMAGE, ge=0)
     cutmix_alpha: float = field(1.0, "recipe", "Beta parameter of cutmix; 0: off", _IMAGE, ge=0)
     mix_share: float = field(0.3, "recipe", "share of the training images mixed with another one", _IMAGE, ge=0, le=1)
-    measure_fits: bool = field(
-        True,
-        "results",
-        "try out which batch sizes and resolutions fit this machine, in child processes",
+    batch_size_sweep: bool = field(
+        False,
+        "nothing",
+        "measure which batch sizes and resolutions fit this machine, in child processes",
         _IMAGE,
         memory=[IMAGE_RECOGNITION],
     )

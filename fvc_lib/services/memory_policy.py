@@ -152,9 +152,9 @@ def resolve_memory_policy(
 # What a training tells about its memory, and to whom: the engine knows this protocol and opens no file itself.
 
 EventDetail = str | int | float | bool | None
-# The phases of measuring beforehand, a step or what fits: their memory is not what the work itself needs.
-PREFLIGHT, FITS = "preflight", "fits"
-MEASURING = (PREFLIGHT, FITS)
+# The phases of measuring beforehand, whose memory is not what the work itself needs; "fits" is the sweep of older runs.
+PREFLIGHT, SWEEP = "preflight", "batch_size_sweep"
+MEASURING = (PREFLIGHT, SWEEP, "fits")
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ class MemoryObserver(Protocol):
     ) -> None:
         """Say where the training is.
 
-        Phases: setup, fits, preflight, train, validation and test, the last three also after ``control_``, and report
-        when training is over.
+        Phases: setup, batch_size_sweep, preflight, train, validation and test, the last three also after ``control_``,
+        and report when training is over.
         """
         ...
 

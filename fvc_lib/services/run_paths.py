@@ -65,7 +65,7 @@ class RunPaths:
     slurm = _Path("slurm")  # the batch scripts a run was submitted with, and what SLURM's accounting said
     superseded = _Path("superseded")  # earlier files of stages that ran anew: <number>/ and the names they have here
     preflight = _Path("memory/preflight.json")  # what one training step took, measured before the first fold trained
-    measured_steps = _Path("memory/measured_steps.json")  # what each row of measured_fits took, while they are measured
+    measured_steps = _Path("memory/batch_size_sweep.json")  # what the batch-size sweep found, while it measures
 
     # Tables that stages talk through, each checked against its schema
     tables = _Path("tables")
@@ -82,7 +82,6 @@ class RunPaths:
     image_targets = _Path("tables/image_targets.parquet")  # the numbers that are known of them, one per row
     image_predictions = _Path("tables/image_predictions.parquet")  # classes predicted for the test images
     target_predictions = _Path("tables/target_predictions.parquet")  # numbers predicted for the test images
-    measured_fits = _Path("tables/measured_fits.parquet")  # which batch sizes and resolutions were tried out
     video_texts = _Path("tables/video_texts.parquet")  # usable pairs of video and text, with their part of the split
     retrieval_ranks = _Path("tables/retrieval_ranks.parquet")  # at which place each test query found what it should
     captions = _Path("tables/captions.parquet")  # captions written for the test videos
@@ -103,6 +102,12 @@ class RunPaths:
     partial_notebook = _PathOfStage("notebooks/{}.partial.ipynb")  # of one that is running or died
     record_html = _PathOfStage("notebooks/reports/{}.html")  # the offline page of the record
     stage_checkpoint = _PathOfStage("checkpoints/stage_{}.json")  # that it was finished, with its fingerprint
+
+    @property
+    def batch_size_sweep(self) -> Path:
+        """Which batch sizes and resolutions were tried out, where that was asked for; older runs named it otherwise."""
+        path, older = self.tables / "batch_size_sweep.parquet", self.tables / "measured_fits.parquet"
+        return older if older.exists() and not path.exists() else path
 
     def predictions(self, fold: int) -> Path:
         """Outer-fold predictions of one fold."""

@@ -19,8 +19,9 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from types import TracebackType
 
+from fvc_lib.services.memory_advice import memory_advice
 from fvc_lib.services.memory_budget import ProcessTree, memory_budget, reset_high_water
-from fvc_lib.services.memory_policy import FITS, PREFLIGHT, DeviceMemory, EventDetail
+from fvc_lib.services.memory_policy import MEASURING, PREFLIGHT, DeviceMemory, EventDetail
 
 _logger = logging.getLogger(__name__)
 COLUMNS = ("run_id", "ts", "step", "epoch", "phase", "metric", "value", "flag", "fold", "attempt")
@@ -301,12 +302,10 @@ class NearLimit:
 def _remedy(phase: str) -> str:
     """What would lower the memory of ``phase``: smaller batches help where there are any."""
     if phase.removeprefix("control_") in ("train", "validation", "test"):
-        return "Next to try: a lower batch_size, then gradient_checkpointing true, then num_workers 0."
-    if phase == PREFLIGHT:
-        return "It is the measuring before the training: memory_preflight false spares it."
-    if phase == FITS:
-        return "It is the measuring of what fits: measure_fits false spares it."
-    return "No batch is in memory here: give it more, with mem_gb or the job's limit."
+        return memory_advice("batch")
+    if phase in MEASURING:
+        return memory_advice("preflight" if phase == PREFLIGHT else "batch_size_sweep")
+    return memory_advice("preparation")
 
 
 class MemorySampler:

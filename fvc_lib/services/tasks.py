@@ -194,15 +194,15 @@ _IMAGE = TaskSpec(
             lambda run, _: (),
             lambda run, _: (
                 run.images, run.rejected, run.image_targets, run.leakage_audit, run.image_predictions,
-                run.target_predictions, run.measured_fits, run.task_results,
+                run.target_predictions, run.task_results,
             ),
             trains=True,
             tasks=("image",),
             schemas=(
                 "IMAGES", "REJECTED", "IMAGE_TARGETS", "LEAKAGE_AUDIT", "IMAGE_PREDICTIONS", "TARGET_PREDICTIONS",
-                "MEASURED_FITS", "TASK_RESULTS",
+                "TASK_RESULTS",
             ),
-            kernel_bytes=1_200_000_000,  # while it measures what fits; 930 MB with measure_fits false
+            kernel_bytes=930_000_000,
             report_rank=0,
         ),
     ),

@@ -131,7 +131,7 @@ def fits_of() -> pl.DataFrame:
     rows += [
         {**rows[1], "varied": "image_size", "image_size": size, "peak_bytes": 900 * size**2} for size in (112, 224)
     ]
-    return framed(rows, task_tables.MEASURED_FITS)
+    return framed(rows, task_tables.BATCH_SIZE_SWEEP)
 
 
 def write_image_run(runs_dir: Path, name: str = "run_20250305_101500_abcdef02", experiment: str = "dishes") -> RunPaths:
@@ -144,7 +144,7 @@ def write_image_run(runs_dir: Path, name: str = "run_20250305_101500_abcdef02", 
     write_table(rejected(), tables.REJECTED, run.rejected)
     write_table(image_predictions_of(images), task_tables.IMAGE_PREDICTIONS, run.image_predictions)
     write_table(target_predictions_of(images, targets), task_tables.TARGET_PREDICTIONS, run.target_predictions)
-    write_table(fits_of(), task_tables.MEASURED_FITS, run.measured_fits)
+    write_table(fits_of(), task_tables.BATCH_SIZE_SWEEP, run.batch_size_sweep)
     write_table(image_results_of(), task_tables.TASK_RESULTS, run.task_results)
     write_rest(run, "image", "10_image_recognition")
     return run

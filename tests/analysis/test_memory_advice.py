@@ -126,8 +126,8 @@ def test_what_measured_what_fits_is_spared_by_its_own_switch_and_is_nothing_that
 ) -> None:
     measured_run(run, budget_mb=2000, trained_mb=1000, phase="fits")
     told = memory_advice(run_memory(run), {"batch_size": 8})
-    assert told[0].seen == "Measuring what fits took up to 95% of the budget."
-    assert told[0].change == "-p measure_fits false spares it, once that is known."
+    assert told[0].seen == "The batch-size sweep took up to 95% of the budget."
+    assert told[0].change == "-p batch_size_sweep false spares it."
     assert memory_peaks([run]).frame["peak_rss_bytes"].to_list() == [1_000_000_000]
 
 

@@ -10,11 +10,11 @@ from fvc_lib.engine.device import (
     apply_policy,
     deterministic_algorithms,
     device_memory_probe,
-    memory_setup,
     resolve_device,
     resolve_policy,
     verify_policy,
 )
+from fvc_lib.engine.memory.training_memory import memory_setup
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory_policy import ALLOC_CONF_NAMES, resolve_memory_policy
@@ -46,7 +46,7 @@ def test_determinism_is_asked_for_on_the_cpu_and_taken_back():
 
 def test_the_policy_is_the_devices_with_the_runs_own_intervals():
     compute = resolve_device("cpu")
-    policy = resolve_policy(compute, RunConfig(clear_cache_batches=4))
+    policy = resolve_policy(compute, clear_cache_batches=4)
     assert (policy.device, policy.amp_dtype, policy.clear_cache_validation_batches) == ("cpu", None, 4)
 
 
@@ -74,7 +74,7 @@ def test_other_policies_leave_tf32_alone():
 
 
 def test_of_the_cpu_there_is_nothing_to_verify(monkeypatch):
-    policy = resolve_policy(resolve_device("cpu"), RunConfig())
+    policy = resolve_policy(resolve_device("cpu"))
     for name in [name for name in os.environ if "ALLOC" in name]:
         monkeypatch.delenv(name)
     assert verify_policy(policy) == []
@@ -128,7 +128,7 @@ def test_a_cuda_tensor_shows_in_the_probe_and_its_policy_is_active():
     after = probe()
     assert after.allocated_bytes - before.allocated_bytes == block.nbytes
     assert after.allocated_bytes <= after.reserved_bytes <= after.total_bytes
-    policy = resolve_policy(compute, RunConfig())
+    policy = resolve_policy(compute)
     with apply_policy(policy):
         assert "TF32 on (products, convolutions): active" in verify_policy(policy)
 

@@ -74,7 +74,7 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
 
     hopeless = check(request_of_video_task, MemoryBudget(roomy.baseline_bytes, "by design"), store)
     assert (hopeless.micro_batch, hopeless.fits, hopeless.reused) == (1, False, True)
-    for setting in ("fixed_size", "num_frames", "gradient_checkpointing", "more memory"):
+    for setting in ("fixed_size, num_frames", "gradient_checkpointing", "more memory"):
         assert setting in hopeless.message()
 
 
@@ -88,17 +88,18 @@ def test_where_the_measuring_would_not_fit_no_process_is_started_and_the_least_i
 
 
 def test_a_child_that_finds_no_room_beside_the_training_process_measures_no_step(monkeypatch):
-    monkeypatch.setattr(preflight_child, "_MEASURING_BYTES", 0)
+    monkeypatch.setattr(preflight_child, "MEASURING_BYTES", 0)
     report = check(troubled("raise", 1), MemoryBudget(150_000_000, "tight"), baseline_bytes=100_000_000)
     assert (report.micro_batch, report.step_bytes_by_micro_batch) == (1, {})
     assert "has no room for a process that measures" in report.message()
 
 
 def test_a_peak_that_was_not_measured_is_said_to_be_estimated():
-    known = PreflightReport(8, 4, 500, 900, 600, "by design", 300, 50, {1: 50, 2: 60}, False, 1.0)
-    assert "micro-batch 8 (predicted peak 0.00 GB, estimated from micro-batch 1 and 2)" in known.message()
-    assert "lowered to 4, predicted peak 0.00 GB, estimated from micro-batch 1 and 2." in known.message()
-    assert "estimated" not in replace(known, step_bytes_by_micro_batch={4: 1, 8: 1}).message()
+    known = PreflightReport(8, 2, 500, 900, 600, "by design", 300, 50, {1: 50, 2: 60}, False, 1.0)
+    assert "micro-batch 8 (predicted peak 0.00 GB, estimated) does not fit" in known.message()
+    assert "lowered to 2, predicted peak 0.00 GB. The effective batch" in known.message()
+    assert "estimated" not in replace(known, step_bytes_by_micro_batch={2: 60, 8: 100}).message()
+    assert (known.peak_of(1), known.peak_of(2), known.peak_of(8)) == (490, 500, None)
 
 
 def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_since(tmp_path):
@@ -154,7 +155,7 @@ def test_one_sample_too_many_starts_with_one(tmp_path):
     report = check(troubled("take_64_gib", from_size=1), MemoryBudget(8 << 30, "8 GiB"))
     assert (report.micro_batch, report.predicted_peak_bytes) == (1, None)
     assert "one sample alone ran out of memory" in report.message()
-    assert "lower fixed_size or num_frames" in report.message()
+    assert "smaller samples (fixed_size, num_frames" in report.message()
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -169,7 +170,7 @@ def test_memory_that_ends_in_comparing_all_ranks_samples_asks_for_a_smaller_effe
         return
     assert (report.micro_batch, report.predicted_peak_bytes) == (1, None)
     assert "memory ran out in comparing the samples of an effective batch" in message
-    assert "lower effective_batch_size or embedding_size in a new run" in message
+    assert "a smaller effective_batch_size, then a smaller embedding_size, in a new run" in message
     assert "one sample alone" not in message
     assert "fixed_size" not in message
 

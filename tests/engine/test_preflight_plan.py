@@ -1,3 +1,6 @@
+import json
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +10,6 @@ from fvc_lib.engine.memory.preflight import (
     StepMeasurement,
     estimate,
     fitting_micro_batch,
-    halvings,
     next_to_measure,
     predicted_peak,
     reserved_bytes,
@@ -26,12 +28,11 @@ def found(steps_mb, first_use_mb=0, failures=None, **others_mb):
     return StepMeasurement(first_use_mb * MB, step_bytes=steps, failures=failures or {}, **others)
 
 
-def test_a_measured_step_is_taken_as_it_is_and_others_lie_on_the_line_through_their_neighbours():
+def test_a_measured_step_is_taken_as_it_is_and_larger_ones_lie_on_the_line_through_the_two_largest():
     measured = {1: 50, 2: 60, 8: 140}
     assert [estimate(measured, n) for n in (1, 2, 8)] == [50, 60, 140]
     assert estimate({1: 50, 2: 60}, 16) == 200
-    assert estimate(measured, 4) == pytest.approx(60 + 2 * 80 / 6, abs=1)
-    assert estimate(measured, 7) == pytest.approx(60 + 5 * 80 / 6, abs=1)
+    assert estimate(measured, 16) == pytest.approx(140 + 8 * 80 / 6, abs=1)
 
 
 def test_one_measurement_alone_is_taken_as_proportional():
@@ -56,7 +57,7 @@ def test_the_peak_is_the_process_with_what_a_first_training_loads_and_the_step()
 
 
 def test_a_loader_process_counts_in_the_peak_and_the_batches_it_keeps_ready_beside_it():
-    measured = found({4: 100}, window_bytes=10, worker_bytes=20)
+    measured = found({4: 100}, batch_bytes=10, worker_bytes=20)
     assert predicted_peak(measured, footprint(num_workers=2), 4) == (300 + 100 + 2 * 20) * MB
     assert reserved_bytes(measured, footprint(num_workers=2)) == 2 * 2 * 10 * MB
     assert fitting_micro_batch(measured, footprint(num_workers=2), 4, 480 * MB) == 4
@@ -66,19 +67,13 @@ def test_a_loader_process_counts_in_the_peak_and_the_batches_it_keeps_ready_besi
     assert reserved_bytes(measured, Footprint(0, False, 2, after_training_bytes=30 * MB)) == 40 * MB
 
 
-def test_micro_batches_are_halved_as_the_engine_halves_them():
-    assert halvings(8) == [8, 4, 2, 1]
-    assert halvings(6) == [6, 3, 1]
-    assert halvings(1) == [1]
-
-
-def test_the_largest_that_fits_and_did_not_fail_is_chosen():
-    measured = found({1: 50, 2: 100})
-    assert fitting_micro_batch(measured, footprint(), 8, 700 * MB) == 8
-    assert fitting_micro_batch(measured, footprint(), 8, 699 * MB) == 4
+def test_the_largest_that_ran_and_fits_is_chosen():
+    measured = found({1: 50, 2: 100, 4: 200})
+    assert fitting_micro_batch(measured, footprint(), 4, 500 * MB) == 4
+    assert fitting_micro_batch(measured, footprint(), 4, 499 * MB) == 2
+    assert fitting_micro_batch(measured, footprint(), 2, 900 * MB) == 2
     assert fitting_micro_batch(measured, footprint(), 8, 350 * MB) == 1
     assert fitting_micro_batch(measured, footprint(), 8, 349 * MB) is None
-    assert fitting_micro_batch(found({1: 50, 2: 100}, failures={4: "killed"}), footprint(), 8, 10**12) == 2
 
 
 def test_room_for_what_comes_after_training_is_kept_in_the_budget_but_not_in_the_prediction():
@@ -122,6 +117,6 @@ def test_a_step_that_takes_more_than_extrapolated_gives_way_to_a_smaller_one():
 
 
 def test_findings_survive_the_way_through_json():
-    state = found({1: 5, 2: 7}, first_use_mb=3, failures={4: "SIGKILL"}, window_bytes=1, worker_bytes=2)
-    assert StepMeasurement.from_document(state.to_document()) == state
-    assert list(state.to_document()["step_bytes"]) == ["1", "2"]
+    state = found({1: 5, 2: 7}, first_use_mb=3, failures={4: "SIGKILL"}, batch_bytes=1, worker_bytes=2)
+    state = state.with_step(3, 9, 0.25)
+    assert StepMeasurement.from_document(json.loads(json.dumps(asdict(state)))) == state

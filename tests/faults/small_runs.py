@@ -29,7 +29,7 @@ SMALL = {
 SMALL_TASK = {"epochs": 2, "bootstrap_replicates": 100, "memory_preflight": False, "device": "cpu"}
 VALUES: Mapping[str, Mapping[str, object]] = {
     "video": SMALL,
-    "image": {**SMALL_TASK, "task": "image", "image_size": 32, "measure_fits": False},
+    "image": {**SMALL_TASK, "task": "image", "image_size": 32},
     "video_text": {
         **SMALL_TASK, "task": "video_text", "fixed_size": 32, "num_frames": 2, "text_width": 16, "text_heads": 2,
         "text_layers": 1, "embedding_size": 16, "max_text_tokens": 16, "vocabulary_size": 300, "recall_at": "1,2",

@@ -212,7 +212,7 @@ def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path,
         sampler.sample()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    for words in ("memory of this process and its children is at", "mem_gb / FVC_MEM_GB", "No batch is in memory here"):
+    for words in ("memory of this process and its children is at", "mem_gb / FVC_MEM_GB", "more memory for the job"):
         assert words in record.message
     (event,) = lines_of(tmp_path / "events.jsonl")
     assert (event["kind"], event["message"]) == ("near_limit", record.message)
@@ -223,10 +223,10 @@ def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path,
 @pytest.mark.parametrize(
     ("phase", "remedy"),
     [
-        ("control_train", "a lower batch_size, then gradient_checkpointing true, then num_workers 0."),
+        ("control_train", "a smaller batch_size; else -p gradient_checkpointing true; else -p num_workers 0"),
         ("preflight", "memory_preflight false"),
-        ("fits", "measure_fits false"),
-        ("report", "mem_gb or the job's limit"),
+        ("batch_size_sweep", "batch_size_sweep false"),
+        ("report", "more memory for the job (mem_gb, or the limit"),
     ],
 )
 def test_what_a_warning_says_to_try_is_of_use_in_its_phase(sampled, caplog, phase, remedy):

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fvc_lib.engine.memory.preflight import StepMeasurement, StepProbe
+from fvc_lib.engine.memory.preflight import StepMeasurement
+from fvc_lib.engine.memory.probe import StepProbe
 from fvc_lib.services.config import RunConfig
-from fvc_lib.tasks.video.preflight import KERNEL_BYTES, measured_training_peak, step_request
+from fvc_lib.services.memory_budget import KERNEL_BYTES
+from fvc_lib.tasks.video.preflight import measured_training_peak, step_request
 
 
 def test_the_step_is_the_one_that_is_configured():
     config = RunConfig(num_frames=3, fixed_size=32, model="r2plus1d", batch_size=2, effective_batch_size=6, amp="off")
     request = step_request(config)
-    assert (request.largest_micro_batch, request.window_size, request.num_workers) == (2, 6, 0)
+    assert (request.largest_micro_batch, request.samples_per_step, request.num_workers) == (2, 6, 0)
     sample = request.task.training_data[5]
     assert sample.tensors["frames"].shape == (3, 3, 32, 32)
     assert sample.tensors["frames"].dtype == torch.uint8

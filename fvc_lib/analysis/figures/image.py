@@ -148,7 +148,7 @@ def fits_figure(fits: pl.DataFrame, varied: str) -> go.Figure:
     """Predicted peak memory and time per epoch of each batch size, or of each resolution, that was tried.
 
     Args:
-        fits: rows of ``task_tables.MEASURED_FITS``.
+        fits: rows of ``task_tables.BATCH_SIZE_SWEEP``.
         varied: ``batch_size`` or ``image_size``.
     """
     rows = fits.filter(pl.col("varied") == varied).sort(varied)
@@ -395,5 +395,5 @@ def _results(selection: Selection) -> pl.DataFrame:
 
 def _fits_panel(selection: Selection, varied: str) -> Shown:
     run = selection.detailed
-    fits = table_of(run, run.measured_fits, tables.MEASURED_FITS)
+    fits = table_of(run, run.batch_size_sweep, tables.BATCH_SIZE_SWEEP)
     return fits_figure(fits, varied) if (fits["varied"] == varied).any() else NOTHING

@@ -382,7 +382,7 @@ def fits_shown(fits: pl.DataFrame) -> pl.DataFrame:
     """What fits the machine: ``varied batch_size image_size fits peak_bytes epoch_seconds remark``.
 
     Args:
-        fits: rows of ``task_tables.MEASURED_FITS``.
+        fits: rows of ``task_tables.BATCH_SIZE_SWEEP``.
     """
     known = pl.when(pl.col("fits")).then(pl.lit("yes")).otherwise(pl.lit("no"))
     answer = pl.when(pl.col("fits").is_null()).then(pl.lit("not known")).otherwise(known)

@@ -26,6 +26,7 @@ from fvc_lib.analysis.wording import count_text, duration_text, figure_text
 
 PHASE_COLORS = {
     "setup": "#B8BDC4", "whole_stage": "#B8BDC4", "preflight": "#CC79A7", "fits": "#E3B5CF",
+    "batch_size_sweep": "#E3B5CF",
     "train": "#0072B2", "validation": "#E69F00", "test": "#009E73",
     "control_train": "#7FB8D8", "control_validation": "#F2CF80", "control_test": "#80CEB9",
     "report": "#D9DCE1",

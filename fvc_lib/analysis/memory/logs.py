@@ -44,7 +44,7 @@ def read_samples(files: Sequence[LogFile]) -> Answer:
             -- in a phase that no training comes back to (after measuring beforehand a stage goes on setting up).
             SELECT *, elapsed_seconds IS NOT NULL AND (
                 elapsed_before IS NULL OR elapsed_seconds < elapsed_before
-                OR (phase = 'setup' AND phase_before NOT IN ('setup', 'fits', 'preflight')
+                OR (phase = 'setup' AND phase_before NOT IN ('setup', 'fits', 'batch_size_sweep', 'preflight')
                     AND abs(at_seconds - elapsed_seconds - at_before + elapsed_before) > 0.005)
             ) AS clock_began
             FROM beside

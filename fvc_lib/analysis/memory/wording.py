@@ -20,6 +20,7 @@ from fvc_lib.analysis.memory.findings import (
 )
 from fvc_lib.analysis.read.records import read_json_object
 from fvc_lib.analysis.wording import bytes_text, count_text, duration_text
+from fvc_lib.services.memory_advice import next_settings
 from fvc_lib.services.memory_policy import MEASURING, PREFLIGHT
 from fvc_lib.services.run_paths import RunPaths
 
@@ -279,13 +280,13 @@ def _after_out_of_memory(found: MemoryFindings) -> list[Advice]:
     at_one = rows.filter((pl.col("micro_batch") == 1) & pl.col("done").str.starts_with("stopped"))
     backed_off = rows.filter(pl.col("micro_batch_next") < pl.col("micro_batch"))["micro_batch_next"].min()
     if at_one.height:
-        return [Advice(seen, "One clip alone was too much: resume with -p gradient_checkpointing true or with more "
-                             "memory; else a new run with a smaller num_frames or fixed_size.")]  # fmt: skip
+        settings = "; else ".join(next_settings("sample"))
+        return [Advice(seen, f"One sample alone was too much: {settings}.")]
     if isinstance(backed_off, int):
         return [Advice(seen, f"Begin where it ended: -p batch_size {backed_off} saves the retries and leaves the "
                              "result the same.")]  # fmt: skip
-    return [Advice(seen, "It was not the batch that was too large: give it more memory, or -p gradient_checkpointing "
-                         "true.")]  # fmt: skip
+    settings = "; else ".join(next_settings("elsewhere"))
+    return [Advice(seen, f"It was not the batch that was too large: {settings}.")]
 
 
 def _after_preflight(found: MemoryFindings) -> list[Advice]:
@@ -320,7 +321,7 @@ def _after_near_limit(found: MemoryFindings, asked: Mapping[str, object]) -> lis
     if not _trained(peak["phase"]):
         return [Advice(limit_sentence(found) + ".", f"Give it more memory: {enough} would leave room.")]
     batch = micro_batch(found, asked)
-    smaller = f"-p batch_size {batch // 2}" if batch and batch > 1 else "-p gradient_checkpointing true"
+    smaller = next_settings("batch", batch_size=batch or 1)[0]
     return [Advice(limit_sentence(found) + ".", f"Before it runs out: {smaller}, or {enough}.")]
 
 
@@ -330,9 +331,9 @@ def _after_measuring(spells: pl.DataFrame) -> list[Advice]:
     highest = spells.sort("usage_percent").row(-1, named=True)
     usage = f"took up to {highest['usage_percent']:.0f}% of the budget."
     if highest["phase"] == PREFLIGHT:
-        change = "-p memory_preflight false spares it, once a batch_size is known to fit."
+        change = f"{next_settings('preflight')[0]} spares it."
         return [Advice(f"Measuring a step before the training {usage}", change)]
-    return [Advice(f"Measuring what fits {usage}", "-p measure_fits false spares it, once that is known.")]
+    return [Advice(f"The batch-size sweep {usage}", f"{next_settings('batch_size_sweep')[0]} spares it.")]
 
 
 def _larger_batch(found: MemoryFindings, asked: Mapping[str, object]) -> list[Advice]:

@@ -413,7 +413,7 @@ SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
     "image_targets": _each(lambda run: run.image_targets, tables.IMAGE_TARGETS),
     "image_predictions": _each(lambda run: run.image_predictions, tables.IMAGE_PREDICTIONS),
     "target_predictions": _each(lambda run: run.target_predictions, tables.TARGET_PREDICTIONS),
-    "measured_fits": _each(lambda run: run.measured_fits, tables.MEASURED_FITS),
+    "batch_size_sweep": _each(lambda run: run.batch_size_sweep, tables.BATCH_SIZE_SWEEP),
     "video_texts": _each(lambda run: run.video_texts, tables.VIDEO_TEXTS),
     "retrieval_ranks": _each(lambda run: run.retrieval_ranks, tables.RETRIEVAL_RANKS),
     "captions": _each(lambda run: run.captions, tables.CAPTIONS),

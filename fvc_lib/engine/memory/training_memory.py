@@ -1,4 +1,4 @@
-"""A training's memory: planned before it begins, kept while it lasts, told apart for the model and its control."""
+"""A training's memory: policy, micro-batch and budget before it begins, and what observes it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from fvc_lib.engine.device import (
     apply_policy,
     device_memory_probe,
     release_cached_memory,
+    resolve_device,
     resolve_policy,
+    verify_policy,
 )
 from fvc_lib.engine.loop import EngineSettings
-from fvc_lib.engine.memory.preflight import KERNEL_BYTES, StepRequest, footprint_of, preflight
+from fvc_lib.engine.memory.preflight import StepRequest, footprint_of, preflight
 from fvc_lib.engine.memory.profile import recorded_allocations
 from fvc_lib.engine.oom import OutOfMemoryFolder
 from fvc_lib.engine.task import Task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
+from fvc_lib.services.memory_budget import KERNEL_BYTES, SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
 from fvc_lib.services.memory_policy import (
     PREFLIGHT,
     DeviceMemory,
@@ -38,19 +40,32 @@ from fvc_lib.services.memory_policy import (
 )
 from fvc_lib.services.run_paths import RunPaths
 
-# ----------------------------------------------------------------------------------------------------
-# A memory budget that no training can keep, because the process holds more before it trains: said before it does.
-#
-# A budget that is only somewhat too small is no reason to stop: the prediction may be off by a quarter, and a training
-# that goes over its own budget harms nobody (the limits that kill are the system's). So that is a warning. Here nothing
-# is predicted: what is there already is over the budget, and whoever asked for it meant something else.
-#
+_logger = logging.getLogger(__name__)
+
+
+def policy_of(compute: ComputeDevice, config: RunConfig) -> MemoryPolicy:
+    """The memory policy of a training on ``compute`` with this run's parameters."""
+    return resolve_policy(compute, amp=config.amp, clear_cache_batches=config.clear_cache_batches)
+
+
+def memory_setup(config: RunConfig) -> list[str]:
+    """Lines for the start of a training: the policy of the device these parameters ask for, and what of it is active.
+
+    Raises:
+        UsageError: the requested device is not there.
+    """
+    policy = policy_of(resolve_device(config.device, config.amp), config)
+    with apply_policy(policy):
+        return [*policy.describe(), *verify_policy(policy)]
 
 
 def refuse_impossible_budget(
     request: StepRequest, config: RunConfig, budget: MemoryBudget, resident_bytes: int, store: Path
 ) -> None:
-    """Raise where ``mem_gb`` was asked for and this process holds more, on the CPU before its first step.
+    """Raise where ``mem_gb`` was given and this process holds more, on the CPU before its first step.
+
+    A budget that is only somewhat too small is no reason to stop: the prediction may be off by a quarter, and a
+    training that goes over its own budget harms nobody (the limits that kill are the system's).
 
     What could work is measured, which takes some seconds, as far as the machine's own limits let it.
 
@@ -110,9 +125,6 @@ def _gigabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
-_logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class TrainingMemory:
     """What a training, and the control beside it, are told about memory.
@@ -146,7 +158,7 @@ def training_memory(
     Raises:
         UsageError: ``profile_memory`` needs a package that is not installed.
     """
-    policy, observer = resolve_policy(compute, config), observer or NoObserver()
+    policy, observer = policy_of(compute, config), observer or NoObserver()
     observer.event("policy", "; ".join(policy.describe()), device=policy.device, amp_dtype=policy.amp_dtype,
                    tf32=policy.tf32, pin_memory=policy.pin_memory)  # fmt: skip
     probe = device_memory_probe(compute.device)

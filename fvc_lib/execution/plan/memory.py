@@ -17,14 +17,16 @@ from fvc_lib.execution.plan.stages import Task, needed_tasks, stages_of
 from fvc_lib.execution.run.status import RunStatus, read_status
 from fvc_lib.services.config import DECLARED, RunConfig, read_params_file
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryBudget, MemoryShare
+from fvc_lib.services.memory_budget import (
+    KERNEL_BYTES,
+    MEASURING_BYTES,
+    SHARE_VARIABLE,
+    MemoryBudget,
+    MemoryShare,
+)
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import FOLD_TRAINING, STAGES, Stage
 
-# The training kernel before its first step (448.8 to 449.6 MB in five folds), and beside it, while it measures, the
-# preflight's process before its first step.
-_TRAINING_KERNEL_BYTES = 450_000_000
-_PREFLIGHT_BYTES = 260_000_000
 _NEWEST_RUNS = 50  # as many are looked into; reading one takes about a millisecond
 KERNEL_ORIGIN = "a kernel with its imports on a small corpus; nothing was measured with these parameters yet"
 
@@ -77,7 +79,7 @@ def predicted_peaks(
 
 def _kernel_bytes(stage: Stage, num_ranks: int) -> int:
     """Where nothing is known: a rank takes no more than a kernel that trains, and the kernel waits beside its ranks."""
-    return stage.kernel_bytes if num_ranks == 1 else _TRAINING_KERNEL_BYTES + num_ranks * stage.kernel_bytes
+    return stage.kernel_bytes if num_ranks == 1 else KERNEL_BYTES + num_ranks * stage.kernel_bytes
 
 
 def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> dict[str, PredictedPeak]:
@@ -123,7 +125,7 @@ def _others(runs_dir: Path, run: RunPaths | None) -> Iterator[RunPaths]:
 def _of_training(config: RunConfig, run: RunPaths | None, measure: Measure | None) -> PredictedPeak | None:
     step = None if run is None or config.num_ranks > 1 else _measured_step(run.preflight, config.num_workers)
     if step is not None:
-        return PredictedPeak(_TRAINING_KERNEL_BYTES + step, "one step measured in this run, and a kernel's imports")
+        return PredictedPeak(KERNEL_BYTES + step, "one step measured in this run, and a kernel's imports")
     if measure is None:
         return None
     try:
@@ -141,7 +143,7 @@ def _measured_step(preflight: Path, num_workers: int) -> int | None:
         found = [each["found"] for each in document["measurements"].values()]
         tried = [(each, int(step)) for each in found for n, step in each["step_bytes"].items() if int(n) <= chosen]
         return max(
-            step + max(_PREFLIGHT_BYTES, int(each["first_use_bytes"]) + num_workers * int(each["worker_bytes"]))
+            step + max(MEASURING_BYTES, int(each["first_use_bytes"]) + num_workers * int(each["worker_bytes"]))
             for each, step in tried
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):

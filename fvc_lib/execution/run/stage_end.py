@@ -19,6 +19,7 @@ import psutil
 from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.memory_advice import MORE_MEMORY, next_settings
 from fvc_lib.services.memory_budget import ProcessTree
 from fvc_lib.services.redaction import Redactor
 
@@ -333,16 +334,15 @@ def after_memory_ended(config: RunConfig, reads: Collection[str], events: Path, 
     Returns:
         Options for ``run_notebooks.py --resume``, or ``--mem=6G`` for ``sbatch``.
     """
-    batch = batch_in_use(config, events)
-    if "batch_size" in reads and batch > 1:
-        return f"-p batch_size {batch // 2}"
-    if "gradient_checkpointing" in reads and not config.gradient_checkpointing:
-        return "-p gradient_checkpointing true"
-    if "num_workers" in reads and config.num_workers > 0:
-        return "-p num_workers 0"
-    if "probe_workers" in reads and config.probe_workers != 1:
-        return "-p probe_workers 1"
-    return more_memory(limit_bytes)
+    settings = next_settings(
+        "batch" if "batch_size" in reads else "preparation",
+        batch_size=batch_in_use(config, events),
+        recomputes=config.gradient_checkpointing,
+        num_workers=config.num_workers,
+        probe_workers=config.probe_workers,
+        reads=reads,
+    )
+    return more_memory(limit_bytes) if settings[0] == MORE_MEMORY else settings[0]
 
 
 def more_memory(limit_bytes: int) -> str:

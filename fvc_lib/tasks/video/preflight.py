@@ -9,11 +9,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fvc_lib.engine.memory.preflight import KERNEL_BYTES
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import available_cores, run_isolated
-from fvc_lib.services.memory_budget import MemoryBudget, memory_budget
+from fvc_lib.services.memory_budget import KERNEL_BYTES, MEASURING_BYTES, MemoryBudget, memory_budget
 from fvc_lib.services.memory_policy import allocator_environment
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from fvc_lib.video.clips.store import Pixels, Shape
 
 TIME_LIMIT_SECONDS = 240.0
-# Of a process that trains and shows nothing, once it is ready for its first step; the preflight's is such a one.
-_PROCESS_BYTES = 260_000_000
 _PREDICT = "fvc_lib.tasks.video.preflight:predict"
 
 
@@ -124,9 +121,9 @@ def _peak_in_main_memory(config: RunConfig, request: StepRequest) -> int | None:
     training = peak - report.baseline_bytes
     beside = [0]
     if config.memory_preflight:  # which runs beside the kernel, before it trains
-        beside.append(_PROCESS_BYTES + max(report.step_bytes_by_micro_batch.values(), default=0))
+        beside.append(MEASURING_BYTES + max(report.step_bytes_by_micro_batch.values(), default=0))
     if config.num_ranks > 1:
-        return KERNEL_BYTES + config.num_ranks * (_PROCESS_BYTES + training)
+        return KERNEL_BYTES + config.num_ranks * (MEASURING_BYTES + training)
     return KERNEL_BYTES + max(training, *beside)
 
 
@@ -134,7 +131,8 @@ def _peak_on_gpu(config: RunConfig, request: StepRequest) -> int | None:
     """What the driver and the libraries take of main memory; the step itself is on the device."""
     import psutil
 
-    from fvc_lib.engine.memory.preflight import StepMeasurement, StepProbe
+    from fvc_lib.engine.memory.preflight import StepMeasurement
+    from fvc_lib.engine.memory.probe import StepProbe
     from fvc_lib.services.memory_budget import peak_rss_bytes
 
     before = int(psutil.Process().memory_info().rss)
