@@ -12,8 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from fvc_lib.execution.plan.notebook_files import STAGE_PARAMETERS, read_notebook
-from fvc_lib.execution.plan.stages import stage_named
+from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, read_notebook, stage_named
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, TASK_OF_STAGE

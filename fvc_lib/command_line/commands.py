@@ -14,13 +14,13 @@ import click
 
 from fvc_lib.execution.plan.forking import Inheritance, ask, changes, in_words
 from fvc_lib.execution.plan.memory import PredictedPeak
-from fvc_lib.execution.plan.notebook_files import Notebook
 from fvc_lib.execution.plan.plan import PlannedTask
+from fvc_lib.execution.plan.stages import Notebook
 from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.status import StageStatus, read_progress, run_config
-from fvc_lib.execution.run.status_book import status_now
+from fvc_lib.execution.run.session import read_progress
+from fvc_lib.execution.run.status import StageStatus, status_now
 from fvc_lib.execution.slurm.queue import job_states, read_accounting
-from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig, resolve_config, run_config
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import STAGES

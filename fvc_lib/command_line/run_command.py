@@ -14,21 +14,18 @@ from typing import Any, Literal
 import click
 
 from fvc_lib.command_line.commands import export_when_asked, print_fork, print_plan, report_run
+from fvc_lib.execution.plan.finished import put_back, set_aside
 from fvc_lib.execution.plan.forking import Asked, changes, config_of_fork, config_to_resume, inheritance, take_over
 from fvc_lib.execution.plan.memory import PredictedPeak, predicted_peaks
-from fvc_lib.execution.plan.notebook_files import Notebook
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
-from fvc_lib.execution.plan.stages import Task, refuse_stage_of_another_task, stage_named, task_keys
-from fvc_lib.execution.plan.superseding import put_back, set_aside
+from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.execution.run.status import run_config
-from fvc_lib.execution.run.status_book import leave_to_jobs, status_now
-from fvc_lib.execution.slurm.jobs import SlurmJob, plan_jobs, plan_one_job
-from fvc_lib.execution.slurm.site import Site, read_site
-from fvc_lib.execution.slurm.submission import describe, submit
-from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task
+from fvc_lib.execution.run.status import leave_to_jobs, status_now
+from fvc_lib.execution.slurm.jobs import Site, SlurmJob, plan_jobs, plan_one_job, read_site
+from fvc_lib.execution.slurm.queue import describe, submit
+from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, run_config
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tasks import TASKS

@@ -66,6 +66,11 @@ def path_from_text(text: str) -> Path:
 # Which process this is, in words that mean the same to every process that shares a disk with it.
 
 
+def utc_now() -> str:
+    """Now, as ISO 8601 UTC with seconds."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 def this_host() -> str:
     """Where a pid means something: the host's name and, within it, the container's space of pids."""
     name = re.sub(r"[^0-9A-Za-z_-]", "-", socket.gethostname())[:40]

@@ -23,11 +23,9 @@ from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError
 
-# What a notebook's first call reaches but never runs when the runner started it: beginning and locking a run and noting
-# its code is done before, by the runner itself. A test shows that a headless stage opens without them.
-NOT_RUN_HEADLESS = frozenset(
-    {"fvc_lib.execution.run.interactive", "fvc_lib.execution.run.record", "fvc_lib.execution.run.lock"}
-)
+# What a notebook's first call never runs when the runner started it: the run is found, begun and locked before, by the
+# runner itself. A test shows that a headless stage opens without it.
+NOT_RUN_HEADLESS = frozenset({"fvc_lib.execution.run.interactive"})
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, Registry
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import (
     AUGMENTATION,
     DATA_INDEX,
@@ -668,6 +669,15 @@ NOT_HASHED = frozenset(name for name, declared in DECLARED.items() if not declar
 MAY_CHANGE_ON_RESUME = frozenset(name for name, declared in DECLARED.items() if declared.resume)
 STARTS_ANEW = frozenset(name for name, declared in DECLARED.items() if declared.starts_anew)
 OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declared.changes == "folder")
+
+
+def run_config(run: RunPaths) -> RunConfig:
+    """The configuration a run was started with, as it stands in its ``params.yaml``.
+
+    Raises:
+        UsageError: the file is missing or was edited into something invalid.
+    """
+    return resolve_config(read_params_file(run.params_yaml), environ={})
 
 
 def read_params_file(path: Path) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from fvc_lib.execution.plan.notebook_files import Notebook, read_notebook
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan
+from fvc_lib.execution.plan.stages import Notebook, read_notebook
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.stage_end import KernelOutcome, KernelRequest

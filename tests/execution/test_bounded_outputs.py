@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fvc_lib.execution.kernel.client import BoundedClient
+from fvc_lib.execution.kernel.engine import BoundedClient
 from fvc_lib.execution.kernel.outputs import RECORD_BYTES, CellOutputs, OutputFiles, RecordBudget, weight
 from fvc_lib.services.redaction import Redactor
 from tests.execution.conftest import write_notebook

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fvc_lib.execution.kernel import client as kernel_client
-from fvc_lib.execution.plan.notebook_files import read_notebook
+from fvc_lib.execution.kernel import engine as kernel_engine
 from fvc_lib.execution.plan.plan import make_plan
+from fvc_lib.execution.plan.stages import read_notebook
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import StageStatus, read_status
@@ -120,7 +120,7 @@ def test_a_kernel_that_never_starts_is_told_with_its_last_words(tmp_path, monkey
 
 def test_a_kernel_that_never_answers_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(BROKEN / "environments/hangs"))
-    monkeypatch.setattr(kernel_client, "START_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(kernel_engine, "START_TIMEOUT_SECONDS", 1.0)
     ended = run_broken("never_starts", tmp_path)
     assert (ended.exit_code, ended.stage.error.name) == (138, "KernelNeverStarted")
     assert "did not answer within 1 s" in ended.shown[-3]
@@ -157,7 +157,7 @@ def test_a_cell_that_closes_its_output_goes_on_and_ends(tmp_path):
 
 
 def test_a_thread_that_keeps_printing_does_not_keep_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_client, "LEAVE_SECONDS", 1.0)
+    monkeypatch.setattr(kernel_engine, "LEAVE_SECONDS", 1.0)
     ended = run_broken("thread_that_keeps_printing", tmp_path)
     assert ended.exit_code == 0
     assert set(ended.states()) == {"completed"}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fvc_lib.execution.plan import fingerprint, superseding
+from fvc_lib.execution.plan import finished as finished_stages
 from fvc_lib.execution.plan.forking import FORK_NOTE, LATEST, Inheritance, inheritance, take_over
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import read_status
@@ -57,8 +57,8 @@ def contents(run: RunPaths) -> dict[str, tuple[bytes, int]]:
 def code_as_it_was_at_the_start() -> Iterator[None]:
     """What a change of code does is tested by itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fingerprint, "code_behind", lambda sources: {"fvc_lib": "now"})
-        patch.setattr(superseding, "helpers_hash", lambda sources: "now")
+        patch.setattr(finished_stages, "code_behind", lambda sources: {"fvc_lib": "now"})
+        patch.setattr(finished_stages, "helpers_hash", lambda sources: "now")
         yield
 
 
@@ -165,7 +165,7 @@ def test_a_checkpoint_of_other_code_and_a_fold_without_one_start_anew(project, a
     for path in ancestor.fold_checkpoints(0).glob("*.pt"):
         path.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(superseding, "helpers_hash", lambda sources: "other")
+        patch.setattr(finished_stages, "helpers_hash", lambda sources: "other")
         _, taken = inherited(ancestor, project, epochs=5)
     whys = [why.partition("; ")[2] for _, why in taken.anew]
     assert whys == ["it had no checkpoint yet", "its checkpoint was made by other code"]

@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from fvc_lib.execution.plan.memory import PredictedPeak
-from fvc_lib.execution.run.status import read_status
-from fvc_lib.execution.run.status_book import status_now
+from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import Project
 
@@ -57,10 +56,10 @@ output(f"folds_{{fold}}", str(fold))
 RUNNER = """
 import sys
 from pathlib import Path
-from fvc_lib.execution.plan.notebook_files import read_notebook
+from fvc_lib.execution.plan.stages import read_notebook
 from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.execution.run.status import run_config
+from fvc_lib.services.config import run_config
 from fvc_lib.services.tasks import Stage
 from fvc_lib.services.run_paths import RunPaths
 run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2])

@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.execution.plan import fingerprint, superseding
+from fvc_lib.execution.plan import finished
+from fvc_lib.execution.plan.finished import begin_training_state
 from fvc_lib.execution.plan.plan import make_plan, read_notebooks
-from fvc_lib.execution.plan.superseding import begin_training_state
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
@@ -175,10 +175,10 @@ while not (folder / "go").exists():
 RUNNER = """
 import sys
 from pathlib import Path
-from fvc_lib.execution.plan.notebook_files import read_notebook
+from fvc_lib.execution.plan.stages import read_notebook
 from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.execution.run.status import run_config
+from fvc_lib.services.config import run_config
 from fvc_lib.services.tasks import Stage
 from fvc_lib.services.run_paths import RunPaths
 run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2])
@@ -295,7 +295,7 @@ def test_a_fold_half_trained_by_other_code_begins_anew(make_project, monkeypatch
     state.write_text("half trained")
     begin_training_state(run, project.plan(run)[1].task, RunConfig())
     assert state.exists()  # the same code goes on
-    monkeypatch.setattr(superseding, "helpers_hash", lambda sources: "other")
+    monkeypatch.setattr(finished, "helpers_hash", lambda sources: "other")
     begin_training_state(run, project.plan(run)[1].task, RunConfig())
     assert not state.exists()
     assert (run.root / "superseded/1/checkpoints/fold_1/latest_checkpoint.pt").read_text() == "half trained"
@@ -305,7 +305,7 @@ def test_code_that_changes_while_a_stage_runs_is_not_recorded_as_one_version(mak
     project = make_project(one=[ONE])
     run = project.begin()
     hashes = iter(["before", "after", "after", "after"])
-    monkeypatch.setattr(fingerprint, "code_behind", lambda sources: {"fvc_lib": next(hashes, "after")})
+    monkeypatch.setattr(finished, "code_behind", lambda sources: {"fvc_lib": next(hashes, "after")})
     plan = [replace(planned, reason="test") for planned in project.plan(None)]
     code, _, shown = project.execute(run, plan)
     assert code == 0

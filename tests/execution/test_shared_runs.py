@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.run.lock import is_worked_on, run_lock, task_locks
-from fvc_lib.execution.run.status import read_status
-from fvc_lib.execution.run.status_book import leave_to_jobs, status_now
+from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import Project, table_stage
@@ -210,10 +209,10 @@ def test_a_job_that_died_without_a_word_is_not_said_to_run_while_another_lives(p
 JOB = """
 import sys
 from pathlib import Path
-from fvc_lib.execution.plan.notebook_files import read_notebook
+from fvc_lib.execution.plan.stages import read_notebook
 from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.execution.run.status import run_config
+from fvc_lib.services.config import run_config
 from fvc_lib.services.tasks import Stage
 from fvc_lib.services.run_paths import RunPaths
 run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2]); keys = frozenset(sys.argv[3:])

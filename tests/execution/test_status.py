@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import RunStatus, StageStatus, follow_tasks, read_status, write_part
-from fvc_lib.execution.run.status_book import status_now
+from fvc_lib.execution.run.status import RunStatus, StageStatus, follow_tasks, read_status, status_now, write_part
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from fvc_lib.execution.run.runner import Terminal, duration, line_of
-from fvc_lib.execution.run.status import Progress
+from fvc_lib.execution.run.session import Progress
 from fvc_lib.execution.run.task import TaskProgress
 
 

@@ -162,7 +162,7 @@ def test_the_patterns_find_all_that_parsing_finds_in_this_library():
 def test_the_code_that_runs_a_notebook_is_not_what_the_notebook_depends_on(path):
     behind = modules_behind(notebook_sources(path))
     execution = {name for name in behind if name.startswith("fvc_lib.execution.")}
-    assert execution - {"fvc_lib.execution.run"} == {"fvc_lib.execution.run.session", "fvc_lib.execution.run.status"}
+    assert execution - {"fvc_lib.execution.run"} == {"fvc_lib.execution.run.session"}
 
 
 def test_training_depends_on_its_engine_and_on_the_children_it_starts_by_name():

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.plan.stages import tasks_in_order
-from fvc_lib.execution.slurm.jobs import plan_jobs, plan_one_job, render, sbatch_quoted
-from fvc_lib.execution.slurm.site import Site
-from fvc_lib.execution.slurm.submission import describe
+from fvc_lib.execution.slurm.jobs import Site, plan_jobs, plan_one_job, render, sbatch_quoted
+from fvc_lib.execution.slurm.queue import describe
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths

@@ -15,13 +15,11 @@ from fvc_lib.corpus.images import index_images
 from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import StageStatus, read_status, run_config
-from fvc_lib.execution.run.status_book import status_now
-from fvc_lib.execution.slurm.jobs import plan_jobs
+from fvc_lib.execution.run.status import StageStatus, read_status, status_now
+from fvc_lib.execution.slurm.jobs import plan_jobs, read_site
 from fvc_lib.execution.slurm.queue import SubmittedJob, job_states, submitted_jobs
-from fvc_lib.execution.slurm.site import read_site
-from fvc_lib.execution.slurm.submission import submit as slurm_submit
-from fvc_lib.services.config import resolve_config
+from fvc_lib.execution.slurm.queue import submit as slurm_submit
+from fvc_lib.services.config import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import (

@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
+from fvc_lib.execution.plan.finished import trained_by_this_code, written_by
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import Task
-from fvc_lib.execution.plan.superseding import trained_by_this_code, written_by
 from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.status import read_status, run_config
+from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_json
 from fvc_lib.services.config import (
     DECLARED,
@@ -33,6 +33,7 @@ from fvc_lib.services.config import (
     read_params_file,
     refuse_fields_of_another_task,
     resolve_config,
+    run_config,
 )
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib import CHECKOUT
+from fvc_lib.execution.plan.finished import begin_training_state
 from fvc_lib.execution.plan.forking import ask, config_to_resume, with_absolute_paths
-from fvc_lib.execution.plan.notebook_files import STAGE_PARAMETERS, Notebook
-from fvc_lib.execution.plan.stages import Task, stage_named
-from fvc_lib.execution.plan.superseding import begin_training_state
+from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task, stage_named
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import run_config
-from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
+from fvc_lib.services.config import RunConfig, read_params_file, resolve_config, run_config
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import TASK_OF_STAGE, TASKS

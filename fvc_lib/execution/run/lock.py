@@ -22,8 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from fvc_lib.execution.run.status import utc_now
-from fvc_lib.services.atomic_files import process_lives, this_host
+from fvc_lib.services.atomic_files import process_lives, this_host, utc_now
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 

@@ -26,8 +26,8 @@ from typing import IO, Any
 import psutil
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.run.status import RunState, RunStatus, utc_now
-from fvc_lib.services.atomic_files import path_to_text, write_bytes, write_json, write_text
+from fvc_lib.execution.run.status import RunState, RunStatus
+from fvc_lib.services.atomic_files import path_to_text, utc_now, write_bytes, write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory_budget import memory_budget

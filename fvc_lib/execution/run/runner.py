@@ -22,17 +22,15 @@ from typing import TYPE_CHECKING, TextIO
 
 import psutil
 
-from fvc_lib.execution.plan.fingerprint import fingerprint_of, record_finished
+from fvc_lib.execution.plan.finished import begin_training_state, fingerprint_of, record_finished, set_aside
 from fvc_lib.execution.plan.memory import MemoryShares, PredictedPeak, share_memory
-from fvc_lib.execution.plan.notebook_files import Notebook
 from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
-from fvc_lib.execution.plan.stages import Task
-from fvc_lib.execution.plan.superseding import begin_training_state, set_aside
+from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run.lock import run_lock, task_locks, writing_in_turn
 from fvc_lib.execution.run.stage_end import STOPPED, exit_code_of_signals, tell_end
-from fvc_lib.execution.run.status import StageError, StageStatus, utc_now
-from fvc_lib.execution.run.status_book import StatusBook
+from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
 from fvc_lib.execution.run.task import TaskRun, end_lines, what_happened, what_next, where_it_was
+from fvc_lib.services.atomic_files import utc_now
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory_budget import memory_budget

@@ -2,28 +2,31 @@
 
 Each task has a file of its own (``status/<key>.json``), written by whoever runs it and nobody else; ``status.json`` is
 all of them in one document beside what holds for the whole run. Where the two differ the task's own file counts, so
-``read_status`` is true whoever wrote the document last. Who writes when: ``execution.status_book``.
+``read_status`` is true whoever wrote the document last.
+
+Who writes when: one process its own tasks' files, and the document made of everybody's.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fvc_lib.services.atomic_files import temporary_of, write_json
-from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
+from fvc_lib.execution.plan.plan import PlannedTask
+from fvc_lib.execution.plan.stages import Task
+from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on
+from fvc_lib.services.atomic_files import utc_now, write_json
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.run_paths import RunPaths
 
 # "waiting": what is left belongs to jobs that have not begun; "by hand": begun from a notebook, no runner has it.
 RunState = Literal["running", "done", "failed", "interrupted", "requeue", "waiting", "by hand"]
-ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
 StageState = Literal["pending", "running", "done", "failed", "interrupted"]
 
 
@@ -132,15 +135,6 @@ def read_status(run: RunPaths) -> RunStatus:
     return status
 
 
-def run_config(run: RunPaths) -> RunConfig:
-    """The configuration a run was started with, as it stands in its ``params.yaml``.
-
-    Raises:
-        UsageError: the file is missing or was edited into something invalid.
-    """
-    return resolve_config(read_params_file(run.params_yaml), environ={})
-
-
 def read_parts(run: RunPaths) -> dict[str, StageStatus]:
     """Each task's own file, by key; one that cannot be read is left out: then the document has the last that could."""
     found = {}
@@ -181,76 +175,137 @@ def follow_tasks(status: RunStatus) -> None:
     status.attempt = max(1, *(stage.attempts for stage in stages))
 
 
-def utc_now() -> str:
-    """Now, as ISO 8601 UTC with seconds."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+STATE_OF_EXIT: dict[int, RunState] = {75: "requeue", 130: "interrupted", 143: "interrupted"}
 
 
-# ----------------------------------------------------------------------------------------------------
-# Progress that crosses from a kernel to whoever waits for it: one small file per task, replaced as work goes on.
+class StatusBook:
+    """The status as the process at work on a run keeps it; used from one thread.
 
-
-WRITE_INTERVAL_SECONDS = 0.5
-
-Report = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a task is doing: ``done`` of ``total`` units of ``what``."""
-
-    what: str
-    done: int
-    total: int
-
-
-def progress_path(run: RunPaths, stage: str, fold: int | None) -> Path:
-    """Where a task leaves its progress."""
-    return run.logs / f"{stage_key(stage, fold)}.progress.json"
-
-
-def read_progress(path: Path) -> Progress | None:
-    """The latest progress; None before there is any."""
-    try:
-        return Progress(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def file_reporter(path: Path, what: str) -> Report:
-    """A callback ``(done, total)`` that replaces ``path`` at most twice a second and at the end.
-
-    Not fsynced: losing it in a power cut loses nothing.
+    Args:
+        run: the run, locked by this process.
+        own: keys of the tasks this process has; None: the whole run.
+        may_write: asked before each write: false once another process has taken the run over.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    last = -WRITE_INTERVAL_SECONDS
 
-    def report(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if done < total and now - last < WRITE_INTERVAL_SECONDS:
+    def __init__(
+        self, run: RunPaths, own: frozenset[str] | None = None, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._run = run
+        self._own = own
+        self._may_write = may_write
+        self._status = read_status(run)
+        self._before = self._status.duration_seconds or 0.0
+        self._started = time.monotonic()
+
+    def stage(self, key: str) -> StageStatus:
+        """A copy of what was last put down of a task."""
+        return self._status.stage(key).model_copy(deep=True)
+
+    def begin(self, plan: Sequence[PlannedTask]) -> None:
+        """Put down that this process begins on ``plan``."""
+        status = self._status
+        if any(stage.attempts for stage in status.stages.values()):
+            status.attempt += 1
+        status.shared = self._own is not None
+        status.state, status.exit_code, status.finished_utc = "running", None, None
+        status.runner_pid, status.runner_host = os.getpid(), platform.node()
+        for planned in plan:
+            self._begin_task(planned)
+        for key, stage in status.stages.items():
+            if stage.state == "running" and self._has(key):
+                stage.state, stage.reason = "interrupted", "the runner died"
+                self._write_part(key)
+        self.publish()
+
+    def put(self, key: str, stage: StageStatus) -> None:
+        """Put down where a task of this process is; ``publish`` tells it to who reads the document."""
+        self._status.stages[key] = stage.model_copy(deep=True)
+        self._write_part(key)
+
+    def publish(self) -> None:
+        """Write the document until no task's file has changed meanwhile."""
+        if not self._may_write():
             return
-        last = now
-        temporary = temporary_of(path)
-        temporary.write_text(json.dumps(asdict(Progress(what, done, total))))
-        temporary.replace(path)
+        parts = read_parts(self._run)
+        while True:
+            self._merge(parts)
+            self._status.write(self._run)
+            # In a run that is shared another job may have replaced its file between the two, and the document before.
+            again = read_parts(self._run) if self._status.shared else parts
+            if again == parts:
+                return
+            parts = again
 
-    return report
+    def finish(self, exit_code: int) -> None:
+        """Put down that this process leaves the run, and how."""
+        status = self._status
+        if not status.shared:
+            all_done = all(stage.state == "done" for stage in status.stages.values())
+            unfinished: RunState = STATE_OF_EXIT.get(exit_code, "failed" if exit_code else "interrupted")
+            status.state = "done" if all_done and not exit_code else unfinished
+            status.exit_code = exit_code
+            status.finished_utc = utc_now()
+            status.runner_pid = None
+        self.publish()
+
+    def _begin_task(self, planned: PlannedTask) -> None:
+        key, before = planned.task.key, self._status.stages.get(planned.task.key)
+        stage = self._status.stage(key)
+        if planned.run or planned.redo:
+            stage.state, stage.reason = "pending", planned.reason
+            stage.error = stage.exit_code = None
+        elif planned.finished_before and (before is None or self._has(key)):
+            stage.state, stage.reason = "done", None
+        # What no process has begun on stands in the document alone, unless a file from before says otherwise.
+        if (self._has(key) or planned.redo) and (self._own is not None or self._run.task_status(key).exists()):
+            self._write_part(key)
+
+    def _has(self, key: str) -> bool:
+        return self._own is None or key in self._own
+
+    def _write_part(self, key: str) -> None:
+        if self._may_write():
+            write_part(self._run, key, self._status.stages[key])
+
+    def _merge(self, parts: dict[str, StageStatus]) -> None:
+        status = self._status
+        status.stages.update(parts)
+        if status.shared:
+            follow_tasks(status)
+            return
+        status.duration_seconds = round(self._before + time.monotonic() - self._started, 3)
+        peaks = [stage.peak_rss_bytes or 0 for stage in status.stages.values()]
+        status.peak_rss_bytes = max(peaks, default=0) or status.peak_rss_bytes
 
 
-def bar_reporter(what: str) -> Report:
-    """A callback ``(done, total)`` that draws a bar in a live notebook or terminal."""
-    from tqdm.auto import tqdm
+def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
+    """Put down that ``run`` waits for jobs that will each work on some of ``tasks``.
 
-    bar: Any = None
+    For whoever holds the run's lock: nobody is at work on it, so what a task's file says of an attempt before is over.
+    """
+    status = read_status(run)
+    for task in tasks:
+        stage = status.stage(task.key)
+        stage.state, stage.reason, stage.error, stage.exit_code = "pending", "waits for its job", None, None
+        if run.task_status(task.key).exists():
+            write_part(run, task.key, stage)
+    status.shared = True
+    follow_tasks(status)
+    status.write(run)
 
-    def report(done: int, total: int) -> None:
-        nonlocal bar
-        if bar is None:
-            bar = tqdm(total=total, desc=what)
-        bar.total = total
-        bar.update(done - bar.n)
-        if done >= total:
-            bar.close()
 
-    return report
+def status_now(run: RunPaths) -> RunStatus:
+    """The status, corrected where a process said it was at work and is gone without a word.
+
+    Raises:
+        DataError: there is none.
+    """
+    status = read_status(run)
+    for key, stage in status.stages.items():
+        if stage.state == "running" and not is_task_worked_on(run, key):
+            stage.state, stage.reason = "interrupted", "its runner is gone; --resume goes on"
+    if status.shared:
+        follow_tasks(status)
+    elif status.state == "running" and not is_worked_on(run):
+        status.state = "interrupted"
+    return status

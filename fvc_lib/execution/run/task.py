@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.notebook_files import Notebook
-from fvc_lib.execution.plan.stages import Task
+from fvc_lib.execution.plan.stages import Notebook, Task
+from fvc_lib.execution.run.session import ATTEMPT_VARIABLE, Progress, progress_path, read_progress
 from fvc_lib.execution.run.stage_end import (
     NEVER_STARTED,
     KernelOutcome,
@@ -33,7 +33,7 @@ from fvc_lib.execution.run.stage_end import (
     meaning,
     tell_end,
 )
-from fvc_lib.execution.run.status import ATTEMPT_VARIABLE, Progress, StageStatus, progress_path, read_progress
+from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.memory_policy import allocator_environment
