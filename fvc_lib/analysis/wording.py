@@ -6,6 +6,8 @@ import datetime
 import math
 from html import escape
 
+from fvc_lib.metrics.declaration import declaration
+
 NOT_RECORDED = "not recorded"
 UNDEFINED = "undefined"
 
@@ -22,47 +24,6 @@ SOURCE_NAMES = {
     "most_frequent_caption": "Most frequent caption",
 }
 
-METRIC_NAMES = {
-    "roc_auc": "ROC AUC",
-    "average_precision": "Average precision",
-    "f1": "F1",
-    "balanced_accuracy": "Balanced accuracy",
-    "equal_error_rate": "Equal error rate",
-    "brier_score": "Brier score",
-    "brier": "Brier score",
-    "expected_calibration_error": "Calibration error (ECE)",
-    "matthews_correlation": "Matthews correlation",
-    "true_positive_rate_at": "Fakes found at 5% false alarms",
-    "true_positive_rate_at_5_percent": "Fakes found at 5% false alarms",
-    "brier_score_uncalibrated": "Brier score before temperature",
-    "expected_calibration_error_uncalibrated": "Calibration error (ECE) before temperature",
-    "log_loss": "Log loss (nats)",
-    "loss": "Loss (nats)",
-    "learning_rate": "Learning rate",
-    "top1": "Top-1 accuracy",
-    "top5": "Top-5 accuracy",
-    "macro_precision": "Macro precision",
-    "macro_recall": "Macro recall",
-    "macro_f1": "Macro F1",
-    "precision": "Precision",
-    "recall": "Recall",
-    "mae": "Mean absolute error",
-    "rmse": "Root mean squared error",
-    "r2": "R²",
-    "mrr": "Mean reciprocal rank",
-    "ndcg": "NDCG",
-    "median_rank": "Median rank",
-    "mean_rank": "Mean rank",
-    "mean_positive_similarity": "Mean similarity of what belongs together",
-    "token_f1": "Token F1",
-    "content_word_recall": "Content words named",
-    "exact_match": "Word for word",
-    "bleu4": "BLEU-4",
-    "caption_loss": "Caption loss (nats)",
-    "token_accuracy": "Token accuracy",
-}
-_OF_TARGETS = frozenset({"mae", "rmse", "r2"})
-
 
 def source_name(source: str) -> str:
     """``metadata_only`` as ``Metadata only``; an unknown source in its own words."""
@@ -77,12 +38,10 @@ def metric_name(metric: str) -> str:
     subject, found, name = metric.rpartition("/")
     if found:
         return f"{metric_name(name)}, {subject_name(subject)}"
-    if metric.startswith("recall@"):
-        return metric.capitalize()
-    kind, _, target = metric.partition("_")
-    if kind in _OF_TARGETS and target:
-        return f"{METRIC_NAMES[kind]}, {target}"
-    return METRIC_NAMES.get(metric, metric.replace("_", " "))
+    declared = declaration(metric)
+    if declared is None:
+        return metric.replace("_", " ")
+    return f"{declared.title} (nats)" if declared.unit == "nats" else declared.title
 
 
 def subject_name(subject: str) -> str:

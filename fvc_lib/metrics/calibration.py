@@ -21,6 +21,7 @@ from fvc_lib.metrics.classification import (
     divide,
     sums_metric,
 )
+from fvc_lib.metrics.declaration import declare
 
 DEFAULT_NUM_BINS = 10
 
@@ -103,6 +104,10 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray, *, edges: npt.ArrayLike
     return columns
 
 
+@declare(
+    "expected_calibration_error", "Calibration error (ECE)", "lower",
+    "Distance between mean score and share of fakes, averaged over bins.", of_folds="probability",
+)  # fmt: skip
 @sums_metric(_excess_by_bin)
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
     """Distance between mean score and share of fakes, averaged over bins by their weight; lower is better.

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.metrics.classification import FloatArray, Metric, divide
+from fvc_lib.metrics.declaration import declare
 from fvc_lib.metrics.intervals import measure_of_rows
 
 _WORD = re.compile(r"\w+")
@@ -31,11 +32,13 @@ def content_words(texts: Sequence[str]) -> frozenset[str]:
     return frozenset(word for word, number in having.items() if 2 * number <= len(texts))
 
 
+@declare("exact_match", "Word for word", "higher", "Share of captions that are a reference.", is_share=True)
 def exact_match(caption: str, references: Sequence[str]) -> float:
     """1 where the caption has just the words of a reference in its order, else 0."""
     return float(any(words(caption) == words(reference) for reference in references))
 
 
+@declare("token_f1", "Token F1", "higher", "F1 of a caption's words against its best reference.", is_share=True)
 def token_f1(caption: str, references: Sequence[str]) -> float:
     """Harmonic mean of the precision and recall of words, repeated ones counted, of the best reference; 0 without any.
 
@@ -44,6 +47,10 @@ def token_f1(caption: str, references: Sequence[str]) -> float:
     return max((_f1(Counter(words(caption)), Counter(words(reference))) for reference in references), default=0.0)
 
 
+@declare(
+    "content_word_recall", "Content words named", "higher", "Share of a reference's content words that are named.",
+    is_share=True,
+)  # fmt: skip
 def content_word_recall(caption: str, references: Sequence[str], content: Collection[str]) -> float:
     """Share of a reference's ``content`` words that the caption has, of the best reference; NaN where none has any."""
     said = set(words(caption))
@@ -59,6 +66,7 @@ def mean_measure(name: str, values: npt.ArrayLike) -> Metric:
     return measure_of_rows(name, columns, lambda sums: divide(sums[:, 0], sums[:, 1]))
 
 
+@declare("bleu4", "BLEU-4", "higher", "Precision of n-grams up to four words, over all captions.", is_share=True)
 def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Metric:
     """BLEU with n-grams of up to four words over all captions together, without smoothing.
 

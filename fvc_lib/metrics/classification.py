@@ -16,6 +16,8 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
+from fvc_lib.metrics.declaration import declare
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 Definition = Callable[..., FloatArray]
@@ -323,6 +325,10 @@ def _with_origin(rates: FloatArray) -> FloatArray:
 # are zero.
 
 
+@declare(
+    "roc_auc", "ROC AUC", "higher", "The probability that a fake scores above a real.",
+    is_share=True, chance=0.5, of_folds="ranking",
+)  # fmt: skip
 @curve_metric
 def roc_auc(curve: ConfusionCurve) -> FloatArray:
     """Area under the ROC curve: the probability that a fake scores above a real, a tie counting half.
@@ -339,6 +345,10 @@ def roc_auc(curve: ConfusionCurve) -> FloatArray:
     return divide(doubled / 2, curve.num_fake * curve.num_real)
 
 
+@declare(
+    "average_precision", "Average precision", "higher", "Area under precision against recall of the fakes.",
+    is_share=True, of_folds="ranking",
+)  # fmt: skip
 @curve_metric
 def average_precision(curve: ConfusionCurve) -> FloatArray:
     """Precision averaged over the recall gained at each distinct score: sum of (R_k - R_(k-1)) P_k.
@@ -354,6 +364,10 @@ def average_precision(curve: ConfusionCurve) -> FloatArray:
     return np.where(curve.num_real > 0, divide(total, curve.num_fake), np.nan)
 
 
+@declare(
+    "equal_error_rate", "Equal error rate", "lower", "Share of errors where both classes have the same share.",
+    of_folds="ranking",
+)  # fmt: skip
 @curve_metric
 def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     """The error rate where as large a share of reals is called fake as of fakes is called real. Lower is
@@ -374,6 +388,10 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     return divide(crossing, reals)
 
 
+@declare(
+    "true_positive_rate_at_5_percent", "Fakes found at 5% false alarms", "higher",
+    "Share of fakes found by a threshold that calls at most 5 % of the reals fake.", of_folds="ranking",
+)  # fmt: skip
 @curve_metric
 def true_positive_rate_at(curve: ConfusionCurve, *, false_positive_rate: float = 0.05) -> FloatArray:
     """The largest share of fakes found by a threshold that calls at most ``false_positive_rate`` of the reals
@@ -417,6 +435,9 @@ def _with_ones(losses: FloatArray) -> FloatArray:
     return np.stack([losses, np.ones(losses.size)], axis=1)
 
 
+@declare(
+    "f1", "F1", "higher", "Harmonic mean of precision and recall of the fakes.", is_share=True, of_folds="decision"
+)
 @sums_metric(_cells)
 def f1(sums: FloatArray) -> FloatArray:
     """Harmonic mean of precision and recall of the fakes, 2 TP / (2 TP + FP + FN), of ``decisions`` (N,) of 0
@@ -430,6 +451,10 @@ def f1(sums: FloatArray) -> FloatArray:
     return _where_two_classes(value, hits + misses, false_alarms + rejections)
 
 
+@declare(
+    "balanced_accuracy", "Balanced accuracy", "higher", "Mean of the shares of fakes and of reals that are right.",
+    is_share=True, chance=0.5, of_folds="decision",
+)  # fmt: skip
 @sums_metric(_cells)
 def balanced_accuracy(sums: FloatArray) -> FloatArray:
     """Mean of the shares of fakes and of reals that ``decisions`` (N,) of 0 and 1 get right; 0.5 is chance.
@@ -440,6 +465,10 @@ def balanced_accuracy(sums: FloatArray) -> FloatArray:
     return (divide(hits, hits + misses) + divide(rejections, false_alarms + rejections)) / 2
 
 
+@declare(
+    "matthews_correlation", "Matthews correlation", "higher", "Correlation of decisions with labels.",
+    of_folds="decision",
+)  # fmt: skip
 @sums_metric(_cells)
 def matthews_correlation(sums: FloatArray) -> FloatArray:
     """Correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
@@ -456,6 +485,10 @@ def matthews_correlation(sums: FloatArray) -> FloatArray:
     return _where_two_classes(value, fakes, reals)
 
 
+@declare(
+    "brier_score", "Brier score", "lower", "Mean squared difference between the probability of fake and the label.",
+    of_folds="probability",
+)  # fmt: skip
 @sums_metric(_squared_errors)
 def brier_score(sums: FloatArray) -> FloatArray:
     """Mean squared difference between the probability of fake and the label; lower is better.
@@ -469,6 +502,7 @@ def brier_score(sums: FloatArray) -> FloatArray:
     return divide(sums[:, 0], sums[:, 1])
 
 
+@declare("log_loss", "Log loss", "lower", "Mean negative log-likelihood of the labels.", unit="nats")
 @sums_metric(_log_losses)
 def log_loss(sums: FloatArray) -> FloatArray:
     """Mean negative log-likelihood of the labels in nats; lower is better.

@@ -15,26 +15,18 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.calibration import expected_calibration_error
 from fvc_lib.metrics.classification import (
     ConfusionCurve,
     CurveReading,
     FloatArray,
     IntArray,
     Metric,
-    average_precision,
-    balanced_accuracy,
-    brier_score,
     decide,
     divide,
-    equal_error_rate,
-    f1,
-    matthews_correlation,
-    roc_auc,
-    true_positive_rate_at,
     weighted_metric,
     with_reading,
 )
+from fvc_lib.metrics.declaration import declarations
 
 # Ranking metrics over several folds: compare only scores that one model gave.
 
@@ -90,23 +82,13 @@ def _by_pairs(of_curves: Callable[[list[ConfusionCurve]], FloatArray], curves: l
     return divide(np.sum(totals, axis=0), np.sum(pairs, axis=0))
 
 
-RANKING_METRICS: dict[str, Metric] = {
-    "roc_auc": roc_auc,
-    "average_precision": average_precision,
-    "equal_error_rate": equal_error_rate,
-    "true_positive_rate_at_5_percent": true_positive_rate_at,
-}
-DECISION_METRICS: dict[str, Metric] = {
-    "f1": f1,
-    "balanced_accuracy": balanced_accuracy,
-    "matthews_correlation": matthews_correlation,
-}
-PROBABILITY_METRICS: dict[str, Metric] = {
-    "brier_score": brier_score,
-    "expected_calibration_error": expected_calibration_error,
-}
+def _declared(kind: str) -> dict[str, Metric]:
+    """Those of this kind in ``fvc_lib.metrics.*``, by name."""
+    return {each.name: each.function for each in declarations() if each.of_folds == kind and each.function}
+
+
+RANKING_METRICS, DECISION_METRICS, PROBABILITY_METRICS = map(_declared, ("ranking", "decision", "probability"))
 METRICS = RANKING_METRICS | DECISION_METRICS | PROBABILITY_METRICS
-LOWER_IS_BETTER = frozenset({"equal_error_rate", "brier_score", "expected_calibration_error"})
 
 
 def measure_over_folds(

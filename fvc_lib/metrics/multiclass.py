@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, check_weights, divide
+from fvc_lib.metrics.declaration import declare
 from fvc_lib.metrics.intervals import measure_of_rows, weighted_value
 
 # Scores compared with the label's own at once: the comparison must not take several times the scores' memory.
@@ -73,6 +74,8 @@ def check_classes(classes: npt.ArrayLike, num_classes: int | None, name: str) ->
     return array.astype(np.int64)
 
 
+@declare("top1", "Top-1 accuracy", "higher", "Share of rows whose class is the likeliest one.", is_share=True)
+@declare("top5", "Top-5 accuracy", "higher", "Share of rows whose class is among the five likeliest.", is_share=True)
 def top_k_accuracy(ranks: npt.ArrayLike, k: int, weights: npt.ArrayLike | None = None) -> float | FloatArray:
     """Share of the rows whose true class is among the first ``k``.
 
@@ -241,14 +244,17 @@ def _mean_over_classes(values: FloatArray) -> FloatArray:
     return divide(np.where(present, values, 0.0).sum(axis=1), present.sum(axis=1).astype(np.float64))
 
 
+@declare("macro_precision", "Macro precision", "higher", "Precision, averaged over classes.", is_share=True)
 def _macro_precision(sums: FloatArray) -> FloatArray:
     return _mean_over_classes(_occurring(sums).precision)
 
 
+@declare("macro_recall", "Macro recall", "higher", "Recall, averaged over classes.", is_share=True)
 def _macro_recall(sums: FloatArray) -> FloatArray:
     return _mean_over_classes(_occurring(sums).recall)
 
 
+@declare("macro_f1", "Macro F1", "higher", "F1, averaged over classes.", is_share=True)
 def _macro_f1(sums: FloatArray) -> FloatArray:
     return _mean_over_classes(_occurring(sums).f1)
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.metrics.classification import FloatArray, Metric, divide
+from fvc_lib.metrics.declaration import declare
 from fvc_lib.metrics.intervals import measure_of_rows, weighted_value
 
 # Sums of squares about the weighted mean below this share of those about a fixed centre are rounding: the rows that
@@ -25,9 +26,9 @@ _CONSTANT = 1e-13
 class RegressionScores:
     """Mean absolute error and root mean squared error in the target's unit, and the coefficient of determination."""
 
-    mean_absolute_error: float
-    root_mean_squared_error: float
-    r_squared: float
+    mae: float
+    rmse: float
+    r2: float
 
 
 def regression_scores(values: npt.ArrayLike, predicted: npt.ArrayLike) -> RegressionScores:
@@ -44,6 +45,7 @@ def regression_scores(values: npt.ArrayLike, predicted: npt.ArrayLike) -> Regres
     return RegressionScores(*(float(weighted_value(columns, of_sums, None)) for of_sums in _OF_SUMS.values()))
 
 
+@declare("mae", "Mean absolute error", "lower", "Mean of |predicted - value|.", unit="target", per_target=True)
 def mean_absolute_error(
     values: npt.ArrayLike, predicted: npt.ArrayLike, weights: npt.ArrayLike | None = None
 ) -> float | FloatArray:
@@ -51,6 +53,7 @@ def mean_absolute_error(
     return weighted_value(_columns(values, predicted), _absolute, weights)
 
 
+@declare("rmse", "Root mean squared error", "lower", "Root of the mean squared error.", unit="target", per_target=True)
 def root_mean_squared_error(
     values: npt.ArrayLike, predicted: npt.ArrayLike, weights: npt.ArrayLike | None = None
 ) -> float | FloatArray:
@@ -58,6 +61,7 @@ def root_mean_squared_error(
     return weighted_value(_columns(values, predicted), _root_mean_square, weights)
 
 
+@declare("r2", "R²", "higher", "Share of the values' variation that is explained.", per_target=True)
 def r_squared(
     values: npt.ArrayLike, predicted: npt.ArrayLike, weights: npt.ArrayLike | None = None
 ) -> float | FloatArray:
@@ -72,9 +76,7 @@ def r_squared(
 
 
 def regression_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
-    """``mean_absolute_error``, ``root_mean_squared_error`` and ``r_squared`` of these rows, for
-    ``row_measures.intervals_over_groups``.
-    """
+    """``mae``, ``rmse`` and ``r2`` of these rows, for ``intervals_over_groups``."""
     columns = _columns(values, predicted)
     return {name: measure_of_rows(name, columns, of_sums) for name, of_sums in _OF_SUMS.items()}
 
@@ -120,7 +122,7 @@ def _explained(sums: FloatArray) -> FloatArray:
 
 
 _OF_SUMS: dict[str, Callable[[FloatArray], FloatArray]] = {
-    "mean_absolute_error": _absolute,
-    "root_mean_squared_error": _root_mean_square,
-    "r_squared": _explained,
+    "mae": _absolute,
+    "rmse": _root_mean_square,
+    "r2": _explained,
 }

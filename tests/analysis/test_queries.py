@@ -10,9 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.metric_direction import direction
 from fvc_lib.analysis.read.sql import Limits, ask_bounded
-from fvc_lib.metrics.cross_validation import LOWER_IS_BETTER, METRICS
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -102,11 +100,6 @@ def test_a_metric_without_a_known_direction_is_refused_by_name(run: RunPaths) ->
     with pytest.raises(ValueError, match="metric: got 'learning_rate', wanted one of"):
         queries.best_per_run([run], "learning_rate")
     assert queries.best_per_run([run], "learning_rate", "train", better="lower").frame["value"].item() == 1e-3
-
-
-def test_directions_are_those_of_the_results() -> None:
-    for name in METRICS:
-        assert direction(name) == ("lower" if name in LOWER_IS_BETTER else "higher")
 
 
 def test_memory_peaks_are_the_largest_samples(run: RunPaths) -> None:

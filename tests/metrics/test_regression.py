@@ -24,10 +24,10 @@ def test_all_equal_scikit_learn(seed: int, num_rows: int, offset: float) -> None
     predicted = values + generator.normal(0, 10, num_rows)
     weights = generator.integers(1, 4, num_rows)
     scores = regression_scores(values, predicted)
-    assert scores.mean_absolute_error == pytest.approx(sklearn.metrics.mean_absolute_error(values, predicted))
+    assert scores.mae == pytest.approx(sklearn.metrics.mean_absolute_error(values, predicted))
     expected = sklearn.metrics.root_mean_squared_error(values, predicted)
-    assert scores.root_mean_squared_error == pytest.approx(expected)
-    assert scores.r_squared == pytest.approx(sklearn.metrics.r2_score(values, predicted), abs=1e-9)
+    assert scores.rmse == pytest.approx(expected)
+    assert scores.r2 == pytest.approx(sklearn.metrics.r2_score(values, predicted), abs=1e-9)
     weighted = sklearn.metrics.r2_score(values, predicted, sample_weight=weights)
     assert r_squared(values, predicted, weights) == pytest.approx(weighted, abs=1e-9)
     weighted = sklearn.metrics.mean_absolute_error(values, predicted, sample_weight=weights)
@@ -39,10 +39,10 @@ def test_all_equal_scikit_learn(seed: int, num_rows: int, offset: float) -> None
 def test_the_mean_predictor_is_given_the_training_mean_and_scores_no_better_than_zero() -> None:
     values = np.array([1.0, 2.0, 6.0])
     own = regression_scores(values, values.mean())
-    assert own.r_squared == pytest.approx(0.0, abs=1e-12)
+    assert own.r2 == pytest.approx(0.0, abs=1e-12)
     other = regression_scores(values, 5.0)
-    assert other.r_squared == pytest.approx(1 - (16 + 9 + 1) / 14)
-    assert other.mean_absolute_error == pytest.approx((4 + 3 + 1) / 3)
+    assert other.r2 == pytest.approx(1 - (16 + 9 + 1) / 14)
+    assert other.mae == pytest.approx((4 + 3 + 1) / 3)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1 / 3, 1e300])

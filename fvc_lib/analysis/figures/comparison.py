@@ -19,7 +19,7 @@ from fvc_lib.analysis.read.comparison import Comparison, PairComparison, compare
 from fvc_lib.analysis.read.queries import parameter_differences
 from fvc_lib.analysis.read.records import run_names
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name
-from fvc_lib.metrics.cross_validation import LOWER_IS_BETTER
+from fvc_lib.metrics.declaration import direction
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
@@ -44,7 +44,7 @@ def difference_figure(comparison: Comparison) -> go.Figure:
         figure.add_annotation(_label(pair))
     figure.add_vline(x=0, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"})
     better = (
-        "below 0: the second is better" if comparison.metric in LOWER_IS_BETTER else "above 0: the second is better"
+        "below 0: the second is better" if direction(comparison.metric) == "lower" else "above 0: the second is better"
     )
     figure.update_xaxes(title_text=figure_text(f"{name}, second run minus first ({better})"), range=_range(pairs))
     ticks = [_tick(pair) for pair in reversed(pairs)]

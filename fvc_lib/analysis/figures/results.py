@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 import polars as pl
+import polars.selectors as cs
 
 from fvc_lib.analysis.dashboard.panels import Selection, Shown, confidence_of, of_folds, panel, table_of
 from fvc_lib.analysis.figures import theme
@@ -22,7 +23,7 @@ from fvc_lib.analysis.read.headline import (
 from fvc_lib.analysis.read.queries import compare_runs, fold_table
 from fvc_lib.analysis.read.queries import results as read_results
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, number_text, source_name
-from fvc_lib.metrics import cross_validation as over_folds
+from fvc_lib.metrics.declaration import UNCALIBRATED, declaration, direction
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import SLICES
 
@@ -30,9 +31,6 @@ from fvc_lib.services.tables import SLICES
 
 
 BY_VIDEO, BY_GROUP = "all", "all_by_group"
-# Of the model before its temperature: no control has one.
-UNCALIBRATED = ("brier_score_uncalibrated", "expected_calibration_error_uncalibrated")
-LOWER_IS_BETTER = over_folds.LOWER_IS_BETTER | frozenset(UNCALIBRATED)
 
 
 def metric_table(results: pl.DataFrame) -> pl.DataFrame:
@@ -49,7 +47,7 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     rows = [
         {
             "metric": metric_name(row["metric"]),
-            "better": "lower" if row["metric"] in LOWER_IS_BETTER else "higher",
+            "better": direction(row["metric"]),
             "by_video": _interval(row),
             "by_group": _interval(by_group.get(row["metric"])),
             "fold_mean": row["fold_mean"],
@@ -62,8 +60,9 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
 
 def control_table(results: pl.DataFrame) -> pl.DataFrame:
     """Every metric over all folds, a row each: ``metric better`` and a column for each source, named in words."""
-    rows = results.filter((pl.col("scope") == BY_VIDEO) & ~pl.col("metric").is_in(UNCALIBRATED))
-    better = pl.when(pl.col("metric").is_in(LOWER_IS_BETTER)).then(pl.lit("lower")).otherwise(pl.lit("higher"))
+    # No control has a temperature, so metrics before it are the model's alone.
+    rows = results.filter((pl.col("scope") == BY_VIDEO) & ~pl.col("metric").str.ends_with(UNCALIBRATED))
+    better = pl.col("metric").map_elements(direction, return_dtype=pl.String)
     rows = rows.with_columns(
         better=better,
         metric=pl.col("metric").map_elements(metric_name, return_dtype=pl.String),
@@ -137,10 +136,11 @@ def controls_figure(
     for score in scores:
         figure.add_trace(_score_point(score))
         figure.add_annotation(value_label(_tick(score), score))
-    if metric in {"roc_auc", "balanced_accuracy"}:
-        figure.add_vline(x=0.5, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
+    chance = _chance(metric)
+    if chance is not None:
+        figure.add_vline(x=chance, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
         small = {"size": 11, "color": theme.NEUTRAL}
-        figure.add_annotation(x=0.5, y=1, yref="paper", yanchor="bottom", text="chance", showarrow=False, font=small)
+        figure.add_annotation(x=chance, y=1, yref="paper", yanchor="bottom", text="chance", showarrow=False, font=small)
     if verdict:
         _stamp(figure, verdict.standing)
     figure.update_yaxes(categoryorder="array", categoryarray=[_tick(s) for s in reversed(scores)], showgrid=False)
@@ -192,7 +192,7 @@ def run_comparison_figure(comparison: pl.DataFrame, metric: str = HEADLINE_METRI
     rows = comparison.filter((pl.col("metric") == metric) & pl.col("value").is_not_null())
     if rows.is_empty():
         return theme.nothing_to_show("Runs compared", f"No chosen run has recorded its {metric_name(metric)}.")
-    is_lower_better = metric in LOWER_IS_BETTER
+    is_lower_better = direction(metric) == "lower"
     best = rows.sort("value", descending=not is_lower_better).row(0, named=True)
     finding = (
         f"{best['run_id']} has the {'lowest' if is_lower_better else 'highest'} {metric_name(metric)}, "
@@ -270,7 +270,7 @@ def metrics_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
         confidence: coverage of the intervals, for the subtitle.
     """
     rows = results.filter((pl.col("source") == "model") & pl.col("scope").is_in([BY_VIDEO, BY_GROUP]))
-    rows = rows.filter(pl.col("value").is_not_null() & ~pl.col("metric").is_in(UNCALIBRATED))
+    rows = rows.filter(pl.col("value").is_not_null() & ~pl.col("metric").str.ends_with(UNCALIBRATED))
     if rows.is_empty():
         return theme.nothing_to_show("Every metric", "No metric over all folds is recorded.")
     metrics = rows["metric"].unique(maintain_order=True).to_list()
@@ -294,7 +294,7 @@ def metrics_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
 
 
 def _metric_tick(metric: str) -> str:
-    return f"{figure_text(metric_name(metric))}{' (lower is better)' if metric in LOWER_IS_BETTER else ''}"
+    return f"{figure_text(metric_name(metric))}{' (lower is better)' if direction(metric) == 'lower' else ''}"
 
 
 def _finding(rows: pl.DataFrame) -> str:
@@ -322,8 +322,9 @@ def _subtitle(rows: pl.DataFrame, confidence: float) -> str:
 # --- The result by platform, codec, length and the like: where it holds, where it does not, and where nobody knows
 
 
-# Of the metrics of a slice the first that says anything is drawn: a slice of one class has no AUC.
-_CHANCE = {"roc_auc": 0.5, "balanced_accuracy": 0.5}
+def _chance(metric: str) -> float | None:
+    declared = declaration(metric)
+    return declared.chance if declared else None
 
 
 def slices_figure(slices: pl.DataFrame, metric: str = HEADLINE_METRIC, *, confidence: float = 0.95) -> go.Figure:
@@ -344,7 +345,7 @@ def slices_figure(slices: pl.DataFrame, metric: str = HEADLINE_METRIC, *, confid
     names: list[list[str]] = [[], []]
     for row in rows.iter_rows(named=True):
         _add_slice(figure, row, names)
-    chance = _CHANCE.get(metric)
+    chance = _chance(metric)
     if chance is not None:
         figure.add_vline(x=chance, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
     shown = [v for v in (*rows["number"], *rows["low"], *rows["high"]) if v is not None]
@@ -502,7 +503,9 @@ def _controls_panel(selection: Selection) -> Shown:
 
 @panel("folds", at=40, follows=("folds",), tasks=("video",))
 def _folds_panel(selection: Selection) -> Shown:
-    table = fold_table([selection.detailed]).frame.drop("run_id", *UNCALIBRATED, strict=False)
+    table = fold_table([selection.detailed]).frame.select(
+        ~cs.by_name("run_id", require_all=False) & ~cs.ends_with(UNCALIBRATED)
+    )
     run_id = path_to_text(selection.detailed.run_id)
     return HtmlTable(of_folds(selection, table), caption=f"{run_id}: the network on each outer fold")
 

@@ -12,7 +12,6 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, value_label
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import MeasuredScores, Score, judge, measured_scores
-from fvc_lib.analysis.read.metric_direction import direction
 from fvc_lib.analysis.read.records import run_names
 from fvc_lib.analysis.wording import (
     count_text,
@@ -23,6 +22,7 @@ from fvc_lib.analysis.wording import (
     source_name,
     subject_name,
 )
+from fvc_lib.metrics.declaration import direction
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import PARTS
 

@@ -12,9 +12,9 @@ from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.theme import of_fold
 from fvc_lib.analysis.memory.findings import memory_usage
 from fvc_lib.analysis.memory.wording import megabytes_text, phase_text
-from fvc_lib.analysis.read.metric_direction import is_share
 from fvc_lib.analysis.read.queries import learning_curves, memory_samples
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name, number_text
+from fvc_lib.metrics.declaration import is_share
 from fvc_lib.services.tasks import TASK_OF_STAGE
 
 _PANELS_PER_ROW = 3

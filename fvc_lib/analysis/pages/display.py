@@ -12,7 +12,6 @@ import polars as pl
 
 from fvc_lib.analysis.figures.theme import STANDING_COLORS
 from fvc_lib.analysis.wording import (
-    METRIC_NAMES,
     NOT_RECORDED,
     bytes_text,
     clean_text,
@@ -21,6 +20,7 @@ from fvc_lib.analysis.wording import (
     metric_name,
     number_text,
 )
+from fvc_lib.metrics.declaration import declaration
 
 PLOTLY = "application/vnd.plotly.v1+json"  # what a notebook stores of a figure
 # How a column is shown is read from its name, which carries the unit.
@@ -99,7 +99,7 @@ class HtmlTable:
             return clean_text(self.names[name])
         if name in _HEADINGS:
             return _HEADINGS[name]
-        for suffix, unit, _ in () if name in METRIC_NAMES else _BY_SUFFIX:
+        for suffix, unit, _ in () if declaration(name) else _BY_SUFFIX:
             if name.endswith(suffix):
                 return _words(name.removesuffix(suffix)) + unit
         return _words(name)
@@ -133,7 +133,7 @@ class HtmlTable:
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, int | float):
-            for suffix, _, shown in () if name in METRIC_NAMES else _BY_SUFFIX:
+            for suffix, _, shown in () if declaration(name) else _BY_SUFFIX:
                 if name.endswith(suffix):
                     return shown(float(value))
             return number_text(value, self.digits) if isinstance(value, float) else _whole(name, value)

@@ -24,7 +24,8 @@ from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.comparison import CorrectedT, PairedDifference, corrected_resampled_t, holm, paired_difference
-from fvc_lib.metrics.cross_validation import LOWER_IS_BETTER, METRICS, fold_values, measure_over_folds
+from fvc_lib.metrics.cross_validation import METRICS, fold_values, measure_over_folds
+from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals, replicate_values
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
@@ -365,7 +366,7 @@ def _finding(pair: PairComparison, metric: str) -> str:
     high, low = (pair.second, pair.first) if rises else (pair.first, pair.second)
     ends = (difference.low, difference.high) if rises else (-difference.high, -difference.low)
     by = f"{interval_text(abs(difference.value), *ends)} {name}, Holm p {p_text(pair.holm_p_value)}"
-    if metric in LOWER_IS_BETTER:
+    if direction(metric) == "lower":
         return f"{low} is below {high} by {by}; lower is better."
     return f"{high} is above {low} by {by}."
 
@@ -373,7 +374,7 @@ def _finding(pair: PairComparison, metric: str) -> str:
 def _value_lines(comparison: Comparison) -> list[str]:
     if not comparison.values:
         return []
-    better = "lower" if comparison.metric in LOWER_IS_BETTER else "higher"
+    better = direction(comparison.metric)
     width = max(map(len, comparison.values))
     heading = f"{metric_name(comparison.metric)} with {comparison.confidence:.0%} interval; {better} is better"
     rows = [

@@ -18,9 +18,9 @@ import polars as pl
 
 from fvc_lib.analysis.memory.logs import read_events, read_samples
 from fvc_lib.analysis.read.logs import read_curves
-from fvc_lib.analysis.read.metric_direction import Direction, direction
 from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
 from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
+from fvc_lib.metrics.declaration import Better, direction
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
@@ -52,7 +52,7 @@ def learning_curves(
 
 
 def best_per_run(
-    runs: Sequence[RunPaths], metric: str = "loss", phase: str = "validation", *, better: Direction | None = None
+    runs: Sequence[RunPaths], metric: str = "loss", phase: str = "validation", *, better: Better | None = None
 ) -> Answer:
     """Each run's best value of ``metric`` in ``phase``, in the order of ``runs``; of equal ones the earliest step.
 
@@ -62,7 +62,7 @@ def best_per_run(
         runs: those to look through; a run that logged no such value has no row.
         metric: as in the metric log.
         phase: train, validation, test or control.
-        better: which way the metric gets better; None for those that ``metric_direction`` knows.
+        better: which way the metric gets better; None for those that are declared.
 
     Returns:
         ``run_id metric phase value stage fold epoch step num_folds mean_of_folds``.

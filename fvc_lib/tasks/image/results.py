@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.metrics.classification import IntArray, Metric
+from fvc_lib.metrics.declaration import declaration
 from fvc_lib.metrics.intervals import intervals_over_groups
 from fvc_lib.metrics.multiclass import class_scores, confusion_matrix, macro_measures, top_k_measure
 from fvc_lib.metrics.regression import regression_measures
@@ -34,13 +35,6 @@ from fvc_lib.services.tables import (
 MODEL = "model"
 MAJORITY_CLASS = "majority_class"
 MEAN_PREDICTOR = "mean_predictor"
-
-# What the metrics are called in TASK_RESULTS, and whether they are in the target's unit.
-_TARGET_METRICS = {
-    "mae": ("mean_absolute_error", True),
-    "rmse": ("root_mean_squared_error", True),
-    "r2": ("r_squared", False),
-}
 
 Row = tuple[object, ...]
 
@@ -152,10 +146,8 @@ def _target_rows(target: str, predictions: pl.DataFrame, training: pl.Series, co
     rows: list[Row] = []
     for source, predicted in said.items():
         measures = regression_measures(values, predicted)
-        named = {
-            name: (measures[long_name], unit if has_unit else "")
-            for name, (long_name, has_unit) in _TARGET_METRICS.items()
-        }
+        in_unit = {name for name in measures if (found := declaration(name)) and found.unit == "target"}
+        named = {name: (measure, unit if name in in_unit else "") for name, measure in measures.items()}
         rows += _measured_rows(source, subject, named, groups, config)
     return rows
 

@@ -124,8 +124,8 @@ class ImageScores:
             if scored.rows.size:
                 finite = bool(np.isfinite(scored.predicted).all())
                 scores = regression_scores(scored.values, scored.predicted) if finite else None
-                metrics[f"mae_{name}"] = scores.mean_absolute_error if scores else math.nan
-                metrics[f"r2_{name}"] = scores.r_squared if scores else math.nan
+                metrics[f"mae_{name}"] = scores.mae if scores else math.nan
+                metrics[f"r2_{name}"] = scores.r2 if scores else math.nan
         return metrics
 
     def to_document(self) -> dict[str, Any]:

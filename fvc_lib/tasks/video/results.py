@@ -27,6 +27,7 @@ from fvc_lib.corpus.folds import check_folds, make_folds
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
+from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
@@ -241,7 +242,6 @@ DEMONSTRATIONS = frozenset({GROUP_LOOKUP_BY_ROW})
 
 
 METRIC_NAMES = tuple(METRICS)
-UNCALIBRATED = "_uncalibrated"
 # Of the model alone: no control has a temperature.
 MODEL_ONLY_NAMES = tuple(name + UNCALIBRATED for name in PROBABILITY_METRICS)
 

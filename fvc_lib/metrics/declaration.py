@@ -1,0 +1,137 @@
+"""What a metric is called, which way it gets better, and what it says: declared once, beside the function.
+
+Tables, figures and comparisons read from here; a new metric is one declaration in a file of this folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+Better = Literal["higher", "lower"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A metric.
+
+    Attributes:
+        name: in tables and logs; ``recall@*`` stands for every name that begins so.
+        title: in figures and pages, without its unit.
+        better: which way it gets better; None for what has no better way.
+        says: what it measures, a sentence.
+        unit: of its values; ``target``: that of the number that is predicted; empty: none.
+        is_share: whether it lies in [0, 1] and is read against both ends.
+        chance: its value for a model that knows nothing, where that does not depend on the data.
+        per_target: whether ``mae_calories`` is that of the target calories.
+        of_folds: for a metric of a cross-validation what it is computed from: scores ranked within each fold,
+            decisions, or probabilities.
+        function: ``metric(labels, scores)`` of such a metric.
+    """
+
+    name: str
+    title: str
+    better: Better | None
+    says: str
+    unit: str = ""
+    is_share: bool = False
+    chance: float | None = None
+    per_target: bool = False
+    of_folds: Literal["ranking", "decision", "probability"] | None = None
+    function: Callable[..., Any] | None = None
+
+
+_DECLARED: dict[str, Declaration] = {}
+UNCALIBRATED = "_uncalibrated"  # of a metric of probabilities before the temperature
+
+
+def declare(name: str, title: str, better: Better | None, says: str, **more: Any) -> Callable[[Function], Function]:
+    """Declare a metric; as a decorator it notes the function, too. For the arguments see ``Declaration``.
+
+    Raises:
+        ValueError: the name is declared already, for another metric.
+    """
+    declared = Declaration(name, title, better, says, **more)
+    known = _DECLARED.setdefault(name, declared)
+    if replace(known, function=None) != declared:
+        raise ValueError(f"metric {name!r} is declared twice: {known.says!r} and {says!r}. Rename one of them.")
+
+    def noted(function: Function) -> Function:
+        _DECLARED[name] = replace(declared, function=function)
+        return function
+
+    return noted
+
+
+@cache
+def _import_declarations() -> None:
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if "declare(" in path.read_text(encoding="utf-8") and path.stem != Path(__file__).stem:
+            importlib.import_module(f"{__package__}.{path.stem}")
+
+
+def declarations() -> tuple[Declaration, ...]:
+    """All metrics, file by file in the order of their declarations."""
+    _import_declarations()
+    return tuple(_DECLARED.values())
+
+
+def declaration(metric: str) -> Declaration | None:
+    """That of ``metric`` as a log or table calls it, also ``text_to_video/recall@5``; None for an unknown one."""
+    _import_declarations()
+    name = metric.rpartition("/")[2]
+    if name in _DECLARED:
+        return _DECLARED[name]
+    if name.endswith(UNCALIBRATED) and (found := _DECLARED.get(name.removesuffix(UNCALIBRATED))):
+        return replace(found, name=name, title=f"{found.title} before temperature")
+    kind, _, target = name.partition("_")
+    if target and kind in _DECLARED and _DECLARED[kind].per_target:
+        return replace(_DECLARED[kind], name=name, title=f"{_DECLARED[kind].title}, {target}")
+    kind, at, k = name.partition("@")
+    family = _DECLARED.get(f"{kind}@*") if at else None
+    return replace(family, name=name, title=f"{family.title}{k}") if family else None
+
+
+def direction(metric: str) -> Better:
+    """Which way ``metric`` gets better.
+
+    Raises:
+        ValueError: it is not declared, or has no better way, such as a learning rate.
+    """
+    found = declaration(metric)
+    if found is None or found.better is None:
+        known = ", ".join(each.name for each in declarations() if each.better)
+        raise ValueError(f"metric: got {metric!r}, wanted one of {known}; or say direction='lower' or 'higher'.")
+    return found.better
+
+
+def is_share(metric: str) -> bool:
+    """Whether ``metric`` lies in [0, 1] and is read against both ends."""
+    found = declaration(metric)
+    return found is not None and found.is_share
+
+
+# Logged by trainings, which compute them as sums over samples.
+declare("loss", "Loss", "lower", "What the training makes smaller, per sample.", unit="nats")
+declare("caption_loss", "Caption loss", "lower", "Negative log-likelihood of a caption's tokens.", unit="nats")
+declare("masked_loss", "Masked loss", "lower", "Squared error of hidden frames' features.")
+declare("token_accuracy", "Token accuracy", "higher", "Share of next tokens that are the likeliest.", is_share=True)
+declare("accuracy", "Accuracy", "higher", "Share of right decisions.", is_share=True)
+declare("precision", "Precision", "higher", "Share of right ones among what is called so.", is_share=True)
+declare("recall", "Recall", "higher", "Share of a class that is found.", is_share=True)
+declare("learning_rate", "Learning rate", None, "The optimizer's step size.")
+# Of retrieval, whose module needs torch: here they can be read without it.
+declare("recall@*", "Recall@", "higher", "Share of queries with a match among the first k.", is_share=True)
+declare("mrr", "Mean reciprocal rank", "higher", "Mean of 1 / rank of the first match.", is_share=True)
+declare("ndcg", "NDCG", "higher", "Discounted gain of all matches' ranks against the best order.", is_share=True)
+declare("median_rank", "Median rank", "lower", "Half of the queries have their first match by this rank.")
+declare("mean_rank", "Mean rank", "lower", "Mean rank of the first match.")
+declare(
+    "mean_positive_similarity", "Mean similarity of what belongs together", "higher",
+    "Mean cosine similarity of pairs that match.",
+)  # fmt: skip
