@@ -3,13 +3,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fvc_lib.analysis.memory.report import BLOCKS, main, spark_line
+from fvc_lib.analysis.memory.report import main
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
 
@@ -36,7 +33,7 @@ def test_a_run_is_explained_from_its_peak_to_what_to_change(troubled: RunPaths) 
         "-p batch_size 4 saves the retries",
     ):
         assert told in shown.stdout, told
-    headings = ["Peak per phase", "Timeline", "Close to the limit", "Growth per epoch", "Out of memory",
+    headings = ["Peak per phase", "Close to the limit", "Growth per epoch", "Out of memory",
                 "Prediction and measurement", "What to change"]  # fmt: skip
     lines = shown.stdout.splitlines()
     assert [line for line in lines if line in headings] == headings
@@ -88,7 +85,6 @@ def test_what_does_not_exist_or_is_no_run_is_refused(tmp_path: Path) -> None:
         shown = report(path)
         assert (shown.exit_code, told in shown.stderr) == (2, True), shown.stderr
     assert report().exit_code == 2
-    assert report(tmp_path, "--width", "3").exit_code == 2
 
 
 def test_a_log_that_was_only_just_opened_has_nothing_yet(tmp_path: Path) -> None:
@@ -122,33 +118,3 @@ def test_it_needs_no_terminal_and_no_unicode(troubled: RunPaths) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     shown = done.stdout.decode("ascii")
     assert "Memory leaks" in shown
-    line = next(line for line in shown.splitlines() if "04_fold_training, fold 0  " in line and "@" in line)
-    assert "+" in line
-
-
-SAMPLES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1)), min_size=1, max_size=30)
-
-
-@given(SAMPLES, st.integers(1, 20))
-def test_a_line_of_blocks_is_the_highest_of_each_slice(samples: list[tuple[float, float]], width: int) -> None:
-    samples = sorted(samples)
-    end = samples[-1][0] or 1.0
-    wanted, last = "", samples[0][1]
-    for slot in range(width):
-        inside = [share for second, share in samples if min(int(second / end * width), width - 1) == slot]
-        last = max(inside, default=last)
-        wanted += next(block for number, block in enumerate(BLOCKS) if last * 8 <= number)
-    seconds, shares = np.array([s for s, _ in samples]), np.array([share for _, share in samples])
-    assert spark_line(seconds, shares, width) == wanted
-
-
-def test_something_that_happened_is_marked_below_its_moment(tmp_path: Path) -> None:
-    run = RunPaths(tmp_path / "e" / "run_x")
-    writer = StoryWriter(run)
-    for second in range(40):
-        writer.sample(500)
-        if second == 19:
-            writer.event("near_limit").event("out_of_memory")
-    lines = report(run.root, "--width", "40").stdout.splitlines()
-    position = next(number for number, line in enumerate(lines) if "█" in line)
-    assert lines[position + 1].index("x") - lines[position].index("█") == 20

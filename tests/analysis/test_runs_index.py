@@ -125,9 +125,7 @@ def test_a_finished_run_is_read_once_and_again_when_it_has_changed(
 ) -> None:
     read: list[str] = []
     headline = runs_index.run_headline
-    monkeypatch.setattr(
-        runs_index, "run_headline", lambda run, **more: (read.append(run.run_id), headline(run, **more))[1]
-    )
+    monkeypatch.setattr(runs_index, "run_headline", lambda run: (read.append(run.run_id), headline(run))[1])
     done, other = make_run(), make_run(name="run_20250401_000000_other")
     first = written(done)
     assert len(read) == 2

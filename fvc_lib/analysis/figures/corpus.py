@@ -1,4 +1,7 @@
-"""Figures of what a corpus says of itself: labels by platform, how large its groups are, and what joined them."""
+"""Figures of what a corpus says of itself: labels by platform, how large its groups are, and what joined them.
+
+``counts``, ``balance`` are answers of ``read.queries``; ``annotations``, ``links`` rows of the tables of that name.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,7 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
 
 
 def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
-    """Videos of each outer fold by label.
-
-    Args:
-        balance: rows of ``queries.fold_balance``.
-    """
+    """Videos of each outer fold by label."""
     if balance.is_empty():
         return theme.nothing_to_show("Folds", "No folds are recorded yet.")
     folds = balance.pivot("label", index="fold", values="num_videos").fill_null(0).sort("fold")
@@ -123,11 +122,7 @@ _WHY = {
 
 
 def label_kinds_figure(annotations: pl.DataFrame) -> go.Figure:
-    """Rows of the label tables by platform and label, also the labels that nothing is trained on.
-
-    Args:
-        annotations: ANNOTATIONS rows.
-    """
+    """Rows of the label tables by platform and label, also the labels that nothing is trained on."""
     if annotations.is_empty():
         return theme.nothing_to_show("Labels by platform", "The label tables hold no row.")
     rows = annotations.select(
@@ -186,11 +181,7 @@ def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> 
 
 
 def group_links_figure(links: pl.DataFrame) -> go.Figure:
-    """Links that joined groups which the label source kept apart, by what they stand on.
-
-    Args:
-        links: GROUP_LINKS rows.
-    """
+    """Links that joined groups which the label source kept apart, by what they stand on."""
     if links.is_empty():
         return theme.nothing_to_show("Joined groups", "Nothing was joined beyond what the corpus states.")
     counts = dict(links.group_by("why").len().iter_rows())

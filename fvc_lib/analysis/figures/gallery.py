@@ -265,10 +265,6 @@ def quantity_text(target: str, value: float, unit: str) -> str:
 def worst_mistakes(predictions: pl.DataFrame, index: pl.DataFrame, count: int = 8) -> pl.DataFrame:
     """The videos on the wrong side of their fold's threshold, those furthest from it first.
 
-    Args:
-        predictions: one run's rows of ``tables.PREDICTIONS``.
-        index: its rows of ``tables.INDEX``.
-        count: at most so many.
 
     Returns:
         ``video_id path label manipulation fold score threshold distance``; the distance is to the threshold.

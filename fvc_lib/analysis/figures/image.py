@@ -1,4 +1,7 @@
-"""Figures of image recognition: what the corpus holds, which classes are confused, and how far numbers are off."""
+"""Figures of image recognition: what the corpus holds, which classes are confused, and how far numbers are off.
+
+``images`` are rows of ``tables.IMAGES``, ``predictions`` of ``tables.IMAGE_PREDICTIONS``, where nothing else is said.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,7 @@ _MOST_CHARACTERS = 24
 
 
 def classes_figure(images: pl.DataFrame) -> go.Figure:
-    """Images of each class by part of the split, large classes first; of very many the largest.
-
-    Args:
-        images: rows of ``task_tables.IMAGES``.
-    """
+    """Images of each class by part of the split, large classes first; of very many the largest."""
     if images.is_empty():
         return theme.nothing_to_show("Images by class", "The index has no images.")
     named = images.with_columns(pl.col("class_label").fill_null("no class"))
@@ -71,9 +70,6 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     """Of the images of each class (rows) the share that was called each class (columns).
 
     Of many classes those that have most mistakes in them are drawn, and the rest is left out, which is said.
-
-    Args:
-        predictions: rows of ``task_tables.IMAGE_PREDICTIONS``.
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Confusion of classes", "No test image has a class.")
@@ -111,8 +107,8 @@ def target_scatter_figure(
     """Predicted over true numbers of the test images, a panel per target in its unit, with what the mean would say.
 
     Args:
-        predictions: rows of ``task_tables.TARGET_PREDICTIONS``.
-        results: rows of ``task_tables.TASK_RESULTS``.
+        predictions: rows of ``tables.TARGET_PREDICTIONS``.
+        results: rows of ``tables.TASK_RESULTS``.
         means: of each target over the training part.
         confidence: coverage of the intervals.
     """
@@ -148,7 +144,7 @@ def fits_figure(fits: pl.DataFrame, varied: str) -> go.Figure:
     """Predicted peak memory and time per epoch of each batch size, or of each resolution, that was tried.
 
     Args:
-        fits: rows of ``task_tables.BATCH_SIZE_SWEEP``.
+        fits: rows of ``tables.BATCH_SIZE_SWEEP``.
         varied: ``batch_size`` or ``image_size``.
     """
     rows = fits.filter(pl.col("varied") == varied).sort(varied)

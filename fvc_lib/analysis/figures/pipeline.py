@@ -55,11 +55,7 @@ def pipeline_spans(run: RunPaths) -> pl.DataFrame:
 
 
 def pipeline_figure(spans: pl.DataFrame) -> go.Figure:
-    """The stages as bars over time, a row for each stage and fold; attempts before the last are pale.
-
-    Args:
-        spans: rows of ``pipeline_spans``.
-    """
+    """The stages as bars over time, a row for each stage and fold; attempts before the last are pale."""
     if spans.is_empty():
         return theme.nothing_to_show("Time of the stages", "No stage has recorded when it began.")
     keys = spans["key"].unique(maintain_order=True).to_list()

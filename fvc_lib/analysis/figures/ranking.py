@@ -3,6 +3,9 @@
 Each fold has a network of its own, whose scores need not share a scale with the others'. So curves are made within
 folds and averaged vertically, each weighing its pairs of a fake and a real: the area under the mean is the area metric
 within folds. Bands are pointwise, from the same draws of groups as the intervals of the metrics.
+
+``predictions`` are one run's rows of ``tables.PREDICTIONS``; ``replicates``, ``seed`` and ``confidence`` are those of
+the bootstrap over groups.
 """
 
 from __future__ import annotations
@@ -210,14 +213,7 @@ def share_of_fakes(labels: IntArray, scores: FloatArray, weights: FloatArray) ->
 def roc_figure(
     predictions: pl.DataFrame, *, replicates: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """The ROC curve averaged over folds, each fold's own behind it, with a cluster-bootstrap band over groups.
-
-    Args:
-        predictions: one run's rows of ``tables.PREDICTIONS``.
-        replicates: bootstrap replicates of the band.
-        seed: of the draws.
-        confidence: pointwise coverage of the band.
-    """
+    """The ROC curve averaged over folds, each fold's own behind it, with a cluster-bootstrap band over groups."""
     if predictions["label"].n_unique() < 2:
         return theme.nothing_to_show("ROC curve", "Predictions of both classes are needed; none or one is recorded.")
     band = roc_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
@@ -238,14 +234,7 @@ def roc_figure(
 def pr_figure(
     predictions: pl.DataFrame, *, replicates: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """The precision-recall curve averaged over folds with a band, beside what guessing reaches: the share of fakes.
-
-    Args:
-        predictions: one run's rows of ``tables.PREDICTIONS``.
-        replicates: bootstrap replicates of the band.
-        seed: of the draws.
-        confidence: pointwise coverage of the band.
-    """
+    """The precision-recall curve averaged over folds with a band, beside what guessing reaches: the share of fakes."""
     if predictions["label"].n_unique() < 2:
         why = "Predictions of both classes are needed; none or one is recorded."
         return theme.nothing_to_show("Precision and recall", why)

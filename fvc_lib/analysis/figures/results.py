@@ -1,4 +1,8 @@
-"""Figures of a result: the model beside its controls and beside other runs, and how its scores lie."""
+"""Figures of a result: the model beside its controls and beside other runs, and how its scores lie.
+
+``results``, ``slices``, ``audit`` and ``predictions`` are one run's rows of the tables of that name;
+``confidence`` is the coverage that the intervals were made with.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,6 @@ BY_VIDEO, BY_GROUP = "all", "all_by_group"
 def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     """The model's metrics over all folds, with intervals: a vote for each video, and a vote for each group.
 
-    Args:
-        results: one run's rows of ``tables.RESULTS``.
 
     Returns:
         ``metric better by_video by_group fold_mean fold_std``; the two columns between are text with intervals.
@@ -151,11 +153,7 @@ def controls_figure(
 
 
 def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
-    """How the scores of reals and of fakes lie, and the mean decision threshold.
-
-    Args:
-        predictions: one run's rows of ``tables.PREDICTIONS``.
-    """
+    """How the scores of reals and of fakes lie, and the mean decision threshold."""
     if predictions.is_empty():
         return theme.nothing_to_show("Scores", "No predictions are recorded.")
     right = ((pl.col("score") >= pl.col("threshold")) == (pl.col("label") == "fake")).mean()
@@ -264,10 +262,6 @@ def metrics_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
     """The model's metrics over all folds as points with intervals, weighted in both ways.
 
     A large group of copies counts once when groups vote: where the two differ much, a few groups make the result.
-
-    Args:
-        results: one run's rows of ``tables.RESULTS``.
-        confidence: coverage of the intervals, for the subtitle.
     """
     rows = results.filter((pl.col("source") == "model") & pl.col("scope").is_in([BY_VIDEO, BY_GROUP]))
     rows = rows.filter(pl.col("value").is_not_null() & ~pl.col("metric").str.ends_with(UNCALIBRATED))
@@ -438,12 +432,7 @@ _SHOWN = {
 
 
 def audit_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """An oracle that only recognises a video's group, under a split by row and under this run's split, and the model.
-
-    Args:
-        results: one run's rows of ``tables.RESULTS``.
-        confidence: coverage of the intervals, for the subtitle.
-    """
+    """An oracle that only recognises a video's group, under a split by row and by group, and the model."""
     rows = results.filter((pl.col("scope") == "all") & (pl.col("metric") == HEADLINE_METRIC))
     known = {row["source"]: row for row in rows.iter_rows(named=True) if row["value"] is not None}
     by_row, by_group = (known.get(name) for name in ("group_lookup_by_row", "group_lookup_by_group"))
@@ -472,11 +461,7 @@ def audit_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
-    """The audit as a reader meets it: ``check finding verdict``; what was counted or measured is in the finding.
-
-    Args:
-        audit: one run's rows of ``tables.LEAKAGE_AUDIT``.
-    """
+    """The audit as a reader meets it: ``check finding verdict``; what was counted or measured is in the finding."""
     verdict = (
         pl.when(pl.col("passed"))
         .then(pl.lit("passed"))

@@ -1,4 +1,8 @@
-"""What figures of the tasks image and video_text share: a model's numbers, each beside its best control."""
+"""What figures of the tasks image and video_text share: a model's numbers, each beside its best control.
+
+``results`` are rows of ``tables.TASK_RESULTS``; ``images``, ``targets``, ``rejected`` of the tables of that name;
+``confidence`` is the coverage that the intervals were made with.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ def beside_controls_figure(
     """Numbers without a unit as points with intervals, and below each in grey what the best control reaches.
 
     Args:
-        results: rows of ``task_tables.TASK_RESULTS``.
+        results: rows of ``tables.TASK_RESULTS``.
         shown: subject and metric of each row; those that are not recorded are left out. Higher must be better.
         counted: what was judged, in the singular and in the plural, for the n.
         confidence: coverage of the intervals.
@@ -185,10 +189,6 @@ def target_errors_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> 
     """The mean absolute error of each target as a share of the mean predictor's, with the errors in their unit beside.
 
     So targets of different units share one axis: below 1 something of the picture was read, at 1 nothing.
-
-    Args:
-        results: rows of ``task_tables.TASK_RESULTS``.
-        confidence: coverage of the intervals.
     """
     rows = _rows(results)
     if not rows:
@@ -272,7 +272,7 @@ def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
     """What each part of the split holds, in the order train, validation, test.
 
     Args:
-        rows: of ``task_tables.IMAGES`` or ``VIDEO_TEXTS``.
+        rows: of ``tables.IMAGES`` or ``VIDEO_TEXTS``.
         counted: names of columns of the answer, and the columns of ``rows`` whose different values they count.
 
     Returns:
@@ -289,12 +289,7 @@ def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
 
 
 def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
-    """The numbers that are known of the images: ``target unit num_images num_groups mean std least most``.
-
-    Args:
-        images: rows of ``task_tables.IMAGES``.
-        targets: rows of ``task_tables.IMAGE_TARGETS``.
-    """
+    """The numbers that are known of the images: ``target unit num_images num_groups mean std least most``."""
     known = targets.join(images.select("image_id"), on="image_id", how="semi")
     value = pl.col("value")
     return known.group_by("target", "unit", maintain_order=True).agg(
@@ -311,11 +306,7 @@ def training_means(images: pl.DataFrame, targets: pl.DataFrame) -> dict[str, flo
 
 
 def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
-    """What was left out: ``reason number one_of_them what_and_remedy``, most frequent first.
-
-    Args:
-        rejected: rows of ``tables.REJECTED``.
-    """
+    """What was left out: ``reason number one_of_them what_and_remedy``, most frequent first."""
     counted = rejected.group_by("reason").agg(
         number=pl.len(), one_of_them=pl.col("path").first(), what_and_remedy=pl.col("detail").first()
     )
@@ -326,7 +317,7 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
     """Every metric of ``subjects`` beside the controls that have it.
 
     Args:
-        results: rows of ``task_tables.TASK_RESULTS``.
+        results: rows of ``tables.TASK_RESULTS``.
         subjects: those shown, in this order; one that ends with a colon stands for all that begin so.
 
     Returns:
@@ -362,11 +353,7 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
 
 
 def class_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Each class: ``class precision recall f1 num_images num_groups``, the worst F1 first.
-
-    Args:
-        results: rows of ``task_tables.TASK_RESULTS``.
-    """
+    """Each class: ``class precision recall f1 num_images num_groups``, the worst F1 first."""
     rows = results.filter(_about("class:") & (pl.col("source") == _MODEL))
     empty = {"class": pl.String, "precision": pl.Float64, "recall": pl.Float64, "f1": pl.Float64}
     if rows.is_empty():
@@ -379,11 +366,7 @@ def class_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def fits_shown(fits: pl.DataFrame) -> pl.DataFrame:
-    """What fits the machine: ``varied batch_size image_size fits peak_bytes epoch_seconds remark``.
-
-    Args:
-        fits: rows of ``task_tables.BATCH_SIZE_SWEEP``.
-    """
+    """What fits the machine: ``varied batch_size image_size fits peak_bytes epoch_seconds remark``."""
     known = pl.when(pl.col("fits")).then(pl.lit("yes")).otherwise(pl.lit("no"))
     answer = pl.when(pl.col("fits").is_null()).then(pl.lit("not known")).otherwise(known)
     return fits.select(

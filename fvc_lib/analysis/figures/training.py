@@ -73,11 +73,7 @@ def smoothed(values: pl.Series, smoothing: float) -> pl.Series:
 
 
 def memory_timeline_figure(samples: pl.DataFrame) -> go.Figure:
-    """Resident (and device) memory over each stage's own time, with the limit where one was recorded.
-
-    Args:
-        samples: rows of ``queries.memory_samples``.
-    """
+    """Resident (and device) memory over each stage's own time, with the limit where one was recorded."""
     rows = memory_usage(samples).filter(~pl.col("between") & pl.col("seconds").is_not_null())
     if rows.is_empty():
         return theme.nothing_to_show("Memory over time", "No memory samples are recorded.")

@@ -1,4 +1,7 @@
-"""Figures of videos and the texts that describe them: at which place a query finds what belongs to it."""
+"""Figures of videos and the texts that describe them: at which place a query finds what belongs to it.
+
+``ranks`` are rows of ``tables.RETRIEVAL_RANKS``, ``pairs`` of ``tables.VIDEO_TEXTS``.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,6 @@ def found_within_figure(ranks: pl.DataFrame) -> go.Figure:
 
     Beside each, what a random order finds: of P positives among N candidates one is within the first k with probability
     1 - C(N - P, k) / C(N, k), the mean over the queries.
-
-    Args:
-        ranks: rows of ``task_tables.RETRIEVAL_RANKS``.
     """
     if ranks.is_empty():
         return theme.nothing_to_show("Retrieval", "No query of the test part is recorded.")
@@ -53,7 +53,7 @@ def chance_within(ranks: pl.DataFrame, places: npt.NDArray[np.int64]) -> npt.NDA
     """(K,), the share of queries that a random order of their candidates would satisfy within each of ``places``.
 
     Args:
-        ranks: rows of ``task_tables.RETRIEVAL_RANKS`` of one direction.
+        ranks: rows of ``tables.RETRIEVAL_RANKS`` of one direction.
         places: (K,), from 1.
     """
     kinds = ranks.group_by("num_candidates", "num_positives").len()
@@ -68,11 +68,7 @@ def chance_within(ranks: pl.DataFrame, places: npt.NDArray[np.int64]) -> npt.NDA
 
 
 def text_use_figure(pairs: pl.DataFrame) -> go.Figure:
-    """How many videos a text stands beside: repeated texts are one text with many videos.
-
-    Args:
-        pairs: rows of ``task_tables.VIDEO_TEXTS``.
-    """
+    """How many videos a text stands beside: repeated texts are one text with many videos."""
     if pairs.is_empty():
         return theme.nothing_to_show("Texts", "The index has no pair of a video and a text.")
     uses = pairs.group_by("text_id").agg(num_videos=pl.col("video_id").n_unique())

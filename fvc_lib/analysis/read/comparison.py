@@ -215,29 +215,6 @@ class Comparison:
     pairs: tuple[PairComparison, ...] = ()
     refusals: tuple[Refusal, ...] = ()
 
-    @property
-    def frame(self) -> pl.DataFrame:
-        """A row per pair: ``first second metric difference low high p_value holm_p_value t_p_value num_videos
-        num_groups finding``; null is undefined.
-        """
-        rows = [
-            (
-                pair.first, pair.second, self.metric,
-                *map(_or_none, (pair.difference.value, pair.difference.low, pair.difference.high)),
-                *map(_or_none, (pair.difference.p_value, pair.holm_p_value, pair.over_folds.p_value)),
-                pair.difference.num_rows, pair.difference.num_groups, pair.finding,
-            )
-            for pair in self.pairs
-        ]  # fmt: skip
-        return pl.DataFrame(rows, schema=_FRAME_SCHEMA, orient="row")
-
-
-_FRAME_SCHEMA = {
-    "first": pl.String, "second": pl.String, "metric": pl.String, "difference": pl.Float64, "low": pl.Float64,
-    "high": pl.Float64, "p_value": pl.Float64, "holm_p_value": pl.Float64, "t_p_value": pl.Float64,
-    "num_videos": pl.Int64, "num_groups": pl.Int64, "finding": pl.String,
-}  # fmt: skip
-
 
 def compare(
     runs: Sequence[RunPaths],
@@ -422,7 +399,3 @@ def _remarks(comparison: Comparison) -> list[str]:
 
 def _fakes(predictions: pl.DataFrame) -> IntArray:
     return (predictions["label"] == "fake").cast(pl.Int64).to_numpy()
-
-
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -306,19 +306,8 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = ()) -> Verdict:
     return Verdict("not above control", sentence, nearest)
 
 
-def sampled_peaks(runs: Sequence[RunPaths]) -> dict[str, int]:
-    """The highest sample of each run's memory logs in bytes, by run id; of fifty runs in twice the time of one."""
-    peaks = memory_peaks(runs).frame.group_by("run_id").agg(pl.col("peak_rss_bytes").max())
-    return {run_id: int(peak) for run_id, peak in peaks.iter_rows() if peak is not None}
-
-
-def run_headline(run: RunPaths, *, sampled_peak: int | None = None) -> ReportHeadline:
-    """The headline of one run from whatever it has recorded so far.
-
-    Args:
-        run: the run.
-        sampled_peak: what ``sampled_peaks`` has of it, if that was asked.
-    """
+def run_headline(run: RunPaths) -> ReportHeadline:
+    """The headline of one run from whatever it has recorded so far."""
     asked = run_parameters(run)
     measured = measured_scores(run, run_task(asked))
     status = run_status(run)
@@ -333,7 +322,7 @@ def run_headline(run: RunPaths, *, sampled_peak: int | None = None) -> ReportHea
         scores=measured.scores,
         num_samples=measured.num_samples,
         num_groups=measured.num_groups,
-        peak_rss_bytes=sampled_peak or _peak_rss_bytes(run, status),
+        peak_rss_bytes=_peak_rss_bytes(run, status),
         duration_seconds=_number(status.get("duration_seconds")),
         started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
         model=_model_name(asked),
@@ -423,7 +412,7 @@ def _model_name(asked: Mapping[str, object]) -> str | None:
 
 def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:
     """The highest sample of the run's memory logs, which know the preflight from the work, else what the runner saw."""
-    return sampled_peaks([run]).get(path_to_text(run.run_id)) or _whole(status.get("peak_rss_bytes"))
+    return _whole(memory_peaks([run]).frame["peak_rss_bytes"].max()) or _whole(status.get("peak_rss_bytes"))
 
 
 def _failure(status: dict[str, object]) -> str | None:

@@ -250,29 +250,6 @@ ORDER BY run_id, stage, fold
 """,
     ),
     SqlExample(
-        "Values that are no numbers",
-        "Where was something logged that is not finite?",
-        """
-SELECT run_id, stage, fold, phase, metric, flag, count(*) AS num_steps, min(step) AS first_step
-FROM metrics
-WHERE flag IS NOT NULL
-GROUP BY ALL
-ORDER BY num_steps DESC
-""",
-    ),
-    SqlExample(
-        "Steps taken again",
-        "Which trainings were interrupted, and from which step on does a later attempt count?",
-        """
-SELECT run_id, stage, fold, attempt, min(step) AS from_step, max(step) AS to_step
-FROM metrics
-WHERE phase = 'train'
-GROUP BY ALL
-HAVING attempt > 1
-ORDER BY run_id, fold, attempt
-""",
-    ),
-    SqlExample(
         "What training chose",
         "Which epoch, threshold and temperature did each training choose, and what did it cost?",
         """
@@ -303,17 +280,6 @@ FROM videos
 GROUP BY run_id, group_id
 ORDER BY num_videos DESC, group_id
 LIMIT 20
-""",
-    ),
-    SqlExample(
-        "What is asked differently",
-        "Which parameters differ between the chosen runs?",
-        """
-SELECT parameter, list(run_id || ': ' || coalesce(value, 'not known') ORDER BY run_id) AS per_run
-FROM parameters
-GROUP BY parameter
-HAVING count(DISTINCT value) > 1
-ORDER BY parameter
 """,
     ),
     SqlExample(
