@@ -62,8 +62,8 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
         (["--fork"], "Name that run: --resume RUN --fork"),
         (["--resume", "latest"], "none yet"),
         (["-p", "corpus", "absent"], "no such file or folder"),
-        (["-p", "task", "image", "-p", "corpus", "absent"], "A corpus of images is (a) Food-101's"),
-        (["-p", "task", "video_text", "-p", "corpus", "absent"], "a manifest with the columns 'path' and 'text'"),
+        (["-p", "task", "image", "-p", "corpus", "absent"], "Wanted: folder or manifest of images"),
+        (["-p", "task", "video_text", "-p", "corpus", "absent"], "Wanted: manifest of videos and texts"),
         (["--experiment", "../elsewhere"], "experiment: got '../elsewhere'"),
     ],
 )

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line.commands import clips, compare, doctor, export_mlflow, index, report, status
-from fvc_lib.command_line.run_command import Executor, Wanted
+from fvc_lib.command_line.run_command import Wanted
 from fvc_lib.execution.plan.forking import ask
 from fvc_lib.services.errors import FvcError, UsageError
 
@@ -99,22 +99,15 @@ NOTEBOOKS = CHECKOUT / "notebooks"
 @click.pass_context
 def main(
     context: click.Context,
+    /,
     params_files: tuple[Path, ...],
     yaml_texts: tuple[str, ...],
     values: tuple[tuple[str, str], ...],
-    experiment: str | None,
-    resume: str | None,
-    fork: bool,
-    only: str | None,
-    start: str | None,
-    force: tuple[str, ...],
-    jobs: int,
-    executor: Executor,
-    one_job: bool,
     tasks: str | None,
     profile_memory: bool,
     list_only: bool,
     dry_run: bool,
+    **options: Any,
 ) -> None:
     """Run FVC's notebooks as one experiment: from a folder of videos to an honest report.
 
@@ -143,20 +136,9 @@ def main(
     if list_only:
         print_notebooks(read_notebooks(NOTEBOOKS))
         return
-    typed = {"experiment": experiment} if experiment is not None else {}
+    typed = {"experiment": options["experiment"]} if options["experiment"] is not None else {}
     asked = ask(params_files, yaml_texts, values, {**typed, **({"profile_memory": True} if profile_memory else {})})
-    wanted = Wanted(
-        experiment=experiment,
-        resume=resume,
-        fork=fork,
-        only=only,
-        start=start,
-        force=force,
-        jobs=jobs,
-        executor=executor,
-        one_job=one_job,
-        tasks=None if tasks is None else tuple(filter(None, tasks.split(","))),
-    )
+    wanted = Wanted(**options, tasks=None if tasks is None else tuple(filter(None, tasks.split(","))))
     command = RunCommand(NOTEBOOKS, wanted, asked)
     if dry_run:
         command.show()

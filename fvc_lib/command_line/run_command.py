@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +28,6 @@ from fvc_lib.execution.slurm.queue import describe, submit
 from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, run_config
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run
-from fvc_lib.services.tasks import TASKS
 
 Executor = Literal["local", "slurm"]
 
@@ -77,81 +76,6 @@ class Wanted:
             raise UsageError("--one-job says how to submit: give --executor slurm as well.")
 
 
-@dataclass(frozen=True)
-class HowToSubmit:
-    """One job for all instead of one per fold (``one_job``), and how many folds that job runs at once (``jobs``)."""
-
-    one_job: bool
-    jobs: int
-
-
-def run_to_be(config: RunConfig) -> RunPaths:
-    """The run that a dry run speaks of; its folder is not made."""
-    return RunPaths(Path(config.runs_dir) / config.experiment / "run_TO_BE")
-
-
-def described(
-    plan: Sequence[PlannedTask],
-    config: RunConfig,
-    run: RunPaths,
-    predicted: Mapping[str, PredictedPeak],
-    how: HowToSubmit,
-) -> str:
-    """The batch scripts and the commands that would submit them."""
-    site = read_site()
-    return describe(_jobs(plan, config, site, predicted, how), run, site)
-
-
-def submitted(
-    run: RunPaths,
-    make_plan: Callable[[], Sequence[PlannedTask]],
-    config: RunConfig,
-    predicted: Mapping[str, PredictedPeak],
-    how: HowToSubmit,
-) -> Iterator[str]:
-    """Submit what is left of ``run``; yields lines that tell what was submitted and how to watch it.
-
-    Raises:
-        UsageError: somebody is at work on the run, or the site's settings cannot be meant.
-        SlurmError: SLURM is not here, or refused.
-    """
-    site = read_site()
-    with run_lock(run):
-        plan = make_plan()
-        jobs = _jobs(plan, config, site, predicted, how)
-        # A job goes on with what is unfinished; what is to be repeated must not look finished to it.
-        moved = set_aside(run, [planned.task for planned in plan if planned.redo])
-        leave_to_jobs(run, [planned.task for planned in plan if planned.run])
-    yield f"run {run.root}"
-    try:
-        submitted_jobs = submit(jobs, run, site)
-    except FvcError as error:
-        put_back(moved)
-        go_on = f"python run_notebooks.py --resume {shlex.quote(str(run.root))} --executor slurm"
-        raise type(error)(f"{error} The run is there and waits: {go_on}") from error
-    for job, handed_in in zip(jobs, submitted_jobs, strict=True):
-        after = f" after {', '.join(handed_in.after)}" if handed_in.after else ""
-        folds = "" if job.folds is None else f", {len(job.folds)} folds"
-        yield f"  job {handed_in.job_id}{after}: {job.name}{folds}, {job.memory_mib} MiB ({job.memory_why})"
-    if jobs:
-        yield f"watch it: python run_notebooks.py status {run.root}"
-    else:
-        yield "nothing to submit: every task is finished"
-
-
-def _jobs(
-    plan: Sequence[PlannedTask],
-    config: RunConfig,
-    site: Site,
-    predicted: Mapping[str, PredictedPeak],
-    how: HowToSubmit,
-) -> list[SlurmJob]:
-    tasks = [planned.task for planned in plan if planned.run]
-    if how.one_job:
-        return plan_one_job(tasks, config, site, predicted, at_once=how.jobs)
-    return plan_jobs(tasks, config, site, predicted)
-
-
 _NO_MLFLOW = (
     "tracker is mlflow, which is not installed (make setup-mlflow, or pip install 'fvc_lib[mlflow]'): unless it is "
     "when this run ends, the run is not exported; run_notebooks.py export-mlflow does it later"
@@ -196,7 +120,6 @@ class RunCommand:
             )
 
         refuse_stage_of_another_task(self.config, self._only, self._start, *self._force)
-        self._how = HowToSubmit(wanted.one_job, wanted.jobs)
         self._tasks = task_keys(wanted.tasks, self.config) if wanted.tasks else None
 
     def plan(self) -> list[PlannedTask]:
@@ -220,8 +143,9 @@ class RunCommand:
             whole = make_plan(self.notebooks, self.config, ancestor)
             print_fork(ancestor, self.config, inheritance(ancestor, whole, changes(run_config(ancestor), self.config)))
         if self.wanted.executor == "slurm":
-            run = self.run if self.run and not ancestor else run_to_be(self.config)
-            click.echo(described(plan, self.config, run, predicted, self._how))
+            run, site = None if ancestor else self.run, read_site()
+            run = run or RunPaths(Path(self.config.runs_dir) / self.config.experiment / "run_TO_BE")  # it is not made
+            click.echo(describe(self._slurm_jobs(plan, predicted, site), run, site))
 
     def execute(self) -> int:
         """Do it, here or as jobs; returns the exit code."""
@@ -246,9 +170,46 @@ class RunCommand:
             self.run = self._begin_fork(self.run)
         else:
             plan = self._plan_of_resumed  # the jobs read the run's parameters, and these may be new ones
-        for line in submitted(self.run, plan, self.config, predicted, self._how):
-            click.echo(line)
+        self._hand_to_slurm(self.run, plan, predicted)
         return 0
+
+    def _hand_to_slurm(
+        self, run: RunPaths, make_plan: Callable[[], Sequence[PlannedTask]], predicted: Mapping[str, PredictedPeak]
+    ) -> None:
+        """Submit what is left of ``run``, and tell what was submitted and how to watch it.
+
+        Raises:
+            UsageError: somebody is at work on the run, or the site's settings cannot be meant.
+            SlurmError: SLURM is not here, or refused.
+        """
+        site = read_site()
+        with run_lock(run):
+            plan = make_plan()
+            jobs = self._slurm_jobs(plan, predicted, site)
+            # A job goes on with what is unfinished; what is to be repeated must not look finished to it.
+            moved = set_aside(run, [planned.task for planned in plan if planned.redo])
+            leave_to_jobs(run, [planned.task for planned in plan if planned.run])
+        click.echo(f"run {run.root}")
+        try:
+            submitted = submit(jobs, run, site)
+        except FvcError as error:
+            put_back(moved)
+            go_on = f"python run_notebooks.py --resume {shlex.quote(str(run.root))} --executor slurm"
+            raise type(error)(f"{error} The run is there and waits: {go_on}") from error
+        for job, handed_in in zip(jobs, submitted, strict=True):
+            after = f" after {', '.join(handed_in.after)}" if handed_in.after else ""
+            folds = "" if job.folds is None else f", {len(job.folds)} folds"
+            click.echo(f"  job {handed_in.job_id}{after}: {job.name}{folds}, {job.memory_mib} MiB ({job.memory_why})")
+        watch = f"watch it: python run_notebooks.py status {run.root}"
+        click.echo(watch if jobs else "nothing to submit: every task is finished")
+
+    def _slurm_jobs(
+        self, plan: Sequence[PlannedTask], predicted: Mapping[str, PredictedPeak], site: Site
+    ) -> list[SlurmJob]:
+        tasks = [planned.task for planned in plan if planned.run]
+        if self.wanted.one_job:
+            return plan_one_job(tasks, self.config, site, predicted, at_once=self.wanted.jobs)
+        return plan_jobs(tasks, self.config, site, predicted)
 
     def _predicted(self) -> dict[str, PredictedPeak]:
         """The memory that each stage is expected to take, by what is known, else by trying one step out."""
@@ -327,5 +288,4 @@ def _missing_tracker(config: RunConfig) -> list[str]:
 def _refuse_missing_corpus(config: RunConfig) -> None:
     """The index stage would find out as well, after a kernel has started and a run has begun."""
     if config.corpus and not Path(config.corpus).exists():
-        reader = import_module(f"fvc_lib.{TASKS[config.task].corpus_reader}")  # only here: the run ends with it
-        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. {reader.ACCEPTED}")
+        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. Wanted: {config.meaning('corpus')}.")

@@ -90,8 +90,6 @@ class TaskSpec:
         stages: of its own, in the order of their numbers.
         trainer: name of the function in its module ``training``, called as ``train_fold`` is.
         params: stem of the params file that suits its built-in corpus.
-        corpus_reader: module of ``fvc_lib`` that says in ``ACCEPTED`` what it can read. Written without ``fvc_lib``:
-            with it every stage's code would seem to depend on this module (``services.code_version``).
         network: the field that names the network.
         synthetic: what a number on the built-in corpus does not tell, the end of a sentence.
         defaults: what suits it better than a field's own default; below a params file and everything else.
@@ -104,7 +102,6 @@ class TaskSpec:
     stages: tuple[Stage, ...]
     trainer: str
     params: str
-    corpus_reader: str
     network: str
     synthetic: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -180,7 +177,6 @@ _VIDEO = TaskSpec(
     ),
     trainer="train_fold",
     params="demo",
-    corpus_reader="corpus.sources.recognised",
     network="model",
     synthetic="fakes in the world are told",
 )  # fmt: skip
@@ -208,7 +204,6 @@ _IMAGE = TaskSpec(
     ),
     trainer="train_images",
     params="image",
-    corpus_reader="corpus.sources.images.recognised",
     network="backbone",
     synthetic="dishes in the world are recognised",
     defaults={"effective_batch_size": 24, "learning_rate": 2e-3, "early_stopping_epochs": 0},
@@ -235,7 +230,6 @@ _VIDEO_TEXT = TaskSpec(
     ),
     trainer="train_video_text",
     params="video_text",
-    corpus_reader="corpus.sources.video_text_manifest",
     network="model",
     synthetic="videos of the world are described",
     defaults={"effective_batch_size": 32, "learning_rate": 1e-3, "epochs": 30, "early_stopping_epochs": 0},
