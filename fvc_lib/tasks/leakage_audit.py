@@ -295,12 +295,9 @@ def _counted(number: int, thing: str, things: str = "") -> str:
     return f"{number:,} {thing if number == 1 else plural}"
 
 
-# ----------------------------------------------------------------------------------------------------
 # What was looked at to say that nothing leaked from one part of a split to another, for tasks with one split.
-#
 # Overlaps are counted anew from the files as they are now, what is in them and what they look like, and not from
 # ``group_id`` alone: a fault in the grouping would be one in every check that trusts it.
-#
 
 
 Progress = Callable[[int, int], None]

@@ -7,8 +7,7 @@ import polars as pl
 from PIL import Image
 
 from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, write_table
-from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, MixSettings
-from fvc_lib.tasks.image.records import image_parts
+from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, MixSettings, image_parts
 from fvc_lib.tasks.image.task import ImageTask, ImageTaskSettings
 
 CLASSES = ("dots", "stripes", "waves")

@@ -15,8 +15,7 @@ from PIL import Image
 from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.task import Batch, Sample
-from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, MixSettings
-from fvc_lib.tasks.image.records import ImageRecords, labels_of_training
+from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, ImageRecords, MixSettings, labels_of_training
 from fvc_lib.tasks.image.task import ImageTask, ImageTaskSettings
 from fvc_lib.tasks.video.task import VideoTask
 from fvc_lib.tasks.video_text.data import HiddenFrames, PreparedSamples

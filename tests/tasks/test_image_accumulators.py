@@ -11,7 +11,7 @@ import torch
 
 from fvc_lib.engine.task import Batch
 from fvc_lib.metrics.multiclass import ranks_of_class
-from fvc_lib.tasks.image.records import ImageLabels
+from fvc_lib.tasks.image.data import ImageLabels
 from fvc_lib.tasks.image.task import ImageScores
 
 LABELS = ImageLabels(tuple("abcdefg"), ("calories", "mass"), ("kcal", "g"), (500.0, 80.0), (100.0, 7.0))

@@ -11,18 +11,16 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.image.data import (
     ImageAugmentation,
     ImageDataset,
+    ImageLabels,
     MixSettings,
     balancing_weights,
     decoded_side,
-    middle_view,
-    training_view,
-)
-from fvc_lib.tasks.image.records import (
-    ImageLabels,
     image_parts,
     labels_of_training,
+    middle_view,
     read_labels,
     require_files,
+    training_view,
     write_labels,
 )
 from fvc_lib.video.decode.still_image import StillImageError

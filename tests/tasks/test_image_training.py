@@ -20,8 +20,8 @@ from fvc_lib.services.config import RunConfig, read_params_file
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGE_PREDICTIONS, TARGET_PREDICTIONS, TASK_RESULTS, read_table, write_table
-from fvc_lib.tasks.image.records import read_labels
-from fvc_lib.tasks.image.results import confusion, image_results, worst_mistakes, worst_numbers
+from fvc_lib.tasks.image.data import read_labels
+from fvc_lib.tasks.image.results import confusion, image_results, worst_mistakes
 from fvc_lib.tasks.image.training import (
     STAGE,
     image_split_training,
@@ -201,9 +201,6 @@ def test_the_worst_mistakes_are_the_surest_ones(trained):
     counts = confusion(run.paths)
     assert counts["count"].sum() == table.height
     assert counts.filter(pl.col("class_label") != pl.col("predicted_label"))["count"].sum() == wrong.height
-    numbers = worst_numbers(run.paths, 4)
-    assert numbers.height == 4
-    assert numbers["error"].to_list() == (numbers["predicted"] - numbers["value"]).to_list()
 
 
 def test_a_stopped_training_goes_on_to_the_same_bits(run, trained):

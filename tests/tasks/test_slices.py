@@ -12,7 +12,7 @@ from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.video import results as controls
-from fvc_lib.tasks.video.slices import ALL_OTHERS, MOST_VALUES, NOT_KNOWN, SMALL_BELOW_GROUPS, slice_table
+from fvc_lib.tasks.video.results import ALL_OTHERS, MOST_VALUES, NOT_KNOWN, SMALL_BELOW_GROUPS, slice_table
 
 CONFIG = RunConfig(bootstrap_replicates=200)
 

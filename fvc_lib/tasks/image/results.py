@@ -82,23 +82,6 @@ def worst_mistakes(paths: RunPaths, number: int = 12) -> pl.DataFrame:
     return wrong.sort("probability", "image_id", descending=[True, False]).head(number)
 
 
-def worst_numbers(paths: RunPaths, number: int = 12) -> pl.DataFrame:
-    """The test pictures whose numbers were furthest off: TARGET_PREDICTIONS rows with ``error``, the worst first.
-
-    Targets are compared by the error in multiples of the target's mean absolute error.
-    """
-    predictions = read_table(paths.target_predictions, TARGET_PREDICTIONS)
-    error = (pl.col("predicted") - pl.col("value")).alias("error")
-    relative = pl.col("error").abs() / pl.col("error").abs().mean().over("target")
-    return (
-        predictions.with_columns(error)
-        .with_columns(relative=relative.fill_nan(0.0))
-        .sort("relative", "target", "image_id", descending=[True, False, False])
-        .drop("relative")
-        .head(number)
-    )
-
-
 def _class_rows(images: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> list[Row]:
     trained = images.filter((pl.col("part") == "train") & pl.col("class_label").is_not_null())
     counts = trained.group_by("class_label").len().sort("len", "class_label", descending=[True, False])

@@ -18,10 +18,8 @@ from fvc_lib.engine.task import Batch, LossSum, Outputs, require_detached
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.multiclass import macro_f1, ranks_of_class, top_k_accuracy
 from fvc_lib.metrics.regression import regression_scores
-from fvc_lib.tasks.image.data import ImageDataset
-from fvc_lib.tasks.image.records import ImageLabels
+from fvc_lib.tasks.image.data import ImageDataset, ImageLabels
 
-# ----------------------------------------------------------------------------------------------------
 # What the metrics of task image need of a pass: a few numbers per picture, not its scores for all classes.
 
 

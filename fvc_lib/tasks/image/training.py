@@ -30,8 +30,17 @@ from fvc_lib.services.tables import (
     write_table,
 )
 from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
-from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, MixSettings, balancing_weights
-from fvc_lib.tasks.image.records import ImageParts, ImageRecords, image_parts, require_files, write_labels
+from fvc_lib.tasks.image.data import (
+    ImageAugmentation,
+    ImageDataset,
+    ImageParts,
+    ImageRecords,
+    MixSettings,
+    balancing_weights,
+    image_parts,
+    require_files,
+    write_labels,
+)
 from fvc_lib.tasks.image.task import ImageScores, ImageTask, ImageTaskSettings
 from fvc_lib.tasks.recipe import (
     Finished,

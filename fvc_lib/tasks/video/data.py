@@ -166,7 +166,6 @@ def rows_fingerprint(source: ClipSource, parts: Sequence[tuple[str, Sequence[Cli
     return digest.hexdigest()
 
 
-# ----------------------------------------------------------------------------------------------------
 # The outer fold under seal: whoever looks at it before the selection is on record is stopped and named.
 
 
@@ -255,7 +254,6 @@ def _place(depth: int) -> str:
     return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname} (line {frame.f_lineno})"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Which clips play which part in one outer fold. From here on the outer fold's labels are under seal.
 
 

@@ -16,7 +16,9 @@ alike (constant; group lookup by group) has an interval without width, because n
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,26 +27,21 @@ import polars as pl
 
 from fvc_lib.corpus.folds import check_folds, make_folds
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
+from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, divide, weighted_metric
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
-from fvc_lib.services.tables import RESULTS, check_table
+from fvc_lib.services.tables import LABELS, RESULTS, SLICES, check_table
 
 if TYPE_CHECKING:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
 
-# ----------------------------------------------------------------------------------------------------
-# What scores well without looking at a pixel: the controls that stand beside every result.
-#
-# Each control gives every video an out-of-fold score and threshold in a frame of ``SCORED_COLUMNS``, so that it
-# is judged exactly like the model. Its threshold is the share of fakes it was trained on: the best one for
-# balanced accuracy when the score is a calibrated probability.
-#
-
+# Controls: what scores well without looking at a pixel. Each gives every video an out-of-fold score and threshold, and
+# is judged exactly like the model. Its threshold is the share of fakes it was trained on: the best one for balanced
+# accuracy when the score is a calibrated probability.
 
 SCORED_COLUMNS = ("video_id", "group_id", "label", "fold", "score", "threshold")
 
@@ -237,9 +234,6 @@ MODEL = "model"
 ALL_FOLDS = "all"
 ALL_BY_GROUP = "all_by_group"
 
-# Shows what leakage would have claimed; a model is not expected to beat it.
-DEMONSTRATIONS = frozenset({GROUP_LOOKUP_BY_ROW})
-
 
 METRIC_NAMES = tuple(METRICS)
 # Of the model alone: no control has a temperature.
@@ -415,10 +409,6 @@ def _refuse(found: pl.Series, kind: type[DataError], what: str, remedy: str) -> 
         raise kind(f"{found.len()} {what}: {ids}{more}. {remedy}")
 
 
-# ----------------------------------------------------------------------------------------------------
-# How much of a result recognising the group would give, on labels alone: the same folds dealt by row and by group.
-
-
 _COLUMNS = {
     "split": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "num_rows": pl.Int64,
     "num_groups": pl.Int64,
@@ -447,3 +437,138 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     scored = {split: group_lookup(rows) for split, rows in dealt.items()}
     found = [(split, *interval_rows(rows, [measured("roc_auc", rows)], config)[0]) for split, rows in scored.items()]
     return pl.DataFrame(found, schema=_COLUMNS, orient="row")
+
+
+# Slices: the result by platform, kind of fake, length, size and codec, as an average may hide where a network fails.
+# Nothing is trained or chosen again. Slices are many and small: some look bad or good by chance, and no interval is
+# adjusted for their number. Each kind of fake is set against all reals, since a slice of fakes alone has no AUC; so the
+# kinds can be compared, and their numbers of videos do not add up to all videos.
+
+# Below so many groups of a class that a number is about, the slice is small: at ten groups an interval of a share near
+# one half is already some 0.6 wide.
+SMALL_BELOW_GROUPS = 10
+NOT_KNOWN = "not known"
+ALL_OTHERS = "all others"
+MOST_VALUES = 12  # the rest of a column's values make one slice
+
+# Bins are half open, [from, to); in seconds, and in pixels of a frame, so that upright videos count like flat ones.
+DURATION_EDGES_SECONDS = (5, 15, 60, 300)
+RESOLUTION_EDGES = ((320, 240), (640, 360), (1280, 720), (1920, 1080))
+
+MANIPULATION = "manipulation"
+_CATEGORIES = ("platform", "label_source", MANIPULATION, "codec")
+
+
+@weighted_metric
+def share_called_fake(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
+    """Weight of the rows that were called fake over that of all; whatever they are."""
+    del labels
+    return divide(weights @ decisions, weights.sum(axis=1))
+
+
+_OF_BOTH_CLASSES = ("roc_auc", "balanced_accuracy")
+_OF_CLASS = {"fake": "true_positive_rate", "real": "false_positive_rate"}  # fakes found, reals called fake
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Some of the predictions, by what they have in common; ``classes`` are those that make a slice of their own."""
+
+    slice_by: str
+    value: str
+    rows: pl.DataFrame
+    classes: Sequence[str] = ("fake", "real")
+
+
+def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
+    """AUC within folds, balanced accuracy, and the shares of fakes and of reals called fake, in every slice (SLICES).
+
+    Slices are by ``platform``, ``label_source``, ``manipulation``, ``duration``, ``resolution`` and ``codec``. What
+    the index knows of no video, or what is the same for all of them, makes no slice; a value that it does not know of
+    some is ``not known``. A metric that needs a class which a slice lacks is null. The table does not depend on the
+    order of the rows.
+
+    Args:
+        index: INDEX schema, or what of it there is.
+        predictions: PREDICTIONS schema, all folds together.
+        config: replicates, confidence and seed of the intervals.
+
+    Raises:
+        DataError: a predicted video that the index does not hold.
+    """
+    known = _known_of(index, predictions)
+    rows = [row for part in _slices(known) for row in _rows_of(part, config)]
+    types = {name: column.dtype.type for name, column in SLICES.columns.items()}
+    return check_table(pl.DataFrame(rows, schema=types, orient="row"), SLICES, "slices")
+
+
+def _known_of(index: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
+    """The predictions with a text column for everything that slices are by."""
+    absent = predictions.join(index, on="video_id", how="anti")
+    if absent.height:
+        raise DataError(
+            f"{absent.height} predicted videos are not in the index, e.g. {absent['video_id'].min()!r}. Both must come "
+            "from one run: run 01_data_index and what follows it again."
+        )
+    seconds = [f"{edge} s" for edge in DURATION_EDGES_SECONDS]
+    pixels, sizes = [w * h for w, h in RESOLUTION_EDGES], [f"{w}x{h}" for w, h in RESOLUTION_EDGES]
+    described = index.select(
+        "video_id",
+        *_CATEGORIES,
+        duration=_binned(pl.col("duration_seconds"), DURATION_EDGES_SECONDS, seconds),
+        resolution=_binned(pl.col("width") * pl.col("height"), pixels, sizes),
+    )
+    return predictions.join(described, on="video_id").sort("video_id")
+
+
+def _binned(value: pl.Expr, edges: Sequence[int], names: Sequence[str]) -> pl.Expr:
+    """The name of the half-open bin that ``value`` lies in; null where it is not known."""
+    labels = [f"under {names[0]}", *(f"{low} to {high}" for low, high in pairwise(names))]
+    known = value.cast(pl.Float64).fill_nan(None)
+    below = [pl.when(known < edge).then(pl.lit(label)) for edge, label in zip(edges, labels, strict=True)]
+    return pl.coalesce(*below, pl.when(known >= edges[-1]).then(pl.lit(f"{names[-1]} and more")))
+
+
+def _slices(known: pl.DataFrame) -> Iterator[_Slice]:
+    for column in ("platform", "label_source"):
+        yield from _by_value(known, column)
+    real = known.filter(pl.col("label") == "real")
+    for kind in _by_value(known.filter(pl.col("label") == "fake"), MANIPULATION):
+        yield _Slice(MANIPULATION, kind.value, pl.concat([kind.rows, real]).sort("video_id"), classes=("fake",))
+    for column in ("duration", "resolution", "codec"):
+        yield from _by_value(known, column)
+
+
+def _by_value(known: pl.DataFrame, column: str) -> Iterator[_Slice]:
+    """The most frequent values first, then the rest; nothing where there is but one."""
+    if known.get_column(column).null_count() == known.height:
+        return
+    filled = known.with_columns(pl.col(column).fill_null(NOT_KNOWN))
+    counts = filled.group_by(column).len().sort(["len", column], descending=[True, False])
+    if counts.height < 2:
+        return
+    values = counts.get_column(column).to_list()
+    shown = values if len(values) <= MOST_VALUES else values[: MOST_VALUES - 1]
+    for value in shown:
+        yield _Slice(column, value, filled.filter(pl.col(column) == value))
+    if len(shown) < len(values):
+        yield _Slice(column, ALL_OTHERS, filled.filter(~pl.col(column).is_in(shown)))
+
+
+def _rows_of(part: _Slice, config: RunConfig) -> Iterator[tuple[object, ...]]:
+    """SLICES rows of one slice."""
+    rows = part.rows
+    groups = {label: rows.filter(pl.col("label") == label)["group_id"].n_unique() for label in LABELS}
+    numbers = [int((rows["label"] == label).sum()) for label in LABELS]
+    sizes = (rows.height, *numbers, rows["group_id"].n_unique())
+    is_small = min(groups.values()) < SMALL_BELOW_GROUPS
+    found = interval_rows(rows, [measured(name, rows) for name in _OF_BOTH_CLASSES], config)
+    for name, ends in zip(_OF_BOTH_CLASSES, found, strict=True):
+        yield (part.slice_by, part.value, name, *ends[:3], *sizes, is_small)
+    for label in part.classes:
+        of_class = rows.filter(pl.col("label") == label)
+        share: Sequence[float | int | None] = (None, None, None)
+        if of_class.height:
+            decisions = measured("balanced_accuracy", of_class)[1]
+            share = interval_rows(of_class, [(share_called_fake, decisions)], config)[0][:3]
+        yield (part.slice_by, part.value, _OF_CLASS[label], *share, *sizes, groups[label] < SMALL_BELOW_GROUPS)

@@ -178,7 +178,6 @@ class VideoTextDataset:
         return Batch(tuple(self.sample_ids[index] for index in indices), tensors)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Clips and texts as samples, with what the network's options want beside them: hidden frames, other tokens.
 
 

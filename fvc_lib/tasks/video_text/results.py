@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -23,7 +24,6 @@ from fvc_lib.metrics.captions import (
 )
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
 from fvc_lib.metrics.intervals import intervals_over_groups
-from fvc_lib.metrics.retrieval import RetrievalMetrics, retrieval_metrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
@@ -36,7 +36,9 @@ from fvc_lib.services.tables import (
     read_table,
     write_table,
 )
-from fvc_lib.tasks.video_text.training import read_embeddings
+
+if TYPE_CHECKING:
+    from fvc_lib.metrics.retrieval import RetrievalMetrics
 
 MODEL = "model"
 CHANCE = "chance"
@@ -112,6 +114,9 @@ def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequen
 
 
 def _retrieval(paths: RunPaths, config: RunConfig, log: Callable[[str], None] | None) -> RetrievalMetrics:
+    from fvc_lib.metrics.retrieval import retrieval_metrics  # torch takes seconds to load
+    from fvc_lib.tasks.video_text.training import read_embeddings
+
     stored = read_embeddings(paths.embeddings)
     return retrieval_metrics(
         stored["video_embeddings"], stored["text_embeddings"], stored["pairs"],

@@ -17,7 +17,6 @@ from fvc_lib.detectors.own.video_text import JointSpace, NetworkPlan, VideoTextN
 from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleSet, require_detached
 from fvc_lib.metrics.retrieval import RetrievalMetrics, retrieval_metrics
 
-# ----------------------------------------------------------------------------------------------------
 # What a pass over pairs of videos and texts leaves on the CPU: losses, and embeddings to measure retrieval on.
 
 
