@@ -17,7 +17,7 @@ from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejectio
 from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION, DEFAULT_TIMEOUT_SECONDS, ProbeResult, probe_files
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, LABELS, REJECTED, write_table
-from fvc_lib.video.decode.probe import VideoProbe
+from fvc_lib.video.decode.clip import VideoProbe
 
 # ----------------------------------------------------------------------------------------------------
 # A corpus that is refused as a whole still says of each of its files what is wrong with it.

@@ -27,8 +27,7 @@ from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import Answer, run_isolated
 from fvc_lib.services.stage_logs import JsonLines
-from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.probe import VideoProbe, probe_video
+from fvc_lib.video.decode.clip import VideoProbe, decode_clip, probe_video
 from fvc_lib.video.decode.source import RefusedVideo, VideoError, check_size
 
 # ----------------------------------------------------------------------------------------------------

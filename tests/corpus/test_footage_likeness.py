@@ -6,9 +6,10 @@ import pytest
 from fvc_lib.corpus.copies import likeness as footage_likeness
 from fvc_lib.corpus.copies import near_duplicates
 from fvc_lib.corpus.copies.likeness import SameFootage
-from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links, near_duplicate_pairs
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.copies.perceptual_hash import hash_text, parse_hashes, perceptual_hash
 from fvc_lib.corpus.samples.scenes import generator_for, texture
+from tests.corpus.all_pairs import near_duplicate_pairs
 from tests.corpus.test_near_duplicates import COPIES, footage, noisy
 
 NUM_FRAMES, SIDE = 6, 64

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fvc_lib.corpus.copies import near_duplicates
-from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links, near_duplicate_pairs
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text, parse_hashes, perceptual_hash
 from fvc_lib.corpus.samples.scenes import generator_for, texture
 from fvc_lib.video.decode.clip import decode_clip
+from tests.corpus.all_pairs import near_duplicate_pairs
 
 MEDIA = Path(__file__).resolve().parents[3] / "shared" / "media"
 NUM_WINDOWS = len(WINDOWS)

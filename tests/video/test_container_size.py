@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.packet_scan import missing_bytes
+from fvc_lib.video.decode.frame_table import missing_bytes
 from fvc_lib.video.decode.source import TruncatedVideo
 
 

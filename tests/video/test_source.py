@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.video.decode import source as source_module
-from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.probe import probe_video
+from fvc_lib.video.decode.clip import decode_clip, probe_video
 from fvc_lib.video.decode.source import (
     MAX_PIXELS,
     CorruptVideo,

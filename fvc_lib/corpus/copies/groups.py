@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 Why = Literal["same_source", "same_content", "near_duplicate"]
 _Node = tuple[str, str]  # ("group", stated group), or ("source", source id) of a video without one
 
@@ -65,44 +67,25 @@ class Grouping:
     merges: tuple[Merge, ...]
 
 
-class _Components:
-    """Union-find with path halving and union by size; a component is called by the smallest name in it."""
+class Components:
+    """Which of ``count`` things are connected so far: ``label`` int64 (count,) is equal for those that are."""
 
-    def __init__(self) -> None:
-        self._parent: dict[_Node, _Node] = {}
-        self._size: dict[_Node, int] = {}
-        self._name: dict[_Node, str] = {}
-        self.links: list[tuple[_Node, Why, str, str, str]] = []
+    def __init__(self, count: int) -> None:
+        self.label = np.arange(count)
+        self._members: dict[int, list[int]] = {}
 
-    def add(self, node: _Node, name: str) -> None:
-        """Make ``node`` a component of its own; harmless when it exists."""
-        if node not in self._parent:
-            self._parent[node] = node
-            self._size[node] = 1
-            self._name[node] = name
-
-    def find(self, node: _Node) -> _Node:
-        parent = self._parent
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    def link(self, first: _Node, second: _Node, why: Why, evidence: str) -> None:
-        """Join two components and keep the link as evidence; nothing happens when they are one already."""
-        first, second = self.find(first), self.find(second)
-        if first == second:
-            return
-        names = sorted((self._name[first], self._name[second]))
-        if self._size[first] < self._size[second]:
-            first, second = second, first
-        self._parent[second] = first
-        self._size[first] += self._size[second]
-        self._name[first] = names[0]
-        self.links.append((first, why, evidence, names[0], names[1]))
-
-    def nodes(self) -> Iterable[_Node]:
-        return self._parent.keys()
+    def join(self, left: int, right: int) -> bool:
+        """Connect two things, relabelling the smaller side; false when they are connected already."""
+        kept, lost = int(self.label[left]), int(self.label[right])
+        if kept == lost:
+            return False
+        members = [self._members.pop(label, [label]) for label in (kept, lost)]
+        if len(members[0]) < len(members[1]):
+            kept, members = lost, members[::-1]
+        self.label[members[1]] = kept
+        members[0].extend(members[1])
+        self._members[kept] = members[0]
+        return True
 
 
 def join_groups(
@@ -129,30 +112,39 @@ def join_groups(
     groups_of = _groups_by_source(members, memberships)
     ordered = sorted(members, key=lambda member: member.path)
     home_of = {member.path: _home(member, groups_of) for member in ordered}
-    components = _Components()
-    for groups in groups_of.values():
-        for group in groups:
-            components.add(("group", group), group)
+    named: dict[_Node, str] = {("group", group): group for groups in groups_of.values() for group in groups}
     for member in ordered:
-        components.add(home_of[member.path], member.path)
+        named.setdefault(home_of[member.path], member.path)
+    number = {node: place for place, node in enumerate(named)}
+    names = list(named.values())  # of each component by its label: the smallest in it
+    components, links = Components(len(names)), []
+
+    def link(first: _Node, second: _Node, why: Why, evidence: str) -> None:
+        one, other = (names[components.label[number[node]]] for node in (first, second))
+        if components.join(number[first], number[second]):
+            smaller, larger = sorted((one, other))
+            names[components.label[number[first]]] = smaller
+            links.append((number[first], why, evidence, smaller, larger))
+
     for source_id in sorted(groups_of):
         first, *others = groups_of[source_id]
         for other in others:
-            components.link(("group", first), ("group", other), "same_source", source_id)
+            link(("group", first), ("group", other), "same_source", source_id)
     first_home: dict[str, _Node] = {}
     for member in ordered:
         content = member.content_sha256
         if content is not None:
             home = home_of[member.path]
-            components.link(first_home.setdefault(content, home), home, "same_content", content[:16])
-    for first, second in sorted(sorted((members[a].path, members[b].path)) for a, b in near_duplicates):
-        components.link(home_of[first], home_of[second], "near_duplicate", f"{first} ~ {second}")
+            link(first_home.setdefault(content, home), home, "same_content", content[:16])
+    for one, other in sorted(sorted((members[a].path, members[b].path)) for a, b in near_duplicates):
+        link(home_of[one], home_of[other], "near_duplicate", f"{one} ~ {other}")
 
-    names = _component_names(components, members, home_of)
+    label = {node: int(components.label[place]) for node, place in number.items()}
+    group_ids = _component_names(label, members, home_of)
     return Grouping(
-        tuple(names[components.find(home_of[member.path])] for member in members),
-        tuple(Merge(names[components.find(node)], why, evidence, a, b)
-              for node, why, evidence, a, b in components.links if components.find(node) in names),
+        tuple(group_ids[label[home_of[member.path]]] for member in members),
+        tuple(Merge(group_ids[int(components.label[place])], why, evidence, a, b)
+              for place, why, evidence, a, b in links if int(components.label[place]) in group_ids),
     )  # fmt: skip
 
 
@@ -173,16 +165,16 @@ def _groups_by_source(members: Iterable[GroupMember], memberships: Iterable[tupl
 
 
 def _component_names(
-    components: _Components, members: Sequence[GroupMember], home_of: dict[str, _Node]
-) -> dict[_Node, str]:
-    """Root node to group id; ids of different components differ, whatever the stated groups are called."""
-    stated: defaultdict[_Node, list[str]] = defaultdict(list)
-    smallest: dict[_Node, tuple[str, str]] = {}
-    for node in components.nodes():
+    label: dict[_Node, int], members: Sequence[GroupMember], home_of: dict[str, _Node]
+) -> dict[int, str]:
+    """Group id by label; ids of different components differ, whatever the stated groups are called."""
+    stated: defaultdict[int, list[str]] = defaultdict(list)
+    smallest: dict[int, tuple[str, str]] = {}
+    for node, root in label.items():
         if node[0] == "group":
-            stated[components.find(node)].append(node[1])
+            stated[root].append(node[1])
     for member in members:
-        root = components.find(home_of[member.path])
+        root = label[home_of[member.path]]
         smallest[root] = min(member.own_name, smallest.get(root, member.own_name))
     names = {root: stated[root][0] for root in smallest if len(stated[root]) == 1}
     # Every stated name is taken, even one that was merged away: a made-up id may not look like it.

@@ -25,6 +25,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fvc_lib.corpus.copies.groups import Components
 from fvc_lib.corpus.copies.likeness import SameFootage
 from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
 
@@ -192,53 +193,34 @@ class _Candidates:
         return _Candidates(self.one[kept], self.other[kept], self.window[kept], self.mirror[kept])
 
 
-def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
-    """All index pairs (i < j), ascending, of videos that show the same footage.
+def near_duplicate_links(
+    hashes: Sequence[str | None], max_bits: int, confirm: Confirmation | None = None
+) -> list[tuple[int, int]]:
+    """Index pairs (i < j), ascending, of videos that show the same footage: as few as connect all that do.
 
     Frames agree when they differ in at most ``max_bits`` of 64 bits, closely when in at most ``max_bits - 3``. Memory
-    grows with the number of videos and of pairs found.
+    grows with the number of videos only, also where thousands of them show the same footage.
 
     Args:
-        hashes: what ``perceptual_hash`` gave; ``None`` (no hash) matches nothing.
+        hashes: what ``perceptual_hash`` gave; ``None`` (no hash) matches nothing. Their order decides which pairs are
+            chosen.
         max_bits: 0 to 64.
+        confirm: is given pairs whose hashes agree and has the last word; none: hashes decide.
 
     Raises:
         ValueError: ``max_bits`` out of range, or a text that is no perceptual hash.
     """
     known, table, looks = _known_hashes(hashes, max_bits)
-    pairs: set[tuple[int, int]] = set()
-    for found in _candidates(table, max_bits):
-        same = found.where(_show_the_same(table, looks, found, max_bits))
-        first, second = known[np.minimum(same.one, same.other)], known[np.maximum(same.one, same.other)]
-        pairs.update(zip(first.tolist(), second.tolist(), strict=True))
-    return sorted(pairs)
-
-
-def near_duplicate_links(
-    hashes: Sequence[str | None], max_bits: int, confirm: Confirmation | None = None
-) -> list[tuple[int, int]]:
-    """Some of ``near_duplicate_pairs``, ascending: as few as connect all videos that those connect.
-
-    Memory grows with the number of videos only, also where thousands of them show the same footage.
-
-    Args:
-        hashes: as for ``near_duplicate_pairs``; their order decides which of the pairs are chosen.
-        max_bits: 0 to 64.
-        confirm: asked about pairs whose hashes say yes; none: they are believed.
-
-    Raises:
-        ValueError: as ``near_duplicate_pairs``.
-    """
-    known, table, looks = _known_hashes(hashes, max_bits)
     judge = _Judge(known, table, looks, max_bits, confirm)
-    clusters = _Clusters(len(known))
+    clusters = Components(len(known))
+    links: set[tuple[int, int]] = set()
     first = _first_of_kind([(hashes[place], confirm.looks[place] if confirm else "") for place in known])
     copies = np.flatnonzero(first != np.arange(len(first)))
-    _link(clusters, replace(judge, looks=None), _as_they_are(first[copies], copies))  # their looks are the same
+    links.update(_link(clusters, replace(judge, looks=None), _as_they_are(first[copies], copies)))  # looks are the same
     distinct = np.unique(first)
     for found in _gathered(_candidates(table[distinct], max_bits), distinct, clusters):
-        _link(clusters, judge, found)
-    return sorted((int(known[a]), int(known[b])) for a, b in clusters.links)
+        links.update(_link(clusters, judge, found))
+    return sorted((int(known[min(pair)]), int(known[max(pair)])) for pair in links)
 
 
 @dataclass(frozen=True)
@@ -265,28 +247,6 @@ class _Judge:
         return same
 
 
-class _Clusters:
-    """Which videos are connected so far: ``label`` (N,) is equal for those that are."""
-
-    def __init__(self, count: int) -> None:
-        self.label = np.arange(count)
-        self.links: list[tuple[int, int]] = []
-        self._members: dict[int, list[int]] = {}
-
-    def join(self, left: int, right: int) -> None:
-        """Connect two videos; nothing happens when they are connected already."""
-        kept, lost = int(self.label[left]), int(self.label[right])
-        if kept == lost:
-            return
-        members = [self._members.pop(label, [label]) for label in (kept, lost)]
-        if len(members[0]) < len(members[1]):
-            kept, members = lost, members[::-1]
-        self.label[members[1]] = kept
-        members[0].extend(members[1])
-        self._members[kept] = members[0]
-        self.links.append((min(left, right), max(left, right)))
-
-
 def _known_hashes(hashes: Sequence[str | None], max_bits: int) -> tuple[Places, Hashes, SameFootage | None]:
     """Positions (N,) of the videos that have a hash, the hashes (N, T, 30), and who judges their looks, if any."""
     if not 0 <= max_bits <= 64:
@@ -306,7 +266,7 @@ def _as_they_are(one: Places, other: Places) -> _Candidates:
     return _Candidates(one, other, np.zeros_like(one), np.zeros(len(one), np.uint64))
 
 
-def _gathered(candidates: Iterator[_Candidates], distinct: Places, clusters: _Clusters) -> Iterator[_Candidates]:
+def _gathered(candidates: Iterator[_Candidates], distinct: Places, clusters: Components) -> Iterator[_Candidates]:
     """Candidates that are not connected yet, in portions worth the effort, by their places among all videos."""
     waiting: list[_Candidates] = []
     num_waiting = 0
@@ -330,16 +290,17 @@ def _concatenated(parts: Sequence[_Candidates]) -> _Candidates:
     )
 
 
-def _link(clusters: _Clusters, judge: _Judge, candidates: _Candidates) -> None:
-    """Connect those of the candidates that show the same footage."""
+def _link(clusters: Components, judge: _Judge, candidates: _Candidates) -> Iterator[tuple[int, int]]:
+    """Connect those of the candidates that show the same footage; yields each pair that connects anything."""
     for some in _apart(clusters, candidates, _BLOCK_PAIRS):
         for near in _apart(clusters, some.where(judge.hashes_agree(some)), _ASKED_AT_ONCE):
             same = near.where(judge.looks_agree(near))
-            for pair in zip(same.one.tolist(), same.other.tolist(), strict=True):
-                clusters.join(*pair)
+            yield from (
+                pair for pair in zip(same.one.tolist(), same.other.tolist(), strict=True) if clusters.join(*pair)
+            )
 
 
-def _apart(clusters: _Clusters, candidates: _Candidates, num_at_once: int) -> Iterator[_Candidates]:
+def _apart(clusters: Components, candidates: _Candidates, num_at_once: int) -> Iterator[_Candidates]:
     """Portions of the candidates, without what is connected by the time that a portion is asked for."""
     for start in range(0, len(candidates), num_at_once):
         some = candidates.where(slice(start, start + num_at_once))
