@@ -6,7 +6,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -171,6 +170,7 @@ def no_locks(*_):
     raise OSError(errno.ENOSYS, "Function not implemented")
 
 
+@pytest.mark.filterwarnings("ignore:flock not supported")
 def test_where_the_disk_has_no_locks_nothing_is_lost_either(run, config, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(run_record, "PATIENCE_SECONDS", 600)  # here it is not about who is given up
@@ -183,35 +183,6 @@ def test_where_the_disk_has_no_locks_nothing_is_lost_either(run, config, monkeyp
     for thread in threads:
         thread.join()
     assert len(json.loads(run.run_json.read_text())["attempts"]) == 9
-    assert not run.run_json.with_name("run.json.claim").exists()
-
-
-def test_what_a_dead_process_claimed_does_not_stop_the_next_one(run, config, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(run_record, "PATIENCE_SECONDS", 0.2)
-    run.run_json.with_name("run.json.claim").touch()
-    record_resumption(run, config, command="second")
-    assert len(json.loads(run.run_json.read_text())["attempts"]) == 2
-
-
-def test_claims_that_follow_one_another_are_waited_for_however_long_all_take(run, config, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(run_record, "PATIENCE_SECONDS", 0.0)
-    claim, others = run.run_json.with_name("run.json.claim"), iter(range(30))
-    claim.touch()
-
-    def meanwhile(_):
-        number = next(others, None)
-        if number is None:
-            claim.unlink()
-        else:
-            (other := claim.with_name("other")).touch()
-            os.utime(other, ns=(number, number))
-            other.replace(claim)
-
-    monkeypatch.setattr(run_record.time, "sleep", meanwhile)
-    record_resumption(run, config, command="second")
-    assert next(others, None) is None
 
 
 def test_who_holds_the_record_for_ever_is_waited_for_and_then_named(run, config, monkeypatch):

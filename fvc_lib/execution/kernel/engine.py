@@ -386,7 +386,7 @@ async def _run_cells(record: Record, request: KernelRequest) -> KernelOutcome:
     files = OutputFiles(request.overflow or request.log.with_suffix(".outputs"), request.record, request.root, redactor)
     outputs_of = partial(CellOutputs, budget=RecordBudget(), files=files, redactor=redactor)
     client = BoundedClient(record.source, redactor)
-    index, error = None, None
+    error = None
     with private_folder() as private:
         kernel = KernelProcess(private, request.environment, request.folder, BoundedLog(request.log, redactor))
         try:
@@ -400,7 +400,7 @@ async def _run_cells(record: Record, request: KernelRequest) -> KernelOutcome:
             await kernel.leave()
             return KernelOutcome(error, False, None)
         except DeadKernelError:
-            return KernelOutcome(None, True, kernel.return_code, running=index)
+            return KernelOutcome(None, True, kernel.return_code)
         except KernelNeverStartedError as reason:
             return KernelOutcome(None, True, kernel.return_code, never_started=str(reason))
         finally:

@@ -23,9 +23,7 @@ from nbformat import NotebookNode
 
 from fvc_lib.services.redaction import Redactor, StreamRedactor
 
-# ----------------------------------------------------------------------------------------------------
 # Text files that keep their beginning and their end, however much is written: what a kernel says past its record.
-
 
 HEAD_BYTES = 16_000_000
 TAIL_BYTES = 4_000_000
@@ -128,9 +126,7 @@ class LogPipe:
             self._log.write(data.decode("utf-8", "replace"))
 
 
-# ----------------------------------------------------------------------------------------------------
 # Files for what a cell printed or showed beyond what its record holds, and the links to them.
-
 
 MAX_FILES = 100
 MAX_BYTES = 256_000_000  # of all shown outputs together; printed text has the bounded log's limit for each stream

@@ -186,7 +186,6 @@ def _files(path: Path) -> Iterator[Path]:
         yield from (each for each in sorted(path.rglob("*")) if each.is_file() and not each.name.endswith(".tmp"))
 
 
-# ----------------------------------------------------------------------------------------------------
 # What a command's parameters mean for a run that is there already: resumed with them, refused, or forked.
 
 

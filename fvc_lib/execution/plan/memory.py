@@ -150,7 +150,6 @@ def _measured_step(preflight: Path, num_workers: int) -> int | None:
         return None
 
 
-# ----------------------------------------------------------------------------------------------------
 # One memory budget for several kernels at once: who gets how much, and how many fit.
 
 

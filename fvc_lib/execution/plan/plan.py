@@ -167,7 +167,6 @@ def _why_again(
     return reason_to_run(task, fingerprint_of(task, notebooks[task.stage.name], run, config), run)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Which task may begin next, and how many at once: the run's DAG, without threads, kernels or files.
 
 

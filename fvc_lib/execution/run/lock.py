@@ -26,9 +26,7 @@ from fvc_lib.services.atomic_files import process_lives, this_host, utc_now
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 
-# ----------------------------------------------------------------------------------------------------
 # A process's claim on a lock file: who holds it, and how often it has said that it lives.
-
 
 _LONGEST_INTERVAL = 60.0  # what a file may say; nobody waits for hours because a file was damaged
 _BYTES = 512  # always as many, so that a beat replaces the one before in a single write
@@ -154,31 +152,6 @@ def task_locks(
     """
     with _held([run.task_lock(key) for key in sorted(keys)], run, interval_seconds, say, on_lost):
         _refuse_others([_whole(run)], run, say)
-        yield
-
-
-@contextmanager
-def writing_in_turn(run: RunPaths, patience_seconds: float = 60.0) -> Iterator[None]:
-    """One job after the other: what several add to one file (``run.json``). For moments, not for work.
-
-    Raises:
-        UsageError: another process did not come to an end with it in time.
-        OSError: the run folder cannot be written.
-    """
-    path = run.task_lock("record").with_suffix(".turn")
-    path.parent.mkdir(exist_ok=True)
-    with path.open("a+b") as stream:
-        end = time.monotonic() + patience_seconds
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno in _NO_LOCKS:
-                    break  # each replaces the file in one step: an entry may be lost, but nothing is torn
-                if time.monotonic() > end:
-                    raise UsageError(f"{path}: another process has held this for {patience_seconds:.0f} s.") from error
-            time.sleep(0.02)
         yield
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -15,15 +13,15 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
+from filelock import FileLock, Timeout
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.run.status import RunState, RunStatus
@@ -34,13 +32,9 @@ from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths, new_run
 
-# ----------------------------------------------------------------------------------------------------
 # Which code a run works with: the commit of this checkout, and as a patch what is changed since.
-#
 # Git is asked without touching the checkout: no lock is taken, and files that git does not know yet are added to a
 # temporary copy of its index.
-#
-
 
 # Of the files that git does not know, those that can change what a run does.
 _CODE = ("*.py", "*.pyi", "*.ipynb", "*.yaml", "*.yml", "*.toml", "*.lock", "*.cfg", "*.sh", "*.sbatch", "Makefile")
@@ -199,9 +193,7 @@ def _git(checkout: Path, *arguments: str, environment: Mapping[str, str] | None 
     return done.stdout
 
 
-# ----------------------------------------------------------------------------------------------------
 # On what an attempt at a run works: versions, hardware, host and SLURM job; and how to repeat it.
-
 
 RECORDED_PACKAGES = (
     "fvc_lib", "av", "duckdb", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "numpy",
@@ -352,7 +344,6 @@ def _asked_gpus() -> list[str]:
 
 # Noting an attempt takes milliseconds; who holds the record for longer has died, or its disk has.
 PATIENCE_SECONDS = 20.0
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
 
 def begin_run(
@@ -477,57 +468,11 @@ def _redacted(value: Any, redactor: Redactor | None = None) -> Any:
 @contextmanager
 def _record_held(run: RunPaths) -> Iterator[None]:
     """Hold ``run.json`` against other processes; the system lets go of it when this one dies."""
-    path = run.run_json.with_name("run.json.lock")
-    with path.open("a+b") as stream:
-        if _locked(stream, run):
+    try:
+        with FileLock(run.run_json.with_name("run.json.lock"), timeout=PATIENCE_SECONDS, poll_interval=0.02):
             yield
-            return
-    # No locks on this disk: a name that only one can create. One claim that stays for so long is a dead process's;
-    # many that follow one another are not.
-    claim = run.run_json.with_name("run.json.claim")
-    seen, end = None, 0.0
-    while not _created(claim):
-        if (found := _identity(claim)) != seen:
-            seen, end = found, time.monotonic() + PATIENCE_SECONDS
-        elif time.monotonic() > end:
-            claim.unlink(missing_ok=True)
-        time.sleep(0.02)
-    try:
-        yield
-    finally:
-        claim.unlink(missing_ok=True)
-
-
-def _locked(stream: IO[bytes], run: RunPaths) -> bool:
-    """Lock ``stream`` until it is closed; False where the file system has no locks."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return False
-            if time.monotonic() > end:
-                raise DataError(
-                    f"{run.run_json}: another process has been writing it for {PATIENCE_SECONDS:.0f} s. "
-                    "If none is alive, its host or disk hangs: try again, or from that host."
-                ) from error
-        time.sleep(0.02)
-
-
-def _identity(claim: Path) -> tuple[int, int] | None:
-    """What tells one claim from the next of the same name; None: it is gone."""
-    try:
-        status = claim.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
-def _created(claim: Path) -> bool:
-    try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return False
-    return True
+    except Timeout as error:
+        raise DataError(
+            f"{run.run_json}: another process has been writing it for {PATIENCE_SECONDS:.0f} s. If none is alive, its "
+            f"host or disk hangs: try again, from that host, or delete {error.lock_file}."
+        ) from error

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import psutil
 
@@ -26,21 +26,16 @@ from fvc_lib.execution.plan.finished import begin_training_state, fingerprint_of
 from fvc_lib.execution.plan.memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
 from fvc_lib.execution.plan.stages import Notebook, Task
-from fvc_lib.execution.run.lock import run_lock, task_locks, writing_in_turn
+from fvc_lib.execution.run.lock import run_lock, task_locks
 from fvc_lib.execution.run.stage_end import STOPPED, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
-from fvc_lib.execution.run.task import TaskRun, end_lines, what_happened, what_next, where_it_was
+from fvc_lib.execution.run.task import TaskProgress, TaskRun, end_lines, what_happened, what_next, where_it_was
 from fvc_lib.services.atomic_files import utc_now
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.run_paths import RunPaths
 
-if TYPE_CHECKING:
-    from fvc_lib.execution.run.task import TaskProgress
-
-
-# ----------------------------------------------------------------------------------------------------
 # All that one task does in its thread: from what it depends on, by way of its notebook, to the record of its end.
 
 
@@ -88,9 +83,7 @@ def _check_outputs(run: RunPaths, task: Task, stage: StageStatus) -> None:
         tell_end(run.partial_notebook(name, fold), stage, told)
 
 
-# ----------------------------------------------------------------------------------------------------
 # What a run says on the terminal: live lines where someone watches, plain lines where a log is written.
-
 
 PLAIN_INTERVAL_SECONDS = 30.0
 
@@ -261,7 +254,7 @@ class Runner:
             OSError: the run folder cannot be written; the status says so where it still can.
         """
         with self._signals_noted(), self._locked():
-            plan = self._planned(make_plan)
+            plan = make_plan()
             self._book = StatusBook(self.run, self._only_tasks, may_write=lambda: not self._taken_over)
             self._book.begin(plan)
             # Before anything runs: a redo that fails half-way must not leave the old numbers standing as the run's own.
@@ -393,12 +386,6 @@ class Runner:
         else:
             with task_locks(self.run, self._only_tasks, say=self.terminal.line, on_lost=self._lost):
                 yield
-
-    def _planned(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> Sequence[PlannedTask]:
-        if self._only_tasks is None:
-            return make_plan()
-        with writing_in_turn(self.run):  # the attempt is added to run.json as well, and several jobs begin at once
-            return make_plan()
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:

@@ -23,7 +23,6 @@ from fvc_lib.services.memory_advice import MORE_MEMORY, next_settings
 from fvc_lib.services.memory_budget import ProcessTree
 from fvc_lib.services.redaction import Redactor
 
-# ----------------------------------------------------------------------------------------------------
 # How often the system killed for memory in this process's control group and the groups it lies in.
 
 
@@ -104,14 +103,12 @@ class KernelOutcome:
     Attributes:
         return_code: of the kernel's process when it died; negative for a signal.
         never_started: why there was no kernel to run a cell; None where there was one.
-        running: the position in the record of the cell that ran when the kernel died.
     """
 
     error: CellError | None
     died: bool
     return_code: int | None
     never_started: str | None = None
-    running: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -252,9 +249,7 @@ def _times(count: int | None) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Watching a kernel from outside: its memory while it lives, and what the system killed for memory meanwhile.
-
 
 SAMPLE_INTERVAL_SECONDS = 0.2
 
@@ -305,9 +300,7 @@ class KernelWatch:
             self.peak_rss_bytes = max(self.peak_rss_bytes, held.tree_bytes, held.high_water_bytes)
 
 
-# ----------------------------------------------------------------------------------------------------
 # What to try next when a task has died, as options of the command line.
-
 
 # What batch_size 0 is taken for where the stage's memory events do not tell: the networks' own defaults are 1 to 8.
 _USUAL_BATCH = 4
@@ -382,9 +375,7 @@ def batch_in_use(config: RunConfig, events: Path) -> int:
     return configured
 
 
-# ----------------------------------------------------------------------------------------------------
 # The end as the record shows it: a banner at its top, and at the cell that ran what ended it.
-
 
 ERROR_MARKER_TAG = "papermill-error-cell-tag"  # papermill's: a repetition removes cells with it
 _STYLE = "border-left: 6px solid {color}; padding: 0.5em 1em; background: {ground}; color: #222"

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -285,10 +286,8 @@ def _groups(tasks: Sequence[Task], stages: Sequence[Stage]) -> list[list[Stage]]
 
 
 def _in_order(stages: Sequence[Stage]) -> list[Stage]:
-    done: dict[str, Stage] = {}
-    while len(done) < len(stages):
-        done.update({stage.name: stage for stage in stages if all(need in done for need in stage.needs)})
-    return list(done.values())
+    by_name = {stage.name: stage for stage in stages}
+    return [by_name[name] for name in TopologicalSorter({stage.name: stage.needs for stage in stages}).static_order()]
 
 
 def _needs(stages: Sequence[Stage]) -> dict[str, set[str]]:
@@ -336,11 +335,8 @@ def _memory(group: Sequence[Stage], site: Site, predicted: Mapping[str, Predicte
     return asked, why
 
 
-# ----------------------------------------------------------------------------------------------------
 # A SLURM job written down as a batch script: settings as ``#SBATCH`` lines, then a call of a script of ``slurm/``.
-#
 # The same file runs under plain bash, where the ``#SBATCH`` lines are comments.
-#
 
 
 def script_path(job: SlurmJob, run: RunPaths) -> Path:

@@ -21,7 +21,6 @@ from fvc_lib.services.atomic_files import utc_now, write_json, write_text
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, stage_key
 
-# ----------------------------------------------------------------------------------------------------
 # Which SLURM jobs a run was handed to: ``slurm/submitted.json``, the link between a run and a queue.
 
 
@@ -85,9 +84,7 @@ def _submitted_json(run: RunPaths) -> Path:
     return run.slurm / "submitted.json"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Calls of SLURM's own commands, and what a failing one said.
-
 
 _SECONDS = 60
 
