@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.analysis.memory.findings import run_memory
-from fvc_lib.analysis.memory.wording import advice_table, memory_advice, memory_facts
+from fvc_lib.analysis.memory.wording import advice_table, memory_facts, run_advice
 from fvc_lib.analysis.read.queries import memory_peaks
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
@@ -15,12 +15,12 @@ def run(tmp_path: Path) -> RunPaths:
 
 
 def changes(run: RunPaths, **asked: object) -> list[str]:
-    return [advice.change for advice in memory_advice(run_memory(run), asked)]
+    return [advice.change for advice in run_advice(run_memory(run), asked)]
 
 
 def test_a_run_in_trouble_is_told_the_gravest_first(tmp_path: Path) -> None:
     found = run_memory(troubled_run(tmp_path / "e" / "run_x"))
-    table = advice_table(memory_advice(found, {"batch_size": 16}))
+    table = advice_table(run_advice(found, {"batch_size": 16}))
     assert "-p batch_size 4 saves the retries" in table["change"][0]
     assert "lowered the micro-batch from 16 to 8" in table["seen"][1]
     assert "92.0 MB more with every epoch" in table["seen"][2]
@@ -80,7 +80,7 @@ def test_the_micro_batch_that_events_tell_counts_before_the_one_asked_for(run: R
 
 def test_workers_are_named_where_they_hold_much_of_a_full_budget(run: RunPaths) -> None:
     StoryWriter(run).sample(500, "setup").sample(1500, children_mb=800)
-    told = memory_advice(run_memory(run), {"num_workers": 4})
+    told = run_advice(run_memory(run), {"num_workers": 4})
     assert told[0].seen == "Worker processes hold 53% of the peak (800 MB, about 200 MB each)."
     assert "-p num_workers" in told[0].change
 
@@ -99,7 +99,7 @@ def measured_run(
 
 def test_what_the_measuring_took_is_nothing_that_the_training_needs(run: RunPaths) -> None:
     measured_run(run, budget_mb=4000, trained_mb=1000)
-    told = memory_advice(run_memory(run), {})
+    told = run_advice(run_memory(run), {})
     assert [advice.seen.partition(" (")[0] for advice in told] == [
         "Training peaks at 25.0% of its budget", "1.00 GB of 4.00 GB allowed were used."]  # fmt: skip
     assert "FVC_MEM_GB=1.3 (or" in told[1].change
@@ -109,13 +109,13 @@ def test_where_nothing_could_be_measured_the_lowered_micro_batch_is_told_all_the
     writer = StoryWriter(run).sample(500, "setup").sample(510, "preflight")
     writer.event("preflight", predicted_peak_mb=None, micro_batch=1, micro_batch_planned=8, budget_mb=2000.0)
     found = run_memory(StoryWriter(run).sample(1000, epoch=1).run)
-    assert memory_advice(found, {})[0].seen == "The preflight lowered the micro-batch from 8 to 1 to fit 2.00 GB."
+    assert run_advice(found, {})[0].seen == "The preflight lowered the micro-batch from 8 to 1 to fit 2.00 GB."
     assert found.preflight_peak_mb is None  # no more than the work takes: not worth a word
 
 
 def test_only_what_measured_came_near_the_limit_and_can_be_spared(run: RunPaths) -> None:
     measured_run(run, budget_mb=2000, trained_mb=1000)
-    told = memory_advice(run_memory(run), {"batch_size": 8})
+    told = run_advice(run_memory(run), {"batch_size": 8})
     assert told[0].seen == "Measuring a step before the training took up to 95% of the budget."
     assert "memory_preflight false" in told[0].change
     assert not any("batch_size 4" in advice.change or "FVC_MEM_GB" in advice.change for advice in told)
@@ -125,7 +125,7 @@ def test_what_measured_what_fits_is_spared_by_its_own_switch_and_is_nothing_that
     run: RunPaths,
 ) -> None:
     measured_run(run, budget_mb=2000, trained_mb=1000, phase="fits")
-    told = memory_advice(run_memory(run), {"batch_size": 8})
+    told = run_advice(run_memory(run), {"batch_size": 8})
     assert told[0].seen == "The batch-size sweep took up to 95% of the budget."
     assert told[0].change == "-p batch_size_sweep false spares it."
     assert memory_peaks([run]).frame["peak_rss_bytes"].to_list() == [1_000_000_000]
@@ -133,7 +133,7 @@ def test_what_measured_what_fits_is_spared_by_its_own_switch_and_is_nothing_that
 
 def test_a_training_that_was_lowered_to_fill_its_budget_is_told_once_what_would_leave_room(run: RunPaths) -> None:
     measured_run(run, budget_mb=2000, trained_mb=1950, planned=8)
-    told = memory_advice(run_memory(run), {"batch_size": 8})
+    told = run_advice(run_memory(run), {"batch_size": 8})
     assert "lowered the micro-batch from 8 to 2" in told[0].seen
     assert told[0].change == ("The result stays the same; a limit of FVC_MEM_GB=2.5 (or --mem=2400M) would leave room.")
     assert sum("FVC_MEM_GB" in advice.change for advice in told) == 1

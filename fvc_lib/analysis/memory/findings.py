@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.memory.logs import read_events
+from fvc_lib.analysis.read.logs import read_events
 from fvc_lib.analysis.read.queries import memory_samples
 from fvc_lib.analysis.read.records import Answer, log_files
 from fvc_lib.analysis.read.sql import ask
@@ -187,7 +187,7 @@ def run_memory(run: RunPaths, *, leave_out: Collection[str] = ()) -> MemoryFindi
 
 
 def find(samples: Answer, events: Answer) -> MemoryFindings:
-    """The findings of ``memory_logs.read_samples`` and ``memory_logs.read_events``."""
+    """The findings of ``logs.read_samples`` and ``logs.read_events``."""
     usage = memory_usage(samples.frame)
     told = _in_whole_stages(events.frame, usage)
     return MemoryFindings(

@@ -13,7 +13,6 @@ import click
 import polars as pl
 
 from fvc_lib.analysis.memory.findings import PROCESS, RULE, MemoryFindings, find, run_memory
-from fvc_lib.analysis.memory.logs import read_events, read_samples
 from fvc_lib.analysis.memory.wording import (
     Advice,
     event_counts_sentence,
@@ -21,16 +20,17 @@ from fvc_lib.analysis.memory.wording import (
     largest_tensors,
     limit_sentence,
     megabytes_text,
-    memory_advice,
     out_of_memory_sentence,
     parts_sentence,
     peak_sentence,
     phase_text,
     prediction_sentence,
+    run_advice,
     where_text,
 )
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import run_parameters
+from fvc_lib.analysis.read.logs import read_events, read_samples
 from fvc_lib.analysis.read.records import LogFile
 from fvc_lib.analysis.wording import clean_text, duration_text
 from fvc_lib.services.atomic_files import message_text, path_to_text
@@ -197,7 +197,7 @@ def report_lines(found: MemoryFindings, asked: Mapping[str, object], tensors: pl
     if tensors.height:
         lines += _section("What tensors held when memory ran out", [], tensors)
     lines += _section("Prediction and measurement", [prediction_sentence(found) + "."], predictions_table(found))
-    lines += ["", "What to change", *_indented(_advice_lines(memory_advice(found, asked)))]
+    lines += ["", "What to change", *_indented(_advice_lines(run_advice(found, asked)))]
     return [*lines, *unread]
 
 

@@ -245,7 +245,7 @@ class Advice:
     change: str
 
 
-def memory_advice(found: MemoryFindings, asked: Mapping[str, object]) -> tuple[Advice, ...]:
+def run_advice(found: MemoryFindings, asked: Mapping[str, object]) -> tuple[Advice, ...]:
     """What to change, most urgent first; when nothing has to be, one entry says so.
 
     Args:

@@ -16,8 +16,7 @@ from typing import Any
 import pandera.polars as pa
 import polars as pl
 
-from fvc_lib.analysis.memory.logs import read_events, read_samples
-from fvc_lib.analysis.read.logs import read_curves
+from fvc_lib.analysis.read.logs import read_curves, read_events, read_samples
 from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
 from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
 from fvc_lib.metrics.declaration import Better, direction
@@ -211,13 +210,13 @@ def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
 
 
 def memory_samples(runs: Sequence[RunPaths]) -> Answer:
-    """Every memory sample of ``runs``; ``memory_logs.read_samples`` tells the columns."""
+    """Every memory sample of ``runs``; ``logs.read_samples`` tells the columns."""
     named = zip(runs, run_names(runs), strict=True)
     return read_samples([file for run, name in named for file in log_files(run, "memory", name)])
 
 
 def memory_events(runs: Sequence[RunPaths]) -> Answer:
-    """What happened to the memory of ``runs``; ``memory_logs.read_events`` tells the columns."""
+    """What happened to the memory of ``runs``; ``logs.read_events`` tells the columns."""
     named = zip(runs, run_names(runs), strict=True)
     files = [file for run, name in named for file in log_files(run, "memory/events", name)]
     return read_events(files, memory_samples(runs).frame)
