@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,15 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 from fvc_lib.analysis.dashboard.dashboard import NO_FOLD, Controls, Dashboard, LiveRefresh, any_at_work, dashboard
-from fvc_lib.analysis.dashboard.panels import Panel, Selection, dashboard_notes, default_selection, is_nothing, panels
+from fvc_lib.analysis.dashboard.panels import (
+    MOST_METRICS,
+    Panel,
+    Selection,
+    dashboard_notes,
+    default_selection,
+    is_nothing,
+    panels,
+)
 from fvc_lib.analysis.figures.theme import with_fold_highlighted
 from fvc_lib.analysis.pages.display import PLOTLY, figure_bundle
 from fvc_lib.analysis.pages.notebook_html import WIDGET
@@ -48,6 +58,15 @@ def test_the_newest_run_is_chosen_beside_those_of_its_experiment(runs: list[RunP
     assert default_selection(runs_dir(runs), "abcdef03").runs[0].experiment == "other"
     with pytest.raises(UsageError, match="no run called 'zzz'"):
         dashboard(runs_dir(runs), "zzz")
+
+
+def test_the_dashboard_finds_the_panels_of_every_figure_file_by_itself() -> None:
+    code = "from fvc_lib.analysis.dashboard.panels import PANELS, panels; print(len(panels()), PANELS.broken)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    folder = Path(__file__).parents[2] / "fvc_lib" / "analysis"
+    declared = sum(path.read_text().count("@PANELS.register_panel(") for path in folder.glob("*/*.py"))
+    # Learning curves are declared once for each of three metrics.
+    assert done.stdout.split() == [str(declared + MOST_METRICS - 1), "{}"]
 
 
 def test_the_figures_follow_the_selection(runs: list[RunPaths]) -> None:

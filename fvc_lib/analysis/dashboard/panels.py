@@ -1,9 +1,9 @@
 """What the dashboard shows: the choices of a reader, and the panels that follow them.
 
-A panel is declared in the file of ``analysis/figures`` that draws it, with ``@panel``: its name, its place on the page,
-the choices it follows, the files it reads, and the tasks it is for. So a new figure is one file; nothing here names it.
-Headless, all panels are shown one after the other. Live, a panel is drawn again only when a choice that it follows or a
-file that it reads has changed, so a slider answers at once however many runs are chosen.
+A panel is declared in the file of ``analysis/figures`` that draws it, with ``@PANELS.register_panel``: its name, its
+place on the page, the choices it follows, the files it reads, and the tasks it is for. So a new figure is one file;
+nothing here names it. Headless, all panels are shown one after the other. Live, a panel is drawn again only when a
+choice that it follows or a file that it reads has changed, so a slider answers at once however many runs are chosen.
 """
 
 from __future__ import annotations
@@ -161,24 +161,28 @@ class Panel:
         return (selection.detailed, chosen, *(stamp for run in runs for stamp in stamps(run, self.reads)))
 
 
-PANELS: Registry[Panel] = Registry("panel", "fvc_lib.analysis.figures")
+class PanelRegistry(Registry[Panel]):
+    """The panels, registered by the functions that draw them."""
+
+    def register_panel(
+        self,
+        name: str,
+        *,
+        at: float,
+        follows: tuple[str, ...] = (),
+        reads: tuple[str, ...] = TABLES,
+        tasks: tuple[str, ...] = (),
+    ) -> Callable[[Callable[[Selection], Shown]], Callable[[Selection], Shown]]:
+        """Register the function below as a panel; ``Panel`` tells the arguments."""
+
+        def registered(draw: Callable[[Selection], Shown]) -> Callable[[Selection], Shown]:
+            self.register(Panel(name, at, draw, follows, reads, tasks))
+            return draw
+
+        return registered
 
 
-def panel(
-    name: str,
-    *,
-    at: float,
-    follows: tuple[str, ...] = (),
-    reads: tuple[str, ...] = TABLES,
-    tasks: tuple[str, ...] = (),
-) -> Callable[[Callable[[Selection], Shown]], Callable[[Selection], Shown]]:
-    """Declare the function below as a panel; ``Panel`` tells the arguments."""
-
-    def declared(draw: Callable[[Selection], Shown]) -> Callable[[Selection], Shown]:
-        PANELS.register(Panel(name, at, draw, follows, reads, tasks))
-        return draw
-
-    return declared
+PANELS = PanelRegistry("panel", "fvc_lib.analysis.figures")
 
 
 def panels() -> tuple[Panel, ...]:
@@ -232,12 +236,13 @@ def stamps(run: RunPaths, reads: Iterable[str]) -> Iterable[tuple[str, int, int]
 
 
 def dashboard_notes(selection: Selection) -> tuple[str, ...]:
-    """In words, what of the chosen runs could not be read."""
+    """In words, what of the chosen runs could not be read, and which panels could not be loaded."""
     runs = selection.runs
     answers = (results(runs), task_results(runs), learning_curves(runs), memory_samples(runs))
-    return tuple(dict.fromkeys(note for answer in answers for note in answer.notes))
+    broken = (f"Panels of {module} are missing: {reason}" for module, reason in PANELS.broken.items())
+    return tuple(dict.fromkeys((*broken, *(note for answer in answers for note in answer.notes))))
 
 
-@panel("notes", at=90, follows=("runs",), reads=(*METRICS, *MEMORY, *TABLES))
+@PANELS.register_panel("notes", at=90, follows=("runs",), reads=(*METRICS, *MEMORY, *TABLES))
 def _notes(selection: Selection) -> Shown:
     return "\n".join(dashboard_notes(selection)) or "All lines of the chosen runs could be read."

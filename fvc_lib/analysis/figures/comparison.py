@@ -12,7 +12,7 @@ from functools import lru_cache
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.dashboard.panels import NOTHING, TABLES, Selection, Shown, panel, runs_alike, stamps
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, TABLES, Selection, Shown, runs_alike, stamps
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.comparison import Comparison, PairComparison, compare, difference_text, lines, p_text
@@ -116,7 +116,7 @@ def _range(pairs: tuple[PairComparison, ...]) -> list[float]:
 _REPLICATES = 1000
 
 
-@panel("parameters", at=72, follows=("runs",), reads=("params.yaml",))
+@PANELS.register_panel("parameters", at=72, follows=("runs",), reads=("params.yaml",))
 def _parameters_panel(selection: Selection) -> Shown:
     """A row for each parameter that differs, a column for each run; where several differ no result has one cause.
 
@@ -139,12 +139,12 @@ def _parameters_panel(selection: Selection) -> Shown:
     return HtmlTable(table, caption=caption, names={**names, "changes_numbers": "Can change a number"})
 
 
-@panel("comparison", at=73, follows=("runs",), tasks=("video",))
+@PANELS.register_panel("comparison", at=73, follows=("runs",), tasks=("video",))
 def _difference_panel(selection: Selection) -> Shown:
     return difference_figure(_compared(selection))
 
 
-@panel("comparison in words", at=74, follows=("runs",), tasks=("video",))
+@PANELS.register_panel("comparison in words", at=74, follows=("runs",), tasks=("video",))
 def _words_panel(selection: Selection) -> Shown:
     compared = _compared(selection)
     # Without a pair the figure itself says why there is none.

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import polars as pl
 from plotly.subplots import make_subplots
 
-from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, Shown, confidence_of, panel, table_of
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of, table_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.tasks import (
@@ -336,14 +336,14 @@ def _add_panel(
 _CLASSES = (("all", "top1"), ("all", "top5"), ("all", "macro_f1"))
 
 
-@panel("classes beside controls", at=21, tasks=("image",))
+@PANELS.register_panel("classes beside controls", at=21, tasks=("image",))
 def _classes_panel(selection: Selection) -> Shown:
     run = selection.detailed
     found = _results(selection)
     return beside_controls_figure(found, _CLASSES, counted=("image", "images"), confidence=confidence_of(run))
 
 
-@panel("targets beside the mean", at=22, tasks=("image",))
+@PANELS.register_panel("targets beside the mean", at=22, tasks=("image",))
 def _target_errors_panel(selection: Selection) -> Shown:
     found = _results(selection)
     # A corpus without numbers has no such panel; one whose results are to come has one that says so.
@@ -352,19 +352,19 @@ def _target_errors_panel(selection: Selection) -> Shown:
     return target_errors_figure(found, confidence=confidence_of(selection.detailed))
 
 
-@panel("confusion", at=50, tasks=("image",))
+@PANELS.register_panel("confusion", at=50, tasks=("image",))
 def _confusion_panel(selection: Selection) -> Shown:
     run = selection.detailed
     return confusion_figure(table_of(run, run.image_predictions, tables.IMAGE_PREDICTIONS))
 
 
-@panel("classes", at=51, tasks=("image",))
+@PANELS.register_panel("classes", at=51, tasks=("image",))
 def _class_table_panel(selection: Selection) -> Shown:
     table = class_table(_results(selection))
     return HtmlTable(table, caption="Each class of the test part, the worst F1 first") if table.height else NOTHING
 
 
-@panel("targets", at=52, tasks=("image",))
+@PANELS.register_panel("targets", at=52, tasks=("image",))
 def _targets_panel(selection: Selection) -> Shown:
     run = selection.detailed
     predicted = table_of(run, run.target_predictions, tables.TARGET_PREDICTIONS)
@@ -375,12 +375,12 @@ def _targets_panel(selection: Selection) -> Shown:
     return target_scatter_figure(predicted, _results(selection), means, confidence=confidence_of(run))
 
 
-@panel("batch sizes that fit", at=53, tasks=("image",))
+@PANELS.register_panel("batch sizes that fit", at=53, tasks=("image",))
 def _batch_sizes_panel(selection: Selection) -> Shown:
     return _fits_panel(selection, "batch_size")
 
 
-@panel("resolutions that fit", at=54, tasks=("image",))
+@PANELS.register_panel("resolutions that fit", at=54, tasks=("image",))
 def _resolutions_panel(selection: Selection) -> Shown:
     return _fits_panel(selection, "image_size")
 

@@ -7,7 +7,7 @@ import re
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.dashboard.panels import Selection, Shown, panel
+from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import of_fold
 from fvc_lib.analysis.read.queries import memory_samples
@@ -164,6 +164,6 @@ def _most_at_once(spans: pl.DataFrame) -> int:
     return int(changes["step"].cum_sum().max() or 1)  # type: ignore[arg-type]  # a column of whole numbers
 
 
-@panel("pipeline", at=61, follows=("highlight",), reads=("status.json", "status", "memory"))
+@PANELS.register_panel("pipeline", at=61, follows=("highlight",), reads=("status.json", "status", "memory"))
 def _panel(selection: Selection) -> Shown:
     return pipeline_figure(pipeline_spans(selection.detailed))

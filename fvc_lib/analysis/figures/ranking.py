@@ -19,7 +19,7 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.dashboard.panels import QUICK_REPLICATES, Selection, Shown, of_folds, panel
+from fvc_lib.analysis.dashboard.panels import PANELS, QUICK_REPLICATES, Selection, Shown, of_folds
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import band_trace, diagonal, fake_labels, fold_line, level_line, videos_and_groups
 from fvc_lib.analysis.read.queries import predictions as read_predictions
@@ -478,17 +478,17 @@ def _risk_at(curve: RiskCoverage, coverages: FloatArray) -> FloatArray:
 # --- Panels of the dashboard
 
 
-@panel("roc", at=41, follows=("folds", "highlight"), tasks=("video",))
+@PANELS.register_panel("roc", at=41, follows=("folds", "highlight"), tasks=("video",))
 def _roc_panel(selection: Selection) -> Shown:
     return roc_figure(_scored(selection), replicates=QUICK_REPLICATES)
 
 
-@panel("pr", at=42, follows=("folds", "highlight"), tasks=("video",))
+@PANELS.register_panel("pr", at=42, follows=("folds", "highlight"), tasks=("video",))
 def _pr_panel(selection: Selection) -> Shown:
     return pr_figure(_scored(selection), replicates=QUICK_REPLICATES)
 
 
-@panel("calibration", at=43, follows=("folds",), tasks=("video",))
+@PANELS.register_panel("calibration", at=43, follows=("folds",), tasks=("video",))
 def _calibration_panel(selection: Selection) -> Shown:
     return calibration_figure(_scored(selection), replicates=QUICK_REPLICATES)
 

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import polars as pl
 import polars.selectors as cs
 
-from fvc_lib.analysis.dashboard.panels import Selection, Shown, confidence_of, of_folds, panel, table_of
+from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown, confidence_of, of_folds, table_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, value_label, videos_and_groups
 from fvc_lib.analysis.pages.display import HtmlTable
@@ -480,13 +480,13 @@ def failed_checks(audit: pl.DataFrame) -> list[str]:
 # --- Panels of the dashboard
 
 
-@panel("controls", at=10, tasks=("video",))
+@PANELS.register_panel("controls", at=10, tasks=("video",))
 def _controls_panel(selection: Selection) -> Shown:
     run = selection.detailed
     return controls_figure(read_results([run]).frame, confidence=confidence_of(run), leaks=audit_failures(run))
 
 
-@panel("folds", at=40, follows=("folds",), tasks=("video",))
+@PANELS.register_panel("folds", at=40, follows=("folds",), tasks=("video",))
 def _folds_panel(selection: Selection) -> Shown:
     table = fold_table([selection.detailed]).frame.select(
         ~cs.by_name("run_id", require_all=False) & ~cs.ends_with(UNCALIBRATED)
@@ -495,12 +495,12 @@ def _folds_panel(selection: Selection) -> Shown:
     return HtmlTable(of_folds(selection, table), caption=f"{run_id}: the network on each outer fold")
 
 
-@panel("slices", at=44, tasks=("video",))
+@PANELS.register_panel("slices", at=44, tasks=("video",))
 def _slices_panel(selection: Selection) -> Shown:
     run = selection.detailed
     return slices_figure(table_of(run, run.slices, SLICES), confidence=confidence_of(run))
 
 
-@panel("runs", at=70, follows=("runs",), tasks=("video",))
+@PANELS.register_panel("runs", at=70, follows=("runs",), tasks=("video",))
 def _runs_panel(selection: Selection) -> Shown:
     return run_comparison_figure(compare_runs(selection.runs).frame)

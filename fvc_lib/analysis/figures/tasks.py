@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.dashboard.panels import Selection, Shown, confidence_of, panel, runs_alike, task_of
+from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown, confidence_of, runs_alike, task_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, value_label
 from fvc_lib.analysis.pages.display import HtmlTable
@@ -407,7 +407,7 @@ def _table_number(value: float | str | None) -> float | None:
 _TASKS = ("image", "video_text")
 
 
-@panel("standing", at=20, tasks=_TASKS)
+@PANELS.register_panel("standing", at=20, tasks=_TASKS)
 def _standing_panel(selection: Selection) -> Shown:
     run = selection.detailed
     verdict = judge(measured_scores(run, task_of(run)).scores)
@@ -415,7 +415,7 @@ def _standing_panel(selection: Selection) -> Shown:
     return HtmlTable(table, caption=f"{path_to_text(run.run_id)} beside what knows nothing of its test part")
 
 
-@panel("runs of the task", at=71, follows=("runs",), tasks=_TASKS)
+@PANELS.register_panel("runs of the task", at=71, follows=("runs",), tasks=_TASKS)
 def _runs_panel(selection: Selection) -> Shown:
     """Of the chosen runs those that are about the same as the one in detail."""
     named = dict(zip(selection.runs, map(path_to_text, run_names(selection.runs)), strict=True))

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 import polars as pl
 from plotly.subplots import make_subplots
 
-from fvc_lib.analysis.dashboard.panels import MEMORY, METRICS, MOST_METRICS, NOTHING, Selection, Shown, of_folds, panel
+from fvc_lib.analysis.dashboard.panels import MEMORY, METRICS, MOST_METRICS, NOTHING, PANELS, Selection, Shown, of_folds
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.theme import of_fold
@@ -171,7 +171,7 @@ def _mode(points: pl.DataFrame) -> str:
 
 
 def _declare_curves(number: int) -> None:
-    @panel(
+    @PANELS.register_panel(
         f"learning curves {number + 1}",
         at=30 + number,
         follows=("metrics", "folds", "smoothing", "highlight"),
@@ -189,6 +189,6 @@ for _number in range(MOST_METRICS):
     _declare_curves(_number)
 
 
-@panel("memory", at=60, follows=("folds", "highlight"), reads=MEMORY)
+@PANELS.register_panel("memory", at=60, follows=("folds", "highlight"), reads=MEMORY)
 def _memory_panel(selection: Selection) -> Shown:
     return memory_timeline_figure(of_folds(selection, memory_samples([selection.detailed]).frame))

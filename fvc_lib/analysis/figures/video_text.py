@@ -10,7 +10,7 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, Shown, confidence_of, panel, table_of
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of, table_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.tasks import beside_controls_figure, metric_and_control_table
@@ -141,7 +141,7 @@ def _subtitle(ranks: pl.DataFrame) -> str:
 _SHOWN_CAPTIONS = 12
 
 
-@panel("retrieval beside chance", at=23, tasks=("video_text",))
+@PANELS.register_panel("retrieval beside chance", at=23, tasks=("video_text",))
 def _retrieval_panel(selection: Selection) -> Shown:
     run = selection.detailed
     found = _results(selection)
@@ -150,20 +150,20 @@ def _retrieval_panel(selection: Selection) -> Shown:
     return beside_controls_figure(found, shown, counted=("query", "queries"), confidence=confidence_of(run))
 
 
-@panel("ranks", at=55, tasks=("video_text",))
+@PANELS.register_panel("ranks", at=55, tasks=("video_text",))
 def _ranks_panel(selection: Selection) -> Shown:
     run = selection.detailed
     return found_within_figure(table_of(run, run.retrieval_ranks, tables.RETRIEVAL_RANKS))
 
 
-@panel("caption metrics", at=56, tasks=("video_text",))
+@PANELS.register_panel("caption metrics", at=56, tasks=("video_text",))
 def _caption_metrics_panel(selection: Selection) -> Shown:
     table = metric_and_control_table(_results(selection), ["captions"])
     confidence = f"{confidence_of(selection.detailed):.0%} cluster-bootstrap intervals over groups"
     return HtmlTable(table, caption=f"Captions of the test part, with {confidence}") if table.height else NOTHING
 
 
-@panel("captions", at=57, tasks=("video_text",))
+@PANELS.register_panel("captions", at=57, tasks=("video_text",))
 def _captions_panel(selection: Selection) -> Shown:
     run = selection.detailed
     captions = table_of(run, run.captions, tables.CAPTIONS)

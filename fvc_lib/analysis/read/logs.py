@@ -315,8 +315,8 @@ def read_curves(
 
 # --- Memory logs: a stage's samples and events on one clock that only goes forward
 #
-# The wall clock may jump, and the sampler's own clock starts again whenever a killed stage is resumed. So time is summed up
-# line by line: by the sampler's clock where it was written, else by the wall clock's steps forward.
+# The wall clock may jump, and the sampler's own clock starts again whenever a killed stage is resumed. So time is
+# summed up line by line: by the sampler's clock where it was written, else by the wall clock's steps forward.
 
 
 _WALL_CLOCK = "coalesce(try_cast(timestamp AS DOUBLE), epoch(try_cast(timestamp AS TIMESTAMPTZ)))"
