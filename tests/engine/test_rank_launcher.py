@@ -136,7 +136,7 @@ def test_rank_0_reports_all_and_another_rank_what_happened_to_it_alone(tmp_path)
             reports.watch_device("cuda:0", lambda: DeviceMemory(1, 2, 3, 4, 5))
             reports.at("train", epoch=1)
             reports.event("policy", "as planned")
-            reports.event("out_of_memory", "memory ended", micro_batch=4)
+            reports.event("out_of_memory", "é" * 9_999, micro_batch=4, samples="é" * 9_999)
             reports.failed(DataError("x" * 100_000))
             while reader.take_from(listening):
                 pass

@@ -39,6 +39,7 @@ Progress = Callable[[int, int], None]
 _WATCH_SECONDS = 0.2
 _DEVICE_SECONDS = 1.0
 _MOST_BYTES = 1 << 16  # of one report
+_MOST_CHARACTERS = 4096  # of one text in it: in JSON each may take six bytes, and a report has two texts at most
 # What happens to one rank alone; everything else happens to all of them, and rank 0 reports it.
 _OWN_EVENTS = frozenset({"out_of_memory", "loader_restarted"})
 # A signal that asks for a stop ends a rank that has nothing to save yet, and has no handler for it.
@@ -318,7 +319,8 @@ class RankReports(logging.Handler):
         own = kind in _OWN_EVENTS or (kind == "nonfinite" and details.get("what") == "evaluation")
         if self._rank == 0 or own:
             said = f"rank {self._rank}: {message}" if self._rank else message
-            self._send("event", {"kind": kind, "message": said, "details": details})
+            short = {name: _short(value) if isinstance(value, str) else value for name, value in details.items()}
+            self._send("event", {"kind": kind, "message": _short(said), "details": short})
 
     def disk_full(self, message: str) -> None:
         """What rank 0's metric log says of a disk that takes no more."""
@@ -331,7 +333,7 @@ class RankReports(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """A warning, from rank 0: what it warns of, the others do as well."""
         if self._rank == 0:
-            self._send("warning", record.getMessage()[: _MOST_BYTES // 16])
+            self._send("warning", _short(record.getMessage()))
 
     def close(self) -> None:
         """Report no more."""
@@ -340,11 +342,15 @@ class RankReports(logging.Handler):
 
     def failed(self, error: BaseException) -> None:
         """Why this rank ends."""
-        self._send("failed", [type(error).__name__, str(error)[: _MOST_BYTES // 16]])
+        self._send("failed", [type(error).__name__, _short(str(error))])
 
     def _send(self, kind: str, value: Any) -> None:
         with suppress(ConnectionError):  # the launching process is gone, and this one will be in a moment
             self._socket.send(json.dumps({"rank": self._rank, "kind": kind, "value": value}).encode())
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 
 def end_with_parent(parent: int) -> None:
