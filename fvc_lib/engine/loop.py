@@ -1,4 +1,7 @@
-"""The one training engine. It knows samples, losses and metrics by name only; what they mean is the task's business."""
+"""The one training engine: from the newest checkpoint, epoch by epoch, to the end; then scoring.
+
+It knows samples, losses and metrics by name only; what they mean is the task's business. One step of it is ``step.py``.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,8 @@ from fvc_lib.services.errors import DataError, FvcError, StoppedError
 from fvc_lib.services.memory_advice import memory_advice
 from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy
 
+MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -92,178 +97,6 @@ class EngineSettings:
     checkpoint_seconds: float = 120.0
     checkpoint_epochs: int = 1
     gradient_checkpointing: bool = False
-
-
-# ----------------------------------------------------------------------------------------------------
-# One batch that is only looked at: whole, or done again in smaller pieces.
-
-
-def evaluate_batch(
-    task: Task,
-    model: nn.Module,
-    batch: Batch,
-    precision: Precision,
-    device: torch.device,
-    micro_batch: int,
-    report: Callable[[OutOfMemory], None] = lambda event: None,
-) -> tuple[Outputs, LossSum, int]:
-    """Outputs and loss of one batch on the CPU, without gradient; out of memory, again with caches emptied, then in
-    halves.
-
-    Nothing is handed on before the whole batch is done, so nothing is counted twice. The first repetition keeps the
-    micro-batch, because splitting otherwise rounds otherwise.
-
-    Returns:
-        Outputs by name (B, ...), the loss sum, and the micro-batch that fitted.
-
-    Raises:
-        MemoryExhaustedError: one sample alone does not fit, or the comparison of all of them does not.
-    """
-    again = True
-    while True:
-        try:
-            return *_outputs_in_parts(task, model, batch, precision, device, micro_batch), micro_batch
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            comparing = isinstance(error, ComparedMemoryError)
-            failure = memory_state(error, device, model.parameters())
-        gc.collect()
-        release_cached_memory(device)
-        used = min(micro_batch, len(batch))
-        following = used if again else None if comparing else used // 2 or None
-        report(OutOfMemory("validation", failure, used, following, sample_shapes(batch), len(batch)))
-        if not again and comparing:
-            raise MemoryExhaustedError(comparison_too_large(failure, len(batch)))
-        if not again:
-            micro_batch = smaller_micro_batch(failure, used, batch, validation=True)
-        again = False
-
-
-def _outputs_in_parts(
-    task: Task, model: nn.Module, batch: Batch, precision: Precision, device: torch.device, micro_batch: int
-) -> tuple[Outputs, LossSum]:
-    outputs: list[Outputs] = []
-    losses: list[LossSum] = []
-    for start in range(0, len(batch), micro_batch):
-        part = batch.part(start, start + micro_batch).to(device)
-        with torch.inference_mode(), precision.autocast():
-            result = task.forward(model, part)
-            loss = task.loss(result, part)
-        outputs.append({name: values.float().cpu() for name, values in result.items()})
-        losses.append(LossSum(loss.total.cpu(), loss.weight.cpu()))
-    joined = {name: torch.cat([part[name] for part in outputs]) for name in outputs[0]}
-    joint = joint_part(task)
-    if joint is not None:
-        compared = evaluated_joint_loss(joint, model, joined, batch)
-        losses.append(LossSum(compared, torch.zeros_like(losses[0].weight)))
-    total = LossSum(torch.stack([x.total for x in losses]).sum(), torch.stack([x.weight for x in losses]).sum())
-    return joined, total
-
-
-# ----------------------------------------------------------------------------------------------------
-# One pass over samples that are only looked at: each rank its part, the whole as if one had done it.
-
-
-class Evaluation:
-    """Runs data through models of one task.
-
-    A rank's part is a run of whole effective batches: split elsewhere, a convolution or a float32 sum may round
-    otherwise. So scores, metrics and losses are those of a single process to the bit, if each rank has as many threads.
-
-    Args:
-        task: whose model, loss and accumulators these are.
-        precision: as in training.
-        device: where the model is.
-        ranks: that share the work.
-        batch_size: samples loaded at once.
-        watch: hears of every out-of-memory and of losses that are not finite.
-        load: batches from lists of sample numbers.
-        after_batch: called after each.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        precision: Precision,
-        device: torch.device,
-        ranks: Ranks,
-        *,
-        batch_size: int,
-        watch: TrainingWatch,
-        load: Callable[[SampleSet, list[list[int]]], Iterator[Batch]],
-        after_batch: Callable[[], None],
-    ) -> None:
-        self._task = task
-        self._precision = precision
-        self._device = device
-        self._ranks = ranks
-        self._batch_size = batch_size
-        self._watch = watch
-        self._load = load
-        self._after_batch = after_batch
-
-    def run(
-        self, model: nn.Module, data: SampleSet, accumulator: Accumulator, micro_batches: MicroBatchPlan, step: int
-    ) -> LossMean:
-        """The loss over all of ``data``, on every rank; ``accumulator`` is whole on rank 0 alone.
-
-        ``micro_batches`` is given what had to be lowered, on every rank the same.
-        """
-        model.eval()
-        size, num_before = self._batch_size, len(micro_batches.changes)
-        batches = effective_batches(np.arange(len(data)), size)
-        numbers = share(list(range(len(batches))), self._ranks.rank, self._ranks.size)
-        losses = []
-        for number, batch in zip(numbers, self._load(data, [batches[number] for number in numbers]), strict=True):
-            sample = number * size
-            planned = micro_batches.in_validation(step, sample)
-            outputs, loss, fitted = evaluate_batch(
-                self._task, model, batch, self._precision, self._device, planned, self._watch.out_of_memory
-            )
-            if fitted < planned:
-                micro_batches.fitted_in_validation(step, sample, fitted)
-            accumulator.update(outputs, batch)
-            losses.append((float(loss.total), float(loss.weight)))
-            if not math.isfinite(losses[-1][0]):
-                self._watch.evaluated_nonfinite(batch)
-            self._after_batch()
-        if self._ranks.size > 1:
-            losses = self._joined(losses, numbers, micro_batches, num_before, step)
-            self._ranks.to_leader("evaluated", accumulator.to_document(), accumulator.add_document)
-        mean = LossMean()
-        for total, weight in losses:  # one by one, in the order of the samples: so it rounds as in one process
-            mean.add(LossMean(total, weight))
-        return mean
-
-    def _joined(
-        self,
-        losses: list[tuple[float, float]],
-        numbers: list[int],
-        micro_batches: MicroBatchPlan,
-        num_before: int,
-        step: int,
-    ) -> list[tuple[float, float]]:
-        """All ranks' losses in order; their changes of the micro-batch go into every rank's plan.
-
-        A change holds to the end of the pass, so after a rank that had one the next begins with what was planned.
-        """
-        own = [(change.micro_batch, change.validation_sample) for change in micro_batches.changes[num_before:]]
-        del micro_batches.changes[num_before:]
-        first = numbers[0] * self._batch_size if numbers else None
-        joined: list[tuple[float, float]] = []
-        found: list[tuple[int, int]] = []
-        everyones: list[Any] = self._ranks.everyone("evaluation", [losses, own, first])
-        for its_losses, its_changes, its_first in everyones:
-            joined.extend((total, weight) for total, weight in its_losses)
-            if found and its_first is not None:
-                found.append((micro_batches.in_validation(step, its_first), its_first))
-            found.extend((micro_batch, sample) for micro_batch, sample in its_changes)
-        micro_batches.changes.extend(MicroBatchChange(step, size, sample) for size, sample in found)
-        return joined
-
-
-MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
 
 
 class TrainingDivergedError(FvcError):
@@ -595,3 +428,164 @@ class Engine:
             if not is_out_of_memory(error):
                 raise
             self._watch.save_skipped(error)
+
+
+class Evaluation:
+    """Runs data through models of one task.
+
+    A rank's part is a run of whole effective batches: split elsewhere, a convolution or a float32 sum may round
+    otherwise. So scores, metrics and losses are those of a single process to the bit, if each rank has as many threads.
+
+    Args:
+        task: whose model, loss and accumulators these are.
+        precision: as in training.
+        device: where the model is.
+        ranks: that share the work.
+        batch_size: samples loaded at once.
+        watch: hears of every out-of-memory and of losses that are not finite.
+        load: batches from lists of sample numbers.
+        after_batch: called after each.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        precision: Precision,
+        device: torch.device,
+        ranks: Ranks,
+        *,
+        batch_size: int,
+        watch: TrainingWatch,
+        load: Callable[[SampleSet, list[list[int]]], Iterator[Batch]],
+        after_batch: Callable[[], None],
+    ) -> None:
+        self._task = task
+        self._precision = precision
+        self._device = device
+        self._ranks = ranks
+        self._batch_size = batch_size
+        self._watch = watch
+        self._load = load
+        self._after_batch = after_batch
+
+    def run(
+        self, model: nn.Module, data: SampleSet, accumulator: Accumulator, micro_batches: MicroBatchPlan, step: int
+    ) -> LossMean:
+        """The loss over all of ``data``, on every rank; ``accumulator`` is whole on rank 0 alone.
+
+        ``micro_batches`` is given what had to be lowered, on every rank the same.
+        """
+        model.eval()
+        size, num_before = self._batch_size, len(micro_batches.changes)
+        batches = effective_batches(np.arange(len(data)), size)
+        numbers = share(list(range(len(batches))), self._ranks.rank, self._ranks.size)
+        losses = []
+        for number, batch in zip(numbers, self._load(data, [batches[number] for number in numbers]), strict=True):
+            sample = number * size
+            planned = micro_batches.in_validation(step, sample)
+            outputs, loss, fitted = evaluate_batch(
+                self._task, model, batch, self._precision, self._device, planned, self._watch.out_of_memory
+            )
+            if fitted < planned:
+                micro_batches.fitted_in_validation(step, sample, fitted)
+            accumulator.update(outputs, batch)
+            losses.append((float(loss.total), float(loss.weight)))
+            if not math.isfinite(losses[-1][0]):
+                self._watch.evaluated_nonfinite(batch)
+            self._after_batch()
+        if self._ranks.size > 1:
+            losses = self._joined(losses, numbers, micro_batches, num_before, step)
+            self._ranks.to_leader("evaluated", accumulator.to_document(), accumulator.add_document)
+        mean = LossMean()
+        for total, weight in losses:  # one by one, in the order of the samples: so it rounds as in one process
+            mean.add(LossMean(total, weight))
+        return mean
+
+    def _joined(
+        self,
+        losses: list[tuple[float, float]],
+        numbers: list[int],
+        micro_batches: MicroBatchPlan,
+        num_before: int,
+        step: int,
+    ) -> list[tuple[float, float]]:
+        """All ranks' losses in order; their changes of the micro-batch go into every rank's plan.
+
+        A change holds to the end of the pass, so after a rank that had one the next begins with what was planned.
+        """
+        own = [(change.micro_batch, change.validation_sample) for change in micro_batches.changes[num_before:]]
+        del micro_batches.changes[num_before:]
+        first = numbers[0] * self._batch_size if numbers else None
+        joined: list[tuple[float, float]] = []
+        found: list[tuple[int, int]] = []
+        everyones: list[Any] = self._ranks.everyone("evaluation", [losses, own, first])
+        for its_losses, its_changes, its_first in everyones:
+            joined.extend((total, weight) for total, weight in its_losses)
+            if found and its_first is not None:
+                found.append((micro_batches.in_validation(step, its_first), its_first))
+            found.extend((micro_batch, sample) for micro_batch, sample in its_changes)
+        micro_batches.changes.extend(MicroBatchChange(step, size, sample) for size, sample in found)
+        return joined
+
+
+def evaluate_batch(
+    task: Task,
+    model: nn.Module,
+    batch: Batch,
+    precision: Precision,
+    device: torch.device,
+    micro_batch: int,
+    report: Callable[[OutOfMemory], None] = lambda event: None,
+) -> tuple[Outputs, LossSum, int]:
+    """Outputs and loss of one batch on the CPU, without gradient; out of memory, again with caches emptied, then in
+    halves.
+
+    Nothing is handed on before the whole batch is done, so nothing is counted twice. The first repetition keeps the
+    micro-batch, because splitting otherwise rounds otherwise.
+
+    Returns:
+        Outputs by name (B, ...), the loss sum, and the micro-batch that fitted.
+
+    Raises:
+        MemoryExhaustedError: one sample alone does not fit, or the comparison of all of them does not.
+    """
+    again = True
+    while True:
+        try:
+            return *_outputs_in_parts(task, model, batch, precision, device, micro_batch), micro_batch
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            comparing = isinstance(error, ComparedMemoryError)
+            failure = memory_state(error, device, model.parameters())
+        gc.collect()
+        release_cached_memory(device)
+        used = min(micro_batch, len(batch))
+        following = used if again else None if comparing else used // 2 or None
+        report(OutOfMemory("validation", failure, used, following, sample_shapes(batch), len(batch)))
+        if not again and comparing:
+            raise MemoryExhaustedError(comparison_too_large(failure, len(batch)))
+        if not again:
+            micro_batch = smaller_micro_batch(failure, used, batch, validation=True)
+        again = False
+
+
+def _outputs_in_parts(
+    task: Task, model: nn.Module, batch: Batch, precision: Precision, device: torch.device, micro_batch: int
+) -> tuple[Outputs, LossSum]:
+    outputs: list[Outputs] = []
+    losses: list[LossSum] = []
+    for start in range(0, len(batch), micro_batch):
+        part = batch.part(start, start + micro_batch).to(device)
+        with torch.inference_mode(), precision.autocast():
+            result = task.forward(model, part)
+            loss = task.loss(result, part)
+        outputs.append({name: values.float().cpu() for name, values in result.items()})
+        losses.append(LossSum(loss.total.cpu(), loss.weight.cpu()))
+    joined = {name: torch.cat([part[name] for part in outputs]) for name in outputs[0]}
+    joint = joint_part(task)
+    if joint is not None:
+        compared = evaluated_joint_loss(joint, model, joined, batch)
+        losses.append(LossSum(compared, torch.zeros_like(losses[0].weight)))
+    total = LossSum(torch.stack([x.total for x in losses]).sum(), torch.stack([x.weight for x in losses]).sum())
+    return joined, total

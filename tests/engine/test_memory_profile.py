@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from fvc_lib.engine.memory.profile import recorded_allocations, require_memray
+from fvc_lib.engine.memory.training_memory import recorded_allocations, require_memray
 from fvc_lib.services.errors import UsageError
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def test_the_recording_of_a_killed_training_can_be_read(tmp_path):
         import os, signal, sys, time
         from pathlib import Path
         import torch
-        from fvc_lib.engine.memory.profile import recorded_allocations
+        from fvc_lib.engine.memory.training_memory import recorded_allocations
 
         def hold_forty_megabytes():
             return torch.zeros(10_000_000)

@@ -12,8 +12,7 @@ from fvc_lib.engine.device import ComputeDevice, resolve_device
 from fvc_lib.engine.memory import training_memory as impossible_budget
 from fvc_lib.engine.memory import training_memory as module
 from fvc_lib.engine.memory.preflight import PreflightReport
-from fvc_lib.engine.memory.profile import AllocationRecording
-from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
+from fvc_lib.engine.memory.training_memory import AllocationRecording, planned_micro_batch, training_memory
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget

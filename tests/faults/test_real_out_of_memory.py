@@ -19,7 +19,7 @@ from fvc_lib.tasks.recipe import TrainingOutcome, read_outcome
 from fvc_lib.tasks.video.training import TrainingSummary
 from tests.faults.conftest import elsewhere
 from tests.faults.forked import run
-from tests.faults.shortage_lives import train_in_little_memory
+from tests.faults.out_of_memory_lives import train_in_little_memory
 from tests.kits.training import TinyTraining, draw_clip
 
 PLANNED = 8
