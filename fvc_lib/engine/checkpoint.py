@@ -310,8 +310,8 @@ def _refuse_another_model(model: nn.Module, saved: Mapping[str, Tensor], path: s
     found = {name: tuple(tensor.shape) for name, tensor in saved.items()}
     differing = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
     if differing:
-        told = ", ".join(f"{name} {found.get(name)} -> {own.get(name)}" for name in differing[:3])
+        examples = ", ".join(f"{name} {found.get(name)} -> {own.get(name)}" for name in differing[:3])
         raise CheckpointMismatchError(
-            f"{path!r} is of another model: {len(differing)} tensors differ, {told}. Resume with the model it was "
+            f"{path!r} is of another model: {len(differing)} tensors differ, {examples}. Resume with the model it was "
             "made with, or start a new run."
         )

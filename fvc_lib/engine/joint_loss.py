@@ -69,10 +69,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class FirstPass:
-    """The outputs of one rank's share, on the CPU; ``kept`` is all of the share with its graph, if one micro-batch."""
+    """The outputs of one rank's share, on the CPU; ``with_graph`` is all of the share, if one micro-batch."""
 
     compared: Compared
-    kept: tuple[Outputs, LossSum] | None
+    with_graph: tuple[Outputs, LossSum] | None
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class JointPart:
 
     Attributes:
         total: their share of the loss, scalar, detached.
-        gradients: of that share, by output; for all samples, as far as nobody took a part of them.
+        gradients: of that share, by output; for all samples, until ``of_samples`` takes a part.
     """
 
     total: Tensor
@@ -100,8 +100,8 @@ def joint_part(task: object) -> JointLoss | None:
 def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
     """What ``task`` compares of one micro-batch."""
     # In float32 also where autocast computes in half precision: a similarity is sharpened by a large factor.
-    kept = {name: outputs[name].detach().float() for name in task.joint_outputs}
-    return Compared(kept, {name: batch.tensors[name] for name in task.joint_tensors})
+    outputs = {name: outputs[name].detach().float() for name in task.joint_outputs}
+    return Compared(outputs, {name: batch.tensors[name] for name in task.joint_tensors})
 
 
 def first_pass(

@@ -102,10 +102,10 @@ def load_batches(
         LoaderDiedError: they were killed again and again at the same batch.
         Whatever ``data`` raises for a sample it cannot give.
     """
-    asked, batches = batches, [batch for batch in batches if batch]
-    if len(batches) < len(asked):
+    all_batches, batches = batches, [batch for batch in batches if batch]
+    if len(batches) < len(all_batches):
         loaded = load_batches(data, batches, num_workers=num_workers, pin_memory=pin_memory, on_restart=on_restart)
-        yield from (next(loaded) if batch else Batch((), {}) for batch in asked)
+        yield from (next(loaded) if batch else Batch((), {}) for batch in all_batches)
         return
     position, deaths = 0, 0
     with _DeathsNoticed(num_workers) as noticed:

@@ -202,7 +202,7 @@ class BatchTransaction:
             )
 
         found, micro_batch = self._until_it_fits(collect, work, micro_batch)
-        alone = found.kept is None
+        alone = found.with_graph is None
         part, failure = self._joint_part(joint, found.compared, work.num_samples)
         if part is not None:
             loss, failure = self._attempt(partial(self._carry_joint_loss_back, part, found, work, micro_batch))
@@ -239,12 +239,12 @@ class BatchTransaction:
     def _carry_joint_loss_back(self, compared: JointPart, found: FirstPass, work: _Work, micro_batch: int) -> LossMean:
         losses = [LossSum(compared.total, torch.zeros_like(compared.total))]
         self._where = "forward"
-        if found.kept is None and len(work.batch):
+        if found.with_graph is None and len(work.batch):
             put_back_random_state(work.random_state, self._device)
             self._put_back_buffers(work)
         for start, part in work.parts(micro_batch):
             self._where = "forward"
-            outputs, loss = found.kept or self._forward(part)
+            outputs, loss = found.with_graph or self._forward(part)
             self._where = "backward"
             its_gradients = compared.of_samples(start, start + micro_batch).gradients
             carry_back(outputs, its_gradients, self._scaled(work.num_samples, loss.total))

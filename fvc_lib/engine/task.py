@@ -186,7 +186,7 @@ class JointLoss(Protocol):
     numbers when it is called again from the same random state.
 
     The loss itself is a sum over samples of what each has to say of all the others, so it is computed some rows at a
-    time, and each rank computes its own: nobody holds B x B of anything.
+    time, and each rank computes its own: no process holds B x B of anything.
     """
 
     @property

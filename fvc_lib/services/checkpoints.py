@@ -169,7 +169,7 @@ def load_document(path: Path, wanted_format: int) -> dict[str, Any]:
 
     Raises:
         DamagedCheckpointError: not torch's format, not loadable without running code, or not ``wanted_format``.
-        CheckpointReadError: memory ended, or the disk refused; nothing is known to be damaged.
+        CheckpointReadError: out of memory, or the disk refused; nothing is known to be damaged.
     """
     verify(path)
     if not zipfile.is_zipfile(path):
@@ -431,10 +431,10 @@ class CheckpointFolder:
             if written is not None:
                 written.result()
         except (MemoryError, RuntimeError) as error:  # torch says the latter when memory ends
-            told = str(error).partition("\n")[0] or "memory ended"
+            told = str(error).partition("\n")[0] or "out of memory"
             raise CheckpointWriteError(
                 f"checkpoint in {str(self.folder)!r}: could not be written ({told}). The previous checkpoint is "
-                "intact: where memory ended, give the job more, then resume."
+                "intact: if it was out of memory, give the job more, then resume."
             ) from error
         except OSError as error:
             raise CheckpointWriteError(

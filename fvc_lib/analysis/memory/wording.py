@@ -198,7 +198,7 @@ _MOST_ROWS = 8
 
 
 def largest_tensors(run: RunPaths, found: MemoryFindings) -> pl.DataFrame:
-    """The tensors that held most when memory ended: ``stage shape dtype num_tensors total_bytes``, largest first.
+    """The tensors that held most when memory ran out: ``stage shape dtype num_tensors total_bytes``, largest first.
 
     Of each stage, shape and type the out-of-memory where they held most. Context files that are missing or unreadable
     add no row.

@@ -1,1 +1,1 @@
-"""Memory of a training: predicted before it starts (preflight), kept while it runs, swept over sizes."""
+"""Memory of a training: measured and planned before it starts, observed and recorded while it runs."""

@@ -58,7 +58,7 @@ Decision = tuple[int, str]  # micro-batch, and why something could not be measur
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is asked and what comes out.
+# The request, the report and the way from one to the other.
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ class PreflightReport:
                 f"memory preflight: could not be measured ({self.problem}): going on with micro-batch "
                 f"{self.micro_batch} and without a prediction.{same}"
             )
-        kept = f", of which {_size(self.reserved_bytes)} are kept for waiting batches or what comes after training"
-        tight = budget + (kept if self.reserved_bytes else "")
+        reserve = f", of which {_size(self.reserved_bytes)} are kept for waiting batches or what comes after training"
+        tight = budget + (reserve if self.reserved_bytes else "")
         peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
         aside = f" Not all was measured: {self.problem}." if self.problem else ""
         if not self.fits:
@@ -522,8 +522,8 @@ class PreflightStore:
         """What was found under these circumstances, and what was decided."""
         document = self._read()
         try:
-            kept, decided = document["measurements"].get(key), document["decisions"].get(decision_key)
-            found = None if kept is None else StepMeasurement.from_document(kept["found"])
+            entry, decided = document["measurements"].get(key), document["decisions"].get(decision_key)
+            found = None if entry is None else StepMeasurement.from_document(entry["found"])
             decision = None if decided is None else (int(decided["micro_batch"]), str(decided["problem"]))
             return found, decision
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -148,7 +148,7 @@ class StepProbe:
             transaction = BatchTransaction(
                 request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request)
             )
-            kept: list[Any] = [copy_weights(model)]
+            beside: list[Any] = [copy_weights(model)]
             for batch in _batches(request, _STEPS):
                 part = batch.part(0, 2 * micro_batch)
                 started = _now(device)
@@ -157,7 +157,7 @@ class StepProbe:
                 if is_usable(result.loss):
                     stepper.take(result, 1e-6)
                 seconds = (computed - started) / len(part) + (_now(device) - computed) / len(batch)
-                kept[1:] = [_on_cpu([model.state_dict(), stepper.state_dict()])]
+                beside[1:] = [_on_cpu([model.state_dict(), stepper.state_dict()])]
         return seconds
 
 

@@ -85,7 +85,7 @@ def refuse_impossible_budget(
     Raises:
         UsageError: names what is held, and the least that can work.
     """
-    if not _asked_for(config, budget):
+    if not _is_mem_gb(config, budget):
         return
     held = footprint_of(request, resident_bytes).resident_bytes
     if held < budget.total_bytes:
@@ -100,7 +100,7 @@ def refuse_impossible_budget(
     )
 
 
-def _asked_for(config: RunConfig, budget: MemoryBudget) -> bool:
+def _is_mem_gb(config: RunConfig, budget: MemoryBudget) -> bool:
     """Whether ``budget`` is what ``mem_gb`` says, or one rank's share of it.
 
     Of kernels that run beside each other the runner shares the budget out; there it is the number of them to change.
@@ -133,7 +133,7 @@ def _gigabytes(num_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """What a training, and the control beside it, are told about memory.
+    """What a training, and the control beside it, get for their memory.
 
     Attributes:
         policy: of the device.
@@ -442,8 +442,8 @@ def _run_memray(*arguments: str) -> str | None:
     command = [sys.executable, "-P", "-m", "memray", *arguments]
     # A Jupyter kernel asks all its children for colours, which in a file are noise.
     colours = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-    kept = {name: value for name, value in os.environ.items() if name not in colours}
-    environment = {**kept, "COLUMNS": _TABLE_COLUMNS, "NO_COLOR": "1", "TERM": "dumb"}
+    plain = {name: value for name, value in os.environ.items() if name not in colours}
+    environment = {**plain, "COLUMNS": _TABLE_COLUMNS, "NO_COLOR": "1", "TERM": "dumb"}
     try:
         done = subprocess.run(
             command,
