@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.video.decode.clip import probe_video
+from fvc_lib.video.decode.clip import decode_clip, probe_video
 from fvc_lib.video.decode.source import VideoError
 
 
-def test_a_plain_video_is_described(make_video):
+def test_a_plain_video_is_described_whether_its_path_is_text_or_not(make_video):
     path = make_video("a.mp4", 20, options={"bf": "2"})
     probe = probe_video(path)
+    assert probe == probe_video(str(path))
+    assert (decode_clip(str(path), 3).frames == decode_clip(path, 3).frames).all()
     assert (probe.codec, probe.container, probe.pixel_format) == ("h264", "mov", "yuv420p")
     assert (probe.width, probe.height, probe.num_frames) == (64, 48, 20)
     assert probe.frames_per_second == pytest.approx(25)

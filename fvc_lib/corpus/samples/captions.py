@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -177,7 +178,10 @@ def _clip(number: int, part: str, combination: tuple[str, str, str, str]) -> Cap
 
 
 def generate_sample_captions(
-    folder: Path, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
+    folder: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Path:
     """Write the corpus to ``folder``, or what is missing of it.
 
@@ -196,6 +200,7 @@ def generate_sample_captions(
         StoppedError: ``stop`` said so; a later call goes on.
         OSError: as the file system gave it; a later call finishes what was begun.
     """
+    folder = Path(folder)
     clips = plan_clips()
     files = [[PlannedFile(clip.path, partial(make_clip, clip.drawing))] for clip in clips]
     make_missing(folder, folder / RECORD, CORPUS_VERSION, files, "clips", progress, stop)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -334,7 +335,10 @@ def _plan(name: str, food: str) -> PlannedDish:
 
 
 def generate_sample_dishes(
-    folder: Path, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
+    folder: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Path:
     """Write the corpus to ``folder``, or what is missing of it.
 
@@ -353,6 +357,7 @@ def generate_sample_dishes(
         StoppedError: ``stop`` said so; a later call goes on.
         OSError: as the file system gave it; a later call finishes what was begun.
     """
+    folder = Path(folder)
     plan = plan_dishes()
     files = [
         [PlannedFile(path, partial(photograph, planned.dish, number)) for number, path in enumerate(planned.paths)]

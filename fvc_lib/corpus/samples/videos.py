@@ -275,7 +275,9 @@ Use it to see that the pipeline runs and reports honestly. Results on it say not
 """
 
 
-def generate_sample_corpus(folder: Path, *, progress: Callable[[int, int], None] | None = None) -> Path:
+def generate_sample_corpus(
+    folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
+) -> Path:
     """Write the sample corpus to ``folder``, or what is missing of it.
 
     Clips that an earlier call finished are recognised by their checksums and kept; damaged, missing or foreign ones are
@@ -292,7 +294,7 @@ def generate_sample_corpus(folder: Path, *, progress: Callable[[int, int], None]
     Raises:
         OSError: as the file system gave it; a later call finishes what was begun.
     """
-    events = plan_events()
+    folder, events = Path(folder), plan_events()
     checksums = read_checksums(folder / RECORD, CORPUS_VERSION)
     total = sum(len(event.clips) for event in events)
     done = 0

@@ -8,6 +8,7 @@ original is there, and no more videos than a few are in hand at once.
 from __future__ import annotations
 
 import csv
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -66,9 +67,9 @@ class _Outcome:
 def make_clips(
     store: ClipStore,
     index: pl.DataFrame,
-    corpus_root: Path,
+    corpus_root: str | os.PathLike[str],
     augmentations_per_video: int,
-    metadata_csv: Path,
+    metadata_csv: str | os.PathLike[str],
     *,
     progress: Callable[[int, int], None] | None = None,
     workers: int = 0,
@@ -96,6 +97,7 @@ def make_clips(
         OSError: clips or the table cannot be written. A video that fails is reported instead.
         FvcError: the code that decodes was edited while this process runs the one before.
     """
+    corpus_root, metadata_csv = Path(corpus_root), Path(metadata_csv)
     sweep_temporaries(store.cache_dir / CLIPS_FOLDER)
     store.note_use()
     numbers = range(augmentations_per_video + 1)

@@ -55,13 +55,13 @@ class Pruned:
     left: tuple[Path, ...]
 
 
-def stored_sets(cache_dir: Path) -> list[ClipSet]:
+def stored_sets(cache_dir: str | os.PathLike[str]) -> list[ClipSet]:
     """Every set of clips under ``cache_dir``, by name. Looks without writing.
 
     Raises:
         UsageError: the clips folder is a link; nothing is followed out of the cache.
     """
-    clips = cache_dir / CLIPS_FOLDER
+    clips = Path(cache_dir) / CLIPS_FOLDER
     if clips.is_symlink():
         where = str(clips.readlink())
         raise UsageError(f"{str(clips)!r} is a link to {where!r}. Give the cache folder that really holds the clips.")

@@ -158,13 +158,13 @@ def write_shards(
     return folder
 
 
-def read_manifest(folder: Path) -> ShardManifest:
+def read_manifest(folder: str | os.PathLike[str]) -> ShardManifest:
     """The manifest of the shards in ``folder``.
 
     Raises:
         DataError: there is none, it is none of ours, or it names a clip twice or one that is no plain name.
     """
-    path = folder / MANIFEST
+    path = Path(folder) / MANIFEST
     try:
         manifest = ShardManifest.model_validate_json(path.read_bytes())
         clips = [clip for shard in manifest.shards for clip in shard.clips]
@@ -276,8 +276,8 @@ class ClipShards:
         DataError: no shards there, or the manifest is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
         self.manifest = read_manifest(folder)
         self.clips = tuple(clip for shard in self.manifest.shards for clip in shard.clips)
         self._number_of = {clip: number for number, clip in enumerate(self.clips)}

@@ -9,6 +9,7 @@ decoder itself needs.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -89,7 +90,7 @@ class Clip:
 
 
 def decode_clip(
-    path: Path,
+    path: str | os.PathLike[str],
     num_frames: int,
     size: int | None = None,
     *,
@@ -119,7 +120,7 @@ def decode_clip(
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused; see ``errors``.
     """
     _check_arguments(num_frames, size, start_seconds, end_seconds, sampling, on_truncated)
-    window = _Window(start_seconds, end_seconds)
+    path, window = Path(path), _Window(start_seconds, end_seconds)
     try:
         with open_video(path) as source:
             table = read_frame_table(source)
@@ -306,13 +307,14 @@ class VideoProbe:
     bits_per_second: float | None
 
 
-def probe_video(path: Path) -> VideoProbe:
+def probe_video(path: str | os.PathLike[str]) -> VideoProbe:
     """Read all packets of ``path`` and decode its first frame.
 
     Raises:
         VideoError: the file is unreadable, has no video, or yields no frame. A truncated file that still has frames
             is described by those it has; ``decode_clip`` says what is missing.
     """
+    path = Path(path)
     with open_video(path) as source:
         table = read_frame_table(source)
         check_not_empty(path, table)

@@ -237,7 +237,7 @@ class VideoSource:
 
 
 @contextmanager
-def open_video(path: Path, *, thorough: bool = False) -> Iterator[VideoSource]:
+def open_video(path: str | os.PathLike[str], *, thorough: bool = False) -> Iterator[VideoSource]:
     """Open ``path`` and choose its best video stream; the container is closed in any case.
 
     Args:
@@ -248,6 +248,7 @@ def open_video(path: Path, *, thorough: bool = False) -> Iterator[VideoSource]:
     Raises:
         VideoError: the file cannot be read as a video, or ffmpeg fails inside the ``with`` block.
     """
+    path = Path(path)
     head = _check_file(path)
     options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
     if not thorough and _TELLING_HEADS.match(head):

@@ -156,7 +156,7 @@ class ImageFacts:
     content_sha256: str
 
 
-def decode_image(path: Path, *, shortest_side: int | None = None) -> Picture:
+def decode_image(path: str | os.PathLike[str], *, shortest_side: int | None = None) -> Picture:
     """The picture in ``path``, turned as its EXIF orientation says.
 
     Grey, palette and CMYK become RGB, transparent parts white, 16 bits 8; of several frames the first is taken. Colour
@@ -174,12 +174,13 @@ def decode_image(path: Path, *, shortest_side: int | None = None) -> Picture:
         StillImageError: ``UnreadableImage``, ``NotAnImage``, ``TruncatedImage`` (never a picture that is partly grey),
             ``CorruptImage`` or ``RefusedImage``.
     """
+    path = Path(path)
     image, _ = _load(path, _read(path), shortest_side)
     with _pillow_errors(path):
         return np.array(_to_rgb(path, image))
 
 
-def examine_image(path: Path, *, shortest_side: int = 1) -> tuple[ImageFacts, Picture]:
+def examine_image(path: str | os.PathLike[str], *, shortest_side: int = 1) -> tuple[ImageFacts, Picture]:
     """Decode the picture in ``path`` once, as ``decode_image`` does, and look for damage that Pillow passes over.
 
     Args:
@@ -189,6 +190,7 @@ def examine_image(path: Path, *, shortest_side: int = 1) -> tuple[ImageFacts, Pi
     Raises:
         StillImageError: as ``decode_image``; also where a JPEG decodes but its coded data are damaged.
     """
+    path = Path(path)
     content = _read(path)
     image, (width, height) = _load(path, content, shortest_side)
     with _pillow_errors(path):
