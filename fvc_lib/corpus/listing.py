@@ -344,14 +344,19 @@ def by_rank(registry: Registry[Any]) -> list[CorpusLoader]:
     return sorted((loader for _, loader in registry.items()), key=lambda loader: loader.rank)
 
 
+def accepted_layouts(registry: Registry[Any]) -> str:
+    """A sentence on all layouts of ``registry``."""
+    layouts = (f"({number}) {loader.accepted}" for number, loader in enumerate(by_rank(registry), start=1))
+    return f"A corpus is {', or '.join(layouts)}."
+
+
 def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
     """The loader of ``registry`` for the layout that ``corpus`` has.
 
     Raises:
         UsageError: it is not there, cannot be read or has no layout that is known; the message tells which there are.
     """
-    loaders = by_rank(registry)
-    accepted = f"A corpus is {'; or '.join(loader.accepted for loader in loaders)}."
+    loaders, accepted = by_rank(registry), accepted_layouts(registry)
     try:
         if corpus.is_dir():
             os.listdir(corpus)  # noqa: PTH208 - only to see that it can be read

@@ -17,13 +17,14 @@ import polars as pl
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.index import video_ids, written_when_refused
-from fvc_lib.corpus.listing import Refusal, Rejections, counts_text
+from fvc_lib.corpus.listing import Refusal, Rejections, counts_text, recognised
 from fvc_lib.corpus.probing import ProbeResult, probe_files
 from fvc_lib.corpus.samples.captions import generate_sample_captions
 from fvc_lib.corpus.sources.video_text_manifest import PairListing, PairRow, find_manifest, read_pairs
 from fvc_lib.corpus.split import split_parts
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.registry import PAIR_LAYOUTS
 from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table
 
 # ----------------------------------------------------------------------------------------------------
@@ -210,7 +211,8 @@ def index_video_texts(
     """
     watched = _stopping(progress, stop)
     if config.corpus:
-        listing = read_pairs(find_manifest(Path(config.corpus)), config.manifest_separator)
+        corpus = Path(config.corpus)
+        listing: PairListing = recognised(PAIR_LAYOUTS, corpus).read(corpus, config.manifest_separator)
     else:
         sample = generate_sample_captions(video_text_root(config), progress=watched)
         listing = read_pairs(sample, ",")

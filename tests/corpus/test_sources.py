@@ -306,5 +306,7 @@ def test_a_new_layout_is_one_loader_that_registers_itself(tmp_path, monkeypatch)
     CORPORA.register(CorpusLoader("listed", "a folder with clips.txt", lambda p: (p / "clips.txt").is_file(), read))
 
     assert [entry.path for entry in read_corpus(tmp_path).entries] == ["a.mp4"]
-    with pytest.raises(UsageError, match=r"A corpus is a folder with FVC-2018's .*; or a folder with clips\.txt"):
+    with pytest.raises(
+        UsageError, match=r"A corpus is \(1\) a folder with FVC-2018's .*, or \(2\) a folder with clips\.txt"
+    ):
         read_corpus(tmp_path / "real")

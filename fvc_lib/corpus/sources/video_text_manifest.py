@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fvc_lib.corpus.label_table import LabelTable, optional_cell, read_label_table
-from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal, Rejections
 from fvc_lib.services.atomic_files import escape_text, path_from_text
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import PAIR_LAYOUTS
 
 PATH_COLUMNS = ("path", "video_path", "video")
 TEXT_COLUMNS = ("text", "caption")
@@ -226,3 +227,17 @@ def _plain_lines(text: str, separator: str) -> Iterator[list[str]]:
     for line in text.replace("\r\n", "\n").split("\n"):
         if line.strip():
             yield [cell.strip() for cell in line.split(separator)]
+
+
+PAIR_LAYOUTS.register(
+    CorpusLoader(
+        name="pairs",
+        accepted=(
+            "a manifest with the columns 'path' and 'text', if known also 'split' (train, validation, test) and "
+            "'group': CSV, any other separated text (manifest_separator) or Parquet; or a folder with one such file"
+        ),
+        recognises=lambda path: True,  # the most general one: what it lacks is said where it is read
+        read=lambda path, separator: read_pairs(find_manifest(path), separator),
+        rank=9,
+    )
+)
