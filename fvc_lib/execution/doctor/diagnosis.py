@@ -207,18 +207,10 @@ def _locks_work(folder: Path) -> bool:
 
 
 def _file_system(folder: Path) -> str:
-    """Its type, of the mount that ``folder`` is in; empty words where there is no /proc."""
-    try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return "a local or network file system"
-    resolved, best = folder.resolve(), ("", "unknown file system")
-    for line in mounts:
-        _, mount, kind, *_ = line.split(" ")
-        mount = mount.replace("\\040", " ")
-        if resolved.is_relative_to(mount) and len(mount) >= len(best[0]):
-            best = (mount, kind)
-    return best[1]
+    """The type of the file system that ``folder`` is in."""
+    resolved = folder.resolve()
+    mounts = [each for each in psutil.disk_partitions(all=True) if resolved.is_relative_to(each.mountpoint)]
+    return max(reversed(mounts), key=lambda each: len(each.mountpoint)).fstype if mounts else "unknown file system"
 
 
 def memory(config: RunConfig) -> list[Finding]:

@@ -383,7 +383,7 @@ def begin_run(
         "attempts": [_attempt(command, code)],
     }
     # Last: a folder without run.json is a run that never began, and is listed nowhere.
-    write_json(run.run_json, _redacted(record))
+    write_json(run.run_json, Redactor().tree(record))
     return run
 
 
@@ -404,7 +404,7 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str) -> list
         DataError: ``run.json`` is not readable, or another process has been holding it for too long.
     """
     code = code_state()
-    now = _redacted(_attempt(command, code))
+    now = Redactor().tree(_attempt(command, code))
     with _record_held(run):
         try:
             record = json.loads(run.run_json.read_text())
@@ -453,16 +453,6 @@ def _attempt(command: str, code: CodeState) -> dict[str, object]:
 
 def _patch_path(run: RunPaths, code: CodeState) -> Path:
     return run.code_patch.with_name(f"{run.code_patch.stem}_{(code.patch_sha256 or '')[:8]}{run.code_patch.suffix}")
-
-
-def _redacted(value: Any, redactor: Redactor | None = None) -> Any:
-    """``value`` with each text in it free of secrets."""
-    redactor = redactor or Redactor()
-    if isinstance(value, str):
-        return redactor.text(value)
-    if isinstance(value, Mapping):
-        return {redactor.text(str(name)): _redacted(each, redactor) for name, each in value.items()}
-    return [_redacted(each, redactor) for each in value] if isinstance(value, list | tuple) else value
 
 
 @contextmanager

@@ -357,22 +357,33 @@ def meaning(options: str) -> str:
 
 
 def batch_in_use(config: RunConfig, events: Path) -> int:
-    """How many clips were in memory at once: as the stage's events told last, else as configured."""
+    """How many clips were in memory at once: by the last of the stage's events that has it, else as configured."""
     configured = config.batch_size or _USUAL_BATCH
-    try:
-        with events.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LOOK_BYTES))
-            lines = stream.read().splitlines()
-    except OSError:
-        return configured
-    for line in reversed(lines):
-        try:
-            told = json.loads(line)["details"]["micro_batch"]
-        except (ValueError, KeyError, TypeError):
-            continue
-        if isinstance(told, int) and told > 0:
-            return min(told, configured)
+    for row in rows_from_the_end(events):
+        details = row.get("details")
+        batch = details.get("micro_batch") if isinstance(details, dict) else None
+        if isinstance(batch, int) and batch > 0:
+            return min(batch, configured)
     return configured
+
+
+def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file, the last first: whole lines among its last 256 kB; none where it is missing."""
+    try:
+        with path.open("rb") as stream:
+            start = max(0, stream.seek(0, os.SEEK_END) - _LOOK_BYTES)
+            stream.seek(start)
+            data = stream.read()
+    except OSError:
+        return
+    whole = data[: data.rfind(b"\n") + 1].splitlines()
+    for line in reversed(whole[1:] if start else whole):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
 
 
 # The end as the record shows it: a banner at its top, and at the cell that ran what ended it.

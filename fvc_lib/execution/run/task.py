@@ -31,6 +31,7 @@ from fvc_lib.execution.run.stage_end import (
     after_memory_ended,
     judge,
     meaning,
+    rows_from_the_end,
     tell_end,
 )
 from fvc_lib.execution.run.status import StageStatus
@@ -211,8 +212,6 @@ def _message(line: bytes) -> str:
 
 # What a stage measured last, read from the end of its metric log.
 
-_LOOK_BYTES = 64_000
-
 
 @dataclass(frozen=True)
 class LastMetric:
@@ -235,7 +234,7 @@ def last_metric(path: Path, attempt: int) -> LastMetric | None:
     Only whole lines near the end are looked at: the last one may be half written.
     """
     newest: LastMetric | None = None
-    for row in _rows_from_the_end(path):
+    for row in rows_from_the_end(path):
         if row.get("attempt") != attempt:
             break
         found = _metric(row)
@@ -247,24 +246,6 @@ def last_metric(path: Path, attempt: int) -> LastMetric | None:
             return found
         newest = newest or found
     return newest
-
-
-def _rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open("rb") as stream:
-            start = max(0, stream.seek(0, os.SEEK_END) - _LOOK_BYTES)
-            stream.seek(start)
-            data = stream.read()
-    except OSError:
-        return
-    whole = data[: data.rfind(b"\n") + 1].splitlines()
-    for line in reversed(whole[1:] if start else whole):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            yield row
 
 
 def _metric(row: dict[str, Any]) -> LastMetric | None:
