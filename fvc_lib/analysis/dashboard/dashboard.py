@@ -1,7 +1,8 @@
 """The live dashboard: choose runs, metrics, folds and smoothing, and see the figures change.
 
 The figures are ordinary displays that the controls redraw in place. So a notebook that is run without a front end
-holds the same figures for the same defaults, and the controls only add to them.
+holds the same figures for the same defaults, and the controls only add to them. The panels are those that
+``fvc_lib.analysis.figures.*`` registers; so a stage that shows the dashboard depends on their code.
 """
 
 from __future__ import annotations
