@@ -8,7 +8,9 @@ are ``real`` and ``fake`` here and 0 and 1 only inside a model.
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandera.polars as pa
 import polars as pl
@@ -59,6 +61,16 @@ def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: Path) -> 
             frame.write_csv(stream)
 
 
+def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: pa.DataFrameSchema) -> pl.DataFrame:
+    """Columns by name, or rows, or None for no rows, as a frame with the types of ``schema``, otherwise unchecked."""
+    return pl.DataFrame(data, schema=column_types(schema), orient=None if isinstance(data, Mapping) else "row")
+
+
+def column_types(schema: pa.DataFrameSchema) -> dict[str, Any]:
+    """The polars type of each column."""
+    return {name: column.dtype.type for name, column in schema.columns.items()}
+
+
 def read_table(path: Path, schema: pa.DataFrameSchema) -> pl.DataFrame:
     """Read ``path`` and check it.
 
@@ -75,8 +87,7 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pl.DataFrame:
         elif path.suffix == ".feather":
             frame = pl.read_ipc(content)
         else:
-            overrides = {name: column.dtype.type for name, column in schema.columns.items()}
-            frame = pl.read_csv(content, schema_overrides=overrides)
+            frame = pl.read_csv(content, schema_overrides=column_types(schema))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}. Run the stage that writes it again.") from error
     return check_table(frame, schema, str(path))

@@ -30,7 +30,7 @@ from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, de
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table
+from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
 from fvc_lib.tasks.video import results as controls
 from fvc_lib.tasks.video.selection import EarlierOpenings, RecordedSelection
 
@@ -79,8 +79,7 @@ def leakage_audit(
         *([] if before is None else [_opened_before(before)]),
         *_claims(predictions, config),
     ]
-    types = {name: column.dtype.type for name, column in LEAKAGE_AUDIT.columns.items()}
-    return check_table(pl.DataFrame(rows, schema=types, orient="row"), LEAKAGE_AUDIT, "leakage audit")
+    return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")
 
 
 def _joined(index: pl.DataFrame, links: pl.DataFrame) -> Iterator[Row]:
@@ -374,8 +373,7 @@ def _audit(files: pl.DataFrame, thing: str, links: Links | None, has_hash: Seque
         _near_copies(files, thing, links, has_hash),
         _as_indexed(files),
     ]
-    types = {name: column.dtype.type for name, column in LEAKAGE_AUDIT.columns.items()}
-    return check_table(pl.DataFrame(rows, schema=types, orient="row"), LEAKAGE_AUDIT, "leakage audit")
+    return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")
 
 
 def _in_two_parts(files: pl.DataFrame, column: str, check: str, thing: str) -> Row:

@@ -28,6 +28,7 @@ from fvc_lib.services.tables import (
     TARGET_PREDICTIONS,
     TASK_RESULTS,
     check_table,
+    frame_of,
     read_table,
     write_table,
 )
@@ -52,8 +53,7 @@ def image_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
     rows = _class_rows(images, classes, config) if classes.height else []
     for (target,), predicted in numbers.group_by("target", maintain_order=True):
         rows += _target_rows(str(target), predicted, _training_values(images, targets, str(target)), config)
-    schema = {name: column.dtype.type for name, column in TASK_RESULTS.columns.items()}
-    table = check_table(pl.DataFrame(rows, schema=schema, orient="row"), TASK_RESULTS, "image results")
+    table = check_table(frame_of(rows, TASK_RESULTS), TASK_RESULTS, "image results")
     write_table(table, TASK_RESULTS, paths.task_results)
     return table
 

@@ -26,6 +26,7 @@ from fvc_lib.services.tables import (
     IMAGE_TARGETS,
     IMAGES,
     TARGET_PREDICTIONS,
+    frame_of,
     read_table,
     write_table,
 )
@@ -225,13 +226,12 @@ def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFram
         "probability": found.probabilities,
         "rank_of_class": found.ranks,
     }
-    return pl.DataFrame(columns, schema={name: c.dtype.type for name, c in IMAGE_PREDICTIONS.columns.items()})
+    return frame_of(columns, IMAGE_PREDICTIONS)
 
 
 def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
     """TARGET_PREDICTIONS of ``records`` where a number is known, target by target."""
-    schema = {name: column.dtype.type for name, column in TARGET_PREDICTIONS.columns.items()}
-    tables = [pl.DataFrame(schema=schema)]
+    tables = [frame_of(None, TARGET_PREDICTIONS)]
     for name, unit in zip(scores.labels.targets, scores.labels.units, strict=True):
         found = scores.target(name)
         columns = {
@@ -241,7 +241,7 @@ def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFra
             "value": records.values[found.rows, scores.labels.targets.index(name)],
             "predicted": found.predicted,
         }
-        tables.append(pl.DataFrame(columns, schema=schema))
+        tables.append(frame_of(columns, TARGET_PREDICTIONS))
     return pl.concat(tables)
 
 

@@ -33,7 +33,7 @@ from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
-from fvc_lib.services.tables import LABELS, RESULTS, SLICES, check_table
+from fvc_lib.services.tables import LABELS, RESULTS, SLICES, check_table, frame_of
 
 if TYPE_CHECKING:
     from sklearn.ensemble import HistGradientBoostingClassifier
@@ -273,10 +273,7 @@ def kfold_results(
     rows = _source_rows(MODEL, predictions, METRIC_NAMES + MODEL_ONLY_NAMES, config)
     for source, scored in all_controls(index, judged, predictions, seed=config.seed).items():
         rows += _source_rows(source, scored, METRIC_NAMES, config)
-    table = pl.DataFrame(
-        rows, schema={name: column.dtype.type for name, column in RESULTS.columns.items()}, orient="row"
-    )
-    return check_table(table, RESULTS, "kfold results")
+    return check_table(frame_of(rows, RESULTS), RESULTS, "kfold results")
 
 
 def check_predictions(
@@ -498,8 +495,7 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
     """
     known = _known_of(index, predictions)
     rows = [row for part in _slices(known) for row in _rows_of(part, config)]
-    types = {name: column.dtype.type for name, column in SLICES.columns.items()}
-    return check_table(pl.DataFrame(rows, schema=types, orient="row"), SLICES, "slices")
+    return check_table(frame_of(rows, SLICES), SLICES, "slices")
 
 
 def _known_of(index: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:

@@ -17,7 +17,7 @@ from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import LABELS, PREDICTIONS, write_table
+from fvc_lib.services.tables import LABELS, PREDICTIONS, frame_of, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
 from fvc_lib.tasks.video.data import (
@@ -214,5 +214,4 @@ def _predictions(fold: int, scored: Sequence[Scored]) -> pl.DataFrame:
         "control_score": control.scores if control else None,
         "control_label": [LABELS[row.label] for row in control.outer.rows] if control else None,
     }
-    types = {name: column.dtype.type for name, column in PREDICTIONS.columns.items()}
-    return pl.DataFrame(columns, schema=types)
+    return frame_of(columns, PREDICTIONS)

@@ -33,6 +33,7 @@ from fvc_lib.services.tables import (
     TASK_RESULTS,
     VIDEO_TEXTS,
     check_table,
+    frame_of,
     read_table,
     write_table,
 )
@@ -71,8 +72,7 @@ def video_text_results(paths: RunPaths, config: RunConfig, *, log: Callable[[str
             rows += _direction_rows(direction, own, found, config)
     if captions.height:
         rows += _caption_rows(pairs, captions, config)
-    schema = {name: column.dtype.type for name, column in TASK_RESULTS.columns.items()}
-    table = check_table(pl.DataFrame(rows, schema=schema, orient="row"), TASK_RESULTS, "video-text results")
+    table = check_table(frame_of(rows, TASK_RESULTS), TASK_RESULTS, "video-text results")
     write_table(table, TASK_RESULTS, paths.task_results)
     return table
 

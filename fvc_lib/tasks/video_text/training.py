@@ -30,7 +30,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CAPTIONS, PARTS, RETRIEVAL_RANKS, VIDEO_TEXTS, read_table, write_table
+from fvc_lib.services.tables import CAPTIONS, PARTS, RETRIEVAL_RANKS, VIDEO_TEXTS, frame_of, read_table, write_table
 from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
 from fvc_lib.tasks.recipe import (
     Finished,
@@ -328,7 +328,7 @@ def write_test_tables(
     then have no rows.
     """
     retrieval = outputs.retrieval_set()
-    ranks = pl.DataFrame(schema=_types(RETRIEVAL_RANKS))
+    ranks = frame_of(None, RETRIEVAL_RANKS)
     if retrieval is not None:
         settings = RetrievalSettings(config.recall_at, config.retrieval_memory_mb * 1_000_000)
         ranks = retrieval_ranks(pairs, retrieval, settings.metrics(retrieval))
@@ -359,7 +359,7 @@ def retrieval_ranks(pairs: pl.DataFrame, retrieval: RetrievalSet, metrics: Retri
             "num_candidates": np.full(found.num_queries, found.num_candidates, dtype=np.int64),
             "num_positives": found.num_positives,
         }
-        tables.append(pl.DataFrame(columns, schema=_types(RETRIEVAL_RANKS)))
+        tables.append(frame_of(columns, RETRIEVAL_RANKS))
     return pl.concat(tables)
 
 
@@ -367,7 +367,7 @@ def written_captions(pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: 
     """CAPTIONS of every video, in the order of the ids."""
     tokens = outputs.caption_tokens
     if tokens is None:
-        return pl.DataFrame(schema=_types(CAPTIONS))
+        return frame_of(None, CAPTIONS)
     captions = pl.Series("caption", [tokenizer.decode(row).strip() for row in tokens], dtype=pl.String)
     return (
         pairs.with_columns(captions)
@@ -408,8 +408,3 @@ def read_embeddings(path: Path) -> dict[str, torch.Tensor]:
     except (OSError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: cannot be read as embeddings: {error}. Run 20_video_text again.") from error
     return tensors
-
-
-def _types(schema: object) -> dict[str, type[pl.DataType]]:
-    columns = schema.columns  # type: ignore[attr-defined]  # a pandera schema, which polars knows nothing of
-    return {name: column.dtype.type for name, column in columns.items()}
