@@ -71,6 +71,13 @@ def test_a_notebook_is_short_and_defines_nothing(cells):
         assert not any(isinstance(node, kinds) for node in ast.walk(ast.parse(source))), source
 
 
+def test_a_notebook_has_at_most_eight_imports_of_ours(cells):
+    source = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if str(node.module).startswith("fvc_lib")]
+    assert len(ours) <= 8
+
+
 def test_no_cell_takes_the_name_of_a_parameter_so_that_all_cells_run_twice_in_one_kernel(path, cells):
     """``open_stage`` reads parameters from ``globals()``, where the first time through leaves its variables."""
     for cell in cells:

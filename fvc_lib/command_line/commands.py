@@ -76,8 +76,10 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
 
     Exit codes: 0 some pair was compared, 2 usage, 3 none could be.
     """
-    from fvc_lib.analysis.read.comparison import compare as compared  # sklearn and polars take a second to load
-    from fvc_lib.analysis.read.comparison import lines
+    from fvc_lib.analysis.read.comparison import (
+        compare as compared,  # sklearn and polars take a second to load
+        lines,
+    )
 
     config = resolve_config()
     found = [find_run(runs_dir or Path(config.runs_dir), name) for name in runs]

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine.device import ComputeDevice, Precision, finish_gradients
+from fvc_lib.engine.device import Precision, finish_gradients, resolve_device
+from fvc_lib.engine.memory.training_memory import memory_setup
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import Batch, Task, stack_samples
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class FirstStep:
         batch: the samples, on the CPU.
         loss: mean over the batch, before the step.
         gradient_norm: L2 norm over all parameters, before clipping.
+        setup: lines about device, precision and when cached memory is given back.
     """
 
     network: str
@@ -38,6 +45,7 @@ class FirstStep:
     batch: Batch
     loss: float
     gradient_norm: float
+    setup: tuple[str, ...]
 
     @property
     def num_parameters(self) -> int:
@@ -51,24 +59,37 @@ class FirstStep:
             f"loss {self.loss:.3f}, gradient norm {self.gradient_norm:.3f}"
         )
 
+    def network_table(self) -> pl.DataFrame:
+        """Columns part, class, parameters."""
+        import polars as pl  # the engine itself does without
 
-def first_step(task: Task, compute: ComputeDevice, *, seed: int = 0, num_samples: int = 4) -> FirstStep:
+        return pl.DataFrame(list(self.parts), schema=["part", "class", "parameters"], orient="row")
+
+    def tensor_table(self) -> pl.DataFrame:
+        """Columns tensor, shape, dtype."""
+        import polars as pl
+
+        return pl.DataFrame(list(self.tensors), schema=["tensor", "shape", "dtype"], orient="row")
+
+
+def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstStep:
     """Build the task's network, take one batch of training samples through it and back, and report what was seen.
 
     Args:
         task: what is to be trained.
-        compute: device and precision of the training.
-        seed: of the weights and of every random draw; the caller's generators are left as they are.
+        config: device, precision and seed of the run; the caller's random generators are left as they are.
         num_samples: of the batch, spread evenly over the training data; fewer where there are not so many.
 
     Raises:
         DataError: there is no training sample.
+        UsageError: the requested device is not there.
     """
+    compute = resolve_device(config.device, config.amp)
     data = task.training_data
     if not len(data):
         raise DataError("training data: got no sample, wanted at least one. Look at the folds and the clip store.")
     number = min(num_samples, len(data))
-    with forked_random_state(stable_seed("first step", seed), compute.device):
+    with forked_random_state(stable_seed("first step", config.seed), compute.device):
         model = task.build_model().to(compute.device).train()
         batch = stack_samples([data[place * len(data) // number] for place in range(number)])
         there, precision = batch.to(compute.device), Precision(compute)
@@ -78,7 +99,8 @@ def first_step(task: Task, compute: ComputeDevice, *, seed: int = 0, num_samples
         scale = float(precision.scaler.get_scale()) if precision.scales_losses else 1.0
         norm = finish_gradients(model.parameters(), found.num_samples / (found.loss.weight * scale), math.inf)
     shown = [*_described("in", batch.tensors), *_described("out", outputs)]
-    return FirstStep(type(model).__name__, _parts(model), tuple(shown), batch, found.loss.mean(), float(norm))
+    network, setup = type(model).__name__, tuple(memory_setup(config))
+    return FirstStep(network, _parts(model), tuple(shown), batch, found.loss.mean(), float(norm), setup)
 
 
 def _described(way: str, tensors: dict[str, Tensor]) -> list[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypedDict, TypeVar, cast
 
@@ -64,6 +65,8 @@ class TrainingOutcome(Generic[R]):
         peak_device_bytes: of an accelerator; None on the CPU.
         fingerprint: of the parameters and data it was made with.
         num_ranks: processes that shared the training, of the attempt that finished it.
+        finished_utc: when it was finished, ISO 8601; empty for outcomes of older versions.
+        stored: whether this is an earlier training's outcome, and nothing was trained now; not in the file.
     """
 
     __pydantic_config__ = NAN_AS_TEXT
@@ -85,6 +88,19 @@ class TrainingOutcome(Generic[R]):
     peak_device_bytes: int | None
     fingerprint: str
     num_ranks: int = 1
+    finished_utc: str = ""
+    stored: Annotated[bool, Field(exclude=True)] = False
+
+    def sentence(self) -> str:
+        """What was trained, and whether that was now or earlier."""
+        network = f"{self.model}, {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
+        if not self.stored:
+            return f"{network}; {self.training.steps} steps in {self.training.seconds:.1f} s"
+        when = f" at {self.finished_utc}" if self.finished_utc else ""
+        return (
+            f"{network}. A stored result: trained{when} in {self.training.steps} steps; nothing was trained now. To "
+            f"train anew: run_notebooks.py --force {self.stage[:2]} --resume RUN."
+        )
 
 
 def outcome_to_json(outcome: TrainingOutcome[Any]) -> str:
@@ -295,7 +311,7 @@ def train(
     training = read(ranks)
     found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training))
     if found:
-        return outcome_from_json(found, record)
+        return replace(outcome_from_json(found, record), stored=True)
 
     asked = stop is not None and stop()  # first of all, because from then on a signal only sets a flag
     if any(wish for (wish,) in ranks.meet("begin", asked)):
@@ -350,6 +366,7 @@ def train(
             peak_device_bytes=peak_device_bytes(compute.device),
             fingerprint=training.fingerprint,
             num_ranks=ranks.size,
+            finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             **training.sizes,
         )
         text = outcome_to_json(outcome)

@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 from pandera.polars import DataFrameSchema
 
-from fvc_lib.services import tables
-from fvc_lib.services import tables as task_tables
+from fvc_lib.services import tables, tables as task_tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.run_paths import RunPaths

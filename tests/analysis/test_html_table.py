@@ -2,8 +2,7 @@ import os
 from html.parser import HTMLParser
 
 import polars as pl
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.analysis.pages.display import HtmlTable
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fvc_lib.analysis.read import logs as log_lines
 from fvc_lib.analysis.read.logs import METRIC_LINES, read_log_lines

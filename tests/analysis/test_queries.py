@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.sql import Limits, ask_bounded

@@ -8,8 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sklearn.metrics import average_precision_score
 
 from fvc_lib.analysis.figures.gallery import CLIP_GONE, mistakes_gallery, worst_mistakes

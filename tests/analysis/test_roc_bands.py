@@ -1,8 +1,7 @@
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fvc_lib.analysis.figures.ranking import pr_band, roc_band, roc_figure

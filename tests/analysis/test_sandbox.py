@@ -7,8 +7,7 @@ import duckdb
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read import sql as isolated_sql
+from fvc_lib.analysis.read import queries, sql as isolated_sql
 from fvc_lib.analysis.read.sql import Limits, ask, ask_bounded, connect
 
 FRAMES = {"numbers": pl.DataFrame({"n": [1, 2, 3], "text": ["a", None, "<script>'"]})}

@@ -11,8 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.analysis.figures.image import classes_figure, confusion_figure, fits_figure, target_scatter_figure
 from fvc_lib.analysis.figures.tasks import (

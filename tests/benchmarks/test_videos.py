@@ -5,8 +5,7 @@ import dataclasses
 import av
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from benchmarks.decode.comparison import count_wrong_frames, worst_difference
 from benchmarks.decode.peers import decode_pyav, uniform_places

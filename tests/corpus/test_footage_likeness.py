@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fvc_lib.corpus.copies import likeness as footage_likeness
-from fvc_lib.corpus.copies import near_duplicates
+from fvc_lib.corpus.copies import likeness as footage_likeness, near_duplicates
 from fvc_lib.corpus.copies.likeness import SameFootage
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.copies.perceptual_hash import hash_text, parse_hashes, perceptual_hash

@@ -2,8 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from sklearn.model_selection import StratifiedGroupKFold
 
 from fvc_lib.corpus.folds import balance_groups

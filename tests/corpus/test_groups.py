@@ -3,8 +3,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.sources.general.fvc2018 import read_fvc2018

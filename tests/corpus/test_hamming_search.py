@@ -2,8 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.corpus.copies import near_duplicates as hamming_search
 from fvc_lib.corpus.copies.near_duplicates import codes_within, num_lookups

@@ -11,8 +11,7 @@ import av
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.corpus.folds import make_folds
 from fvc_lib.corpus.index import IndexReport, build_index, lost_labelled, video_ids

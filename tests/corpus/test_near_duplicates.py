@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fvc_lib.corpus.copies import near_duplicates
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links

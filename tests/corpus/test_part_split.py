@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.corpus.split import PartSplit, split_parts
 from fvc_lib.services.errors import DataError, LeakageError

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
 from fvc_lib.corpus.listing import Rejections

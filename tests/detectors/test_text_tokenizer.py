@@ -6,8 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from fvc_lib.corpus.samples.captions import plan_clips
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, SMALLEST_VOCABULARY, TextTokenizer

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.first_step import first_step
 from fvc_lib.engine.random_state import seed_generators, stable_seed
+from fvc_lib.services.config import resolve_config
 from tests.kits.task_kit import KINDS
 
-CPU = resolve_device("cpu", "off")
+ON_CPU = resolve_config({"device": "cpu", "amp": "off"}, environ={})
 
 
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
 def test_a_step_shows_shapes_loss_and_gradient_of_each_task(tasks):
     task = tasks()
-    step = first_step(task, CPU, seed=3)
+    step = first_step(task, ON_CPU.model_copy(update={"seed": 3}))
     assert len(step.batch) == min(4, len(task.training_data))
     assert step.num_parameters == sum(p.numel() for p in task.build_model().parameters())
     assert math.isfinite(step.loss)
@@ -28,12 +28,12 @@ def test_a_step_shows_shapes_loss_and_gradient_of_each_task(tasks):
     for name, tensor in step.batch.tensors.items():
         assert shapes[f"in: {name}"] == " × ".join(map(str, tensor.shape))
     assert any(name.startswith("out: ") for name in shapes)
-    assert first_step(task, CPU, seed=3).sentence() == step.sentence()
+    assert first_step(task, ON_CPU.model_copy(update={"seed": 3})).sentence() == step.sentence()
 
 
 def test_loss_and_gradient_are_those_of_plain_torch(tasks):
     task = tasks()
-    step = first_step(task, CPU, seed=1)
+    step = first_step(task, ON_CPU.model_copy(update={"seed": 1}))
     before = torch.get_rng_state()
     with torch.random.fork_rng():
         seed_generators(stable_seed("first step", 1))

@@ -3,8 +3,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.engine.random_state import capture_random_state, forked_random_state, restore_random_state, stable_seed
 

@@ -1,6 +1,5 @@
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.engine.loading import batch_size_of, batches_per_epoch, effective_batches, epoch_order, share
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fvc_lib.engine.device import ComputeDevice, resolve_device
-from fvc_lib.engine.memory import training_memory as impossible_budget
-from fvc_lib.engine.memory import training_memory as module
+from fvc_lib.engine.memory import training_memory as impossible_budget, training_memory as module
 from fvc_lib.engine.memory.preflight import PreflightReport
 from fvc_lib.engine.memory.training_memory import AllocationRecording, planned_micro_batch, training_memory
 from fvc_lib.services.config import RunConfig

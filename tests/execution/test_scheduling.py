@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits, most_at_once
 from fvc_lib.execution.plan.stages import Task, needed_tasks, task_keys, tasks_in_order

@@ -15,9 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fvc_lib.corpus.samples import captions as sample_captions
-from fvc_lib.corpus.samples import dishes as sample_dishes
-from fvc_lib.corpus.samples import videos as sample
+from fvc_lib.corpus.samples import captions as sample_captions, dishes as sample_dishes, videos as sample
 from fvc_lib.services.checkpoints import BEST
 from fvc_lib.services.run_paths import RunPaths, list_runs
 

@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import sklearn.metrics
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from fvc_lib.metrics import classification as c
 from fvc_lib.metrics.classification import Metric, decide

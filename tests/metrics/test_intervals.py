@@ -4,8 +4,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.metrics import intervals
 from fvc_lib.metrics.calibration import expected_calibration_error

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sklearn.metrics
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.metrics import multiclass
 from fvc_lib.metrics.intervals import draw_group_counts, intervals_over_groups

@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from threadpoolctl import threadpool_info
 
 from fvc_lib.metrics import retrieval_stream

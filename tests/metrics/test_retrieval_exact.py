@@ -3,8 +3,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.metrics.retrieval import retrieval_metrics
 from fvc_lib.metrics.retrieval_stream import exact_product, is_at_least

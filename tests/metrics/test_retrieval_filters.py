@@ -5,8 +5,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.metrics import retrieval_stream
 from fvc_lib.metrics.retrieval import retrieval_metrics

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.services.config import (
     ENVIRONMENT,

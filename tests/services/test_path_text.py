@@ -2,8 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.services.atomic_files import escape_text, message_text, path_from_text, path_to_text
 from fvc_lib.services.errors import DataError

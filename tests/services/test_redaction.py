@@ -9,8 +9,7 @@ import json
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.services.redaction import REPLACEMENT, Redactor, StreamRedactor
 

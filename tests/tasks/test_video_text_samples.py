@@ -2,8 +2,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.engine.task import EpochSampleSet
 from fvc_lib.tasks.video_text.data import HiddenFrames, PreparedSamples, num_hidden_frames

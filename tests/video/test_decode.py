@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.video.decode.clip import decode_clip, uniform_places
 from fvc_lib.video.decode.source import TruncatedVideo

@@ -12,11 +12,9 @@ import av
 import numpy as np
 import pytest
 from av.bitstream import BitStreamFilterContext
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fvc_lib.video.decode import clip as decode
-from fvc_lib.video.decode import readers as frame_reader
+from fvc_lib.video.decode import clip as decode, readers as frame_reader
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.frame_table import seconds_of
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo

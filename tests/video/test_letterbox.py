@@ -8,8 +8,7 @@ import av
 import numpy as np
 import pytest
 from av.video.reformatter import Interpolation
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fvc_lib.video.decode.letterbox import FrameConverter, Orientation, fit
 

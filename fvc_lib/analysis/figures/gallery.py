@@ -173,6 +173,22 @@ def example_images(
     return Gallery(cards, f"{told}; what is known of each is below it")
 
 
+def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
+    """The samples of one batch as the network gets them.
+
+    Args:
+        samples: uint8, pictures (B, 3, H, W) or clips (B, T, 3, H, W).
+        names: what each is called.
+    """
+    is_clip = samples.ndim == 5
+    cards = [
+        Card(strip(sample) if is_clip else thumbnail(sample.transpose(1, 2, 0)), f"sample {name}", name)
+        for name, sample in zip(names, samples, strict=True)
+    ]
+    what = "clips, a few frames of each" if is_clip else "pictures"
+    return Gallery(tuple(cards), f"One batch as the network gets it: {len(cards)} {what}.")
+
+
 def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, root: Path, read: ReadPicture) -> Gallery:
     """Wrongly recognised images, in the order given.
 

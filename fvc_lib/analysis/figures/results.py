@@ -24,8 +24,7 @@ from fvc_lib.analysis.read.headline import (
     judge,
     overall_scores,
 )
-from fvc_lib.analysis.read.queries import compare_runs, fold_table
-from fvc_lib.analysis.read.queries import results as read_results
+from fvc_lib.analysis.read.queries import compare_runs, fold_table, results as read_results
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, number_text, source_name
 from fvc_lib.metrics.declaration import UNCALIBRATED, declaration, direction
 from fvc_lib.services.atomic_files import path_to_text

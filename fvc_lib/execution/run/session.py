@@ -12,13 +12,15 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import polars as pl
+from pandera.polars import DataFrameSchema
 
+from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries, temporary_of
 from fvc_lib.services.config import RunConfig, run_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
@@ -105,21 +107,50 @@ class StageSession:
     attempt: int
     headless: bool
     memory: MemorySampler
+    cell: Mapping[str, Any] = field(default_factory=dict)  # the values of the parameters cell
     stop_requested: bool = False
     # While a stage polls ``stop`` a signal only sets the flag; otherwise it ends the cell at once.
     _polling: bool = False
 
     def settings(self) -> pl.DataFrame:
-        """The resolved parameters this notebook reads: columns parameter, value, meaning."""
+        """The parameters this notebook reads: columns parameter, value (the run's, which counts), meaning.
+
+        Where the parameters cell says something else, a column ``in_the_cell`` between them shows that.
+        """
         values = self.config.model_dump(mode="json")
-        return pl.DataFrame(
-            {
-                "parameter": list(self.parameters),
-                "value": [_as_text(values[name]) for name in self.parameters],
-                "meaning": [self.config.meaning(name) for name in self.parameters],
-            },
-            schema={"parameter": pl.String, "value": pl.String, "meaning": pl.String},
-        )
+        used = [_as_text(values[name]) for name in self.parameters]
+        cell = [_as_text(self.cell.get(name, values[name])) for name in self.parameters]
+        differs = [there if there != value else "" for there, value in zip(cell, used, strict=True)]
+        columns = {
+            "parameter": list(self.parameters),
+            "value": used,
+            **({"in_the_cell": differs} if any(differs) else {}),
+            "meaning": [self.config.meaning(name) for name in self.parameters],
+        }
+        return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
+
+    def read(self, table: str, fold: int | None = None) -> pl.DataFrame:
+        """A table of the run, checked against its schema.
+
+        Args:
+            table: its name in ``RunPaths``, such as ``index`` or ``predictions``.
+            fold: whose, where there is one per fold; None: this notebook's.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        return tables.read_table(self._path(table, fold), _schema(table))
+
+    def write(self, table: str, rows: pl.DataFrame) -> Path:
+        """Write a table of the run, checked against its schema; arguments and errors as of ``read``."""
+        path = self._path(table, None)
+        tables.write_table(rows, _schema(table), path)
+        return path
+
+    def _path(self, table: str, fold: int | None) -> Path:
+        found = getattr(self.paths, table)
+        path: Path = found if isinstance(found, Path) else found(self.fold if fold is None else fold)
+        return path
 
     def metric_log(self) -> MetricLog:
         """This stage's metric log, opened for appending."""
@@ -207,7 +238,9 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
     if attempt is None and not only_looks:
         note_interactive_training(paths, stage, fold, config)
     memory = _open_sampler(paths, stage, fold, config.mem_gb, by_hand=attempt is None)
-    session = StageSession(stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory)
+    session = StageSession(
+        stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory, given
+    )
     if session.headless:
         sweep_temporaries(paths.root)
         for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -223,6 +256,11 @@ def _open_sampler(
     # Opened by hand, a notebook leaves the run's own memory log as it is.
     name = f"{stage_key(stage, fold)}.by_hand_memory"
     return MemorySampler(paths.logs / f"{name}.jsonl", events=paths.logs / f"{name}_events.jsonl", mem_gb=mem_gb)
+
+
+def _schema(table: str) -> DataFrameSchema:
+    schema: DataFrameSchema = getattr(tables, {"augmented_metadata": "AUGMENTED"}.get(table, table.upper()))
+    return schema
 
 
 def _as_text(value: object) -> str:

@@ -202,7 +202,7 @@ class VideoTextParts:
 
 
 def read_parts(
-    paths: RunPaths, config: RunConfig, ranks: Ranks, stop: Callable[[], bool] | None = None
+    paths: RunPaths, config: RunConfig, ranks: Ranks | None = None, stop: Callable[[], bool] | None = None
 ) -> VideoTextParts:
     """The run's pairs and their clips, made on rank 0 where they are missing.
 
@@ -210,6 +210,7 @@ def read_parts(
         DataError: too many videos without a clip, or a part without a pair.
         StoppedError: ``stop`` said so.
     """
+    ranks = ranks or Ranks()
     pairs = read_table(paths.video_texts, VIDEO_TEXTS)
     missing = ranks.from_leader("clips", lambda: list(make_clips(config, pairs, stop=stop)[1]))
     kept = without_videos(pairs, missing)
