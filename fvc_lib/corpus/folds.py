@@ -19,15 +19,12 @@ from fvc_lib.corpus.index import refuse_empty_index
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import FOLDS, LABELS, check_table
 
-# ----------------------------------------------------------------------------------------------------
-# Assign whole groups to parts so that every part gets its share of every class.
-#
+# --- Assign whole groups to parts so that every part gets its share of every class.
 # Minimises the squared class-normalised deviation from the shares, with a part that lacks a class counted as far worse
 # than any deviation: groups of one *type* (equal class counts) are first spread evenly, what is left over is placed
 # greedily, largest first, and then single moves and pairwise swaps are made until none helps. scikit-learn's
 # ``StratifiedGroupKFold`` is the greedy step alone; it may leave a part without a class. Working on types instead of
 # groups keeps this fast for 100,000 groups.
-#
 
 
 IntArray = npt.NDArray[np.int64]

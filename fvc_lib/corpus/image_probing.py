@@ -69,11 +69,8 @@ def _code_version() -> str:
     return sha256_of_json([PIL.__version__, code_hash("fvc_lib.corpus.image_probing", _PROBING_CODE)])[:16]
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is done with one untrusted image, in a worker process.
-#
+# --- What is done with one untrusted image, in a worker process.
 # Imported by every worker, so it imports only what that needs.
-#
 
 
 def probe_image(path_text: str) -> dict[str, Any]:

@@ -30,8 +30,7 @@ from fvc_lib.services.errors import DataError, UsageError, did_you_mean
 from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, PARTS, check_table
 from fvc_lib.video.decode.still_image import ImageFacts
 
-# ----------------------------------------------------------------------------------------------------
-# Refusal of an index of images that nothing can be made of, and sentences about one that can.
+# --- Refusal of an index of images that nothing can be made of, and sentences about one that can.
 
 
 # Left out without anything being wrong with the corpus.
@@ -109,8 +108,7 @@ def rejection_notes(rejected: pl.DataFrame) -> list[str]:
     return [f"Left out: {counts}."]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Dev mode: a small part of a corpus, chosen by seed, on which a run takes minutes instead of hours.
+# --- Dev mode: a small part of a corpus, chosen by seed, on which a run takes minutes instead of hours.
 
 
 def dev_subset(
@@ -150,8 +148,7 @@ def _order(seed: int, name: str) -> bytes:
     return hashlib.sha256(f"dev\x1f{seed}\x1f{name}".encode("utf-8", "surrogateescape")).digest()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which numbers of a corpus are asked for, and how images without a class are spread over the parts by them.
+# --- Which numbers of a corpus are asked for, and how images without a class are spread over the parts by them.
 
 
 NO_TARGETS = "none"

@@ -19,8 +19,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, LABELS, REJECTED, write_table
 from fvc_lib.video.decode.clip import VideoProbe
 
-# ----------------------------------------------------------------------------------------------------
-# A corpus that is refused as a whole still says of each of its files what is wrong with it.
+# --- A corpus that is refused as a whole still says of each of its files what is wrong with it.
 
 
 @contextmanager
@@ -35,8 +34,7 @@ def written_when_refused(rejections: Rejections, path: Path | None) -> Iterator[
         raise type(error)(f"{error} Why each of {len(rejections.rows):,} rows is not used stands in {path}.") from error
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the label tables alone say: every row, which of them belong together, and which labels are agreed on.
+# --- What the label tables alone say: every row, which of them belong together, and which labels are agreed on.
 
 
 def group_annotations(listing: Listing) -> Grouping:
@@ -84,8 +82,7 @@ def _sources(listing: Listing) -> list[str]:
     return listing.annotations["source_id"].unique().sort().to_list()
 
 
-# ----------------------------------------------------------------------------------------------------
-# What became of a corpus: the figures of its index, and the refusal of an index that nothing can be made of.
+# --- What became of a corpus: the figures of its index, and the refusal of an index that nothing can be made of.
 
 
 _REPAIR = "Repair or fetch again the files that cannot be read."
@@ -116,14 +113,12 @@ class IndexReport:
         num_indexed: videos in the index.
         num_known: files that were not probed again because they are unchanged.
         labels: videos per label, real and fake.
-        label_source_labels: rows of the label source per label, as it spells them.
         rejected: rows of the rejected table per reason, most frequent first.
         rejected_share: share of labelled videos that were lost (see ``lost_labelled``).
         num_stated_groups: groups the label source stated, over all its rows.
         num_groups: leakage groups in the index.
         largest_group: videos in the largest of them.
         mixed_groups: groups that hold both labels.
-        minority_in_mixed_groups: videos in those groups whose label is the rarer one there.
         merges: links that joined what the label source kept apart.
         num_near_copies: readable files of different contents that look like another one, whatever their group.
         total_seconds: duration of all videos whose duration is known.
@@ -136,14 +131,12 @@ class IndexReport:
     num_indexed: int
     num_known: int
     labels: dict[str, int]
-    label_source_labels: dict[str, int]
     rejected: dict[str, int]
     rejected_share: float
     num_stated_groups: int
     num_groups: int
     largest_group: int
     mixed_groups: int
-    minority_in_mixed_groups: int
     merges: tuple[Merge, ...]
     num_near_copies: int
     total_seconds: float
@@ -167,10 +160,6 @@ class IndexReport:
             "  videos in the largest": f"{self.largest_group:,}",
             "  with both labels": f"{self.mixed_groups:,}",
         }
-
-    def merge_table(self) -> pl.DataFrame:
-        """``group_id why evidence first second``, one row per merge."""
-        return links_table(self.merges)
 
     def rejected_table(self) -> pl.DataFrame:
         """``reason videos``, most frequent first."""
@@ -210,14 +199,12 @@ def report_of(
         num_indexed=index.height,
         num_known=num_known,
         labels={label: int((index["label"] == label).sum()) for label in LABELS},
-        label_source_labels=_counted(listing.annotations["label"].fill_null("")),
         rejected=_counted(rejected["reason"]),
         rejected_share=lost / max(1, lost + index.height),
         num_stated_groups=listing.annotations["stated_group"].drop_nulls().n_unique(),
         num_groups=sizes.height,
         largest_group=int(sizes["len"].max() or 0),  # type: ignore[arg-type]  # polars types max() as any literal
         mixed_groups=mixed.height,
-        minority_in_mixed_groups=int(mixed.select(pl.min_horizontal(*LABELS)).to_series().sum()),
         merges=merges,
         num_near_copies=num_near_copies,
         total_seconds=float(index["duration_seconds"].sum()),

@@ -65,19 +65,27 @@ class LabelTable:
         return present[0] if present else None
 
 
-def read_label_table(path: Path) -> LabelTable:
-    """Read a CSV (UTF-8, comma, RFC 4180 quoting, BOM allowed) or a Parquet file as text.
+def read_label_table(path: Path, separator: str = ",") -> LabelTable:
+    r"""Read text in UTF-8 (BOM allowed), its columns separated by ``separator``, or a Parquet file, as text.
 
-    Bytes of a CSV that are not UTF-8 are kept as surrogate escapes, so that they still name their file.
+    Bytes that are not UTF-8 are kept as surrogate escapes, so that they still name their file. With one character (any,
+    also one like ``α``) cells are quoted as in CSV: RFC 4180, lines may break inside quotes. With several, as in
+    ``a.mp4 ||| he said "go"``, a quote is a letter like any other, each line is a row, and space around a cell is
+    dropped. ``\t``, as a command line gives it, is a tab.
 
     Raises:
-        UsageError: unreadable, not of that format, without header, or with a column named twice.
+        UsageError: unreadable, not of that format, without header, with a column named twice, or a separator that
+            cannot be one.
     """
+    separator = separator.replace("\\t", "\t")
+    if not separator or any(mark in separator for mark in '\r\n"'):
+        raise UsageError(f"manifest_separator: got {separator!r}, wanted text without quotes and line breaks.")
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"manifest {str(path)!r}: {error.strerror}. Give a readable CSV or Parquet file.") from error
-    columns, rows = _from_parquet(path, content) if path.suffix.lower() == ".parquet" else _from_csv(path, content)
+    is_parquet = path.suffix.lower() == ".parquet"
+    columns, rows = _from_parquet(path, content) if is_parquet else _from_text(path, content, separator)
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
         raise UsageError(f"{path.name}: the column {twice[0]!r} exists twice. Keep one of them.")
@@ -90,21 +98,39 @@ def optional_cell(cells: Mapping[str, str], column: str | None) -> str | None:
     return None if value.lower() in _MISSING else value
 
 
-def _from_csv(path: Path, content: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, ...] | None, ...]]:
+def _from_text(
+    path: Path, content: bytes, separator: str
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...] | None, ...]]:
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UsageError(f"{path.name}: is UTF-16 text. Save it as CSV in UTF-8.")
+        raise UsageError(f"{path.name}: is UTF-16 text. Save it in UTF-8.")
     text = content.decode("utf-8-sig", "surrogateescape")
-    try:
-        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    except csv.Error as error:
-        raise UsageError(f"{path.name}: is not a CSV table: {error}. Quote cells as RFC 4180 says.") from error
+    lines = list(_quoted_lines(path, text, separator) if len(separator) == 1 else _plain_lines(text, separator))
     if not lines or not any(lines[0]):
-        raise UsageError(f"{path.name}: is empty. Wanted a header line with at least 'path' and 'label'.")
+        raise UsageError(f"{path.name}: is empty. Wanted a header line with the names of the columns.")
     columns = tuple(name.strip() for name in lines[0])
-    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
-        raise UsageError(f"{path.name}: the header has no comma: {lines[0][0]!r}. Separate the columns by commas.")
-    width = len(columns)
-    return columns, tuple(tuple(line) if len(line) == width else None for line in lines[1:] if line)
+    if len(columns) == 1 and (separator != "," or any(mark in columns[0] for mark in ";\t|")):
+        raise UsageError(
+            f"{path.name}: got the header {columns[0][:80]!r}, wanted columns separated by {separator!r}. Separate "
+            "them so, or, in task video_text, set manifest_separator to what separates them."
+        )
+    return columns, tuple(tuple(line) if len(line) == len(columns) else None for line in lines[1:])
+
+
+def _quoted_lines(path: Path, text: str, separator: str) -> Iterator[list[str]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        yield from (line for line in reader if line)
+    except csv.Error as error:
+        raise UsageError(
+            f"{path.name}: line {reader.line_num} is not as in CSV: {error}. Quote cells as RFC 4180 says, or separate "
+            "them by several characters, between which quotes are letters."
+        ) from error
+
+
+def _plain_lines(text: str, separator: str) -> Iterator[list[str]]:
+    for line in text.replace("\r\n", "\n").split("\n"):
+        if line.strip():
+            yield [cell.strip() for cell in line.split(separator)]
 
 
 def _from_parquet(path: Path, content: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

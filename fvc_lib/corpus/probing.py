@@ -30,11 +30,8 @@ from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.video.decode.clip import VideoProbe, decode_clip, probe_video
 from fvc_lib.video.decode.source import RefusedVideo, VideoError, check_size
 
-# ----------------------------------------------------------------------------------------------------
-# What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
-#
+# --- What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
 # Imported by every worker, so it imports only what that needs.
-#
 
 
 HASH_FRAMES = 6
@@ -94,8 +91,7 @@ def _claimed_too_much(path: Path) -> RefusedVideo | None:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------
-# What was found out about files before, for as long as they are unchanged and the code that found it is the same.
+# --- What was found out about files before, for as long as they are unchanged and the code that found it is the same.
 
 
 @dataclass(frozen=True, slots=True)

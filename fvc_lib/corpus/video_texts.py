@@ -27,8 +27,7 @@ from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.registry import PAIR_LAYOUTS
 from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table
 
-# ----------------------------------------------------------------------------------------------------
-# What became of a corpus of videos and texts, in sentences; and the refusal of one that nothing can be made of.
+# --- What became of a corpus of videos and texts, in sentences; and the refusal of one that nothing can be made of.
 
 
 _REMEDIES = {

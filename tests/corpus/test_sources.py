@@ -150,7 +150,7 @@ class TestManifest:
             (("path", "video_path", "label"), "mean the same"),
             (("path", "group", "group_id", "label"), "mean the same"),
             (("path", "path", "label"), "exists twice"),
-            (("path;label",), "Separate the columns by commas"),
+            (("path;label",), "wanted columns separated by ','"),
             (("", ""), "is empty"),
         ],
     )

@@ -10,12 +10,12 @@ import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from fvc_lib.corpus.label_table import read_label_table
 from fvc_lib.corpus.sources.video_text_manifest import (
     PairListing,
     find_manifest,
     normalised_text,
     read_pairs,
-    read_separated,
 )
 from fvc_lib.services.errors import UsageError
 
@@ -97,30 +97,30 @@ def test_one_character_is_quoted_as_in_csv(tmp_path_factory, cells, separator):
     writer.writerows([("path", "text"), *cells])
     path = tmp_path_factory.getbasetemp() / "quoted.txt"
     path.write_bytes(text.getvalue().encode())
-    assert read_separated(path, separator).rows == tuple(cells)
+    assert read_label_table(path, separator).rows == tuple(cells)
 
 
 def test_between_several_characters_quotes_are_letters(tmp_path):
     content = 'path||text||split\na.mp4||"Go" he said|| \nb.mp4||an "open quote||test\nc.mp4||a|b||train\nd.mp4||x\n'
-    table = read_separated(manifest_of(tmp_path, content), "||")
+    table = read_label_table(manifest_of(tmp_path, content), "||")
     assert table.rows == (
         ("a.mp4", '"Go" he said', ""), ("b.mp4", 'an "open quote', "test"), ("c.mp4", "a|b", "train"), None,
     )  # fmt: skip
     with pytest.raises(UsageError, match=r"line 2 is not as in CSV.*several characters"):
-        read_separated(manifest_of(tmp_path, 'path|text\na.mp4|"Go" he said\n'), "|")
+        read_label_table(manifest_of(tmp_path, 'path|text\na.mp4|"Go" he said\n'), "|")
 
 
 @pytest.mark.parametrize("separator", ["", '"', "\n", "a\rb", '|"|'])
 def test_what_cannot_separate_is_refused(separator, tmp_path):
     with pytest.raises(UsageError, match="manifest_separator: got"):
-        read_separated(manifest_of(tmp_path, "path,text\n"), separator)
+        read_label_table(manifest_of(tmp_path, "path,text\n"), separator)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "got nothing, wanted a header"),
-        (b"path;text\na.mp4;x\n", r"header 'path;text', wanted a header of columns separated by ','.*manifest_sep"),
+        (b"", "is empty. Wanted a header"),
+        (b"path;text\na.mp4;x\n", r"header 'path;text', wanted columns separated by ','.*manifest_separator"),
         (b"path,text,text\n", "'text' exists twice"),
         (b"path,words\n", "wanted a column 'text' or 'caption', found 'path', 'words'"),
         (b"file,text\n", "wanted a column 'path' or 'video_path'"),

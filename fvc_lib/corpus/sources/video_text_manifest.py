@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,12 +88,13 @@ def read_pairs(manifest: Path, separator: str) -> PairListing:
 
     Args:
         manifest: a .parquet file, or separated text in UTF-8 (a byte order mark is allowed).
-        separator: between the columns; see ``read_separated``. A .tsv file has tabs where nothing else was asked for.
+        separator: between the columns; see ``read_label_table``. A .tsv file has tabs where it is the default.
 
     Raises:
         UsageError: not such a table, or a needed column is missing.
     """
-    table = _read_table(manifest, separator)
+    is_tsv = separator == "," and manifest.suffix.lower() == ".tsv"
+    table = read_label_table(manifest, "\t" if is_tsv else separator)
     reader = _RowReader(table, CorpusFiles(manifest.parent))
     rows = tuple(reader.usable())
     memberships = tuple(sorted(reader.memberships))
@@ -167,66 +166,6 @@ def _part_refusal(part: str) -> Refusal | None:
     if not part or part in _PART_NAMES:
         return None
     return Refusal("unknown_split", f"its split is {part!r}; wanted train, validation, test or nothing.")
-
-
-def _read_table(manifest: Path, separator: str) -> LabelTable:
-    if manifest.suffix.lower() == ".parquet":
-        return read_label_table(manifest)
-    is_default = separator == ","
-    return read_separated(manifest, "\t" if is_default and manifest.suffix.lower() == ".tsv" else separator)
-
-
-def read_separated(path: Path, separator: str) -> LabelTable:
-    r"""Read text whose columns are separated by ``separator``, in UTF-8; bytes that are not stay surrogate escapes.
-
-    With one character (any, also one like ``α``) cells are quoted as in CSV: RFC 4180, lines may break inside quotes.
-    With several, as in ``a.mp4 ||| he said "go"``, a quote is a letter like any other, each line is a row, and space
-    around a cell is dropped. ``\t``, as a command line gives it, is a tab.
-
-    Raises:
-        UsageError: unreadable, no such text, a header without the separator, a column twice, or a separator that
-            cannot be one.
-    """
-    separator = separator.replace("\\t", "\t")
-    if not separator or any(mark in separator for mark in '\r\n"'):
-        raise UsageError(f"manifest_separator: got {separator!r}, wanted text without quotes and line breaks.")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"manifest {str(path)!r}: {error.strerror}. Give a readable file.") from error
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UsageError(f"{path.name}: is UTF-16 text. Save it in UTF-8.")
-    text = content.decode("utf-8-sig", "surrogateescape")
-    lines = list(_quoted_lines(path, text, separator) if len(separator) == 1 else _plain_lines(text, separator))
-    columns = tuple(name.strip() for name in lines[0]) if lines else ()
-    if len(columns) < 2:
-        got = f"the header {columns[0][:80]!r}" if columns else "nothing"
-        raise UsageError(
-            f"{path.name}: got {got}, wanted a header of columns separated by {separator!r}. Set manifest_separator "
-            f"to what separates them. {ACCEPTED}"
-        )
-    twice = sorted({name for name in columns if name and columns.count(name) > 1})
-    if twice:
-        raise UsageError(f"{path.name}: the column {twice[0]!r} exists twice. Keep one of them.")
-    rows = tuple(tuple(line) if len(line) == len(columns) else None for line in lines[1:])
-    return LabelTable(path.name, columns, rows)
-
-
-def _quoted_lines(path: Path, text: str, separator: str) -> Iterator[list[str]]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    try:
-        yield from (line for line in reader if line)
-    except csv.Error as error:
-        raise UsageError(
-            f"{path.name}: line {reader.line_num} is not as in CSV: {error}. Quote cells as RFC 4180 says, or separate "
-            "them by several characters, between which quotes are letters."
-        ) from error
-
-
-def _plain_lines(text: str, separator: str) -> Iterator[list[str]]:
-    for line in text.replace("\r\n", "\n").split("\n"):
-        if line.strip():
-            yield [cell.strip() for cell in line.split(separator)]
 
 
 PAIR_LAYOUTS.register(
