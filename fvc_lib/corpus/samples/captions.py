@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.corpus.samples.files import Encoding, PlannedFile, encode_frames, make_missing, write_if_other
+from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, encode_frames, make_missing, write_if_other
 from fvc_lib.corpus.samples.scenes import Plane, Planes, generator_for, texture
 
 # One drawn thing that moves over a ground. Colours differ in chroma by more than encoding takes away, grounds carry
@@ -202,11 +202,15 @@ def generate_sample_captions(
     """
     folder = Path(folder)
     clips = plan_clips()
-    files = [[PlannedFile(clip.path, partial(make_clip, clip.drawing))] for clip in clips]
-    make_missing(folder, folder / RECORD, CORPUS_VERSION, files, "clips", progress, stop)
+    files = [PlannedFiles((clip.path,), partial(_contents, clip)) for clip in clips]
+    make_missing(folder, folder / RECORD, CORPUS_VERSION, files, progress, stop)
     write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
     write_if_other(folder / MANIFEST, manifest_text(clips))
     return folder / MANIFEST
+
+
+def _contents(clip: CaptionedClip) -> list[bytes]:
+    return [make_clip(clip.drawing)]
 
 
 def manifest_text(clips: Sequence[CaptionedClip]) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fvc_lib.corpus.samples.files import PlannedFile, make_missing, write_if_other
+from fvc_lib.corpus.samples.files import PlannedFiles, make_missing, write_if_other
 from fvc_lib.corpus.samples.scenes import generator_for
 
 # Drawn photographs of dishes. A food is told by the shape of its pieces alone: colours, plate, table, light and camera
@@ -347,7 +347,7 @@ def generate_sample_dishes(
 
     Args:
         folder: created when missing; files in it that the corpus does not name are left alone.
-        progress: called with (dishes done, dishes in all) after each dish.
+        progress: called with (pictures done, pictures in all) after each dish.
         stop: asked after each dish.
 
     Returns:
@@ -359,14 +359,15 @@ def generate_sample_dishes(
     """
     folder = Path(folder)
     plan = plan_dishes()
-    files = [
-        [PlannedFile(path, partial(photograph, planned.dish, number)) for number, path in enumerate(planned.paths)]
-        for planned in plan
-    ]
-    make_missing(folder, folder / RECORD, CORPUS_VERSION, files, "dishes", progress, stop)
+    files = [PlannedFiles(planned.paths, partial(_photographs, planned)) for planned in plan]
+    make_missing(folder, folder / RECORD, CORPUS_VERSION, files, progress, stop)
     write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
     write_if_other(folder / MANIFEST, manifest_text(plan))
     return folder / MANIFEST
+
+
+def _photographs(planned: PlannedDish) -> list[bytes]:
+    return [photograph(planned.dish, number) for number in range(len(planned.paths))]
 
 
 def manifest_text(plan: Sequence[PlannedDish]) -> str:

@@ -132,59 +132,56 @@ def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
 # What a generated corpus remembers of its files, so that another call makes only what is missing or damaged.
 
 
-_MAX_THREADS = 4
+_MAX_THREADS = 4  # each holds the frames of up to two clips, about 20 MB
 
 
 @dataclass(frozen=True)
-class PlannedFile:
-    """A file of a generated corpus: its path in the corpus folder, with '/', and what makes its content."""
+class PlannedFiles:
+    """Files that are drawn together: their paths in the corpus folder, with '/', and what makes their contents."""
 
-    path: str
-    make: Callable[[], bytes]
+    paths: tuple[str, ...]
+    make: Callable[[], Sequence[bytes]]
 
 
 def make_missing(
     folder: Path,
     record: Path,
     version: str,
-    plan: Sequence[Sequence[PlannedFile]],
-    what: str,
+    plan: Sequence[PlannedFiles],
     progress: Callable[[int, int], None] | None,
-    stop: Callable[[], bool] | None,
+    stop: Callable[[], bool] | None = None,
 ) -> None:
     """Write what a generated corpus plans and ``folder`` does not have, on a few threads.
+
+    The encoders leave the interpreter alone meanwhile, and files depend on nothing but their plan.
 
     Args:
         folder: of the corpus.
         record: where checksums are kept, also of a call that is interrupted.
         version: of the generator; files of another one are made anew.
-        plan: the files of each thing that is drawn.
-        what: those things are called, for the message.
-        progress: called with (things done, things in all) after each of them.
-        stop: asked after each of them.
+        plan: what is drawn.
+        progress: called with (files done, files in all) after each part of the plan.
+        stop: called after each part; true ends the call.
 
     Raises:
-        StoppedError: ``stop`` said so; a later call goes on.
+        StoppedError: ``stop`` was true; a later call goes on.
     """
     known = read_checksums(record, version)
-    checksums = dict(known)
-
-    def made(files: Sequence[PlannedFile]) -> dict[str, str]:
-        return {file.path: _kept_or_made(folder / file.path, known.get(file.path), file.make) for file in files}
-
+    checksums, total, done = dict(known), sum(len(files.paths) for files in plan), 0
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, _MAX_THREADS)) as makers:
         try:
-            for done, some in enumerate(makers.map(made, plan), start=1):
-                checksums.update(some)
+            for some in makers.map(lambda files: _kept_or_made(folder, files, known), plan):
+                done += len(some)
+                if not some.items() <= checksums.items():
+                    checksums.update(some)
+                    write_checksums(record, version, checksums)
                 if progress is not None:
-                    progress(done, len(plan))
+                    progress(done, total)
                 if stop is not None and stop():
-                    raise StoppedError(f"stopped after {done} of {len(plan)} {what} of the sample corpus; run it again")
+                    raise StoppedError(f"stopped after {done} of {total} files of the sample corpus; run it again")
         except BaseException:
             makers.shutdown(cancel_futures=True)
             raise
-        finally:
-            write_checksums(record, version, checksums)
 
 
 def read_checksums(record: Path, version: str) -> dict[str, str]:
@@ -205,13 +202,18 @@ def write_checksums(record: Path, version: str, checksums: dict[str, str]) -> No
     write_if_other(record, json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
-def _kept_or_made(path: Path, checksum: str | None, make: Callable[[], bytes]) -> str:
-    """The checksum of ``path``, which is written with what ``make`` gives unless it is there as ``checksum`` says."""
-    if checksum is not None and path.is_file() and sha256_of_file(path) == checksum:
-        return checksum
-    content = make()
-    write_bytes(path, content)
-    return hashlib.sha256(content).hexdigest()
+def _kept_or_made(folder: Path, files: PlannedFiles, known: dict[str, str]) -> dict[str, str]:
+    """Checksums of ``files``, of which those are written that are not there as ``known`` says."""
+
+    def is_there(path: str) -> bool:
+        return path in known and (folder / path).is_file() and sha256_of_file(folder / path) == known[path]
+
+    missing = [path for path in files.paths if not is_there(path)]
+    contents = dict(zip(files.paths, files.make(), strict=True)) if missing else {}
+    for path in missing:
+        write_bytes(folder / path, contents[path])
+    made = {path: hashlib.sha256(contents[path]).hexdigest() for path in missing}
+    return {path: made.get(path) or known[path] for path in files.paths}
 
 
 def write_if_other(path: Path, text: str) -> None:
