@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,3 +72,73 @@ def test_a_task_has_its_stages_defaults_and_place_by_its_declaration_alone(edite
     assert tasks.TASKS["sound"].training_stage.training_module == "fvc_lib.tasks.sound.training"
     assert "30_sound" in tasks.TRAINING_STAGES
     assert "30_sound" in config.DECLARED["batch_size"].memory
+
+
+@pytest.fixture
+def with_example(tmp_path: Path) -> Callable[[str, str, str], str]:
+    """Puts an example into a copy of the library and gives what a new process prints there."""
+
+    def run(heading: str, path: str, code: str) -> str:
+        shutil.copytree(ROOT / "fvc_lib", tmp_path / "fvc_lib", ignore=shutil.ignore_patterns("__pycache__"))
+        file = tmp_path / "fvc_lib" / path
+        earlier = file.read_text(encoding="utf-8") + "\n\n" if file.exists() else ""
+        file.write_text(earlier + example(heading), encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, "-W", "error", "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_a_detector_is_found_built_and_trained_by_its_file_alone(with_example):
+    code = """
+import torch
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.registry import DETECTORS
+config = resolve_config({"model": "brightness"}, environ={})
+network = DETECTORS.get(config.model).build()
+logits = network(torch.randint(0, 256, (3, 4, 3, 16, 16), dtype=torch.uint8))
+logits.sum().backward()
+print(tuple(logits.shape), DETECTORS.get("brightness").num_parameters(), "brightness" in DETECTORS.names())
+"""
+    assert with_example("Adding a detector", "detectors/own/brightness.py", code) == "(3,) 3 True\n"
+
+
+def test_a_corpus_is_recognised_and_read_by_its_file_alone(with_example, tmp_path):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.mp4").touch()
+    (folder / "real.txt").write_text("a.mp4\n../b.mp4\n")
+    (folder / "fake.txt").write_text("gone.mp4\n")
+    code = f"""
+from pathlib import Path
+from fvc_lib.corpus.listing import read_corpus
+listing = read_corpus(Path({str(folder)!r}))
+print(listing.kind, [entry.path for entry in listing.entries], sorted(listing.rejected["reason"]))
+"""
+    said = with_example("Adding a corpus", "corpus/sources/general/two_lists.py", code)
+    assert said == "two_lists ['a.mp4'] ['missing_video', 'outside_corpus']\n"
+
+
+def test_an_augmentation_is_offered_and_applied_by_its_class_alone(with_example):
+    code = """
+import numpy as np
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.registry import AUGMENTATIONS
+config = resolve_config({"augmentations": "flip,invert"}, environ={})
+operation = AUGMENTATIONS.get("invert").draw(np.random.default_rng(0), 1.0, 4)
+print(config.augmentations, operation.apply(np.full((1, 3, 2, 2), 5, np.float32)).max())
+"""
+    said = with_example("Adding an augmentation", "video/augmentations.py", code)
+    assert said == "('flip', 'invert') 250.0\n"
+
+
+def test_a_metric_is_computed_and_described_by_its_file_alone(with_example):
+    code = """
+from fvc_lib.metrics.cross_validation import METRICS
+from fvc_lib.metrics.declaration import declaration, direction
+print(METRICS["youden"]([1, 1, 0, 0], [1, 0, 0, 0]), direction("youden"), declaration("youden").title)
+"""
+    assert with_example("Adding a metric", "metrics/youden.py", code) == "0.5 higher Youden's J\n"
