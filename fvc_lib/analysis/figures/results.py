@@ -36,6 +36,14 @@ from fvc_lib.services.tables import SLICES
 BY_VIDEO, BY_GROUP = "all", "all_by_group"
 
 
+def better_direction(metric: str) -> str:
+    """``lower`` or ``higher``; a metric that is not known here, of a foreign table, counts as the latter."""
+    try:
+        return direction(metric)
+    except ValueError:
+        return "higher"
+
+
 def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     """The model's metrics over all folds, with intervals: a vote for each video, and a vote for each group.
 
@@ -48,7 +56,7 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     rows = [
         {
             "metric": metric_name(row["metric"]),
-            "better": direction(row["metric"]),
+            "better": better_direction(row["metric"]),
             "by_video": _interval(row),
             "by_group": _interval(by_group.get(row["metric"])),
             "fold_mean": row["fold_mean"],
@@ -63,7 +71,7 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
     """Every metric over all folds, a row each: ``metric better`` and a column for each source, named in words."""
     # No control has a temperature, so metrics before it are the model's alone.
     rows = results.filter((pl.col("scope") == BY_VIDEO) & ~pl.col("metric").str.ends_with(UNCALIBRATED))
-    better = pl.col("metric").map_elements(direction, return_dtype=pl.String)
+    better = pl.col("metric").map_elements(better_direction, return_dtype=pl.String)
     rows = rows.with_columns(
         better=better,
         metric=pl.col("metric").map_elements(metric_name, return_dtype=pl.String),
@@ -189,7 +197,7 @@ def run_comparison_figure(comparison: pl.DataFrame, metric: str = HEADLINE_METRI
     rows = comparison.filter((pl.col("metric") == metric) & pl.col("value").is_not_null())
     if rows.is_empty():
         return theme.nothing_to_show("Runs compared", f"No chosen run has recorded its {metric_name(metric)}.")
-    is_lower_better = direction(metric) == "lower"
+    is_lower_better = better_direction(metric) == "lower"
     best = rows.sort("value", descending=not is_lower_better).row(0, named=True)
     finding = (
         f"{best['run_id']} has the {'lowest' if is_lower_better else 'highest'} {metric_name(metric)}, "
@@ -287,7 +295,7 @@ def metrics_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
 
 
 def _metric_tick(metric: str) -> str:
-    return f"{figure_text(metric_name(metric))}{' (lower is better)' if direction(metric) == 'lower' else ''}"
+    return f"{figure_text(metric_name(metric))}{' (lower is better)' if better_direction(metric) == 'lower' else ''}"
 
 
 def _finding(rows: pl.DataFrame) -> str:

@@ -13,6 +13,7 @@ import polars as pl
 
 from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown, confidence_of, runs_alike, task_of
 from fvc_lib.analysis.figures import theme
+from fvc_lib.analysis.figures.results import better_direction
 from fvc_lib.analysis.figures.theme import interval_point, value_label
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import MeasuredScores, Score, judge, measured_scores
@@ -339,7 +340,7 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
                 "of": subject_name(subject),
                 "metric": metric_name(metric),
                 "unit": first["unit"],
-                "better": _better(metric),
+                "better": better_direction(metric),
             }
             | texts
             | {"num_samples": first["num_samples"], "num_groups": first["num_groups"]}
@@ -378,13 +379,6 @@ def fits_shown(fits: pl.DataFrame) -> pl.DataFrame:
 def _about(subject: str) -> pl.Expr:
     named = pl.col("subject")
     return named.str.starts_with(subject) if subject.endswith(":") else named == subject
-
-
-def _better(metric: str) -> str:
-    try:
-        return direction(metric)
-    except ValueError:
-        return "higher"
 
 
 def _text(row: dict[str, float | str | None] | None) -> str:
