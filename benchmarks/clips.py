@@ -32,7 +32,7 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loading import epoch_order, load_batches
 from fvc_lib.engine.loop import Engine
 from fvc_lib.execution.run.task import KERNEL_ENVIRONMENT
-from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource

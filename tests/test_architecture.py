@@ -82,7 +82,7 @@ NOT_LEARNING = (
 )  # fmt: skip
 STAGES_BEFORE_LEARNING = (
     "analysis.figures.corpus", "analysis.pages.display", "analysis.read.queries",
-    "corpus.folds", "execution.run.session", "tasks.video.results",
+    "corpus.folds", "execution.run.session", "tasks.video.controls", "tasks.video.results",
 )  # fmt: skip
 
 

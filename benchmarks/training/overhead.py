@@ -15,9 +15,9 @@ from benchmarks.training.bare import BareLoop
 from benchmarks.training.cases import Training
 from benchmarks.training.extras import CurrentObserver, Extras
 from benchmarks.training.turns import Spent, Turns
-from fvc_lib.engine.checkpoint import TrainingState
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine
+from fvc_lib.engine.training_state import TrainingState
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_policy import frozen_garbage
 from fvc_lib.services.stage_logs import SAMPLE_INTERVAL_SECONDS

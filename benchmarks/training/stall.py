@@ -19,7 +19,7 @@ from benchmarks.training.figures import Figure
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample
-from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.memory_budget import ProcessTree
 from fvc_lib.services.memory_policy import frozen_garbage
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from fvc_lib.execution.plan.forking import Inheritance, ask, changes, in_words
-from fvc_lib.execution.plan.memory import PredictedPeak
 from fvc_lib.execution.plan.plan import PlannedTask
+from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import Notebook
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.session import read_progress

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import click
 
 from fvc_lib.command_line.commands import export_when_asked, print_fork, print_plan, report_run
-from fvc_lib.execution.plan.finished import put_back, set_aside
+from fvc_lib.execution.plan.fingerprint import put_back, set_aside
 from fvc_lib.execution.plan.forking import Asked, changes, config_of_fork, config_to_resume, inheritance, take_over
-from fvc_lib.execution.plan.memory import PredictedPeak, predicted_peaks
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
+from fvc_lib.execution.plan.stage_memory import PredictedPeak, predicted_peaks
 from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run, record_resumption
@@ -215,7 +215,7 @@ class RunCommand:
         """The memory that each stage is expected to take, by what is known, else by trying one step out."""
 
         def measure(config: RunConfig) -> int | None:
-            from fvc_lib.tasks.video.preflight import measured_training_peak  # torch takes seconds to load
+            from fvc_lib.tasks.video.dry_run_memory import measured_training_peak  # torch takes seconds to load
 
             click.echo("one training step is tried out to predict its memory; about ten seconds", err=True)
             return measured_training_peak(config)

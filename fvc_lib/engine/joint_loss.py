@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.engine.device import Precision
-from fvc_lib.engine.oom import is_out_of_memory
+from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.task import Batch, JointLoss, LossSum, Outputs, Task
 
 _CPU = torch.device("cpu")

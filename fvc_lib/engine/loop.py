@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine.checkpoint import EpochRecord, TrainingCheckpoints, TrainingState, copy_weights, numerics
 from fvc_lib.engine.device import (
     CacheClearing,
     ComputeDevice,
@@ -27,7 +26,7 @@ from fvc_lib.engine.device import (
 from fvc_lib.engine.distributed.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import batch_size_of, batches_per_epoch, effective_batches, epoch_order, load_batches, share
-from fvc_lib.engine.oom import (
+from fvc_lib.engine.oom_detection import (
     MicroBatchChange,
     MicroBatchPlan,
     OutOfMemory,
@@ -59,8 +58,9 @@ from fvc_lib.engine.task import (
     SampleSet,
     Task,
 )
+from fvc_lib.engine.training_state import EpochRecord, TrainingCheckpoints, TrainingState, copy_weights, numerics
 from fvc_lib.engine.watching import MetricSink, TrainingWatch
-from fvc_lib.services.checkpoints import CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
 from fvc_lib.services.memory_advice import memory_advice
 from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy

@@ -40,10 +40,10 @@ from fvc_lib.engine.joint_loss import (
     joint_part,
     own_rows,
 )
-from fvc_lib.engine.oom import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
+from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
 from fvc_lib.engine.random_state import RawRandomState, put_back_random_state, take_random_state
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
-from fvc_lib.services.checkpoints import CheckpointMismatchError
+from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.memory_advice import memory_advice
 

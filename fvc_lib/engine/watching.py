@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from fvc_lib.engine.checkpoint import TrainingState
-from fvc_lib.engine.oom import MemoryState, OutOfMemory, OutOfMemoryFolder
+from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, OutOfMemoryFolder
 from fvc_lib.engine.step import MemoryExhaustedError
 from fvc_lib.engine.task import Batch
+from fvc_lib.engine.training_state import TrainingState
 from fvc_lib.services.memory_advice import memory_advice
 from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
 

@@ -31,7 +31,7 @@ from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
-from fvc_lib.tasks.video import results as controls
+from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.selection import EarlierOpenings, RecordedSelection
 
 Row = tuple[str, int | None, float | None, str, bool | None]

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Generic, TypedDict, TypeVar, cast
 import torch
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
-from fvc_lib.engine.checkpoint import NAN_AS_TEXT, TrainingRecord, TrainingState
 from fvc_lib.engine.device import peak_device_bytes, resolve_device
 from fvc_lib.engine.distributed.launch import run_ranks
 from fvc_lib.engine.distributed.ranks import RankLostError, Ranks
@@ -26,9 +25,10 @@ from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Accumulator, SampleSet, Task
+from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord, TrainingState
 from fvc_lib.engine.watching import MetricSink
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
-from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory_budget import peak_rss_bytes

@@ -11,8 +11,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from fvc_lib.analysis.figures.ranking import roc_figure
 from fvc_lib.analysis.figures.results import controls_figure
+from fvc_lib.analysis.figures.roc_and_calibration import roc_figure
 from fvc_lib.analysis.figures.training import learning_curves_figure
 from fvc_lib.analysis.pages.display import figure_bundle
 from fvc_lib.analysis.pages.report import write_report, write_run_report

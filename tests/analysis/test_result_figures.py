@@ -13,14 +13,6 @@ from sklearn.metrics import average_precision_score
 
 from fvc_lib.analysis.figures.gallery import CLIP_GONE, mistakes_gallery, worst_mistakes
 from fvc_lib.analysis.figures.pipeline import BEFORE, pipeline_figure, pipeline_spans
-from fvc_lib.analysis.figures.ranking import (
-    binned_shares,
-    calibration_figure,
-    pr_band,
-    pr_figure,
-    risk_coverage_figure,
-    share_of_fakes,
-)
 from fvc_lib.analysis.figures.results import (
     audit_figure,
     audit_table,
@@ -30,6 +22,14 @@ from fvc_lib.analysis.figures.results import (
     metric_table,
     metrics_figure,
     slices_figure,
+)
+from fvc_lib.analysis.figures.roc_and_calibration import (
+    binned_shares,
+    calibration_figure,
+    pr_band,
+    pr_figure,
+    risk_coverage_figure,
+    share_of_fakes,
 )
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import queries

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fvc_lib.analysis.figures.ranking import pr_band, roc_band, roc_figure
+from fvc_lib.analysis.figures.roc_and_calibration import pr_band, roc_band, roc_figure
 from fvc_lib.metrics.classification import roc_auc, true_positive_rate_at
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fvc_lib.analysis.read import queries
-from fvc_lib.engine.checkpoint import EpochRecord, TrainingRecord
+from fvc_lib.engine.training_state import EpochRecord, TrainingRecord
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths

@@ -15,7 +15,7 @@ from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, REJECTED, read_table
-from fvc_lib.tasks.video.results import fake_labels, group_lookup, split_by_row
+from fvc_lib.tasks.video.controls import fake_labels, group_lookup, split_by_row
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "fvc2018"
 

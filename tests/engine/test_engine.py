@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fvc_lib.services.checkpoints import LATEST, CheckpointMismatchError, CheckpointWriteError
+from fvc_lib.services.checkpoint_files import LATEST, CheckpointMismatchError, CheckpointWriteError
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after

@@ -213,8 +213,8 @@ def _preparing_ends(rank, of, module, name, call):
 @pytest.mark.parametrize(
     ("of", "module", "name", "call"),
     [
-        (0, "checkpoint", "capture_random_state", 2),
-        (1, "checkpoint", "capture_random_state", 2),
+        (0, "training_state", "capture_random_state", 2),
+        (1, "training_state", "capture_random_state", 2),
         (1, "distributed.processes", "_packed", 3),  # after its numerics and the checkpoint at the start
     ],
 )

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from fvc_lib.engine.oom import OutOfMemoryFolder
+from fvc_lib.engine.oom_detection import OutOfMemoryFolder
 from fvc_lib.engine.step import MemoryExhaustedError
 from fvc_lib.engine.task import LossSum
-from fvc_lib.services.checkpoints import FORK_NOTE, CheckpointFolder
+from fvc_lib.services.checkpoint_files import FORK_NOTE, CheckpointFolder
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import HALF, EndsOnce, StepsEnd, draining, same_end, stop_after, tight, weight_distance

@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from fvc_lib.engine.oom import MicroBatchChange, MicroBatchPlan
+from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan
 
 
 def train(plan, fits, first=0):

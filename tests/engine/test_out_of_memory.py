@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fvc_lib.engine.oom import asked_bytes, is_out_of_memory, memory_state
+from fvc_lib.engine.oom_detection import asked_bytes, is_out_of_memory, memory_state
 
 
 def real_cpu_error() -> RuntimeError:

@@ -17,7 +17,7 @@ import pytest
 from fvc_lib.engine.distributed.launch import RankReports, ReportReader, _reason, run_ranks
 from fvc_lib.engine.distributed.ranks import RankFailedError, RankLostError
 from fvc_lib.engine.watching import NoMetrics
-from fvc_lib.services.checkpoints import LATEST, load_document
+from fvc_lib.services.checkpoint_files import LATEST, load_document
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.memory_policy import DeviceMemory

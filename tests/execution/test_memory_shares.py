@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from fvc_lib.execution.plan.memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.plan import PlannedTask
+from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.stages import tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.execution.plan.memory import PredictedPeak
+from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import Project

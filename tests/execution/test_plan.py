@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.execution.plan import finished
+from fvc_lib.execution.plan import fingerprint as finished
 from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.plan.stages import needed_tasks, refuse_stage_of_another_task, stage_named, tasks_in_order
 from fvc_lib.execution.run.status import read_status

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan.memory import KERNEL_ORIGIN, predicted_peaks
+from fvc_lib.execution.plan.stage_memory import KERNEL_ORIGIN, predicted_peaks
 from fvc_lib.execution.plan.stages import stage_named, stages_of, tasks_in_order
 from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.status import RunStatus, StageStatus, read_status

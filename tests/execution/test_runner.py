@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.execution.plan import finished
-from fvc_lib.execution.plan.finished import begin_training_state
+from fvc_lib.execution.plan import fingerprint as finished
+from fvc_lib.execution.plan.fingerprint import begin_training_state
 from fvc_lib.execution.plan.plan import make_plan, read_notebooks
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import RunConfig

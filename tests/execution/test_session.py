@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan.finished import begin_training_state
+from fvc_lib.execution.plan.fingerprint import begin_training_state
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run

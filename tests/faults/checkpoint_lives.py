@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fvc_lib.services.checkpoints import Checkpoint, CheckpointBinding, CheckpointFolder, load_best_model
+from fvc_lib.services.checkpoint_files import Checkpoint, CheckpointBinding, CheckpointFolder, load_best_model
 from tests.faults.file_operations import FileOperations
 
 BINDING = CheckpointBinding({"epochs": 9, "model": "frame_cnn"}, "f" * 64)

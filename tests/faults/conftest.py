@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.services.checkpoints import BEST
+from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold

@@ -14,7 +14,7 @@ import torch
 
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.stage_logs import MetricLog
 from tests.faults.file_operations import FileOperations

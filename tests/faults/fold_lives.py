@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fvc_lib.services.checkpoints import (
+from fvc_lib.services.checkpoint_files import (
     BEST,
     LATEST,
     CheckpointBinding,

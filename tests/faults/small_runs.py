@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from fvc_lib.corpus.samples import captions as sample_captions, dishes as sample_dishes, videos as sample
-from fvc_lib.services.checkpoints import BEST
+from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from fvc_lib.services.checkpoints import (
+from fvc_lib.services.checkpoint_files import (
     BEST,
     LATEST,
     Checkpoint,

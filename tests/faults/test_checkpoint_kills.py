@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.services.checkpoints import BEST, LATEST, CheckpointFolder
+from fvc_lib.services.checkpoint_files import BEST, LATEST, CheckpointFolder
 from tests.faults import checkpoint_lives as lives
 from tests.faults.file_operations import WRITES
 from tests.faults.forked import run

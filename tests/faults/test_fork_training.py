@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.queries import learning_curves
-from fvc_lib.execution.plan.finished import begin_training_state
+from fvc_lib.execution.plan.fingerprint import begin_training_state
 from fvc_lib.execution.plan.forking import Inheritance, take_over
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.status import RunStatus

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from fvc_lib.services.checkpoints import CheckpointWriteError
+from fvc_lib.services.checkpoint_files import CheckpointWriteError
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults import checkpoint_lives as lives

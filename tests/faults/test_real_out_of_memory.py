@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fvc_lib.services.checkpoints import load_best_model
+from fvc_lib.services.checkpoint_files import load_best_model
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table
 from fvc_lib.tasks.recipe import TrainingOutcome, read_outcome

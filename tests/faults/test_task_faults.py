@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fvc_lib.services.checkpoints import LATEST, CheckpointFolder, CheckpointWriteError, load_best_model
+from fvc_lib.services.checkpoint_files import LATEST, CheckpointFolder, CheckpointWriteError, load_best_model
 from fvc_lib.services.errors import StoppedError
 from tests.faults import engine_lives as lives
 from tests.faults.checkpoint_lives import same

@@ -3,7 +3,7 @@
 import torch
 
 from fvc_lib.engine.device import ComputeDevice
-from fvc_lib.services.checkpoints import LATEST
+from fvc_lib.services.checkpoint_files import LATEST
 from tests.kits.task_kit import changed, when_backward, with_noise
 
 SETTINGS = {

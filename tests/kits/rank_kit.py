@@ -16,8 +16,8 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.processes import ProcessRanks, loopback
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.engine.oom import OutOfMemoryFolder
-from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
+from fvc_lib.engine.oom_detection import OutOfMemoryFolder
+from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError
 from tests.faults.checkpoint_lives import same
 from tests.faults.forked import Child, start

@@ -13,7 +13,7 @@ import pytest
 
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_policy import frozen_garbage
 from fvc_lib.services.run_paths import RunPaths

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fvc_lib.services.checkpoints import FORK_NOTE, CheckpointBinding, CheckpointFolder, CheckpointMismatchError
+from fvc_lib.services.checkpoint_files import FORK_NOTE, CheckpointBinding, CheckpointFolder, CheckpointMismatchError
 
 BINDING = CheckpointBinding({"epochs": 3, "names": ["a", "b"]}, "f" * 64)
 

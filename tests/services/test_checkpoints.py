@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fvc_lib.services import checkpoints as checkpoint_files
-from fvc_lib.services.checkpoints import (
+from fvc_lib.services import checkpoint_files as checkpoint_files
+from fvc_lib.services.checkpoint_files import (
     BEST,
     LATEST,
     CheckpointBinding,
@@ -279,8 +279,8 @@ def test_a_checkpoint_for_which_memory_does_not_suffice_is_not_called_damaged(op
     code = """
 import resource, sys
 from pathlib import Path
-from fvc_lib.services.checkpoints import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.checkpoints import CheckpointReadError
+from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointReadError
 folder = CheckpointFolder(Path(sys.argv[1]), CheckpointBinding({"epochs": 3, "names": ["a", "b"]}, "f" * 64))
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (20 << 20),) * 2)

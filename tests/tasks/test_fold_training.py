@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError, load_best_model
+from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_best_model
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.stage_logs import MetricLog

@@ -15,7 +15,7 @@ from fvc_lib.execution.plan.forking import Inheritance, take_over
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.status import RunStatus
 from fvc_lib.metrics.multiclass import top_k_accuracy
-from fvc_lib.services.checkpoints import BEST, CheckpointMismatchError
+from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError
 from fvc_lib.services.config import RunConfig, read_params_file
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths

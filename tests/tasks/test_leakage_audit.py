@@ -14,7 +14,7 @@ from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import AUGMENTED, GROUP_LINKS
 from fvc_lib.tasks.leakage_audit import leakage_audit
-from fvc_lib.tasks.video import results as controls
+from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.selection import EarlierOpenings
 from tests.kits.selection_kit import recorded_selection
 

@@ -13,7 +13,7 @@ from fvc_lib.engine.memory.preflight import StepMeasurement
 from fvc_lib.engine.memory.probe import StepProbe
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import KERNEL_BYTES
-from fvc_lib.tasks.video.preflight import measured_training_peak, step_request
+from fvc_lib.tasks.video.dry_run_memory import measured_training_peak, step_request
 
 
 def test_the_step_is_the_one_that_is_configured():
@@ -46,5 +46,5 @@ def test_a_device_that_is_not_there_is_no_prediction():
 
 
 def test_asking_does_not_load_torch():
-    code = "import sys, fvc_lib.tasks.video.preflight; sys.exit('torch' in sys.modules)"
+    code = "import sys, fvc_lib.tasks.video.dry_run_memory; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from fvc_lib.engine.checkpoint import EpochRecord, TrainingRecord
-from fvc_lib.engine.oom import MicroBatchChange
+from fvc_lib.engine.oom_detection import MicroBatchChange
 from fvc_lib.engine.task import LossSum, Sample
-from fvc_lib.services.checkpoints import CheckpointMismatchError
+from fvc_lib.engine.training_state import EpochRecord, TrainingRecord
+from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.run_paths import RunPaths

@@ -16,7 +16,7 @@ from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import RESULTS, read_table, write_table
-from fvc_lib.tasks.video import results as controls
+from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, kfold_results
 
 CONFIG = RunConfig(bootstrap_replicates=200)

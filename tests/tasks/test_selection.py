@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fvc_lib.engine.checkpoint import EpochRecord
-from fvc_lib.execution.plan.finished import set_aside
+from fvc_lib.engine.training_state import EpochRecord
+from fvc_lib.execution.plan.fingerprint import set_aside
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
 from fvc_lib.metrics.classification import balanced_accuracy, best_threshold

@@ -11,7 +11,7 @@ from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.tasks.video import results as controls
+from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.results import ALL_OTHERS, MOST_VALUES, NOT_KNOWN, SMALL_BELOW_GROUPS, slice_table
 
 CONFIG = RunConfig(bootstrap_replicates=200)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fvc_lib.engine.distributed.ranks import GradientSum, RankLostError, Ranks, error_named
-from fvc_lib.engine.oom import is_out_of_memory
+from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.services.errors import StoppedError, UsageError
 
 # A rank that dies is noticed at once, because its connections close. This is for one that only hangs, or whose machine

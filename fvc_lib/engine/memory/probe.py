@@ -19,7 +19,6 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine.checkpoint import copy_weights
 from fvc_lib.engine.device import Precision, deterministic_algorithms, release_cached_memory
 from fvc_lib.engine.distributed.ranks import OwnGradients, is_usable
 from fvc_lib.engine.joint_loss import COMPARING
@@ -32,9 +31,10 @@ from fvc_lib.engine.memory.preflight import (
     next_to_measure,
     predicted_peak,
 )
-from fvc_lib.engine.oom import OutOfMemory, is_out_of_memory
+from fvc_lib.engine.oom_detection import OutOfMemory, is_out_of_memory
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper, recompute_activations
 from fvc_lib.engine.task import Batch
+from fvc_lib.engine.training_state import copy_weights
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.memory_budget import ProcessTree, own_bytes, peak_rss_bytes, reset_high_water
 

@@ -29,7 +29,7 @@ from fvc_lib.engine.device import (
 )
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.memory.preflight import StepRequest, footprint_of, preflight
-from fvc_lib.engine.oom import OutOfMemoryFolder
+from fvc_lib.engine.oom_detection import OutOfMemoryFolder
 from fvc_lib.engine.task import Task
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig

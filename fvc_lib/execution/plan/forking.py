@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from fvc_lib.execution.plan.finished import trained_by_this_code, written_by
+from fvc_lib.execution.plan.fingerprint import trained_by_this_code, written_by
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.lock import is_worked_on

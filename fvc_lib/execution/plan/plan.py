@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fvc_lib.execution.plan.finished import fingerprint_of, read_record, reason_to_run
+from fvc_lib.execution.plan.fingerprint import fingerprint_of, read_record, reason_to_run
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task, needed_tasks, read_notebook, tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.finished import begin_training_state
+from fvc_lib.execution.plan.fingerprint import begin_training_state
 from fvc_lib.execution.plan.forking import ask, config_to_resume, with_absolute_paths
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task, stage_named
 from fvc_lib.execution.run.lock import is_worked_on

@@ -22,9 +22,9 @@ from typing import TextIO
 
 import psutil
 
-from fvc_lib.execution.plan.finished import begin_training_state, fingerprint_of, record_finished, set_aside
-from fvc_lib.execution.plan.memory import MemoryShares, PredictedPeak, share_memory
+from fvc_lib.execution.plan.fingerprint import begin_training_state, fingerprint_of, record_finished, set_aside
 from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
+from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run.lock import run_lock, task_locks
 from fvc_lib.execution.run.stage_end import STOPPED, exit_code_of_signals, tell_end

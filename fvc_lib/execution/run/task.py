@@ -6,6 +6,7 @@ Knows nothing of plans, locks or ``status.json``: whoever runs it does (``execut
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import shlex
@@ -167,7 +168,7 @@ class RateMeter:
         return max(0.0, (self._kind[1] - done) * per_step - min(now - last, per_step))
 
 
-# What a stage tells of its memory while it runs: policy, plan, warnings and shortages, for the runner's terminal.
+# What a stage tells of its memory while it runs: policy, plan, warnings and out-of-memories, for the runner's terminal.
 
 
 class MemoryNews:
@@ -258,7 +259,10 @@ def _metric(row: dict[str, Any]) -> LastMetric | None:
 
 # Threads that wait asleep: by default they spin, and where another process wants a core too, training a small network
 # on two busy cores took 21 and 53 ms a clip (two readings) instead of 6. What the user has set stands.
-KERNEL_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+KERNEL_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else ipykernel's debugger writes a warning into the first cell
+}
 LOSS_SECONDS = 2.0
 _ENGINE = "fvc_lib.execution.kernel.engine"
 
@@ -453,6 +457,8 @@ def execute_with_papermill(notebook: Path, parameters: Mapping[str, object], req
     import papermill  # here: it loads its engines, ours among them, and ours imports the runner
 
     import_module(_ENGINE)  # registers itself, also where the package is not installed
+    # It calls a parameter unknown whose annotation it cannot read (``float | None``); ours were checked before.
+    logging.getLogger("papermill").setLevel(logging.ERROR)
     papermill.execute_notebook(
         str(notebook).replace("{", "{{").replace("}", "}}"),  # papermill puts parameters into paths
         None,  # the record is the request's

@@ -14,9 +14,9 @@ import torch
 
 from fvc_lib.corpus.images import image_root
 from fvc_lib.detectors.frames.backbone import backbone_network, fitting_weights, named_backbone
-from fvc_lib.engine.checkpoint import TrainingRecord
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
+from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError

@@ -24,7 +24,7 @@ from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 
 if TYPE_CHECKING:
-    from fvc_lib.engine.checkpoint import EpochRecord
+    from fvc_lib.engine.training_state import EpochRecord
 
 SELECTION = "selection.json"  # in the folder of a training's checkpoints
 _DAMAGED = "selection_damaged.json"  # what was found in its place and could not be read

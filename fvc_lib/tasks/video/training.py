@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import safetensors.torch
 
-from fvc_lib.engine.checkpoint import NAN_AS_TEXT, TrainingRecord
+from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
 from fvc_lib.services.config import RunConfig

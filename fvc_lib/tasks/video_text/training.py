@@ -20,9 +20,9 @@ from fvc_lib.detectors.own.transformer import TokenNumbers
 from fvc_lib.detectors.own.video_text import NetworkPlan
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
 from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerprint, encoder_tensors
-from fvc_lib.engine.checkpoint import TrainingRecord
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.random_state import stable_seed
+from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.metrics.retrieval import RetrievalMetrics
 from fvc_lib.metrics.retrieval_stream import least_memory_bytes
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fvc_lib.video.clips.store import Pixels, Shape
 
 TIME_LIMIT_SECONDS = 240.0
-_PREDICT = "fvc_lib.tasks.video.preflight:predict"
+_PREDICT = "fvc_lib.tasks.video.dry_run_memory:predict"
 
 
 class MadeUpClips:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fvc_lib.engine.device import ComputeDevice
 from fvc_lib.engine.distributed.ranks import Ranks
-from fvc_lib.engine.oom import MicroBatchChange, MicroBatchPlan, is_out_of_memory
+from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, is_out_of_memory
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
 from fvc_lib.engine.step import Stepper
 from fvc_lib.engine.task import LossMean
-from fvc_lib.services.checkpoints import CheckpointFolder, CheckpointMismatchError
+from fvc_lib.services.checkpoint_files import CheckpointFolder, CheckpointMismatchError
 
 # Losses may be NaN, which is not JSON; as null they could not be read back.
 NAN_AS_TEXT = ConfigDict(ser_json_inf_nan="strings")

@@ -1,0 +1,205 @@
+"""Controls: what scores well without looking at a pixel, judged exactly like the model.
+
+Each gives every video an out-of-fold score and threshold. The threshold is the share of fakes it was trained on: the
+best one for balanced accuracy when the score is a calibrated probability.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.services.errors import DataError
+
+if TYPE_CHECKING:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+SCORED_COLUMNS = ("video_id", "group_id", "label", "fold", "score", "threshold")
+
+CONSTANT = "constant"
+METADATA_ONLY = "metadata_only"
+GROUP_LOOKUP_BY_ROW = "group_lookup_by_row"
+GROUP_LOOKUP_BY_GROUP = "group_lookup_by_group"
+SHUFFLED_LABELS = "shuffled_labels"
+
+# What the index knows of a video besides its pixels. Not its path, source or manipulation: those name the label.
+CATEGORIES = ("platform", "codec", "container", "pixel_format")
+NUMBERS = (
+    "frames_per_second", "width", "height", "num_frames", "duration_seconds", "bits_per_second", "size_bytes",
+    "rotation_degrees", "has_audio",
+)  # fmt: skip
+
+_MAX_CATEGORIES = 200  # the boosting takes at most 255 a feature
+
+
+def all_controls(
+    index: pl.DataFrame, folds: pl.DataFrame, predictions: pl.DataFrame, *, seed: int
+) -> dict[str, pl.DataFrame]:
+    """Every control of ``folds`` (FOLDS schema) by name; ``shuffled_labels`` only where ``predictions`` carry
+    it.
+
+    Args:
+        index: INDEX schema; must hold every video of ``folds``.
+        folds: the outer folds, with the labels the model was judged by.
+        predictions: PREDICTIONS schema.
+        seed: of the row-wise split.
+
+    Raises:
+        DataError: fewer than two folds, or a video that the index does not hold.
+    """
+    folds = folds.sort("video_id")  # sums in floating point, and so the boosting, depend on the order
+    controls = {
+        CONSTANT: constant(folds),
+        METADATA_ONLY: metadata_only(index, folds),
+        GROUP_LOOKUP_BY_ROW: group_lookup(split_by_row(folds, seed=seed)),
+        GROUP_LOOKUP_BY_GROUP: group_lookup(folds),
+    }
+    shuffled = shuffled_labels(predictions)
+    return controls if shuffled is None else {**controls, SHUFFLED_LABELS: shuffled}
+
+
+def constant(folds: pl.DataFrame) -> pl.DataFrame:
+    """The share of fakes among a fold's training videos as the score of each of its test videos.
+
+    Raises:
+        DataError: fewer than two folds.
+    """
+    return _scored(folds, _training_priors(folds))
+
+
+def metadata_only(index: pl.DataFrame, folds: pl.DataFrame) -> pl.DataFrame:
+    """Gradient boosting on codec, size, rate, length and the like, trained on a fold's training videos only.
+
+    Where it beats chance the corpus gives its labels away, and a model that looks at pixels may be using the
+    same hint (a frame size survives as sharpness). That a value is missing may tell as much as a value, and
+    may be learned. A category that training does not show is unknown. Source of the model: scikit-learn's
+    ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al., NIPS 2017).
+
+    Raises:
+        DataError: fewer than two folds, or a video that the index does not hold.
+    """
+    absent = folds.join(index, on="video_id", how="anti")
+    if absent.height:
+        raise DataError(
+            f"{absent.height} videos of the folds are not in the index, e.g. {absent['video_id'][0]!r}. "
+            "Both must come from one run: run 01_data_index and 02_folds again."
+        )
+    known = folds.select("video_id").join(index, on="video_id", how="left", maintain_order="left")
+    fold, is_fake = folds["fold"].to_numpy(), fake_labels(folds)
+    scores = _training_priors(folds)
+    for number in np.unique(fold):
+        test = fold == number
+        if np.unique(is_fake[~test]).size == 2:  # of one class there is nothing to learn but the prior
+            features = _metadata_features(known, ~test)
+            model = _boosting(num_training=int((~test).sum()))
+            model.fit(features[~test], is_fake[~test])
+            scores[test] = model.predict_proba(features[test])[:, 1]
+    return _scored(folds, scores)
+
+
+def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
+    """An oracle that only recognises a video's group: the share of fakes of the group in training, else the
+    prior.
+
+    On grouped folds it never meets a group again and is the constant control, or the folds leak. On folds
+    split by row (``split_by_row``) it shows how much of a claimed result mere recognition would give.
+
+    Raises:
+        DataError: fewer than two folds.
+    """
+    fakes = pl.col("is_fake").sum()
+    rows = folds.with_columns(is_fake=pl.col("label") == "fake", prior=_training_priors(folds))
+    in_training = pl.len().over("group_id") - pl.len().over("group_id", "fold")
+    fakes_in_training = fakes.over("group_id").cast(pl.Int64) - fakes.over("group_id", "fold").cast(pl.Int64)
+    score = pl.when(in_training > 0).then(fakes_in_training / in_training).otherwise(pl.col("prior"))
+    return _scored(folds, rows.select(score=score)["score"].to_numpy())
+
+
+def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
+    """``folds`` with as many folds drawn over single videos, stratified by label, groups ignored: the naive
+    split.
+
+    Each class is shuffled and dealt out, the second class where the first stopped. Does not depend on the row
+    order.
+    """
+    num_folds = folds["fold"].n_unique()
+    ordered = folds.sort("video_id")
+    generator = np.random.default_rng(seed)
+    is_fake = fake_labels(ordered)
+    dealt = np.concatenate([generator.permutation(np.flatnonzero(is_fake == label)) for label in (0, 1)])
+    fold = np.empty(ordered.height, dtype=np.int64)
+    fold[dealt] = np.arange(ordered.height) % num_folds
+    by_row = ordered.with_columns(fold=pl.Series(fold))
+    return folds.select("video_id").join(by_row, on="video_id", how="left", maintain_order="left").select(folds.columns)
+
+
+def shuffled_labels(predictions: pl.DataFrame) -> pl.DataFrame | None:
+    """The same training on labels shuffled by group, judged by the shuffled labels; None where it was not
+    run.
+
+    Only videos with both a control score and a control label count.
+    """
+    run = predictions.filter(pl.col("control_score").is_not_null() & pl.col("control_label").is_not_null())
+    if run.is_empty() or run["fold"].n_unique() < 2:
+        return None
+    judged = run.with_columns(label=pl.col("control_label"))
+    return _scored(judged, judged["control_score"].to_numpy())
+
+
+def fake_labels(frame: pl.DataFrame) -> IntArray:
+    """int64 (N,): 1 where ``label`` is fake, 0 where it is real."""
+    return (frame["label"] == "fake").cast(pl.Int64).to_numpy()
+
+
+def _training_priors(folds: pl.DataFrame) -> FloatArray:
+    """(N,), share of fakes in the training part of each row's fold."""
+    if folds["fold"].n_unique() < 2:
+        raise DataError(
+            f"controls: got {folds['fold'].n_unique()} fold, wanted at least 2: nothing is left to train on. "
+            "Run 02_folds again with num_folds of 2 or more."
+        )
+    fakes = (pl.col("label") == "fake").cast(pl.Int64)
+    in_training = pl.len() - pl.len().over("fold")
+    priors = folds.select(prior=(fakes.sum() - fakes.sum().over("fold")) / in_training)["prior"]
+    return priors.to_numpy().copy()
+
+
+def _scored(folds: pl.DataFrame, scores: FloatArray) -> pl.DataFrame:
+    return folds.with_columns(score=pl.Series(scores), threshold=pl.Series(_training_priors(folds))).select(
+        SCORED_COLUMNS
+    )
+
+
+def _metadata_features(known: pl.DataFrame, training: npt.NDArray[np.bool_]) -> FloatArray:
+    """(N, F), the categories first; numbers without any value in training are left out: they cannot be binned."""
+    numbers = [known[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in NUMBERS]
+    present = [values for values in numbers if not np.isnan(values[training]).all()]
+    return np.stack([_category_codes(known[name], training) for name in CATEGORIES] + present, axis=1)
+
+
+def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
+    """(N,), the most frequent category of the training rows first; null is a category, one unseen there is NaN."""
+    seen = column.filter(pl.Series(training)).to_frame("value")
+    ranked = seen.group_by("value").len().sort(["len", "value"], descending=[True, False])["value"]
+    codes = {value: float(code) for code, value in enumerate(ranked.head(_MAX_CATEGORIES))}
+    return np.array([codes.get(value, np.nan) for value in column])
+
+
+def _boosting(num_training: int) -> HistGradientBoostingClassifier:
+    """Small trees with leaves of at least a tenth of few videos: with 50 videos the default of 20 allows one split."""
+    from sklearn.ensemble import HistGradientBoostingClassifier  # a second to load, for a stage that only looks up
+
+    return HistGradientBoostingClassifier(
+        learning_rate=0.1,
+        max_iter=100,
+        max_leaf_nodes=15,
+        min_samples_leaf=min(max(num_training // 10, 3), 20),
+        l2_regularization=1.0,
+        categorical_features=list(range(len(CATEGORIES))),
+        early_stopping=False,  # it would hold out single videos, not groups
+        random_state=0,
+    )
