@@ -112,7 +112,7 @@ def plan_retrieval(
 
 def least_memory_bytes(num_videos: int, num_texts: int, dimensions: int, more_pairs: int = 0) -> int:
     """The least that ``plan_retrieval`` accepts for such sizes, so that a run can check it before it trains."""
-    videos, texts = min(_LEAST_BLOCK, num_videos), min(_LEAST_BLOCK, num_texts)
+    videos, texts = (max(1, min(_LEAST_BLOCK, number)) for number in (num_videos, num_texts))
     return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, 0, more_pairs).streamed_bytes
 
 

@@ -10,7 +10,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypedDict, TypeVar, cast
@@ -89,7 +89,7 @@ class TrainingOutcome(Generic[R]):
     fingerprint: str
     num_ranks: int = 1
     finished_utc: str = ""
-    stored: Annotated[bool, Field(exclude=True)] = False
+    stored: Annotated[bool, Field(exclude=True)] = field(default=False, compare=False)
 
     def sentence(self) -> str:
         """What was trained, and whether that was now or earlier."""

@@ -109,6 +109,7 @@ def test_report_list_and_terminal_tell_the_same_number(task: str, task_run: RunP
     record.parent.mkdir(parents=True)
     record.write_text(writes(new_notebook(cells=[new_markdown_cell("# A question?"), new_code_cell("1")])))
     write_run_report(task_run)
+    write_runs_index(task_run.root.parent.parent)
     number = {"image": "0.750 [0.670, 0.830]", "video_text": "0.720 [0.620, 0.820]"}[task]
     report = task_run.report_html.read_text(encoding="utf-8")
     listed = (task_run.root.parent.parent / "index.html").read_text(encoding="utf-8")
