@@ -54,8 +54,11 @@ def declare(name: str, title: str, better: Better | None, says: str, **more: Any
     """Declare a metric; as a decorator it notes the function, too. For the arguments see ``Declaration``.
 
     Raises:
-        ValueError: the name is declared already, for another metric.
+        ValueError: the name is declared already, for another metric, or ``of_folds`` is none of its values.
     """
+    kinds = (None, "ranking", "decision", "probability")
+    if more.get("of_folds") not in kinds:
+        raise ValueError(f"metric {name!r}: of_folds: got {more['of_folds']!r}, wanted one of {kinds[1:]}.")
     declared = Declaration(name, title, better, says, **more)
     known = _DECLARED.setdefault(name, declared)
     if replace(known, function=None) != declared:

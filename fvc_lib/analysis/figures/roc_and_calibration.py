@@ -43,8 +43,8 @@ from fvc_lib.metrics.classification import (
     true_positive_rate_at,
     weighted_metric,
 )
-from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import draw_group_counts, group_codes
+from fvc_lib.metrics.within_folds import within_folds
 
 GRID_POINTS = 201
 _HALF = 0.5

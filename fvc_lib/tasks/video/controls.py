@@ -6,13 +6,18 @@ best one for balanced accuracy when the score is a calibrated probability.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.corpus.folds import make_folds
+from fvc_lib.metrics.classification import FloatArray, IntArray, roc_auc
+from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 
 if TYPE_CHECKING:
@@ -203,3 +208,45 @@ def _boosting(num_training: int) -> HistGradientBoostingClassifier:
         early_stopping=False,  # it would hold out single videos, not groups
         random_state=0,
     )
+
+
+_RECOGNITION = {
+    "split": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "num_rows": pl.Int64,
+    "num_groups": pl.Int64,
+}  # fmt: skip
+
+
+def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
+    """AUC of an oracle that only knows the labels of a group's other videos, ``by row`` and ``by group``.
+
+    Needs no file: labels and groups are enough, so it can be asked of a corpus's annotations
+    (``corpus.annotations.undisputed_labels``).
+
+    Args:
+        videos: columns ``video_id group_id label``, each video once.
+        config: number of folds, replicates, confidence and seed.
+
+    Returns:
+        ``split value low high num_rows num_groups``; the value is the AUC within folds, its ends are of a bootstrap
+        over groups.
+
+    Raises:
+        DataError: fewer groups with a label than folds.
+    """
+    folds = make_folds(videos, config.num_folds, config.seed)
+    dealt = {"by row": split_by_row(folds, seed=config.seed), "by group": folds}
+    scored = {split: group_lookup(rows) for split, rows in dealt.items()}
+    found = []
+    for split, rows in scored.items():
+        each = cluster_bootstrap(
+            fake_labels(rows),
+            rows["score"].to_numpy(),
+            rows["group_id"].to_list(),
+            within_folds(roc_auc, rows["fold"].to_numpy()),
+            replicates=config.bootstrap_replicates,
+            seed=config.seed,
+            confidence=config.confidence,
+        )
+        ends = (value if math.isfinite(value) else None for value in (each.value, each.low, each.high))
+        found.append((split, *ends, each.num_rows, each.num_groups))
+    return pl.DataFrame(found, schema=_RECOGNITION, orient="row")

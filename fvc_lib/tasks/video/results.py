@@ -23,7 +23,7 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus.folds import check_folds, make_folds
+from fvc_lib.corpus.folds import check_folds
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, divide, weighted_metric
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
@@ -32,7 +32,7 @@ from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import LABELS, RESULTS, SLICES, check_table, frame_of
-from fvc_lib.tasks.video.controls import all_controls, fake_labels, group_lookup, split_by_row
+from fvc_lib.tasks.video.controls import all_controls, fake_labels
 
 MODEL = "model"
 ALL_FOLDS = "all"
@@ -208,36 +208,6 @@ def _refuse(found: pl.Series, kind: type[DataError], what: str, remedy: str) -> 
         ids = ", ".join(repr(value) for value in found.sort().head(5).to_list())
         more = f" and {found.len() - 5} more" if found.len() > 5 else ""
         raise kind(f"{found.len()} {what}: {ids}{more}. {remedy}")
-
-
-_COLUMNS = {
-    "split": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "num_rows": pl.Int64,
-    "num_groups": pl.Int64,
-}  # fmt: skip
-
-
-def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """AUC of an oracle that only knows the labels of a group's other videos, ``by row`` and ``by group``.
-
-    Needs no file: labels and groups are enough, so it can be asked of a corpus's annotations
-    (``corpus.annotations.undisputed_labels``).
-
-    Args:
-        videos: columns ``video_id group_id label``, each video once.
-        config: number of folds, replicates, confidence and seed.
-
-    Returns:
-        ``split value low high num_rows num_groups``; the value is the AUC within folds, its ends are of a bootstrap
-        over groups.
-
-    Raises:
-        DataError: fewer groups with a label than folds.
-    """
-    folds = make_folds(videos, config.num_folds, config.seed)
-    dealt = {"by row": split_by_row(folds, seed=config.seed), "by group": folds}
-    scored = {split: group_lookup(rows) for split, rows in dealt.items()}
-    found = [(split, *interval_rows(rows, [measured("roc_auc", rows)], config)[0]) for split, rows in scored.items()]
-    return pl.DataFrame(found, schema=_COLUMNS, orient="row")
 
 
 # Slices: the result by platform, kind of fake, length, size and codec, as an average may hide where a network fails.
