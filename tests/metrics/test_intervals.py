@@ -123,7 +123,7 @@ def test_many_metrics_at_once_are_exactly_those_one_by_one() -> None:
     together = cluster_bootstrap_many(labels, measures, groups, replicates=100, seed=1)
     alone = [cluster_bootstrap(labels, values, groups, metric, replicates=100, seed=1) for metric, values in measures]
     assert list(together) == alone
-    assert len(together) == 9
+    assert len(together) == len(measures)
 
 
 def test_no_metric_is_no_interval() -> None:
