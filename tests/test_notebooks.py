@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import statistics
 import symtable
@@ -71,11 +72,16 @@ def test_a_notebook_is_short_and_defines_nothing(cells):
         assert not any(isinstance(node, kinds) for node in ast.walk(ast.parse(source))), source
 
 
-def test_a_notebook_has_at_most_eight_imports_of_ours(cells):
+def test_a_notebook_has_at_most_eight_imports_of_ours_and_all_are_there(cells):
     source = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     ours = [node for node in imports if str(node.module).startswith("fvc_lib")]
     assert len(ours) <= 8
+    for node in ours:
+        for alias in node.names:
+            module = importlib.import_module(str(node.module))
+            if not hasattr(module, alias.name):
+                importlib.import_module(f"{node.module}.{alias.name}")
 
 
 def test_no_cell_takes_the_name_of_a_parameter_so_that_all_cells_run_twice_in_one_kernel(path, cells):
