@@ -42,7 +42,9 @@ def test_a_killed_loader_process_is_reported_and_no_batch_is_lost_or_doubled(tmp
     got = loaded(Numbers(tmp_path, deadly, lives), num_workers=2, on_restart=reasons.append)
     assert got == loaded(Numbers(tmp_path), num_workers=0)
     assert len(reasons) == len(list(tmp_path.iterdir())) == lives
-    assert all(reasons)  # torch names the process, or the connection to it that broke
+    # Torch names the process, or, where it died while it handed over a batch, the connection that broke.
+    named = ("DataLoader worker", "a loader process ended", "Connection reset", "Connection refused", "Broken pipe")
+    assert all(any(words in reason for words in named) for reason in reasons), reasons
 
 
 @pytest.mark.fault(22)
