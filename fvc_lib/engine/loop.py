@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fvc_lib.engine import oom_detection
 from fvc_lib.engine.device import (
     CacheClearing,
     ComputeDevice,
@@ -26,15 +27,7 @@ from fvc_lib.engine.device import (
 from fvc_lib.engine.distributed.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import batch_size_of, batches_per_epoch, effective_batches, epoch_order, load_batches, share
-from fvc_lib.engine.oom_detection import (
-    MicroBatchChange,
-    MicroBatchPlan,
-    OutOfMemory,
-    OutOfMemoryFolder,
-    is_out_of_memory,
-    memory_state,
-    sample_shapes,
-)
+from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory, OutOfMemoryFolder
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
 from fvc_lib.engine.step import (
     BatchGradients,
@@ -180,7 +173,7 @@ class Engine:
         try:
             self._train()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not oom_detection.is_out_of_memory(error):
                 raise
             exhausted = self._watch.exhausted(error)
         finally:
@@ -425,7 +418,7 @@ class Engine:
         try:
             self._save(epoch_ended=False)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not oom_detection.is_out_of_memory(error):
                 raise
             self._watch.save_skipped(error)
 
@@ -554,15 +547,15 @@ def evaluate_batch(
         try:
             return *_outputs_in_parts(task, model, batch, precision, device, micro_batch), micro_batch
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not oom_detection.is_out_of_memory(error):
                 raise
             comparing = isinstance(error, ComparedMemoryError)
-            failure = memory_state(error, device, model.parameters())
+            failure = oom_detection.memory_state(error, device, model.parameters())
         gc.collect()
         release_cached_memory(device)
         used = min(micro_batch, len(batch))
         following = used if again else None if comparing else used // 2 or None
-        report(OutOfMemory("validation", failure, used, following, sample_shapes(batch), len(batch)))
+        report(OutOfMemory("validation", failure, used, following, oom_detection.sample_shapes(batch), len(batch)))
         if not again and comparing:
             raise MemoryExhaustedError(comparison_too_large(failure, len(batch)))
         if not again:

@@ -28,18 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fvc_lib.engine import joint_loss
 from fvc_lib.engine.device import Precision, build_optimizer, finish_gradients, release_cached_memory, set_learning_rate
 from fvc_lib.engine.distributed.ranks import Agreement, OwnGradients, Ranks, is_usable
-from fvc_lib.engine.joint_loss import (
-    Compared,
-    FirstPass,
-    JointPart,
-    carry_back,
-    first_pass,
-    joint_gradients,
-    joint_part,
-    own_rows,
-)
+from fvc_lib.engine.joint_loss import Compared, FirstPass, JointPart
 from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
 from fvc_lib.engine.random_state import RawRandomState, put_back_random_state, take_random_state
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
@@ -149,7 +141,7 @@ class BatchTransaction:
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         number = len(batch) if num_samples is None else num_samples
         work = _Work(batch, number, take_random_state(self._device), buffers)
-        joint = joint_part(self._task)
+        joint = joint_loss.joint_part(self._task)
         self._comparing_failed = False
         while True:
             if joint is None:
@@ -197,7 +189,7 @@ class BatchTransaction:
         """
 
         def collect(fitting: int) -> FirstPass:
-            return first_pass(
+            return joint_loss.first_pass(
                 self._task, joint, self._model, work.batch, fitting, precision=self._precision, device=self._device
             )
 
@@ -227,8 +219,8 @@ class BatchTransaction:
 
         def compute() -> JointPart:
             everyone = Compared.joined(documents, self._device)
-            rows = own_rows(len(everyone), self._shared.rank, self._shared.num_ranks)
-            return joint_gradients(joint, self._model, everyone, partial(self._scaled, num_samples), rows)
+            rows = joint_loss.own_rows(len(everyone), self._shared.rank, self._shared.num_ranks)
+            return joint_loss.joint_gradients(joint, self._model, everyone, partial(self._scaled, num_samples), rows)
 
         part, failure = self._attempt(compute)
         if self._shared.sum_compared(None if part is None else part.gradients):
@@ -247,7 +239,7 @@ class BatchTransaction:
             outputs, loss = found.with_graph or self._forward(part)
             self._where = "backward"
             its_gradients = compared.of_samples(start, start + micro_batch).gradients
-            carry_back(outputs, its_gradients, self._scaled(work.num_samples, loss.total))
+            joint_loss.carry_back(outputs, its_gradients, self._scaled(work.num_samples, loss.total))
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
         self._shared.complete()
         return _mean_of(losses)

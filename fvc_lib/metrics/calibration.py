@@ -11,16 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.classification import (
-    FloatArray,
-    IntArray,
-    check_labels,
-    check_probabilities,
-    check_scores,
-    decide,
-    divide,
-    sums_metric,
-)
+from fvc_lib.metrics import classification
+from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.declaration import declare
 
 DEFAULT_NUM_BINS = 10
@@ -69,7 +61,7 @@ def equal_mass_edges(scores: npt.ArrayLike, num_bins: int = DEFAULT_NUM_BINS) ->
     """
     if num_bins < 1:
         raise ValueError(f"num_bins: got {num_bins}, wanted at least 1.")
-    ordered = np.sort(check_probabilities(check_scores(scores, np.size(scores))))
+    ordered = np.sort(classification.check_probabilities(classification.check_scores(scores, np.size(scores))))
     starts = ordered[np.arange(1, num_bins) * ordered.size // num_bins]
     inner = np.unique(starts[(starts > ordered[0]) & (starts < 1)])
     return np.concatenate([[0.0], inner, [1.0]])
@@ -83,21 +75,26 @@ def reliability_bins(
     Raises:
         ValueError: labels, scores or edges that cannot be meant.
     """
-    checked = check_labels(labels)
-    probabilities = check_probabilities(check_scores(scores, checked.size))
+    checked = classification.check_labels(labels)
+    probabilities = classification.check_probabilities(classification.check_scores(scores, checked.size))
     bounds = _check_edges(edges)
     bins = _bin_of(probabilities, bounds)
     size = bounds.size - 1
     counts = np.bincount(bins, minlength=size).astype(np.float64)
     score_sums = np.bincount(bins, weights=probabilities, minlength=size).astype(np.float64)
     fake_sums = np.bincount(bins, weights=checked, minlength=size).astype(np.float64)
-    return ReliabilityBins(bounds, counts.astype(np.int64), divide(score_sums, counts), divide(fake_sums, counts))
+    return ReliabilityBins(
+        bounds,
+        counts.astype(np.int64),
+        classification.divide(score_sums, counts),
+        classification.divide(fake_sums, counts),
+    )
 
 
 def _excess_by_bin(labels: IntArray, scores: FloatArray, *, edges: npt.ArrayLike | None = None) -> FloatArray:
     """(N, B + 1): score minus label in the score's own bin, and a one to divide by."""
     bounds = _check_edges(edges)
-    bins = _bin_of(check_probabilities(scores), bounds)
+    bins = _bin_of(classification.check_probabilities(scores), bounds)
     columns = np.zeros((scores.size, bounds.size))
     columns[np.arange(scores.size), bins] = scores - labels
     columns[:, -1] = 1.0
@@ -108,7 +105,7 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray, *, edges: npt.ArrayLike
     "expected_calibration_error", "Calibration error (ECE)", "lower",
     "Distance between mean score and share of fakes, averaged over bins.", of_folds="probability",
 )  # fmt: skip
-@sums_metric(_excess_by_bin)
+@classification.sums_metric(_excess_by_bin)
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
     """Distance between mean score and share of fakes, averaged over bins by their weight; lower is better.
 
@@ -122,7 +119,7 @@ def expected_calibration_error(sums: FloatArray) -> FloatArray:
         ValueError: scores outside [0, 1], or edges that do not ascend from 0 to 1.
     """
     # |mean score - share of fakes| times the bin's weight is |sum of (score - label)|: no division, no empty bin.
-    return divide(np.abs(sums[:, :-1]).sum(axis=1), sums[:, -1])
+    return classification.divide(np.abs(sums[:, :-1]).sum(axis=1), sums[:, -1])
 
 
 def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
@@ -149,8 +146,8 @@ def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
     Raises:
         ValueError: no rows, labels other than 0 and 1, another number of logits, or a logit that is NaN or infinite.
     """
-    checked = check_labels(labels)
-    values = check_scores(logits, checked.size)
+    checked = classification.check_labels(labels)
+    values = classification.check_scores(logits, checked.size)
     if checked.min() == checked.max():
         return 1.0
     order = np.lexsort((checked, values))  # a sum rounds by its order
@@ -245,11 +242,13 @@ def risk_coverage(labels: npt.ArrayLike, scores: npt.ArrayLike, thresholds: npt.
     Raises:
         ValueError: labels, scores or thresholds that cannot be meant (shape, NaN, labels other than 0 and 1).
     """
-    checked = check_labels(labels)
-    values = check_scores(scores, checked.size)
-    limits = check_scores(np.broadcast_to(np.asarray(thresholds, dtype=np.float64), checked.shape), checked.size)
+    checked = classification.check_labels(labels)
+    values = classification.check_scores(scores, checked.size)
+    limits = classification.check_scores(
+        np.broadcast_to(np.asarray(thresholds, dtype=np.float64), checked.shape), checked.size
+    )
     distances, tie_of_row = np.unique(-np.abs(values - limits), return_inverse=True)
-    wrong = (decide(values, limits) != checked).astype(np.float64)
+    wrong = (classification.decide(values, limits) != checked).astype(np.float64)
     sizes = np.bincount(tie_of_row, minlength=distances.size)
     wrong_in_tie = np.bincount(tie_of_row, weights=wrong, minlength=distances.size)
     decided, mistakes = np.cumsum(sizes), np.cumsum(wrong_in_tie)

@@ -13,11 +13,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.classification import (
-    FloatArray,
-    Metric,
-    decide,
-)
+from fvc_lib.metrics import classification
+from fvc_lib.metrics.classification import FloatArray, Metric
 from fvc_lib.metrics.declaration import declarations
 from fvc_lib.metrics.within_folds import within_folds
 
@@ -47,7 +44,7 @@ def measure_over_folds(
     """
     metric, values = METRICS[name], np.asarray(scores, dtype=np.float64)
     if name in DECISION_METRICS:
-        return metric, decide(values, thresholds).astype(np.float64)
+        return metric, classification.decide(values, thresholds).astype(np.float64)
     return (within_folds(metric, folds) if name in RANKING_METRICS else metric), values
 
 

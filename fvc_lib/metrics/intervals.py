@@ -13,19 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.classification import (
-    CurveReading,
-    FloatArray,
-    IntArray,
-    Metric,
-    RankedRows,
-    SumsReading,
-    check_labels,
-    check_scores,
-    check_weights,
-    rank_rows,
-    sums_metric,
-)
+from fvc_lib.metrics import classification
+from fvc_lib.metrics.classification import CurveReading, FloatArray, IntArray, Metric, RankedRows, SumsReading
 
 # Several metrics of the same rows in many bootstrap replicates: those read from curves share the curves of the same
 # scores and folds, those read from sums need each group's sums only, any other gets the row weights.
@@ -64,7 +53,7 @@ class SharedRows:
         self._labels = labels
         self._group_of_row = group_of_row
         self._row_weights = row_weights
-        self._measures = [(metric, check_scores(values, labels.size)) for metric, values in measures]
+        self._measures = [(metric, classification.check_scores(values, labels.size)) for metric, values in measures]
         self._rankings: dict[tuple[bytes, bytes], _Ranking] = {}
         self._sums: list[tuple[int, SumsReading, FloatArray]] = []
         self._others: list[int] = []
@@ -115,7 +104,7 @@ class SharedRows:
         key = scores.tobytes(), folds.tobytes()
         if key not in self._rankings:
             parts = [np.flatnonzero(folds == fold) for fold in range(int(folds.max(initial=0)) + 1)]
-            self._rankings[key] = _Ranking([rank_rows(self._labels, scores, rows) for rows in parts])
+            self._rankings[key] = _Ranking([classification.rank_rows(self._labels, scores, rows) for rows in parts])
         return self._rankings[key]
 
 
@@ -276,8 +265,8 @@ def replicate_values(
     """
     if replicates < 1:
         raise ValueError(f"replicates: got {replicates}, wanted at least 1.")
-    checked = check_labels(labels)
-    base = None if row_weights is None else check_weights(row_weights, checked.size)
+    checked = classification.check_labels(labels)
+    base = None if row_weights is None else classification.check_weights(row_weights, checked.size)
     if base is not None and base.ndim != 1:
         raise ValueError(f"row_weights: got shape {base.shape}, wanted ({checked.size},), one weight per row.")
     group_of_row, num_groups = group_codes(groups, checked.size)
@@ -407,7 +396,7 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums) -> Metric:
         return of_sums(sums)
 
     own_sums.__name__ = name
-    return sums_metric(own_columns)(own_sums)
+    return classification.sums_metric(own_columns)(own_sums)
 
 
 def weighted_value(columns: FloatArray, of_sums: OfSums, weights: npt.ArrayLike | None) -> float | FloatArray:
@@ -418,7 +407,7 @@ def weighted_value(columns: FloatArray, of_sums: OfSums, weights: npt.ArrayLike 
     """
     if weights is None:
         return float(of_sums(columns.sum(axis=0, keepdims=True))[0])
-    table = check_weights(weights, len(columns))
+    table = classification.check_weights(weights, len(columns))
     return of_sums(table.reshape(-1, len(columns)) @ columns).reshape(table.shape[:-1])
 
 

@@ -7,16 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.classification import (
-    ConfusionCurve,
-    CurveReading,
-    FloatArray,
-    IntArray,
-    Metric,
-    divide,
-    weighted_metric,
-    with_reading,
-)
+from fvc_lib.metrics import classification
+from fvc_lib.metrics.classification import ConfusionCurve, CurveReading, FloatArray, IntArray, Metric
 
 
 def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
@@ -51,14 +43,14 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
             values = metric(labels[rows], scores[rows], in_fold)
             total += np.where(pairs > 0, values * pairs, 0.0)
             all_pairs += pairs
-        return divide(total, all_pairs)
+        return classification.divide(total, all_pairs)
 
     definition.__name__ = metric.__name__
-    folded, reading = weighted_metric(definition), getattr(metric, "reading", None)
+    folded, reading = classification.weighted_metric(definition), getattr(metric, "reading", None)
     if not isinstance(reading, CurveReading) or reading.fold_of_row is not None:
         return folded
     of_curves = reading.of_curves
-    return with_reading(folded, CurveReading(lambda curves: _by_pairs(of_curves, curves), fold_of_row))
+    return classification.with_reading(folded, CurveReading(lambda curves: _by_pairs(of_curves, curves), fold_of_row))
 
 
 def _by_pairs(of_curves: Callable[[list[ConfusionCurve]], FloatArray], curves: list[ConfusionCurve]) -> FloatArray:
@@ -67,4 +59,4 @@ def _by_pairs(of_curves: Callable[[list[ConfusionCurve]], FloatArray], curves: l
     totals = [
         np.where(weight > 0, of_curves([curve]) * weight, 0.0) for curve, weight in zip(curves, pairs, strict=True)
     ]
-    return divide(np.sum(totals, axis=0), np.sum(pairs, axis=0))
+    return classification.divide(np.sum(totals, axis=0), np.sum(pairs, axis=0))

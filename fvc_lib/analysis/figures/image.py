@@ -14,16 +14,8 @@ import polars as pl
 from plotly.subplots import make_subplots
 
 from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of, table_of
-from fvc_lib.analysis.figures import theme
+from fvc_lib.analysis.figures import tasks, theme
 from fvc_lib.analysis.figures.corpus import LEGEND
-from fvc_lib.analysis.figures.tasks import (
-    beside_controls_figure,
-    best_control,
-    class_table,
-    model_score,
-    target_errors_figure,
-    training_means,
-)
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.queries import task_results
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, number_text
@@ -272,7 +264,7 @@ def _judged(predictions: pl.DataFrame) -> str:
 
 
 def _panel_title(results: pl.DataFrame, target: str) -> str:
-    score = model_score(results, f"target:{target}", "r2")
+    score = tasks.model_score(results, f"target:{target}", "r2")
     return f"{_short(target)}: R² {number_text(score.value)}" if score else _short(target)
 
 
@@ -280,7 +272,10 @@ def _target_finding(
     predictions: pl.DataFrame, results: pl.DataFrame, first: tuple[str, str], confidence: float
 ) -> tuple[str, str]:
     target, unit = first
-    error, mean = model_score(results, f"target:{target}", "mae"), best_control(results, f"target:{target}", "mae")
+    error, mean = (
+        tasks.model_score(results, f"target:{target}", "mae"),
+        tasks.best_control(results, f"target:{target}", "mae"),
+    )
     in_unit = f" {unit}" if unit else ""
     told = f"Numbers of the test images, {count_text(predictions['target'].n_unique(), 'target')}"
     if error is not None:
@@ -340,7 +335,7 @@ _CLASSES = (("all", "top1"), ("all", "top5"), ("all", "macro_f1"))
 def _classes_panel(selection: Selection) -> Shown:
     run = selection.detailed
     found = _results(selection)
-    return beside_controls_figure(found, _CLASSES, counted=("image", "images"), confidence=confidence_of(run))
+    return tasks.beside_controls_figure(found, _CLASSES, counted=("image", "images"), confidence=confidence_of(run))
 
 
 @PANELS.register_panel("targets beside the mean", at=22, tasks=("image",))
@@ -349,7 +344,7 @@ def _target_errors_panel(selection: Selection) -> Shown:
     # A corpus without numbers has no such panel; one whose results are to come has one that says so.
     if found.height and not found["subject"].str.starts_with("target:").any():
         return NOTHING
-    return target_errors_figure(found, confidence=confidence_of(selection.detailed))
+    return tasks.target_errors_figure(found, confidence=confidence_of(selection.detailed))
 
 
 @PANELS.register_panel("confusion", at=50, tasks=("image",))
@@ -360,7 +355,7 @@ def _confusion_panel(selection: Selection) -> Shown:
 
 @PANELS.register_panel("classes", at=51, tasks=("image",))
 def _class_table_panel(selection: Selection) -> Shown:
-    table = class_table(_results(selection))
+    table = tasks.class_table(_results(selection))
     return HtmlTable(table, caption="Each class of the test part, the worst F1 first") if table.height else NOTHING
 
 
@@ -371,7 +366,7 @@ def _targets_panel(selection: Selection) -> Shown:
     if predicted.is_empty():
         return NOTHING
     images = table_of(run, run.images, tables.IMAGES)
-    means = training_means(images, table_of(run, run.image_targets, tables.IMAGE_TARGETS))
+    means = tasks.training_means(images, table_of(run, run.image_targets, tables.IMAGE_TARGETS))
     return target_scatter_figure(predicted, _results(selection), means, confidence=confidence_of(run))
 
 

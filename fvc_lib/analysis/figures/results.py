@@ -16,14 +16,8 @@ from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown, confiden
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, value_label, videos_and_groups
 from fvc_lib.analysis.pages.display import HtmlTable
-from fvc_lib.analysis.read.headline import (
-    DISHONEST_CONTROLS,
-    HEADLINE_METRIC,
-    Score,
-    audit_failures,
-    judge,
-    overall_scores,
-)
+from fvc_lib.analysis.read import headline
+from fvc_lib.analysis.read.headline import Score
 from fvc_lib.analysis.read.queries import compare_runs, fold_table, results as read_results
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, number_text, source_name
 from fvc_lib.metrics.declaration import UNCALIBRATED, declaration, direction
@@ -123,7 +117,11 @@ def _interval(row: dict[str, float | None] | None) -> str | None:
 
 
 def controls_figure(
-    results: pl.DataFrame, metric: str = HEADLINE_METRIC, *, confidence: float = 0.95, leaks: Sequence[str] = ()
+    results: pl.DataFrame,
+    metric: str = headline.HEADLINE_METRIC,
+    *,
+    confidence: float = 0.95,
+    leaks: Sequence[str] = (),
 ) -> go.Figure:
     """The model's number and its controls' as points with interval bars: the first figure of a report.
 
@@ -133,10 +131,10 @@ def controls_figure(
         confidence: the coverage the intervals were made with, for the subtitle.
         leaks: findings of the run's leakage audit that did not pass, where it is known already.
     """
-    scores = [score for score in overall_scores(results, metric) if score.value is not None]
+    scores = [score for score in headline.overall_scores(results, metric) if score.value is not None]
     if not scores:
         return theme.nothing_to_show("Model and controls", f"No {metric_name(metric)} over all folds is recorded.")
-    verdict = judge(scores, leaks) if metric == HEADLINE_METRIC else None
+    verdict = headline.judge(scores, leaks) if metric == headline.HEADLINE_METRIC else None
     figure = theme.figure(
         verdict.sentence if verdict else f"{metric_name(metric)} of the model beside its controls",
         f"{_counts(results)}; bars: {confidence:.0%} cluster-bootstrap intervals over groups",
@@ -187,7 +185,7 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
     return figure
 
 
-def run_comparison_figure(comparison: pl.DataFrame, metric: str = HEADLINE_METRIC) -> go.Figure:
+def run_comparison_figure(comparison: pl.DataFrame, metric: str = headline.HEADLINE_METRIC) -> go.Figure:
     """The same metric of several runs as points with their intervals.
 
     Args:
@@ -224,12 +222,12 @@ def run_comparison_figure(comparison: pl.DataFrame, metric: str = HEADLINE_METRI
 
 def _tick(score: Score) -> str:
     name = figure_text(source_name(score.source))
-    return f"{name}<br><i>not an honest split</i>" if score.source in DISHONEST_CONTROLS else name
+    return f"{name}<br><i>not an honest split</i>" if score.source in headline.DISHONEST_CONTROLS else name
 
 
 def _score_point(score: Score) -> go.Scatter:
     color = theme.MODEL if score.source == "model" else theme.CONTROL
-    return interval_point(_tick(score), score, color, hollow=score.source in DISHONEST_CONTROLS)
+    return interval_point(_tick(score), score, color, hollow=score.source in headline.DISHONEST_CONTROLS)
 
 
 def _stamp(figure: go.Figure, standing: str) -> None:
@@ -328,7 +326,9 @@ def _chance(metric: str) -> float | None:
     return declared.chance if declared else None
 
 
-def slices_figure(slices: pl.DataFrame, metric: str = HEADLINE_METRIC, *, confidence: float = 0.95) -> go.Figure:
+def slices_figure(
+    slices: pl.DataFrame, metric: str = headline.HEADLINE_METRIC, *, confidence: float = 0.95
+) -> go.Figure:
     """One metric in each slice as a point with its interval, grouped by what the slices are by; small ones are pale.
 
     Args:
@@ -440,7 +440,7 @@ _SHOWN = {
 
 def audit_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
     """An oracle that only recognises a video's group, under a split by row and by group, and the model."""
-    rows = results.filter((pl.col("scope") == "all") & (pl.col("metric") == HEADLINE_METRIC))
+    rows = results.filter((pl.col("scope") == "all") & (pl.col("metric") == headline.HEADLINE_METRIC))
     known = {row["source"]: row for row in rows.iter_rows(named=True) if row["value"] is not None}
     by_row, by_group = (known.get(name) for name in ("group_lookup_by_row", "group_lookup_by_group"))
     if by_row is None or by_group is None:
@@ -461,7 +461,7 @@ def audit_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
         figure.add_trace(interval_point(tick, score, color, hollow=source == "group_lookup_by_row"))
         figure.add_annotation(value_label(tick, score))
     figure.add_vline(x=0.5, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
-    figure.update_xaxes(title_text=figure_text(metric_name(HEADLINE_METRIC)), range=[0.37, 1.03])
+    figure.update_xaxes(title_text=figure_text(metric_name(headline.HEADLINE_METRIC)), range=[0.37, 1.03])
     figure.update_yaxes(title_text="Scored by", autorange="reversed", showgrid=False)
     figure.update_layout(showlegend=False, margin={"r": 170})
     return figure
@@ -490,7 +490,7 @@ def failed_checks(audit: pl.DataFrame) -> list[str]:
 @PANELS.register_panel("controls", at=10, tasks=("video",))
 def _controls_panel(selection: Selection) -> Shown:
     run = selection.detailed
-    return controls_figure(read_results([run]).frame, confidence=confidence_of(run), leaks=audit_failures(run))
+    return controls_figure(read_results([run]).frame, confidence=confidence_of(run), leaks=headline.audit_failures(run))
 
 
 @PANELS.register_panel("folds", at=40, follows=("folds",), tasks=("video",))

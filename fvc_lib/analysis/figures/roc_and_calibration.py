@@ -23,26 +23,9 @@ from fvc_lib.analysis.dashboard.panels import PANELS, QUICK_REPLICATES, Selectio
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import band_trace, diagonal, fake_labels, fold_line, level_line, videos_and_groups
 from fvc_lib.analysis.read.queries import predictions as read_predictions
-from fvc_lib.metrics.calibration import (
-    RiskCoverage,
-    equal_width_edges,
-    expected_calibration_error,
-    reliability_bins,
-    risk_coverage,
-)
-from fvc_lib.metrics.classification import (
-    FloatArray,
-    IntArray,
-    Metric,
-    average_precision,
-    check_labels,
-    check_scores,
-    confusion_curve,
-    divide,
-    roc_auc,
-    true_positive_rate_at,
-    weighted_metric,
-)
+from fvc_lib.metrics import calibration, classification
+from fvc_lib.metrics.calibration import RiskCoverage
+from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
 from fvc_lib.metrics.intervals import draw_group_counts, group_codes
 from fvc_lib.metrics.within_folds import within_folds
 
@@ -113,8 +96,8 @@ def curve_band(
     Raises:
         ValueError: labels are not 0 and 1, or scores are not finite or not as many.
     """
-    checked = check_labels(labels)
-    values = check_scores(scores, checked.size)
+    checked = classification.check_labels(labels)
+    values = classification.check_scores(scores, checked.size)
     fold_of_row = np.asarray(folds)
     grid = np.linspace(0.0, 1.0, GRID_POINTS)
     usable = [int(f) for f in np.unique(fold_of_row) if np.unique(checked[fold_of_row == f]).size == 2]
@@ -167,12 +150,12 @@ def _mean_curves(
         values = heights(labels[rows], scores[rows], in_fold, grid)
         total += np.where(fold_pairs[:, None] > 0, values * fold_pairs[:, None], 0.0)
         pairs += fold_pairs
-    return divide(total, pairs[:, None])
+    return classification.divide(total, pairs[:, None])
 
 
 def true_positive_rates(labels: IntArray, scores: FloatArray, weights: FloatArray, grid: FloatArray) -> FloatArray:
     """(R, G) at the grid's false positive rates, the upper one where the curve is vertical."""
-    curve = confusion_curve(labels, scores, weights)
+    curve = classification.confusion_curve(labels, scores, weights)
     heights = np.full((weights.shape[0], grid.size), np.nan)
     for number, (x, y) in enumerate(zip(curve.false_positive_rates, curve.true_positive_rates, strict=True)):
         if np.isfinite(x[-1]) and np.isfinite(y[-1]):
@@ -187,9 +170,9 @@ def precisions(labels: IntArray, scores: FloatArray, weights: FloatArray, grid: 
     The step function whose area is the average precision, not a straight line between its points, which would be too
     good: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006.
     """
-    curve = confusion_curve(labels, scores, weights)
-    recalls = divide(curve.true_positives, curve.num_fake[:, None])
-    heights_at = divide(curve.true_positives, curve.true_positives + curve.false_positives)
+    curve = classification.confusion_curve(labels, scores, weights)
+    recalls = classification.divide(curve.true_positives, curve.num_fake[:, None])
+    heights_at = classification.divide(curve.true_positives, curve.true_positives + curve.false_positives)
     heights = np.full((weights.shape[0], grid.size), np.nan)
     for number in np.flatnonzero((curve.num_fake > 0) & (curve.num_real > 0)):
         # At recall 0 the first threshold that finds any fake: a row of weight 0 has no precision.
@@ -199,15 +182,15 @@ def precisions(labels: IntArray, scores: FloatArray, weights: FloatArray, grid: 
     return heights
 
 
-roc_band = partial(curve_band, heights=true_positive_rates, area=roc_auc)
-pr_band = partial(curve_band, heights=precisions, area=average_precision)
+roc_band = partial(curve_band, heights=true_positive_rates, area=classification.roc_auc)
+pr_band = partial(curve_band, heights=precisions, area=classification.average_precision)
 
 
-@weighted_metric
+@classification.weighted_metric
 def share_of_fakes(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
     """The precision of guessing."""
     del scores
-    return divide(weights @ labels, weights.sum(axis=1))
+    return classification.divide(weights @ labels, weights.sum(axis=1))
 
 
 def roc_figure(
@@ -218,7 +201,7 @@ def roc_figure(
         return theme.nothing_to_show("ROC curve", "Predictions of both classes are needed; none or one is recorded.")
     band = roc_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
     # The metric of the results and no point of the mean curve, which ties would let lie above it.
-    found = _within(true_positive_rate_at, predictions, band)
+    found = _within(classification.true_positive_rate_at, predictions, band)
     figure = _curve_figure(
         predictions, band, confidence,
         f"At 5% false alarms the model finds {found:.0%} of the fakes; AUC {band.area:.3f}",
@@ -320,15 +303,17 @@ def binned_shares(
 
     A replicate draws groups as the intervals of the metrics do; a bin that it leaves empty has no share in it.
     """
-    edges = equal_width_edges(num_bins)
-    bins = reliability_bins(labels, scores, edges)
+    edges = calibration.equal_width_edges(num_bins)
+    bins = calibration.reliability_bins(labels, scores, edges)
     filled = np.flatnonzero(bins.counts)
     inside = np.searchsorted(edges[1:-1], scores, side="right")[:, None] == filled
     group_of_row, num_groups = group_codes(groups, labels.size)
     in_bin = np.array([np.unique(group_of_row[column]).size for column in inside.T], dtype=np.int64)
     blocks = draw_group_counts(labels, group_of_row, num_groups, replicates=replicates, seed=seed)
     weights = [counts[:, group_of_row] for counts in blocks]
-    shares = np.concatenate([divide(w @ (inside * labels[:, None]), w @ inside.astype(np.float64)) for w in weights])
+    shares = np.concatenate(
+        [classification.divide(w @ (inside * labels[:, None]), w @ inside.astype(np.float64)) for w in weights]
+    )
     ends = [pointwise_interval(column[:, None], confidence) for column in shares.T]
     low, high = (np.array([end[side][0] for end in ends]) for side in (0, 1))
     known = in_bin >= _FEWEST_GROUPS
@@ -354,8 +339,8 @@ def calibration_figure(
         return theme.nothing_to_show("Calibration", "No predictions are recorded.")
     labels, scores = fake_labels(predictions), predictions["score"].to_numpy()
     before = _probabilities(predictions["logit"].to_numpy())
-    edges, groups = equal_width_edges(num_bins), predictions["group_id"].to_list()
-    now, then = (expected_calibration_error(labels, values, edges=edges) for values in (scores, before))
+    edges, groups = calibration.equal_width_edges(num_bins), predictions["group_id"].to_list()
+    now, then = (calibration.expected_calibration_error(labels, values, edges=edges) for values in (scores, before))
     shares = binned_shares(
         labels, scores, groups, num_bins=num_bins, replicates=replicates, seed=seed, confidence=confidence
     )
@@ -367,7 +352,7 @@ def calibration_figure(
         height=460,
     )
     figure.add_trace(diagonal("Perfectly calibrated"))
-    old = reliability_bins(labels, before, edges)
+    old = calibration.reliability_bins(labels, before, edges)
     held = old.counts > 0
     figure.add_trace(
         go.Scatter(
@@ -432,14 +417,14 @@ def risk_coverage_figure(
         return theme.nothing_to_show("Abstaining", "No predictions are recorded.")
     labels, scores = fake_labels(predictions), predictions["score"].to_numpy()
     thresholds = predictions["threshold"].to_numpy()
-    curve = risk_coverage(labels, scores, thresholds)
+    curve = calibration.risk_coverage(labels, scores, thresholds)
     everything, half = float(curve.risks[-1]), float(_risk_at(curve, np.array([_HALF]))[0])
     group_of_row, num_groups = group_codes(predictions["group_id"].to_list(), labels.size)
     drawn = []
     for counts in draw_group_counts(labels, group_of_row, num_groups, replicates=replicates, seed=seed):
         for of_group in counts.astype(np.int64):
             rows = np.repeat(np.arange(labels.size), of_group[group_of_row])
-            drawn.append(_risk_at(risk_coverage(labels[rows], scores[rows], thresholds[rows]), _GRID))
+            drawn.append(_risk_at(calibration.risk_coverage(labels[rows], scores[rows], thresholds[rows]), _GRID))
     low, high = pointwise_interval(np.array(drawn), confidence)
     figure = theme.figure(
         _finding(everything, half),

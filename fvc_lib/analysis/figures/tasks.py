@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 import polars as pl
 
+from fvc_lib.analysis import wording
 from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown, confidence_of, runs_alike, task_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.results import better_direction
@@ -18,15 +19,6 @@ from fvc_lib.analysis.figures.theme import interval_point, value_label
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import MeasuredScores, Score, judge, measured_scores
 from fvc_lib.analysis.read.records import run_names
-from fvc_lib.analysis.wording import (
-    count_text,
-    figure_text,
-    interval_text,
-    metric_name,
-    number_text,
-    source_name,
-    subject_name,
-)
 from fvc_lib.metrics.declaration import direction
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import PARTS
@@ -83,14 +75,14 @@ def runs_beside_controls_figure(
     alike = [(name, found) for name, found in scored if found.measure.name == measure]
     rows = [row for name, found in alike for row in _of_run(name, found)]
     left = num_left_out + len(runs) - len(alike)
-    beside = f"; {count_text(left, 'chosen run')} without it or of another task left out" if left else ""
+    beside = f"; {wording.count_text(left, 'chosen run')} without it or of another task left out" if left else ""
     best_name, best = max(alike, key=lambda each: each[1].scores[0].value or 0.0)
-    value = interval_text(best.scores[0].value, best.scores[0].low, best.scores[0].high)
+    value = wording.interval_text(best.scores[0].value, best.scores[0].low, best.scores[0].high)
     finding = f"{best_name} has the highest {measure}, {value}" if len(alike) > 1 else f"{measure} of one run: {value}"
     figure = theme.figure(
         finding,
-        f"n = {count_text(len(alike), 'run')}; bars: {confidence:.0%} intervals; how they overlap does not tell "
-        f"whether a difference is one; the best of many runs is partly luck{beside}",
+        f"n = {wording.count_text(len(alike), 'run')}; bars: {confidence:.0%} intervals; how they overlap does not "
+        f"tell whether a difference is one; the best of many runs is partly luck{beside}",
         height=150 + 36 * len(rows),
     )
     for tick, score in rows:
@@ -101,7 +93,9 @@ def runs_beside_controls_figure(
         figure.add_annotation(value_label(tick, score))
     figure.update_yaxes(title_text="Run", autorange="reversed", showgrid=False, type="category")
     known = [v for _, s in rows for v in (s.value, s.low, s.high) if v is not None]
-    figure.update_xaxes(title_text=figure_text(measure), range=[min(0.0, *known) - 0.03, max(1.0, *known) + 0.03])
+    figure.update_xaxes(
+        title_text=wording.figure_text(measure), range=[min(0.0, *known) - 0.03, max(1.0, *known) + 0.03]
+    )
     figure.update_layout(showlegend=False, margin={"r": 170})
     return figure
 
@@ -124,9 +118,9 @@ def _row(results: pl.DataFrame, subject: str, metric: str) -> tuple[str, Score, 
     model = model_score(results, subject, metric)
     if model is None:
         return None
-    named = metric_name(metric)
+    named = wording.metric_name(metric)
     return (
-        named if subject == "all" else f"{named}, {subject_name(subject)}",
+        named if subject == "all" else f"{named}, {wording.subject_name(subject)}",
         model,
         best_control(results, subject, metric),
     )
@@ -134,24 +128,28 @@ def _row(results: pl.DataFrame, subject: str, metric: str) -> tuple[str, Score, 
 
 def _finding(rows: Sequence[tuple[str, Score, Score | None]]) -> str:
     name, model, control = rows[0]
-    told = f"{name} is {interval_text(model.value, model.low, model.high)}"
+    told = f"{name} is {wording.interval_text(model.value, model.low, model.high)}"
     return f"{told}; {_control_text(control)}" if control else f"{told}, without a control beside it"
 
 
 def _control_text(control: Score) -> str:
-    return f"{source_name(control.source).lower()} reaches {interval_text(control.value, control.low, control.high)}"
+    reached = wording.interval_text(control.value, control.low, control.high)
+    return f"{wording.source_name(control.source).lower()} reaches {reached}"
 
 
 def _of_run(name: str, found: MeasuredScores) -> list[tuple[str, Score]]:
     """A run's own score and its best control's, each with what stands on the axis."""
     model = found.scores[0]
-    shown = figure_text(name)
-    counted = f"{count_text(found.num_samples or 0, found.measure.one)}, {count_text(found.num_groups or 0, 'group')}"
+    shown = wording.figure_text(name)
+    groups = wording.count_text(found.num_groups or 0, "group")
+    counted = f"{wording.count_text(found.num_samples or 0, found.measure.one)}, {groups}"
     rows = [(f"{shown}<br>{counted}", _drawn(model))]
     controls = [score for score in found.scores[1:] if score.value is not None]
     if controls:
         best = max(controls, key=lambda score: score.value or 0.0)
-        rows.append((f"<i>{figure_text(source_name(best.source).lower())}<br>of {shown}</i>", _drawn(best)))
+        rows.append(
+            (f"<i>{wording.figure_text(wording.source_name(best.source).lower())}<br>of {shown}</i>", _drawn(best))
+        )
     return rows
 
 
@@ -167,16 +165,21 @@ def _subtitle(
     subject, metric = next(each for each in shown if model_score(results, *each) is not None)
     of_it = (pl.col("subject") == subject) & (pl.col("metric") == metric) & (pl.col("source") == "model")
     num_samples, num_groups = results.filter(of_it).select("num_samples", "num_groups").row(0)
-    told = f"n = {count_text(num_samples, *counted)} of the test part in {count_text(num_groups, 'group')}"
+    told = (
+        f"n = {wording.count_text(num_samples, *counted)} of the test part in {wording.count_text(num_groups, 'group')}"
+    )
     return f"{told}; bars: {confidence:.0%} cluster-bootstrap intervals over groups"
 
 
 def _named(name: str, model: Score, control: Score | None) -> list[tuple[str, Score]]:
     """What stands on the axis beside the model's number, and beside its best control's."""
-    shown = figure_text(name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…")
+    shown = wording.figure_text(name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…")
     if control is None:
         return [(shown, model)]
-    return [(shown, model), (f"<i>{shown}, {figure_text(source_name(control.source).lower())}</i>", control)]
+    return [
+        (shown, model),
+        (f"<i>{shown}, {wording.figure_text(wording.source_name(control.source).lower())}</i>", control),
+    ]
 
 
 # --- How far predicted numbers are off, of all targets in one figure, beside what always says the mean
@@ -206,7 +209,7 @@ def target_errors_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> 
         color = theme.MODEL if (relative.high or relative.value or 0.0) < 1 else theme.NOT_ABOVE_CONTROL
         figure.add_trace(interval_point(tick, relative, color))
         figure.add_annotation(
-            x=1, xref="paper", xanchor="left", xshift=14, y=tick, showarrow=False, text=figure_text(told),
+            x=1, xref="paper", xanchor="left", xshift=14, y=tick, showarrow=False, text=wording.figure_text(told),
             font={"size": 12, "color": theme.MODEL}, bgcolor="rgba(255,255,255,0.8)",
         )  # fmt: skip
     figure.add_vline(x=1, line={"color": theme.CONTROL, "width": 2}, layer="below")
@@ -234,8 +237,8 @@ def _rows(results: pl.DataFrame) -> list[tuple[str, Score, str, str]]:
         of_it = (pl.col("subject") == subject) & (pl.col("metric") == "mae")
         unit = results.filter(of_it)["unit"][0]
         told = f"{_number(model.value)} {unit}".strip() + f" (mean: {_number(mean.value)})"
-        name = subject_name(subject)
-        tick = figure_text(name if len(name) <= _LONGEST_TARGET else f"{name[: _LONGEST_TARGET - 1]}…")
+        name = wording.subject_name(subject)
+        tick = wording.figure_text(name if len(name) <= _LONGEST_TARGET else f"{name[: _LONGEST_TARGET - 1]}…")
         rows.append((tick, Score("model", *ends), name, told))
     return rows
 
@@ -255,7 +258,7 @@ def _counted(results: pl.DataFrame) -> str:
     counts = results.filter(of_it).select(pl.col("num_samples", "num_groups"))
     sizes, groups = sorted(counts["num_samples"].to_list()), max(counts["num_groups"].to_list())
     images = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
-    return f"n = {images} test images in at most {count_text(groups, 'group')}"
+    return f"n = {images} test images in at most {wording.count_text(groups, 'group')}"
 
 
 def _number(value: float) -> str:
@@ -334,18 +337,18 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
     for subject, metric in shown.iter_rows():
         cells = {source: known.get((source, subject, metric)) for source in columns}
         first = next(row for row in cells.values() if row is not None)
-        texts = {source_name(source): _text(row) for source, row in cells.items()}
+        texts = {wording.source_name(source): _text(row) for source, row in cells.items()}
         told.append(
             {
-                "of": subject_name(subject),
-                "metric": metric_name(metric),
+                "of": wording.subject_name(subject),
+                "metric": wording.metric_name(metric),
                 "unit": first["unit"],
                 "better": better_direction(metric),
             }
             | texts
             | {"num_samples": first["num_samples"], "num_groups": first["num_groups"]}
         )
-    texts_schema = {source_name(source): pl.String for source in columns}
+    texts_schema = {wording.source_name(source): pl.String for source in columns}
     schema = {**dict.fromkeys(("of", "metric", "unit", "better"), pl.String), **texts_schema}
     table = pl.DataFrame(told, schema={**schema, "num_samples": pl.Int64, "num_groups": pl.Int64}, orient="row")
     needless = [] if shown["subject"].n_unique() > 1 else ["of"]
@@ -359,7 +362,7 @@ def class_table(results: pl.DataFrame) -> pl.DataFrame:
     empty = {"class": pl.String, "precision": pl.Float64, "recall": pl.Float64, "f1": pl.Float64}
     if rows.is_empty():
         return pl.DataFrame(schema={**empty, "num_images": pl.Int64, "num_groups": pl.Int64})
-    names = pl.col("subject").map_elements(subject_name, return_dtype=pl.String)
+    names = pl.col("subject").map_elements(wording.subject_name, return_dtype=pl.String)
     rows = rows.with_columns(names.alias("class"))
     wide = rows.pivot("metric", index="class", values="value", on_columns=["precision", "recall", "f1"])
     counts = rows.group_by("class").agg(pl.col("num_samples").max().alias("num_images"), pl.col("num_groups").max())
@@ -388,7 +391,7 @@ def _text(row: dict[str, float | str | None] | None) -> str:
     if value is None:
         return "undefined"
     digits = _DIGITS_WITH_UNIT if row["unit"] or abs(value) >= 10 else 3
-    return interval_text(value, low, high, digits) if low is not None else number_text(value, digits)
+    return wording.interval_text(value, low, high, digits) if low is not None else wording.number_text(value, digits)
 
 
 def _table_number(value: float | str | None) -> float | None:

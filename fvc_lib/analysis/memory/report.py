@@ -12,22 +12,9 @@ from typing import Any
 import click
 import polars as pl
 
+from fvc_lib.analysis.memory import wording
 from fvc_lib.analysis.memory.findings import PROCESS, RULE, MemoryFindings, find, run_memory
-from fvc_lib.analysis.memory.wording import (
-    Advice,
-    event_counts_sentence,
-    growth_sentence,
-    largest_tensors,
-    limit_sentence,
-    megabytes_text,
-    out_of_memory_sentence,
-    parts_sentence,
-    peak_sentence,
-    phase_text,
-    prediction_sentence,
-    run_advice,
-    where_text,
-)
+from fvc_lib.analysis.memory.wording import Advice
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import run_parameters
 from fvc_lib.analysis.read.logs import read_events, read_samples
@@ -77,8 +64,8 @@ def near_limit_table(found: MemoryFindings) -> pl.DataFrame:
             "at_seconds": row["seconds"],
             "lasting": duration_text(row["until_seconds"] - row["seconds"]),
             "highest_percent": row["usage_percent"],
-            "used": megabytes_text(row["used_mb"]),
-            "budget": megabytes_text(row["budget_mb"]),
+            "used": wording.megabytes_text(row["used_mb"]),
+            "budget": wording.megabytes_text(row["budget_mb"]),
             "told_by": _sources(row),
         }
         for row in found.near_limit.iter_rows(named=True)
@@ -96,7 +83,7 @@ def out_of_memory_table(found: MemoryFindings) -> pl.DataFrame:
             "epoch": _number(row["epoch"]),
             "step": _number(row["global_step"]),
             "happened_in": (row["happened_in"] or NONE).replace("_", " "),
-            "asked_for": NONE if row["asked_mb"] is None else megabytes_text(row["asked_mb"]),
+            "asked_for": NONE if row["asked_mb"] is None else wording.megabytes_text(row["asked_mb"]),
             "what_was_done": row["done"],
             "context_file": _context_path(row),
         }
@@ -128,10 +115,10 @@ def predictions_table(found: MemoryFindings) -> pl.DataFrame:
     """Prediction beside measurement: ``stage attempt predicted measured error micro_batch``."""
     rows = [
         {
-            "stage": where_text(row),
+            "stage": wording.where_text(row),
             "attempt": row["attempt"],
-            "predicted": megabytes_text(row["predicted_mb"]),
-            "measured": NONE if row["measured_mb"] is None else megabytes_text(row["measured_mb"]),
+            "predicted": wording.megabytes_text(row["predicted_mb"]),
+            "measured": NONE if row["measured_mb"] is None else wording.megabytes_text(row["measured_mb"]),
             "error": NONE if row["error_percent"] is None else f"{row['error_percent']:+.0f}%{_flag(row)}",
             "micro_batch": _number(row["micro_batch"]),
         }
@@ -145,7 +132,7 @@ _WHERE = {"stage": pl.String, "phase": pl.String}
 
 
 def _where(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"stage": where_text(row), "phase": phase_text(row["phase"])}
+    return {"stage": wording.where_text(row), "phase": wording.phase_text(row["phase"])}
 
 
 def _context_path(row: Mapping[str, Any]) -> str:
@@ -185,19 +172,21 @@ def report_lines(found: MemoryFindings, asked: Mapping[str, object], tensors: pl
     """
     unread = [*([""] if found.notes else []), *(f"could not be read: {note}" for note in found.notes)]
     if found.usage.is_empty() and found.events.is_empty():
-        return [clean_text(title), "", peak_sentence(found) + ".", *unread]
-    lines = [clean_text(title), "", peak_sentence(found) + ".", parts_sentence(found) + "."]
+        return [clean_text(title), "", wording.peak_sentence(found) + ".", *unread]
+    lines = [clean_text(title), "", wording.peak_sentence(found) + ".", wording.parts_sentence(found) + "."]
     lines += _section("Peak per phase", [], peaks_table(found))
-    lines += ["", *_indented([event_counts_sentence(found) + "."])]
-    lines += _section("Close to the limit", [limit_sentence(found) + "."], near_limit_table(found))
-    lines += _section("Growth per epoch", [growth_sentence(found) + "."], growth_table(found))
+    lines += ["", *_indented([wording.event_counts_sentence(found) + "."])]
+    lines += _section("Close to the limit", [wording.limit_sentence(found) + "."], near_limit_table(found))
+    lines += _section("Growth per epoch", [wording.growth_sentence(found) + "."], growth_table(found))
     if found.growth.height:
         lines += _indented(textwrap.wrap(f"({RULE})", _SENTENCE_WIDTH))
-    lines += _section("Out of memory", [out_of_memory_sentence(found) + "."], out_of_memory_table(found))
+    lines += _section("Out of memory", [wording.out_of_memory_sentence(found) + "."], out_of_memory_table(found))
     if tensors.height:
         lines += _section("What tensors held when memory ran out", [], tensors)
-    lines += _section("Prediction and measurement", [prediction_sentence(found) + "."], predictions_table(found))
-    lines += ["", "What to change", *_indented(_advice_lines(run_advice(found, asked)))]
+    lines += _section(
+        "Prediction and measurement", [wording.prediction_sentence(found) + "."], predictions_table(found)
+    )
+    lines += ["", "What to change", *_indented(_advice_lines(wording.run_advice(found, asked)))]
     return [*lines, *unread]
 
 
@@ -288,7 +277,7 @@ def main(log: Path) -> None:
         click.echo(f"error: {_shown(log)}: {error.strerror}. {_WANTED}", err=True)
         sys.exit(2)
     encoding = sys.stdout.encoding or "ascii"
-    asked, tensors = run_parameters(subject.run), largest_tensors(subject.run, subject.found)
+    asked, tensors = run_parameters(subject.run), wording.largest_tensors(subject.run, subject.found)
     for line in report_lines(subject.found, asked, tensors, title=subject.title):
         click.echo(line.encode(encoding, "replace").decode(encoding))
 

@@ -11,13 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from fvc_lib.analysis.memory.findings import (
-    MIN_EPOCHS,
-    NEAR_LIMIT_PERCENT,
-    PREDICTION_TOLERANCE_PERCENT,
-    PROCESS,
-    MemoryFindings,
-)
+from fvc_lib.analysis.memory import findings
+from fvc_lib.analysis.memory.findings import MemoryFindings
 from fvc_lib.analysis.read.records import read_json_object
 from fvc_lib.analysis.wording import bytes_text, count_text, duration_text
 from fvc_lib.services.memory_advice import next_settings
@@ -57,7 +52,7 @@ def peak_sentence(found: MemoryFindings) -> str:
     peak = found.peak
     if peak is None:
         return NO_SAMPLES
-    whose = "Memory" if peak["place"] == PROCESS else f"Memory of {peak['place']}"
+    whose = "Memory" if peak["place"] == findings.PROCESS else f"Memory of {peak['place']}"
     told = megabytes_text(peak["used_mb"]) + of_budget_text(peak["budget_mb"], peak["usage_percent"])
     return f"{whose} peaks at {told}, in {where_text(peak)}, {phase_text(peak['phase'])}"
 
@@ -85,14 +80,14 @@ def limit_sentence(found: MemoryFindings) -> str:
     if found.usage["usage_percent"].is_null().all() and found.near_limit.is_empty():
         return "Whether memory came close to a limit is not known: no budget is recorded"
     if found.near_limit.is_empty():
-        return f"Memory was never above {NEAR_LIMIT_PERCENT:.0f}% of its budget"
+        return f"Memory was never above {findings.NEAR_LIMIT_PERCENT:.0f}% of its budget"
     highest = found.near_limit.sort("usage_percent", descending=True, nulls_last=True).row(0, named=True)
     seconds = float((found.near_limit["until_seconds"] - found.near_limit["seconds"]).sum())
     lasting = f", {duration_text(seconds)} in all" if seconds else ""
     told = "" if highest["usage_percent"] is None else f"; highest {highest['usage_percent']:.1f}%"
     return (
-        f"Memory went above {NEAR_LIMIT_PERCENT:.0f}% of its budget {_times(found.near_limit.height)}{lasting}{told}, "
-        f"in {where_text(highest)}, {phase_text(highest['phase'])}"
+        f"Memory went above {findings.NEAR_LIMIT_PERCENT:.0f}% of its budget {_times(found.near_limit.height)}{lasting}{told}"
+        f", in {where_text(highest)}, {phase_text(highest['phase'])}"
     )
 
 
@@ -110,7 +105,7 @@ def growth_sentence(found: MemoryFindings) -> str:
     if judged.is_empty():
         most = max(found.growth["num_epochs"].to_list(), default=0)
         told = f"there are {most}" if most else "none is recorded"
-        return f"Growth cannot be judged yet: that needs {MIN_EPOCHS} epochs, and {told}"
+        return f"Growth cannot be judged yet: that needs {findings.MIN_EPOCHS} epochs, and {told}"
     steepest = judged.sort("slope_mb", descending=True).row(0, named=True)
     return f"Memory does not leak: at most {steepest['slope_mb']:+.1f} MB per epoch, in {where_text(steepest)}"
 
@@ -143,7 +138,7 @@ def prediction_sentence(found: MemoryFindings) -> str:
         return f"The prediction is within {math.ceil(abs(worst['error_percent']))}% of what was measured"
     how = "above" if worst["error_percent"] > 0 else "below"
     return (
-        f"The prediction is off by more than {PREDICTION_TOLERANCE_PERCENT:.0f}% in {off} of "
+        f"The prediction is off by more than {findings.PREDICTION_TOLERANCE_PERCENT:.0f}% in {off} of "
         f"{count_text(rows.height, 'training')}: {abs(worst['error_percent']):.0f}% {how} what was measured in "
         f"{where_text(worst)}"
     )
@@ -162,7 +157,7 @@ def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
     """Name and text of what the head of a report says about memory; nothing where nothing is recorded."""
     facts = []
     if found.peak is not None and found.peak["budget_mb"] is not None:
-        place = "" if found.peak["place"] == PROCESS else f" on {found.peak['place']}"
+        place = "" if found.peak["place"] == findings.PROCESS else f" on {found.peak['place']}"
         share = f"{found.peak['usage_percent']:.1f}% used at most{place}"
         facts.append(("Memory budget", f"{megabytes_text(found.peak['budget_mb'])}, {share}"))
     if found.preflight_peak_mb is not None:
@@ -361,7 +356,7 @@ def _larger_batch(found: MemoryFindings, asked: Mapping[str, object]) -> list[Ad
 
 
 def _smaller_request(found: MemoryFindings) -> list[Advice]:
-    rows = found.peaks.filter((pl.col("place") == PROCESS) & pl.col("budget_mb").is_not_null())
+    rows = found.peaks.filter((pl.col("place") == findings.PROCESS) & pl.col("budget_mb").is_not_null())
     if rows.is_empty():
         return []
     row = rows.sort("used_mb", descending=True).row(0, named=True)

@@ -10,23 +10,15 @@ from typing import Any
 import plotly.graph_objects as go
 import polars as pl
 
+from fvc_lib.analysis import wording
 from fvc_lib.analysis.figures.theme import STANDING_COLORS
-from fvc_lib.analysis.wording import (
-    NOT_RECORDED,
-    bytes_text,
-    clean_text,
-    count_text,
-    duration_text,
-    metric_name,
-    number_text,
-)
 from fvc_lib.metrics.declaration import declaration
 
 PLOTLY = "application/vnd.plotly.v1+json"  # what a notebook stores of a figure
 # How a column is shown is read from its name, which carries the unit.
 _BY_SUFFIX: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("_bytes", "", bytes_text),
-    ("_seconds", "", duration_text),
+    ("_bytes", "", wording.bytes_text),
+    ("_seconds", "", wording.duration_text),
     ("_share", " (%)", lambda value: f"{100 * value:.1f}"),
     ("_percent", " (%)", lambda value: f"{value:.1f}"),
     ("_mb", " (MB)", lambda value: f"{value:,.0f}"),
@@ -68,7 +60,9 @@ class HtmlTable:
             for row in shown.iter_rows(named=True)
         )
         caption = (
-            f'<caption style="text-align:left">{escape(clean_text(self.caption))}</caption>' if self.caption else ""
+            f'<caption style="text-align:left">{escape(wording.clean_text(self.caption))}</caption>'
+            if self.caption
+            else ""
         )
         return (
             f'<table class="fvc-table">{caption}<thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>'
@@ -81,14 +75,14 @@ class HtmlTable:
         table += [[self._shown(name, value) for name, value in row.items()] for row in shown.iter_rows(named=True)]
         widths = [max(len(row[i]) for row in table) for i in range(shown.width)]
         right = [self.frame.schema[name].is_numeric() for name in shown.columns]
-        lines = [clean_text(self.caption)] if self.caption else []
+        lines = [wording.clean_text(self.caption)] if self.caption else []
         for row in table:
             cells = (t.rjust(w) if r else t.ljust(w) for t, w, r in zip(row, widths, right, strict=True))
             lines.append("  ".join(cells).rstrip())
         if self.frame.is_empty():
             lines.append("none")
         if self.frame.height > _TEXT_ROW_LIMIT:
-            lines.append(f"and {count_text(self.frame.height - _TEXT_ROW_LIMIT, 'more row')}")
+            lines.append(f"and {wording.count_text(self.frame.height - _TEXT_ROW_LIMIT, 'more row')}")
         return "\n".join(lines)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
@@ -96,7 +90,7 @@ class HtmlTable:
 
     def _heading(self, name: str) -> str:
         if name in self.names:
-            return clean_text(self.names[name])
+            return wording.clean_text(self.names[name])
         if name in _HEADINGS:
             return _HEADINGS[name]
         for suffix, unit, _ in () if declaration(name) else _BY_SUFFIX:
@@ -129,29 +123,29 @@ class HtmlTable:
 
     def _shown(self, name: str, value: object) -> str:
         if value is None:
-            return NOT_RECORDED
+            return wording.NOT_RECORDED
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, int | float):
             for suffix, _, shown in () if declaration(name) else _BY_SUFFIX:
                 if name.endswith(suffix):
                     return shown(float(value))
-            return number_text(value, self.digits) if isinstance(value, float) else _whole(name, value)
-        return clean_text(value)
+            return wording.number_text(value, self.digits) if isinstance(value, float) else _whole(name, value)
+        return wording.clean_text(value)
 
     def _remark(self, limit: int) -> str:
         if self.frame.is_empty():
             return '<p class="fvc-remark">none</p>'
         more = self.frame.height - limit
-        return f'<p class="fvc-remark">and {count_text(more, "more row")}</p>' if more > 0 else ""
+        return f'<p class="fvc-remark">and {wording.count_text(more, "more row")}</p>' if more > 0 else ""
 
 
 def _words(name: str) -> str:
-    known = metric_name(name)
+    known = wording.metric_name(name)
     if known != name.replace("_", " "):
         return known
     words = name.removeprefix("num_").replace("_", " ")
-    return clean_text(words[:1].upper() + words[1:])
+    return wording.clean_text(words[:1].upper() + words[1:])
 
 
 def _whole(name: str, value: int) -> str:

@@ -25,6 +25,7 @@ from plotly.offline import get_plotlyjs
 from pygments.formatters.html import HtmlFormatter
 
 import fvc_lib
+from fvc_lib.analysis import wording
 from fvc_lib.analysis.memory.findings import run_memory
 from fvc_lib.analysis.memory.wording import megabytes_text, memory_facts
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
@@ -38,17 +39,6 @@ from fvc_lib.analysis.read.headline import (
     task_facts,
 )
 from fvc_lib.analysis.read.records import read_json_object, read_tables, run_status
-from fvc_lib.analysis.wording import (
-    NOT_RECORDED,
-    bytes_text,
-    clean_text,
-    count_text,
-    duration_text,
-    interval_text,
-    number_text,
-    source_name,
-    time_text,
-)
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
@@ -80,12 +70,12 @@ def _environment() -> jinja2.Environment:
         autoescape=True,
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: value if hasattr(value, "__html__") else clean_text(value),
+        finalize=lambda value: value if hasattr(value, "__html__") else wording.clean_text(value),
     )
     environment.filters |= {
-        "interval": lambda score: interval_text(score.value, score.low, score.high),
-        "number": number_text, "bytes": bytes_text, "duration": duration_text, "source_name": source_name,
-        "count": count_text, "short": _short,
+        "interval": lambda score: wording.interval_text(score.value, score.low, score.high),
+        "number": wording.number_text, "bytes": wording.bytes_text, "duration": wording.duration_text,
+        "source_name": wording.source_name, "count": wording.count_text, "short": _short,
     }  # fmt: skip
     environment.globals |= {
         "interval_bar": interval_bar, "standing_class": standing_class, "dishonest": DISHONEST_CONTROLS,
@@ -145,7 +135,7 @@ def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a
         marks += f'<line x1="{place}" x2="{place}" y1="4" y2="16" stroke="#8a8f98" stroke-width="3"/>'
     marks += f'<line x1="{low:.2%}" x2="{high:.2%}" y1="10" y2="10" stroke="{color}" stroke-width="2.5"/>'
     marks += f'<circle cx="{_on_scale(score.value):.2%}" cy="10" r="4.5" fill="{color}"/>'
-    told = f"{interval_text(score.value, score.low, score.high)} on a scale from 0 to 1"
+    told = f"{wording.interval_text(score.value, score.low, score.high)} on a scale from 0 to 1"
     # Of numbers alone.
     return Markup(f'<svg role="img" aria-label="{told}" overflow="visible">{marks}</svg>')
 
@@ -226,11 +216,11 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
     return {
         "Run": headline.run_id,
         "Experiment": headline.experiment,
-        "State": headline.state or NOT_RECORDED,
-        "Model": headline.model or NOT_RECORDED,
-        "Started": time_text(headline.started_utc),
-        "Duration": duration_text(headline.duration_seconds),
-        "Peak memory": bytes_text(headline.peak_rss_bytes),
+        "State": headline.state or wording.NOT_RECORDED,
+        "Model": headline.model or wording.NOT_RECORDED,
+        "Started": wording.time_text(headline.started_utc),
+        "Duration": wording.duration_text(headline.duration_seconds),
+        "Peak memory": wording.bytes_text(headline.peak_rss_bytes),
         **dict(headline.more_facts),
     }
 
@@ -238,7 +228,7 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
 def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
     """Of a run of a task without folds; a run of task video has none of these results."""
     found = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
-    return tuple((clean_text(name), text) for name, text in task_facts(found.frame))
+    return tuple((wording.clean_text(name), text) for name, text in task_facts(found.frame))
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
@@ -299,7 +289,8 @@ def write_record_page(run: RunPaths, key: str, record: Path, stage: object = Non
     rendered = render_notebook(record, "r", run_folder=_RUN_FOLDER)
     body = render(
         "record.html", rendered=rendered, run_id=path_to_text(run.run_id), run_folder=_RUN_FOLDER,
-        state=clean_text(known.get("state") or ""), alarm=_alarm(rendered, known), facts=_record_facts(rendered, known),
+        state=wording.clean_text(known.get("state") or ""), alarm=_alarm(rendered, known),
+        facts=_record_facts(rendered, known),
     )  # fmt: skip
     scripts = (get_plotlyjs(), SCRIPT) if rendered.num_figures else (SCRIPT,)
     write_text(output, page(f"{rendered.title} · {path_to_text(run.run_id)}", body, scripts, stamp=stamp))
@@ -333,14 +324,16 @@ def _alarm(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str | None:
     ended_badly = stage.get("state") in ("failed", "interrupted") or rendered.error
     if not ended_badly and not unfinished:
         return None
-    missing = f" {count_text(unfinished, 'code cell')} of {rendered.num_code_cells} never ran." if unfinished else ""
+    missing = (
+        f" {wording.count_text(unfinished, 'code cell')} of {rendered.num_code_cells} never ran." if unfinished else ""
+    )
     if rendered.tells_its_end:  # right below
         return missing
     error = stage.get("error")
     told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
-    what = clean_text(rendered.error or told or "It did not come to its end.")
+    what = wording.clean_text(rendered.error or told or "It did not come to its end.")
     what = what if what.endswith((".", "!", "?")) else f"{what}."
-    advice = f" Next setting to try: {clean_text(stage['next_setting'])}." if stage.get("next_setting") else ""
+    advice = f" Next setting to try: {wording.clean_text(stage['next_setting'])}." if stage.get("next_setting") else ""
     return f"{what}{missing}{advice}"
 
 
@@ -348,9 +341,9 @@ def _record_facts(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str:
     seconds, peak = stage.get("duration_seconds"), stage.get("peak_rss_bytes")
     facts = {
         "Record": rendered.file_name,
-        "Started": time_text(str(stage["started_utc"])) if stage.get("started_utc") else None,
-        "Duration": duration_text(seconds) if isinstance(seconds, int | float) else None,
-        "Peak memory": bytes_text(peak) if isinstance(peak, int | float) else None,
+        "Started": wording.time_text(str(stage["started_utc"])) if stage.get("started_utc") else None,
+        "Duration": wording.duration_text(seconds) if isinstance(seconds, int | float) else None,
+        "Peak memory": wording.bytes_text(peak) if isinstance(peak, int | float) else None,
         "Attempts": str(stage["attempts"]) if stage.get("attempts") else None,
         "Host": stage.get("host"),
         "SLURM job": stage.get("job_id"),
@@ -361,7 +354,9 @@ def _record_facts(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str:
     shown = {name: value for name, value in facts.items() if value}
     if stage.get("state") == "done":  # how far it had come is of interest when it did not arrive
         shown = {name: value for name, value in shown.items() if not name.startswith("Last")}
-    words = (clean_text(value if name == "Record" else f"{name.lower()} {value}") for name, value in shown.items())
+    words = (
+        wording.clean_text(value if name == "Record" else f"{name.lower()} {value}") for name, value in shown.items()
+    )
     return " · ".join(words)
 
 
@@ -389,8 +384,10 @@ def _code_facts(run: RunPaths, attempt: Mapping[str, Any]) -> dict[str, str]:
     commit = _text(code.get("commit"))
     left_out = [_text(each) for each in _list(code.get("left_out"))]
     facts = {
-        "Command": Markup("<code>{}</code>").format(clean_text(_text(attempt.get("command")) or NOT_RECORDED)),
-        "Commit": Markup("<code>{}</code>").format(commit) if commit else NOT_RECORDED,
+        "Command": Markup("<code>{}</code>").format(
+            wording.clean_text(_text(attempt.get("command")) or wording.NOT_RECORDED)
+        ),
+        "Commit": Markup("<code>{}</code>").format(commit) if commit else wording.NOT_RECORDED,
         "Branch": _text(code.get("branch")),
         "Changed since": _changes(run, code),
         "Not in the patch": "; ".join(filter(None, left_out)),
@@ -402,12 +399,12 @@ def _code_facts(run: RunPaths, attempt: Mapping[str, Any]) -> dict[str, str]:
 def _changes(run: RunPaths, code: Mapping[str, Any]) -> str:
     changed = code.get("changed_since_commit")
     if changed is None:
-        return NOT_RECORDED
+        return wording.NOT_RECORDED
     if not changed:
         return "nothing: the code is the commit's"
     if not run.code_patch.is_file():
         return Markup('<span class="warning">yes, and no patch was kept</span>')
-    name, size = run.code_patch.name, bytes_text(run.code_patch.stat().st_size)
+    name, size = run.code_patch.name, wording.bytes_text(run.code_patch.stat().st_size)
     return Markup('yes: <a href="{}">{}</a>, {}').format(quote(name), name, size)
 
 
@@ -417,7 +414,7 @@ def _machine_facts(hardware: Mapping[str, Any], attempt: Mapping[str, Any]) -> d
     threads = _text(hardware.get("omp_num_threads"))
     cores = hardware.get("cores")
     told = {
-        "Started": time_text(_text(attempt.get("started_utc"))),
+        "Started": wording.time_text(_text(attempt.get("started_utc"))),
         "Host": _text(hardware.get("host")),
         "System": _text(hardware.get("system")),
         "Processor": _text(hardware.get("processor")),
@@ -434,8 +431,8 @@ def _memory(hardware: Mapping[str, Any]) -> str | None:
     if total is None:
         return None
     limited = limit is not None and limit < total
-    by = f", limited to {bytes_text(limit)} by {hardware.get('memory_limit_from')}" if limited else ""
-    return bytes_text(total) + by
+    by = f", limited to {wording.bytes_text(limit)} by {hardware.get('memory_limit_from')}" if limited else ""
+    return wording.bytes_text(total) + by
 
 
 def _attempts(attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -446,10 +443,10 @@ def _attempts(attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         differs = [f"{name}: {_change(pair)}" for name, pair in changed.items()]
         row = (
             str(number),
-            time_text(_text(attempt.get("started_utc"))),
-            _text(hardware.get("host")) or NOT_RECORDED,
+            wording.time_text(_text(attempt.get("started_utc"))),
+            _text(hardware.get("host")) or wording.NOT_RECORDED,
             _text(slurm.get("job_id")) or "",
-            _text(attempt.get("command")) or NOT_RECORDED,
+            _text(attempt.get("command")) or wording.NOT_RECORDED,
             "; ".join(differs) or ("" if number == 1 else "nothing that counts"),
         )
         rows.append(row)
@@ -472,11 +469,17 @@ def _accounting(run: RunPaths) -> list[tuple[str, ...]]:
     stages = run_status(run)["stages"]
     rows: list[tuple[str, ...]] = []
     for job in (each for each in _list(accounting.get("jobs")) if isinstance(each, dict)):
-        task = _text(job.get("task")) or NOT_RECORDED
+        task = _text(job.get("task")) or wording.NOT_RECORDED
         ours = _number(_mapping(stages.get(task)).get("peak_rss_bytes"))
         theirs, seconds = _number(job.get("max_rss_bytes")), _number(job.get("elapsed_seconds"))
-        row = (str(job.get("job_id")), task, str(job.get("state")), duration_text(seconds), bytes_text(theirs))
-        rows.append((*row, bytes_text(ours)))
+        row = (
+            str(job.get("job_id")),
+            task,
+            str(job.get("state")),
+            wording.duration_text(seconds),
+            wording.bytes_text(theirs),
+        )
+        rows.append((*row, wording.bytes_text(ours)))
     return rows
 
 
@@ -510,10 +513,10 @@ def summary_lines(run: RunPaths) -> list[str]:
     headline = run_headline(run)
     lines = ["", f"{headline.run_id}: {headline.state or 'not recorded'}"]
     if headline.scores:
-        name = clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
+        name = wording.clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
         lines += ["", f"  {name} with interval", *(f"    {_score_line(score)}" for score in headline.scores)]
         lines += ["", f"  {headline.verdict.sentence}", *(f"  {caution}" for caution in headline.cautions)]
-    told = [f"  {name:<30} {clean_text(text)}" for name, text in _results_facts(run)]
+    told = [f"  {name:<30} {wording.clean_text(text)}" for name, text in _results_facts(run)]
     lines += ["", *told, *([""] if told else []), *_summary_facts(run, headline)]
     if run.report_html.is_file():
         lines.append(f"  report        {run.report_html}")
@@ -526,13 +529,15 @@ def _also_tested(run: RunPaths) -> str:
     without = tested.filter(pl.col("class_label").is_null())
     if without.is_empty() or without.height == tested.height:
         return ""
-    groups = count_text(tested["group_id"].n_unique(), "group")
+    groups = wording.count_text(tested["group_id"].n_unique(), "group")
     return f" with a class; {without.height} more have numbers only: {tested.height} images tested in {groups}"
 
 
 def _score_line(score: Score) -> str:
     remark = "  (what a split by row would claim)" if score.source in DISHONEST_CONTROLS else ""
-    return f"{source_name(score.source):<40} {interval_text(score.value, score.low, score.high)}{remark}"
+    return (
+        f"{wording.source_name(score.source):<40} {wording.interval_text(score.value, score.low, score.high)}{remark}"
+    )
 
 
 def _summary_facts(run: RunPaths, headline: ReportHeadline) -> list[str]:
@@ -546,6 +551,6 @@ def _summary_facts(run: RunPaths, headline: ReportHeadline) -> list[str]:
             if counted
             else []
         ),
-        f"  peak memory   {bytes_text(headline.peak_rss_bytes)}{before}",
-        f"  duration      {duration_text(headline.duration_seconds)}",
+        f"  peak memory   {wording.bytes_text(headline.peak_rss_bytes)}{before}",
+        f"  duration      {wording.duration_text(headline.duration_seconds)}",
     ]

@@ -25,18 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.corpus.copies.perceptual_hash import (
-    LOOK_COLOUR_SIDE,
-    LOOK_LUMA_SIDE,
-    MIRROR_BITS,
-    SPANS,
-    STEPS,
-    WINDOWS,
-    Codes,
-    Grid,
-    Looks,
-    grid_average,
-)
+from fvc_lib.corpus.copies import perceptual_hash
+from fvc_lib.corpus.copies.perceptual_hash import Codes, Grid, Looks
 
 Places = npt.NDArray[np.int64]
 _Patches = npt.NDArray[np.float32]  # (K, side, side)
@@ -48,8 +38,8 @@ _LEAST_COLOUR_EXPLAINED = 0.5
 _LEAST_VARIANCE = 1.0  # grey levels squared; a plain picture explains nothing and is explained by nothing
 _LEAST_COLOUR_VARIANCE = 16.0  # of what has less, as of a grey picture, the colours say nothing
 _AT_ONCE = 1 << 11
-_DOWN = np.array([down for down, _ in WINDOWS])
-_RIGHT = np.array([right for _, right in WINDOWS])
+_DOWN = np.array([down for down, _ in perceptual_hash.WINDOWS])
+_RIGHT = np.array([right for _, right in perceptual_hash.WINDOWS])
 
 
 @dataclass(frozen=True)
@@ -70,8 +60,11 @@ def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
     # As products of matrices: ten times as fast as grid_average, whose exactness nothing here needs.
     down, right = (_shares(np.linspace(0, side, COLOUR_SIDE + 1), side) for side in picture.shape[1:])
     rgb = down @ picture.astype(np.float32) @ right.T
-    colour = 128 + (rgb[[2, 0]] - grid_average(grid, COLOUR_SIDE)) / 2
-    small = [values.round().clip(0, 255).astype(np.uint8) for values in (grid_average(grid, THUMBNAIL_SIDE), colour)]
+    colour = 128 + (rgb[[2, 0]] - perceptual_hash.grid_average(grid, COLOUR_SIDE)) / 2
+    small = [
+        values.round().clip(0, 255).astype(np.uint8)
+        for values in (perceptual_hash.grid_average(grid, THUMBNAIL_SIDE), colour)
+    ]
     return base64.b64encode(b"".join(values.tobytes() for values in small)).decode("ascii")
 
 
@@ -108,7 +101,7 @@ class SamePictures:
         Of two whole pictures either may explain the other: the answer does not depend on which is called one.
         """
         same = np.zeros(len(one), np.bool_)
-        turned = mirror == MIRROR_BITS
+        turned = mirror == perceptual_hash.MIRROR_BITS
         for start in range(0, len(one), _AT_ONCE):
             some = np.arange(start, min(start + _AT_ONCE, len(one)))
             same[some] = self._like(one[some], other[some], window[some], turned[some])
@@ -136,7 +129,9 @@ def _shares(borders: npt.NDArray[np.float64], num_cells: int) -> npt.NDArray[np.
 
 def span_averages(side: int, patch_side: int) -> npt.NDArray[np.float32]:
     """``_shares`` of a thumbnail's cells in a patch's, per span, (10, patch_side, side)."""
-    borders = [side / STEPS * np.linspace(begin, end, patch_side + 1) for begin, end in SPANS]
+    borders = [
+        side / perceptual_hash.STEPS * np.linspace(begin, end, patch_side + 1) for begin, end in perceptual_hash.SPANS
+    ]
     return np.stack([_shares(border, side) for border in borders])
 
 
@@ -215,8 +210,8 @@ _PLAIN_HUE_ALIKE, _PLAIN_LUMA_ALIKE, _PLAIN_MOTION_ALIKE = 0.97, 0.97, 0.93
 _PLAIN_SATURATION_ALIKE = 0.55
 _PLAIN_MOST_GAIN = 1.8  # between the contrasts of the one and of the other
 _PAIRS_AT_ONCE = 1 << 10
-_LUMA_AVERAGES = span_averages(LOOK_LUMA_SIDE, 10)
-_COLOUR_PLACES = span_averages(LOOK_COLOUR_SIDE, 5)
+_LUMA_AVERAGES = span_averages(perceptual_hash.LOOK_LUMA_SIDE, 10)
+_COLOUR_PLACES = span_averages(perceptual_hash.LOOK_COLOUR_SIDE, 5)
 
 
 @dataclass(frozen=True)
@@ -239,10 +234,14 @@ class SameFootage:
     """
 
     def __init__(self, looks: Looks) -> None:
-        luma_bytes = LOOK_LUMA_SIDE**2
+        luma_bytes = perceptual_hash.LOOK_LUMA_SIDE**2
         self._is_known: _Flags = np.asarray(looks.any(axis=(1, 2)))
-        self._luma = looks[..., :luma_bytes].reshape(*looks.shape[:2], 1, LOOK_LUMA_SIDE, LOOK_LUMA_SIDE)
-        self._colour = looks[..., luma_bytes:].reshape(*looks.shape[:2], 2, LOOK_COLOUR_SIDE, LOOK_COLOUR_SIDE)
+        self._luma = looks[..., :luma_bytes].reshape(
+            *looks.shape[:2], 1, perceptual_hash.LOOK_LUMA_SIDE, perceptual_hash.LOOK_LUMA_SIDE
+        )
+        self._colour = looks[..., luma_bytes:].reshape(
+            *looks.shape[:2], 2, perceptual_hash.LOOK_COLOUR_SIDE, perceptual_hash.LOOK_COLOUR_SIDE
+        )
 
     def agree(
         self,
@@ -267,7 +266,7 @@ class SameFootage:
         asked = np.flatnonzero(self._is_known[one] & self._is_known[other])
         for start in range(0, len(asked), _PAIRS_AT_ONCE):
             some = asked[start : start + _PAIRS_AT_ONCE]
-            is_mirrored = mirror[some] == MIRROR_BITS
+            is_mirrored = mirror[some] == perceptual_hash.MIRROR_BITS
             measured = self._measures(one[some], other[some], window[some], is_mirrored, view, is_near[some])
             same[some] = _agree(measured, is_mirrored)
         return same

@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fvc_lib.corpus.samples import scenes
 from fvc_lib.corpus.samples.files import (
     Encoding,
     PlannedFiles,
@@ -30,16 +31,7 @@ from fvc_lib.corpus.samples.files import (
     split_planes,
     write_if_other,
 )
-from fvc_lib.corpus.samples.scenes import (
-    Camera,
-    Plane,
-    Planes,
-    Shot,
-    draw_camera,
-    generator_for,
-    render_shot,
-    resize_plane,
-)
+from fvc_lib.corpus.samples.scenes import Camera, Plane, Planes, Shot
 from fvc_lib.services.config import RunConfig
 
 # The manipulations that make fakes of generated footage, planar yuv420p, uint8 (T, 3*H/2, W). They are strong enough to
@@ -85,8 +77,8 @@ def resynthesise_region(base: Planes, donor: Planes, rng: np.random.Generator) -
     lattice = _lattice(height, width, max(4, 2 * round(max(height, width) / 56)), rng.uniform(7, 12))
     for t, mask in enumerate(_moving_region(base, rng)):
         luma = split_planes(base[t])[0]
-        coarse = resize_plane(luma, height // factor, width // factor)
-        smooth = np.clip(np.rint(resize_plane(coarse, height, width) + lattice), 16, 235).astype(np.uint8)
+        coarse = scenes.resize_plane(luma, height // factor, width // factor)
+        smooth = np.clip(np.rint(scenes.resize_plane(coarse, height, width) + lattice), 16, 235).astype(np.uint8)
         np.copyto(split_planes(forged[t])[0], smooth, where=mask)
     return forged
 
@@ -209,7 +201,7 @@ class EventPlan:
 def plan_events() -> tuple[EventPlan, ...]:
     """All events of the corpus in the order of their names; the same on every call."""
     drafts = [draft for label in ("real", "fake") for draft in _drafts(label)]
-    order = generator_for("order", DESIGN_SEED).permutation(len(drafts))
+    order = scenes.generator_for("order", DESIGN_SEED).permutation(len(drafts))
     events, first_clip = [], 0
     for number, index in enumerate(order):
         events.append(_named(drafts[index], number, first_clip))
@@ -224,7 +216,7 @@ def _drafts(label: str) -> list[EventPlan]:
 
 
 def _draft(label: str, manipulation: str, num_copies: int, number: int) -> EventPlan:
-    rng = generator_for("draft", DESIGN_SEED, label, number)
+    rng = scenes.generator_for("draft", DESIGN_SEED, label, number)
     width, height = _SIZES[rng.integers(len(_SIZES))]
     frames_per_second = _RATES[rng.integers(len(_RATES))]
     variants = ["original", *(_COPY_KINDS[k] for k in rng.permutation(len(_COPY_KINDS))[:num_copies])]
@@ -257,7 +249,7 @@ def _named(draft: EventPlan, number: int, first_clip: int) -> EventPlan:
 def _deal(cards: Sequence[T], *seed: str) -> list[T]:
     """One card per event of a label, each equally often as far as that goes, in an order of its own for each seed."""
     dealt = [cards[i % len(cards)] for i in range(EVENTS_PER_LABEL)]
-    return [dealt[i] for i in generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)]
+    return [dealt[i] for i in scenes.generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)]
 
 
 MANIFEST = "manifest.csv"
@@ -301,11 +293,11 @@ def generate_sample_corpus(
 
 def make_event(event: EventPlan) -> tuple[bytes, ...]:
     """The files' contents of ``event.clips`` in their order."""
-    footage = film(event, "base", draw_camera(f"{event.label} {event.name}"))
+    footage = film(event, "base", scenes.draw_camera(f"{event.label} {event.name}"))
     if event.manipulation is not None:
         uses_donor = event.manipulation in USES_DONOR
         donor = film(event, "donor", _donor_camera(event.name)) if uses_donor else footage
-        footage = manipulate(event.manipulation, footage, donor, generator_for("forger", event.name))
+        footage = manipulate(event.manipulation, footage, donor, scenes.generator_for("forger", event.name))
     original, *copies = event.clips
     published = encode_to_size(footage, original.encoding)
     footage = decode_frames(published)  # copies are made from what was published
@@ -316,9 +308,9 @@ def make_event(event: EventPlan) -> tuple[bytes, ...]:
 def film(event: EventPlan, role: str, camera: Camera) -> Planes:
     """Render a shot and pass it through a device's own encoder, as all footage was before anyone can change it."""
     shot = Shot(f"{event.name} {role}", event.width, event.height, event.num_frames, camera)
-    bits_per_pixel = generator_for("device", shot.name).uniform(0.7, 1.1)
+    bits_per_pixel = scenes.generator_for("device", shot.name).uniform(0.7, 1.1)
     device = Encoding("mpeg4", "avi", event.clips[0].encoding.frames_per_second, bits_per_pixel)
-    frames = render_shot(shot)
+    frames = scenes.render_shot(shot)
     bits_per_second = device.target_bytes(frames) * 8 * device.frames_per_second // event.num_frames
     return decode_frames(encode_frames(frames, device, bits_per_second))
 
@@ -338,12 +330,12 @@ def manifest_text(events: tuple[EventPlan, ...]) -> str:
 
 def _donor_camera(name: str) -> Camera:
     """Another device than the base's: poorer light, so more noise."""
-    base, rng = draw_camera(f"donor {name}"), generator_for("donor noise", name)
+    base, rng = scenes.draw_camera(f"donor {name}"), scenes.generator_for("donor noise", name)
     return Camera(**{**vars(base), "noise_sigma": rng.uniform(8, 14)})
 
 
 def _vary(frames: Planes, variant: str, seed: str) -> Planes:
-    rng = generator_for("variant", seed)
+    rng = scenes.generator_for("variant", seed)
     height, width = frames.shape[1] * 2 // 3, frames.shape[2]
     if variant == "rescale":
         factor = rng.choice([0.75, 0.85, 1.2])

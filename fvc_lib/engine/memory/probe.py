@@ -23,14 +23,8 @@ from fvc_lib.engine.device import Precision, deterministic_algorithms, release_c
 from fvc_lib.engine.distributed.ranks import OwnGradients, is_usable
 from fvc_lib.engine.joint_loss import COMPARING
 from fvc_lib.engine.loading import load_batches
-from fvc_lib.engine.memory.preflight import (
-    Footprint,
-    StepMeasurement,
-    StepRequest,
-    give_back_unused,
-    next_to_measure,
-    predicted_peak,
-)
+from fvc_lib.engine.memory import preflight
+from fvc_lib.engine.memory.preflight import Footprint, StepMeasurement, StepRequest
 from fvc_lib.engine.oom_detection import OutOfMemory, is_out_of_memory
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper, recompute_activations
 from fvc_lib.engine.task import Batch
@@ -64,7 +58,7 @@ def measure(item: Mapping[str, Any]) -> None:
         # Beyond what the budget leaves beside the training process, or a GiB, allocations fail here: a control group
         # that runs over kills all that is in it.
         _limit_growth(max(_LEAST_ROOM_BYTES, budget_bytes - footprint.resident_bytes - own_bytes()))
-    while (micro_batch := next_to_measure(found, footprint, planned, budget_bytes)) is not None:
+    while (micro_batch := preflight.next_to_measure(found, footprint, planned, budget_bytes)) is not None:
         if not probe.has_room(found, footprint, micro_batch, budget_bytes):
             break  # it would fit alone, but not beside this process: what was measured so far has to do
         write_json(findings, asdict(replace(found, attempting=micro_batch)))
@@ -112,7 +106,7 @@ class StepProbe:
         """
         here = footprint.resident_bytes + self._own_bytes
         beside = replace(footprint, resident_bytes=here, trained_before=True, num_workers=0)
-        peak = predicted_peak(found, beside, micro_batch)
+        peak = preflight.predicted_peak(found, beside, micro_batch)
         return (here if peak is None else peak) <= budget_bytes
 
     def with_measured(self, found: StepMeasurement, micro_batch: int) -> StepMeasurement:
@@ -201,7 +195,7 @@ class Meter:
 
     def reset(self) -> None:
         """Forget the peak, after giving back what nothing uses."""
-        give_back_unused()
+        preflight.give_back_unused()
         release_cached_memory(self._device)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)

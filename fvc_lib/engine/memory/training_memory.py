@@ -31,19 +31,12 @@ from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.memory.preflight import StepRequest, footprint_of, preflight
 from fvc_lib.engine.oom_detection import OutOfMemoryFolder
 from fvc_lib.engine.task import Task
+from fvc_lib.services import memory_policy
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory_budget import KERNEL_BYTES, SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
-from fvc_lib.services.memory_policy import (
-    PREFLIGHT,
-    DeviceMemory,
-    EventDetail,
-    MemoryObserver,
-    MemoryPolicy,
-    NoObserver,
-    frozen_garbage,
-)
+from fvc_lib.services.memory_policy import DeviceMemory, EventDetail, MemoryObserver, MemoryPolicy, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 
 _logger = logging.getLogger(__name__)
@@ -177,7 +170,7 @@ def training_memory(
     )
     made = None
     try:
-        with apply_policy(policy), recording as made, frozen_garbage():
+        with apply_policy(policy), recording as made, memory_policy.frozen_garbage():
             folder = paths.oom_contexts(stage, fold)
             oom_folder = OutOfMemoryFolder(folder / f"rank_{rank}" if rank else folder)  # one writer each
             try:
@@ -224,7 +217,7 @@ def planned_micro_batch(
         num_ranks=num_ranks,
     )
     resident, budget = _resident_bytes(), device_budget(config, compute)
-    observer.at(PREFLIGHT)
+    observer.at(memory_policy.PREFLIGHT)
     try:
         if compute.device.type == "cpu":
             refuse_impossible_budget(request, config, budget, resident, paths.preflight)

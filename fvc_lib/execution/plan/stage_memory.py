@@ -15,15 +15,10 @@ from typing import Any
 from fvc_lib.execution.plan.plan import PlannedTask, most_at_once
 from fvc_lib.execution.plan.stages import Task, needed_tasks, stages_of
 from fvc_lib.execution.run.status import RunStatus, read_status
+from fvc_lib.services import memory_budget
 from fvc_lib.services.config import DECLARED, RunConfig, read_params_file
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.memory_budget import (
-    KERNEL_BYTES,
-    MEASURING_BYTES,
-    SHARE_VARIABLE,
-    MemoryBudget,
-    MemoryShare,
-)
+from fvc_lib.services.memory_budget import MemoryBudget, MemoryShare
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import FOLD_TRAINING, STAGES, Stage
 
@@ -79,7 +74,7 @@ def predicted_peaks(
 
 def _kernel_bytes(stage: Stage, num_ranks: int) -> int:
     """Where nothing is known: a rank takes no more than a kernel that trains, and the kernel waits beside its ranks."""
-    return stage.kernel_bytes if num_ranks == 1 else KERNEL_BYTES + num_ranks * stage.kernel_bytes
+    return stage.kernel_bytes if num_ranks == 1 else memory_budget.KERNEL_BYTES + num_ranks * stage.kernel_bytes
 
 
 def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> dict[str, PredictedPeak]:
@@ -125,7 +120,7 @@ def _others(runs_dir: Path, run: RunPaths | None) -> Iterator[RunPaths]:
 def _of_training(config: RunConfig, run: RunPaths | None, measure: Measure | None) -> PredictedPeak | None:
     step = None if run is None or config.num_ranks > 1 else _measured_step(run.preflight, config.num_workers)
     if step is not None:
-        return PredictedPeak(KERNEL_BYTES + step, "one step measured in this run, and a kernel's imports")
+        return PredictedPeak(memory_budget.KERNEL_BYTES + step, "one step measured in this run, and a kernel's imports")
     if measure is None:
         return None
     try:
@@ -143,7 +138,8 @@ def _measured_step(preflight: Path, num_workers: int) -> int | None:
         found = [each["found"] for each in document["measurements"].values()]
         tried = [(each, int(step)) for each in found for n, step in each["step_bytes"].items() if int(n) <= chosen]
         return max(
-            step + max(MEASURING_BYTES, int(each["first_use_bytes"]) + num_workers * int(each["worker_bytes"]))
+            step
+            + max(memory_budget.MEASURING_BYTES, int(each["first_use_bytes"]) + num_workers * int(each["worker_bytes"]))
             for each, step in tried
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -177,7 +173,7 @@ class MemoryShares:
         if sharers == 1:
             return {}
         share = MemoryShare(self.for_kernels_bytes // sharers, sharers, self.budget)
-        return {SHARE_VARIABLE: share.as_text()}
+        return {memory_budget.SHARE_VARIABLE: share.as_text()}
 
 
 def share_memory(

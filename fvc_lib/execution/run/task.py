@@ -22,19 +22,9 @@ from typing import Any
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.stages import Notebook, Task
+from fvc_lib.execution.run import stage_end
 from fvc_lib.execution.run.session import ATTEMPT_VARIABLE, Progress, progress_path, read_progress
-from fvc_lib.execution.run.stage_end import (
-    NEVER_STARTED,
-    KernelOutcome,
-    KernelRequest,
-    KernelWatch,
-    after_another_death,
-    after_memory_ended,
-    judge,
-    meaning,
-    rows_from_the_end,
-    tell_end,
-)
+from fvc_lib.execution.run.stage_end import KernelOutcome, KernelRequest, KernelWatch
 from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import memory_budget
@@ -94,8 +84,8 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
             f"value of what the results depend on, in a new run: {command} --fork -p NAME VALUE"
         )
     if stage.next_setting.startswith("--mem"):
-        return f"to go on: {command}  # {meaning(stage.next_setting)} (SLURM: {stage.next_setting})"
-    return f"to go on: {command} {stage.next_setting}  # {meaning(stage.next_setting)}"
+        return f"to go on: {command}  # {stage_end.meaning(stage.next_setting)} (SLURM: {stage.next_setting})"
+    return f"to go on: {command} {stage.next_setting}  # {stage_end.meaning(stage.next_setting)}"
 
 
 def _peak(stage: StageStatus) -> str:
@@ -235,7 +225,7 @@ def last_metric(path: Path, attempt: int) -> LastMetric | None:
     Only whole lines near the end are looked at: the last one may be half written.
     """
     newest: LastMetric | None = None
-    for row in rows_from_the_end(path):
+    for row in stage_end.rows_from_the_end(path):
         if row.get("attempt") != attempt:
             break
         found = _metric(row)
@@ -348,7 +338,7 @@ class TaskRun:
         name, fold = self.task.stage.name, self.task.fold
         kills, peak = self._watch.oom_kills(), self._watch.peak_rss_bytes
         _forget_last_attempt(stage)
-        judge(stage, outcome, kills, peak, self.task.stage.outputs(self.run, fold), self._signals)
+        stage_end.judge(stage, outcome, kills, peak, self.task.stage.outputs(self.run, fold), self._signals)
         stage.duration_seconds = round(time.monotonic() - self._started, 3)
         stage.peak_rss_bytes = peak
         progress = read_progress(self._progress_path)
@@ -363,12 +353,14 @@ class TaskRun:
     def _tell_end(self, stage: StageStatus) -> None:
         name, fold = self.task.stage.name, self.task.fold
         log_tail = ""
-        if stage.error is not None and stage.error.name == NEVER_STARTED:
+        if stage.error is not None and stage.error.name == stage_end.NEVER_STARTED:
             log_tail = tail_of(self.run.stage_log(name, fold))
             stage.error.message += never_started_hint(log_tail)
         stage.next_setting = self._next_setting(stage)
         lines = [what_happened(stage), where_it_was(stage), what_next(self.run, stage)]
-        tell_end(self.run.partial_notebook(name, fold), stage, [self._redactor.text(line) for line in lines], log_tail)
+        stage_end.tell_end(
+            self.run.partial_notebook(name, fold), stage, [self._redactor.text(line) for line in lines], log_tail
+        )
 
     def _next_setting(self, stage: StageStatus) -> str | None:
         """What the last attempt's end suggests; nothing where a message of its own says it better."""
@@ -381,8 +373,10 @@ class TaskRun:
             budget = memory_budget(self.config.mem_gb)
             if not stage.oom_kills and not memory_error and (stage.peak_rss_bytes or 0) < budget.total_bytes / 2:
                 return None  # killed far below the limit, and nobody counted a kill for memory: rather by hand
-            return after_memory_ended(self.config, reads, self.run.memory_events(name, fold), budget.total_bytes)
-        return after_another_death(self.config, reads) if stage.exit_code == 138 else None
+            return stage_end.after_memory_ended(
+                self.config, reads, self.run.memory_events(name, fold), budget.total_bytes
+            )
+        return stage_end.after_another_death(self.config, reads) if stage.exit_code == 138 else None
 
     def signal(self, number: int) -> None:
         """The first asks the kernel to save and leave, a second kills it. Terminal signals never reach the kernel."""

@@ -18,20 +18,10 @@ from fvc_lib.metrics.declaration import declaration
 from fvc_lib.metrics.intervals import intervals_over_groups
 from fvc_lib.metrics.multiclass import class_scores, confusion_matrix, macro_measures, top_k_measure
 from fvc_lib.metrics.regression import regression_measures
+from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import (
-    IMAGE_PREDICTIONS,
-    IMAGE_TARGETS,
-    IMAGES,
-    TARGET_PREDICTIONS,
-    TASK_RESULTS,
-    check_table,
-    frame_of,
-    read_table,
-    write_table,
-)
 
 MODEL = "model"
 MAJORITY_CLASS = "majority_class"
@@ -46,21 +36,24 @@ def image_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
     Raises:
         DataError: predictions that are not those of the run's test part.
     """
-    images, targets = read_table(paths.images, IMAGES), read_table(paths.image_targets, IMAGE_TARGETS)
-    classes = read_table(paths.image_predictions, IMAGE_PREDICTIONS).sort("image_id")
-    numbers = read_table(paths.target_predictions, TARGET_PREDICTIONS).sort("target", "image_id")
+    images, targets = (
+        tables.read_table(paths.images, tables.IMAGES),
+        tables.read_table(paths.image_targets, tables.IMAGE_TARGETS),
+    )
+    classes = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS).sort("image_id")
+    numbers = tables.read_table(paths.target_predictions, tables.TARGET_PREDICTIONS).sort("target", "image_id")
     _check_predictions(images, targets, classes, numbers)
     rows = _class_rows(images, classes, config) if classes.height else []
     for (target,), predicted in numbers.group_by("target", maintain_order=True):
         rows += _target_rows(str(target), predicted, _training_values(images, targets, str(target)), config)
-    table = check_table(frame_of(rows, TASK_RESULTS), TASK_RESULTS, "image results")
-    write_table(table, TASK_RESULTS, paths.task_results)
+    table = tables.check_table(tables.frame_of(rows, tables.TASK_RESULTS), tables.TASK_RESULTS, "image results")
+    tables.write_table(table, tables.TASK_RESULTS, paths.task_results)
     return table
 
 
 def confusion(paths: RunPaths) -> pl.DataFrame:
     """How often a class of the test part was taken for another: ``class_label predicted_label count``, no zeros."""
-    predictions = read_table(paths.image_predictions, IMAGE_PREDICTIONS)
+    predictions = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS)
     classes, labels, predicted = _numbered(predictions, ())
     if not classes:
         return pl.DataFrame(schema={"class_label": pl.String, "predicted_label": pl.String, "count": pl.Int64})
@@ -77,7 +70,7 @@ def confusion(paths: RunPaths) -> pl.DataFrame:
 
 def worst_mistakes(paths: RunPaths, number: int = 12) -> pl.DataFrame:
     """The test pictures whose wrong class was the most probable: IMAGE_PREDICTIONS rows, the worst first."""
-    predictions = read_table(paths.image_predictions, IMAGE_PREDICTIONS)
+    predictions = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS)
     wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
     return wrong.sort("probability", "image_id", descending=[True, False]).head(number)
 

@@ -31,30 +31,11 @@ from fvc_lib.services.tables import (
     write_table,
 )
 from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
-from fvc_lib.tasks.image.data import (
-    ImageAugmentation,
-    ImageDataset,
-    ImageParts,
-    ImageRecords,
-    MixSettings,
-    balancing_weights,
-    image_parts,
-    require_files,
-    write_labels,
-)
+from fvc_lib.tasks import recipe
+from fvc_lib.tasks.image import data
+from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, ImageParts, ImageRecords, MixSettings
 from fvc_lib.tasks.image.task import ImageScores, ImageTask, ImageTaskSettings
-from fvc_lib.tasks.recipe import (
-    Finished,
-    Network,
-    TrainedNetwork,
-    Training,
-    TrainingOptions,
-    TrainingOutcome,
-    record_alone,
-    settings_of,
-    sizes_of,
-    train,
-)
+from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 
 DEFAULT_MICRO_BATCH = 8
 
@@ -82,12 +63,12 @@ def train_images(
 
     def read(ranks: Ranks) -> Training[TrainingRecord]:
         root, parts = read_image_parts(paths, config)
-        require_files(root, parts)
+        data.require_files(root, parts)
         outputs = [paths.image_predictions, paths.target_predictions, labels_file(paths)]
         finish = partial(_finish, paths, root, parts, config)
         return replace(image_split_training(root, parts, config), finish=finish, outputs=outputs)
 
-    return train(STAGE, fold, paths, config, read, TrainingRecord, **options)
+    return recipe.train(STAGE, fold, paths, config, read, TrainingRecord, **options)
 
 
 def _finish(
@@ -100,7 +81,7 @@ def _finish(
     model.log("test", scores.compute())
 
     def write() -> None:
-        write_labels(labels_file(paths), parts.labels)
+        data.write_labels(labels_file(paths), parts.labels)
         write_table(class_predictions(parts.test, scores), IMAGE_PREDICTIONS, paths.image_predictions)
         write_table(target_predictions(parts.test, scores), TARGET_PREDICTIONS, paths.target_predictions)
 
@@ -144,7 +125,7 @@ def require_backbone(config: RunConfig) -> None:
 def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImageParts]:
     """The corpus' folder and its split, from the run's tables."""
     images, targets = read_table(paths.images, IMAGES), read_table(paths.image_targets, IMAGE_TARGETS)
-    return image_root(config), image_parts(images, targets)
+    return image_root(config), data.image_parts(images, targets)
 
 
 def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Training[TrainingRecord]:
@@ -165,11 +146,11 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
     return Training(
         stage=STAGE,
         model_name=config.backbone,
-        settings=settings_of(config, seed, DEFAULT_MICRO_BATCH, balance_classes=balance),
+        settings=recipe.settings_of(config, seed, DEFAULT_MICRO_BATCH, balance_classes=balance),
         parameters=training_parameters(config),
         networks=[Network(task, parts.fingerprint)],
-        sizes=sizes_of(len(parts.train), len(parts.validation), len(parts.test)),
-        finish=record_alone,
+        sizes=recipe.sizes_of(len(parts.train), len(parts.validation), len(parts.test)),
+        finish=recipe.record_alone,
         record=TrainingRecord,
     )
 
@@ -177,7 +158,7 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
 def image_task(root: Path, parts: ImageParts, config: RunConfig, weights: Path | None = None) -> ImageTask:
     """The task of ``config`` on the training and validation parts."""
     balanced = config.class_balance == "loss" and parts.labels.classes
-    class_weights = balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
+    class_weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
     mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha)
     augmentation = ImageAugmentation(stable_seed("images", config.seed), mixing)
     size = config.image_size

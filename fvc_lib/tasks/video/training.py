@@ -20,16 +20,8 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import LABELS, PREDICTIONS, frame_of, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
-from fvc_lib.tasks.video.data import (
-    ClipDataset,
-    ClipRow,
-    ClipSource,
-    FoldClips,
-    OuterFold,
-    class_weights,
-    prior_logit,
-    read_fold,
-)
+from fvc_lib.tasks.video import data
+from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips, OuterFold
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection, select
 from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
 
@@ -88,7 +80,7 @@ def fold_training(paths: RunPaths, config: RunConfig, fold: int) -> Training[Tra
     Raises:
         DataError: as ``train_fold``.
     """
-    source, clips, shuffled = read_fold(paths, config, fold)
+    source, clips, shuffled = data.read_fold(paths, config, fold)
     both = [clips] if shuffled is None else [clips, shuffled]
 
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
@@ -122,7 +114,7 @@ def fold_training(paths: RunPaths, config: RunConfig, fold: int) -> Training[Tra
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
     """Telling the training part's classes apart, judged on the inner validation part."""
-    weights = class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
+    weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
     training, validation = ClipDataset(source, clips.train), ClipDataset(source, clips.validation)
     return VideoTask(training, validation, model=config.model, weights=weights)
 
@@ -145,7 +137,7 @@ def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config
     state, validation = trained.state, _scores(trained, source, clips.validation)
 
     def recorded() -> dict[str, Any]:
-        prior = prior_logit(clips.train, config.class_balance)
+        prior = data.prior_logit(clips.train, config.class_balance)
         chosen = select(
             state.history, state.best_epoch, validation.labels, validation.logits + prior, clips.num_validation_groups,
             prior_logit=prior,

@@ -24,19 +24,10 @@ from fvc_lib.metrics.captions import (
 )
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
 from fvc_lib.metrics.intervals import intervals_over_groups
+from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import (
-    CAPTIONS,
-    RETRIEVAL_RANKS,
-    TASK_RESULTS,
-    VIDEO_TEXTS,
-    check_table,
-    frame_of,
-    read_table,
-    write_table,
-)
 
 if TYPE_CHECKING:
     from fvc_lib.metrics.retrieval import RetrievalMetrics
@@ -61,8 +52,11 @@ def video_text_results(paths: RunPaths, config: RunConfig, *, log: Callable[[str
     Raises:
         DataError: ranks, captions and embeddings that are not those of the run's test part, or of one another.
     """
-    pairs = read_table(paths.video_texts, VIDEO_TEXTS)
-    ranks, captions = read_table(paths.retrieval_ranks, RETRIEVAL_RANKS), read_table(paths.captions, CAPTIONS)
+    pairs = tables.read_table(paths.video_texts, tables.VIDEO_TEXTS)
+    ranks, captions = (
+        tables.read_table(paths.retrieval_ranks, tables.RETRIEVAL_RANKS),
+        tables.read_table(paths.captions, tables.CAPTIONS),
+    )
     _check_queries(pairs, ranks, captions)
     rows: list[Row] = []
     if ranks.height:
@@ -72,8 +66,8 @@ def video_text_results(paths: RunPaths, config: RunConfig, *, log: Callable[[str
             rows += _direction_rows(direction, own, found, config)
     if captions.height:
         rows += _caption_rows(pairs, captions, config)
-    table = check_table(frame_of(rows, TASK_RESULTS), TASK_RESULTS, "video-text results")
-    write_table(table, TASK_RESULTS, paths.task_results)
+    table = tables.check_table(tables.frame_of(rows, tables.TASK_RESULTS), tables.TASK_RESULTS, "video-text results")
+    tables.write_table(table, tables.TASK_RESULTS, paths.task_results)
     return table
 
 

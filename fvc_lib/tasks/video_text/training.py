@@ -32,18 +32,8 @@ from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, PARTS, RETRIEVAL_RANKS, VIDEO_TEXTS, frame_of, read_table, write_table
 from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
-from fvc_lib.tasks.recipe import (
-    Finished,
-    Network,
-    TrainedNetwork,
-    Training,
-    TrainingOptions,
-    TrainingOutcome,
-    record_alone,
-    settings_of,
-    sizes_of,
-    train,
-)
+from fvc_lib.tasks import recipe
+from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 from fvc_lib.tasks.video.data import ClipSource
 from fvc_lib.tasks.video_text.data import (
     HiddenFrames,
@@ -94,7 +84,7 @@ def train_video_text(
         outputs = [paths.retrieval_ranks, paths.captions, paths.embeddings]
         return replace(split_training(parts, config), finish=partial(_finish, paths, parts, config), outputs=outputs)
 
-    return train(STAGE, fold, paths, config, read, TrainingRecord, **options)
+    return recipe.train(STAGE, fold, paths, config, read, TrainingRecord, **options)
 
 
 def _finish(
@@ -260,11 +250,11 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> Training[Trainin
     return Training(
         stage=STAGE,
         model_name=config.model,
-        settings=settings_of(config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch),
+        settings=recipe.settings_of(config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch),
         parameters=training_parameters(config),
         networks=[Network(task, fingerprint)],
-        sizes=sizes_of(*(parts.of(part).height for part in ("train", "validation", "test"))),
-        finish=record_alone,
+        sizes=recipe.sizes_of(*(parts.of(part).height for part in ("train", "validation", "test"))),
+        finish=recipe.record_alone,
         record=TrainingRecord,
     )
 

@@ -17,17 +17,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fvc_lib.video.decode import readers
 from fvc_lib.video.decode.frame_table import FrameTable, Seconds, check_not_empty, read_frame_table, seconds_of
 from fvc_lib.video.decode.letterbox import Box, Orientation
-from fvc_lib.video.decode.readers import (
-    FrameSink,
-    OpenGroupError,
-    count_frames,
-    first_frame,
-    read_as_promised,
-    read_by_place,
-    read_by_pts,
-)
+from fvc_lib.video.decode.readers import FrameSink, OpenGroupError
 from fvc_lib.video.decode.source import (
     CorruptVideo,
     RefusedVideo,
@@ -187,7 +180,7 @@ def _decode_sparse(
     sink = FrameSink(source, size, chosen)
     try:
         with ffmpeg_errors(source.path, CorruptVideo):
-            complete = read_by_pts(source, table, order, sink)
+            complete = readers.read_by_pts(source, table, order, sink)
     except RefusedVideo:
         raise
     except VideoError:
@@ -204,20 +197,20 @@ def _decode_stream(
         clip = _decode_as_promised(path, table, num_frames, size)
         if clip is not None:
             return clip
-    count = count_frames(path, table)
+    count = readers.count_frames(path, table)
     if not count.num_frames:
         raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
     if count.missing is not None and on_truncated == "raise":
         raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
     first, stop = window.span(count.seconds, path)
-    sink = read_by_place(path, table, count.order, first + uniform_places(stop - first, num_frames), size)
+    sink = readers.read_by_place(path, table, count.order, first + uniform_places(stop - first, num_frames), size)
     seconds = count.seconds
     return _clip(sink, seconds[sink.places], len(seconds), resampled=count.missing is not None)
 
 
 def _decode_as_promised(path: Path, table: FrameTable, num_frames: int, size: int | None) -> Clip | None:
     try:
-        found = read_as_promised(path, table, uniform_places(table.num_shown, num_frames), size)
+        found = readers.read_as_promised(path, table, uniform_places(table.num_shown, num_frames), size)
     except VideoError:
         return None  # counting will say what is wrong
     if found is None:
@@ -322,9 +315,9 @@ def probe_video(path: str | os.PathLike[str]) -> VideoProbe:
         has_audio = bool(source.container.streams.audio)
         nominal_rate = source.stream.average_rate
         span = _span_seconds(source, table)
-    frame = first_frame(path, table)
+    frame = readers.first_frame(path, table)
     check_size(path, frame.width, frame.height)
-    num_frames = table.num_shown if table.trusted else count_frames(path, table).num_frames
+    num_frames = table.num_shown if table.trusted else readers.count_frames(path, table).num_frames
     if not num_frames:
         raise CorruptVideo(path, "it opens, but none of its packets is shown")
     rate = (num_frames - 1) / span if span and num_frames > 1 else float(nominal_rate or 0) or None

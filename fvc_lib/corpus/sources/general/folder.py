@@ -5,18 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    CorpusLoader,
-    Entry,
-    Listing,
-    Refusal,
-    Rejections,
-    annotations_of_files,
-    folder_link_refusal,
-    is_video_name,
-    walk_files,
-)
+from fvc_lib.corpus import listing
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Refusal, Rejections
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.tables import LABELS
@@ -26,15 +16,17 @@ def read_label_folders(folder: Path) -> Listing:
     """The listing of every video below the folders called ``real`` and ``fake``, in any case."""
     files, rejections, entries = CorpusFiles(folder), Rejections(), []
     for name in _label_folders(folder):
-        for path, is_folder in walk_files(files.root, name):
+        for path, is_folder in listing.walk_files(files.root, name):
             text = path_to_text(path)
-            refusal = folder_link_refusal(files, path) if is_folder else _file_refusal(files, path)
+            refusal = listing.folder_link_refusal(files, path) if is_folder else _file_refusal(files, path)
             if refusal is not None:
                 rejections.add_file(text, refusal, label=name.lower())
             else:
                 entries.append(Entry(path=text, label=name.lower(), source_id=text))
     entries.sort(key=lambda entry: entry.path)
-    return Listing(files.root, "folder", tuple(entries), rejections.frame(), annotations_of_files(entries, "folder"))
+    return Listing(
+        files.root, "folder", tuple(entries), rejections.frame(), listing.annotations_of_files(entries, "folder")
+    )
 
 
 def _label_folders(folder: Path) -> list[str]:
@@ -44,7 +36,7 @@ def _label_folders(folder: Path) -> list[str]:
 
 
 def _file_refusal(files: CorpusFiles, path: str) -> Refusal | None:
-    if not is_video_name(path):
+    if not listing.is_video_name(path):
         return Refusal("unknown_extension", f"{path!r} has no video extension. Rename it if it is a video.")
     return files.check(path)
 

@@ -11,19 +11,9 @@ import re
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from fvc_lib.corpus import listing
 from fvc_lib.corpus.label_table import optional_cell, read_label_table
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    CorpusLoader,
-    LabelRow,
-    Listing,
-    Refusal,
-    Rejections,
-    annotations_of,
-    is_hidden,
-    is_video_name,
-    settle_rows,
-)
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, LabelRow, Listing, Refusal, Rejections
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.registry import CORPORA
 
@@ -93,9 +83,9 @@ def read_fvc2018(folder: Path) -> Listing:
         return files.check(path) or path_to_text(path)
 
     places = [locate(row) for row in rows]
-    entries = settle_rows(rows, rejections, places)
+    entries = listing.settle_rows(rows, rejections, places)
     _reject_unlisted({row.source_id for row in rows}, videos, rejections)
-    return Listing(files.root, "fvc2018", entries, rejections.frame(), annotations_of(rows, places))
+    return Listing(files.root, "fvc2018", entries, rejections.frame(), listing.annotations_of(rows, places))
 
 
 def _id_of_segments(platform: str, host: str, segments: list[str]) -> str:
@@ -143,10 +133,10 @@ def _videos_by_id(files: CorpusFiles, rejections: Rejections) -> dict[str, str]:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     videos: dict[str, str] = {}
     for name in names:
-        if is_hidden(name):
+        if listing.is_hidden(name):
             continue
         path = f"{VIDEOS_FOLDER}/{name}"
-        if not is_video_name(name):
+        if not listing.is_video_name(name):
             detail = f"{name!r} has no video extension; a download that was not finished keeps its .part."
             rejections.add_file(path_to_text(path), Refusal("unknown_extension", detail))
         elif Path(name).stem in videos:

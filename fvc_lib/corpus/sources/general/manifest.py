@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fvc_lib.corpus import listing
 from fvc_lib.corpus.label_table import LabelTable, optional_cell, read_label_table
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    CorpusLoader,
-    LabelRow,
-    Listing,
-    Refusal,
-    Rejections,
-    annotations_of,
-    counts_text,
-    settle_rows,
-)
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, LabelRow, Listing, Refusal, Rejections
 from fvc_lib.services.atomic_files import escape_text, path_from_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
@@ -40,11 +31,11 @@ def read_manifest(manifest: Path) -> Listing:
     rejections = Rejections()
     rows, refusals = _label_rows(table, files, rejections)
     if not any(row.label in LABELS for row in rows):
-        got = counts_text(row.label or "" for row in rows) or "no data row"
+        got = listing.counts_text(row.label or "" for row in rows) or "no data row"
         raise DataError(f"{manifest.name}: no row is labelled real or fake; got {got}. Fill the column 'label'.")
     places = [refusals.get(row.row) or _located(row, files) for row in rows]
-    entries = settle_rows(rows, rejections, places)
-    return Listing(files.root, "manifest", entries, rejections.frame(), annotations_of(rows, places))
+    entries = listing.settle_rows(rows, rejections, places)
+    return Listing(files.root, "manifest", entries, rejections.frame(), listing.annotations_of(rows, places))
 
 
 def _located(row: LabelRow, files: CorpusFiles) -> str | Refusal:

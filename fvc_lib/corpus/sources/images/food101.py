@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from fvc_lib.corpus.image_listing import (
-    ImageListing,
-    ListedImage,
-    classes_without_images,
-    image_refusal,
-    joined,
-    parts_below,
-    read_lines,
-    walk_images,
-)
+from fvc_lib.corpus import image_listing
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.registry import IMAGE_LAYOUTS
@@ -42,15 +34,15 @@ def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
     """
     listing = ImageListing()
     meta = files.root / below / "meta"
-    classes = {line for line in read_lines(meta / "classes.txt") if line}
-    found = _found(files, joined(below, "images"), listing)
+    classes = {line for line in image_listing.read_lines(meta / "classes.txt") if line}
+    found = _found(files, image_listing.joined(below, "images"), listing)
     parts: dict[str, str] = {}
     counts = {"train": 0, "test": 0}
     for part, name in _LISTS:
-        for row, key in enumerate(read_lines(meta / name), start=1):
+        for row, key in enumerate(image_listing.read_lines(meta / name), start=1):
             if not key:
                 continue
-            path = found.get(key) or joined(below, "images", f"{key}.jpg")
+            path = found.get(key) or image_listing.joined(below, "images", f"{key}.jpg")
             label = key.partition("/")[0]
             refusal = _row_refusal(files, key, f"{name} row {row}", classes, path, parts.get(key))
             if refusal is not None:
@@ -67,15 +59,17 @@ def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
         f"Food-101: {len(classes):,} classes, {counts['train']:,} images in train.txt and {counts['test']:,} in "
         "test.txt; its own split is kept."
     )
-    listing.notes += classes_without_images(classes - {image.class_label for image in listing.images})
+    listing.notes += image_listing.classes_without_images(classes - {image.class_label for image in listing.images})
     return listing
 
 
 def _found(files: CorpusFiles, top: str, listing: ImageListing) -> dict[str, str]:
     """``class/name without extension`` to path; of several files of one name a .jpg goes first."""
     found: dict[str, str] = {}
-    for path in sorted(walk_images(files, top, listing), key=lambda path: (not path.endswith(".jpg"), path)):
-        key = str(PurePosixPath(*parts_below(path, top)).with_suffix(""))
+    for path in sorted(
+        image_listing.walk_images(files, top, listing), key=lambda path: (not path.endswith(".jpg"), path)
+    ):
+        key = str(PurePosixPath(*image_listing.parts_below(path, top)).with_suffix(""))
         if key in found:
             detail = f"{path!r} has the name of {found[key]!r}, which is used. Remove one of them."
             listing.refuse(path_to_text(path), Refusal("not_listed", detail))
@@ -99,7 +93,7 @@ def _row_refusal(
     normalized = files.normalized(path)
     if not isinstance(normalized, Refusal) and normalized != path:  # pie/../soup/1 is no picture of a pie
         return Refusal("malformed_row", f"{where}: got {key!r}, wanted a line like apple_pie/1005649.")
-    refusal = normalized if isinstance(normalized, Refusal) else image_refusal(files, path)
+    refusal = normalized if isinstance(normalized, Refusal) else image_listing.image_refusal(files, path)
     return None if refusal is None else Refusal(refusal.reason, f"{where}: {refusal.detail}")
 
 

@@ -7,15 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fvc_lib.corpus.image_listing import (
-    MANIFEST_NAMES,
-    ImageListing,
-    ListedImage,
-    image_refusal,
-    joined,
-    manifests_in,
-    targets_of,
-)
+from fvc_lib.corpus import image_listing
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.label_table import LabelTable, optional_cell, read_label_table
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal, counts_text
 from fvc_lib.services.atomic_files import escape_text, path_to_text
@@ -89,11 +82,11 @@ def _image(
     targets: Iterable[_TargetColumn],
 ) -> ListedImage | tuple[str, Refusal]:
     raw = cells[str(columns["path"])]
-    normalized = files.normalized(raw if raw.startswith("/") or not raw else joined(below, raw))
+    normalized = files.normalized(raw if raw.startswith("/") or not raw else image_listing.joined(below, raw))
     if isinstance(normalized, Refusal):
         return escape_text(raw), normalized
     path = path_to_text(normalized)
-    refusal = image_refusal(files, normalized)
+    refusal = image_listing.image_refusal(files, normalized)
     if refusal is not None:
         return path, refusal
     split = optional_cell(cells, columns["split"])
@@ -106,7 +99,7 @@ def _image(
         _text(cells, columns["class"]),
         _text(cells, columns["group"]),
         None if split is None else _PARTS[split.lower()],
-        targets_of({name: value for name, value in values.items() if value is not None}),
+        image_listing.targets_of({name: value for name, value in values.items() if value is not None}),
         row,
     )
 
@@ -165,20 +158,20 @@ def _list(files: CorpusFiles, below: str) -> ImageListing:
     """The images of the manifest ``below``, or of the only one in that folder."""
     if (files.root / below).is_file():
         return list_manifest(files, below)
-    names = manifests_in(files.root / below)
+    names = image_listing.manifests_in(files.root / below)
     if len(names) != 1:
         got = ", ".join(repr(name) for name in names) or "none"
         raise UsageError(
             f"corpus {str(files.root / below)!r}: wanted one manifest in it, found {got}. Give the path of the "
             "manifest itself as corpus."
         )
-    return list_manifest(files, joined(below, names[0]))
+    return list_manifest(files, image_listing.joined(below, names[0]))
 
 
 def _recognises(path: Path) -> bool:
     if path.is_file():
         return path.suffix.lower() in (".csv", ".parquet")
-    return any((path / name).is_file() for name in MANIFEST_NAMES)
+    return any((path / name).is_file() for name in image_listing.MANIFEST_NAMES)
 
 
 IMAGE_LAYOUTS.register(

@@ -14,16 +14,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fvc_lib.corpus.image_listing import (
-    ImageListing,
-    ListedImage,
-    image_refusal,
-    is_image_name,
-    joined,
-    parts_below,
-    read_lines,
-    targets_of,
-)
+from fvc_lib.corpus import image_listing
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal, folder_link_refusal, walk_files
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import LeakageError, UsageError
@@ -60,10 +52,10 @@ def list_nutrition5k(files: CorpusFiles, below: str = "") -> ImageListing:
     folder = files.root / below
     dishes = _read_dishes(folder / "metadata", below, listing)
     parts = _read_parts(folder / "dish_ids" / "splits")
-    pictures, num_videos = _pictures(files, joined(below, "imagery"), dishes, listing)
+    pictures, num_videos = _pictures(files, image_listing.joined(below, "imagery"), dishes, listing)
     listed = {name: dish for name, dish in dishes.items() if not parts or name in parts}
     for name, dish in dishes.items():
-        where = joined(below, "metadata", dish.table)
+        where = image_listing.joined(below, "metadata", dish.table)
         if name not in listed:
             detail = f"{dish.table} row {dish.row}: {name!r} is in none of {' and '.join(SPLITS.values())}."
             listing.refuse(where, Refusal("not_listed", detail), row=dish.row)
@@ -90,8 +82,8 @@ def _read_dishes(folder: Path, below: str, listing: ImageListing) -> dict[str, _
     if not present:
         raise UsageError(f"{str(folder)!r}: has none of {', '.join(TABLES)}. Restore them, or choose an image_layout.")
     for table in present:
-        where = joined(below, "metadata", table)
-        for row, line in enumerate(read_lines(folder / table), start=1):
+        where = image_listing.joined(below, "metadata", table)
+        for row, line in enumerate(image_listing.read_lines(folder / table), start=1):
             # Line by line: a quote that is not closed must not swallow the dishes below it.
             cells = next(csv.reader([line]), [])
             if not cells:
@@ -111,7 +103,7 @@ def _read_dishes(folder: Path, below: str, listing: ImageListing) -> dict[str, _
             how = "with other numbers" if differing else "in the same words"
             detail = f"{dish.table} row {dish.row}: {name!r} is described {len(described)} times, {how}. Keep one row."
             reason = "conflicting_targets" if differing else "duplicate_row"
-            listing.refuse(joined(below, "metadata", dish.table), Refusal(reason, detail), row=dish.row)
+            listing.refuse(image_listing.joined(below, "metadata", dish.table), Refusal(reason, detail), row=dish.row)
     return dishes
 
 
@@ -127,7 +119,7 @@ def _numbers(cells: list[str]) -> tuple[tuple[str, float], ...] | Refusal:
             return Refusal("bad_number", f"{name}: got {cell!r}, wanted a number.")
         if not (math.isfinite(values[name]) and values[name] >= 0):
             return Refusal("bad_number", f"{name}: got {cell.strip()}, wanted a number of at least 0.")
-    return targets_of(values)
+    return image_listing.targets_of(values)
 
 
 def _read_parts(folder: Path) -> dict[str, set[str]]:
@@ -136,7 +128,7 @@ def _read_parts(folder: Path) -> dict[str, set[str]]:
     parts: defaultdict[str, set[str]] = defaultdict(set)
     if present:
         for part, name in SPLITS.items():
-            for line in read_lines(folder / name):
+            for line in image_listing.read_lines(folder / name):
                 if line:
                     parts[line].add(part)
     return dict(parts)
@@ -162,11 +154,11 @@ def _pictures(
     pictures: defaultdict[str, list[str]] = defaultdict(list)
     num_videos = 0
     for path, is_folder in walk_files(files.root, top):
-        below = parts_below(path, top)
+        below = image_listing.parts_below(path, top)
         dish = next((name for name in below[:-1] if name in dishes), None)
         if is_folder:
             listing.refuse(path_to_text(path), folder_link_refusal(files, path))
-        elif not is_image_name(path):
+        elif not image_listing.is_image_name(path):
             num_videos += PurePosixPath(path).suffix in (".h264", ".mp4")
         elif PurePosixPath(path).name.startswith("depth"):
             continue
@@ -182,7 +174,7 @@ def _add_pictures(
     files: CorpusFiles, name: str, dish: _Dish, part: str | None, paths: list[str], listing: ImageListing
 ) -> None:
     for path in paths:
-        refusal = image_refusal(files, path)
+        refusal = image_listing.image_refusal(files, path)
         if refusal is not None:
             listing.refuse(path_to_text(path), refusal)
             continue
