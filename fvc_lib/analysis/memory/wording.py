@@ -86,8 +86,8 @@ def limit_sentence(found: MemoryFindings) -> str:
     lasting = f", {duration_text(seconds)} in all" if seconds else ""
     told = "" if highest["usage_percent"] is None else f"; highest {highest['usage_percent']:.1f}%"
     return (
-        f"Memory went above {findings.NEAR_LIMIT_PERCENT:.0f}% of its budget {_times(found.near_limit.height)}{lasting}{told}"
-        f", in {where_text(highest)}, {phase_text(highest['phase'])}"
+        f"Memory went above {findings.NEAR_LIMIT_PERCENT:.0f}% of its budget {_times(found.near_limit.height)}{lasting}"
+        f"{told}, in {where_text(highest)}, {phase_text(highest['phase'])}"
     )
 
 
