@@ -106,7 +106,7 @@ def tiny_bert(tmp_path_factory):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     # Two collections of a test process's whole heap would take most of the time.
-    monkeypatch.setattr(training_memory, "frozen_garbage", nullcontext)
+    monkeypatch.setattr(memory_policy, "frozen_garbage", nullcontext)
     paths, config = RunPaths(tmp_path / "run"), tiny_config(tmp_path)
     return paths, config, written_corpus(paths, config)
 
