@@ -10,12 +10,12 @@ import torch
 from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.engine.distributed.ranks import Ranks
-from fvc_lib.engine.memory import training_memory
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.execution.plan.forking import Inheritance, take_over
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.status import RunStatus
 from fvc_lib.metrics.retrieval import retrieval_metrics
+from fvc_lib.services import memory_policy
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
