@@ -13,7 +13,6 @@ import argparse
 import logging
 import os
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -31,7 +30,6 @@ from fvc_lib.engine import loop as engine_module
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loading import epoch_order, load_batches
 from fvc_lib.engine.loop import Engine
-from fvc_lib.execution.run.task import KERNEL_ENVIRONMENT
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import AUGMENTED
@@ -216,12 +214,6 @@ def main() -> None:
         show_data_wait(config, store, shards, asked.training_clips, asked.rounds, Path(name))
 
 
-def as_the_runner_does() -> None:
-    """Begin anew with the environment that the runner gives its kernels; torch reads it once, when it is loaded."""
-    if any(os.environ.get(name) != value for name, value in KERNEL_ENVIRONMENT.items()):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **KERNEL_ENVIRONMENT})
-
-
 def timed(what: str, num_clips: int, work: Callable[[], T]) -> T:
     """Do ``work`` and print its rate."""
     started = time.perf_counter()
@@ -247,5 +239,4 @@ def show_data_wait(
 
 
 if __name__ == "__main__":
-    as_the_runner_does()
     main()

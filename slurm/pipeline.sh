@@ -7,4 +7,5 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 [ $# -ge 1 ] || { sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((${SLURM_CPUS_PER_TASK:-1} / ${2:-1}))}"  # a fold's share of the job
 fvc_run --resume "$1" --jobs "${2:-1}"

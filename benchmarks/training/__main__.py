@@ -38,7 +38,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.clips import as_the_runner_does
 from benchmarks.training.cases import MODELS, Case, Training
 from benchmarks.training.figures import Figure, figures_table, of_shares, summary
 from benchmarks.training.lines import measure_lines
@@ -146,5 +145,4 @@ def document(figures: list[Figure]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    as_the_runner_does()
     main()

@@ -43,6 +43,21 @@ class Commands(click.Group):
             context.exit(1)
 
 
+class Jobs(click.ParamType[int | None]):
+    """A number of folds to train at once, or ``auto``, which is None."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Read what was given."""
+        if value == "auto":
+            return None
+        try:
+            return click.IntRange(min=1).convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither a number from 1 on nor auto", param, ctx)
+
+
 NOTEBOOKS = CHECKOUT / "notebooks"
 
 
@@ -76,8 +91,9 @@ NOTEBOOKS = CHECKOUT / "notebooks"
     help="Count this stage as not done, in --resume's run or the latest: it and what depends on it run. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Train so many folds at once; they share the memory budget, and the numbers stay the same.",
+    "-j", "--jobs", type=Jobs(), default="auto", show_default=True,
+    help="Train so many folds at once: a number, or auto for one per core (on a GPU: one). They share the memory "
+    "budget, and the numbers stay the same.",
 )  # fmt: skip
 @click.option(
     "--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
@@ -117,7 +133,7 @@ def main(
     python run_notebooks.py --params params/demo.yaml -p corpus list.csv     a manifest: path,label[,group]
     python run_notebooks.py --resume latest                                  go on where a run stopped
     python run_notebooks.py --resume latest --fork -p epochs 30              the same in a new run, with other values
-    python run_notebooks.py --params params/demo.yaml --jobs 2               two folds at once
+    python run_notebooks.py --params params/demo.yaml --jobs 1               one fold at a time, with all the memory
     python run_notebooks.py --params params/demo.yaml --executor slurm       as jobs of a cluster; first: --dry-run
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     if context.invoked_subcommand is not None:

@@ -43,7 +43,7 @@ class Wanted:
     start: str | None = None
     force: tuple[str, ...] = ()
     tasks: tuple[str, ...] | None = None
-    jobs: int = 1
+    jobs: int | None = None
     executor: Executor = "local"
     one_job: bool = False
 
@@ -152,7 +152,7 @@ class RunCommand:
         if self.wanted.executor == "slurm":
             return self._submit()
         # Before a run begins: it may take ten seconds, and may be interrupted.
-        self._at_once = self._predicted() if self.wanted.jobs > 1 else None
+        self._at_once = self._predicted() if (self.wanted.jobs or 1) > 1 else None
         if self.run is None:
             planned = self.plan()
             self.run = begin_run(self.config, command=self._command)
@@ -208,7 +208,7 @@ class RunCommand:
     ) -> list[SlurmJob]:
         tasks = [planned.task for planned in plan if planned.run]
         if self.wanted.one_job:
-            return plan_one_job(tasks, self.config, site, predicted, at_once=self.wanted.jobs)
+            return plan_one_job(tasks, self.config, site, predicted, at_once=self.wanted.jobs or 1)
         return plan_jobs(tasks, self.config, site, predicted)
 
     def _predicted(self) -> dict[str, PredictedPeak]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fvc_lib.execution.run.task import KERNEL_ENVIRONMENT, kernel_environment
 
-NAMES = ("OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF", "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
+NAMES = ("OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
 CELL = f"import os\noutput('one', ' '.join(os.environ.get(name, '-') for name in {NAMES}))"
 
 
@@ -16,11 +16,11 @@ def test_a_kernel_gets_the_allocators_settings_and_the_users_own_stand(make_proj
     run = project.begin()
     code, _, _ = project.execute(run)
     assert code == 0
-    assert (run.tables / "one.txt").read_text() == "PASSIVE expandable_segments:True 0.7 0.7"
+    assert (run.tables / "one.txt").read_text() == "- expandable_segments:True 0.7 0.7"
 
 
 def test_nothing_the_user_has_set_is_replaced():
-    user = {"OMP_WAIT_POLICY": "ACTIVE", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "HOME": "/home/me"}
+    user = {"OMP_NUM_THREADS": "3", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "HOME": "/home/me"}
     environment = kernel_environment(user)
     assert {name: environment[name] for name in user} == user
     assert "PYTORCH_ALLOC_CONF" not in environment

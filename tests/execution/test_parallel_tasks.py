@@ -17,7 +17,10 @@ import psutil
 import pytest
 
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
+from fvc_lib.execution.run import runner
 from fvc_lib.execution.run.status import read_status, status_now
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.memory_budget import MemoryBudget
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import Project
 
@@ -85,10 +88,10 @@ def start() -> Iterator[Start]:
         return begun[-1]
 
     yield start
-    for runner in begun:
-        runner.kill()
-        runner.wait()
-        runner.stdout.close()
+    for process in begun:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
@@ -294,3 +297,24 @@ def test_runs_with_several_kernels_each_do_not_collide(make_project, start):
 @pytest.mark.long
 def test_four_runs_with_eight_kernels_each_do_not_collide_however_often(make_project, start):
     collide(make_project, start, num_runs=4, num_folds=8, rounds=5)
+
+
+def test_each_fold_gets_an_equal_part_of_the_cores_however_many_train_at_once(make_project, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(runner, "available_cores", lambda: 12)
+    told = "import os\noutput(f'folds_{fold}', os.environ.get('OMP_NUM_THREADS', '-'))"
+    project = make_project(per_fold=("folds",), folds=[told])
+    for jobs in (None, 1, 2):
+        run = project.begin()
+        assert project.execute(run, jobs=jobs)[0] == 0
+        assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == {str(12 // project.config.num_folds)}
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "gb", "expected"),
+    [("cpu", 2, 20, 2), ("cpu", 64, 200, 5), ("cpu", 8, 5, 2), ("cpu", 8, 0.5, 1), ("cuda", 8, 100, 1)],
+)
+def test_folds_at_once_is_one_per_core_while_memory_lasts(monkeypatch, device, cores, gb, expected):
+    monkeypatch.setattr(runner, "available_cores", lambda: cores)
+    monkeypatch.setattr(runner, "memory_budget", lambda mem_gb: MemoryBudget(int(gb * 1e9), "a test"))
+    assert runner.folds_at_once(resolve_config({"device": device, "num_folds": 5}, environ={})) == expected

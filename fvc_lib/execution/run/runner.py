@@ -27,14 +27,19 @@ from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
 from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run.lock import run_lock, task_locks
+from fvc_lib.execution.run.record import gpus
 from fvc_lib.execution.run.stage_end import STOPPED, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
 from fvc_lib.execution.run.task import TaskProgress, TaskRun, end_lines, what_happened, what_next, where_it_was
 from fvc_lib.services.atomic_files import utc_now
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.run_paths import RunPaths
+
+# A fold of the built-in networks takes 0.6 to 1 GB; larger ones are measured before they begin, and fit their share.
+FOLD_BYTES = 2_000_000_000
 
 # All that one task does in its thread: from what it depends on, by way of its notebook, to the record of its end.
 
@@ -203,6 +208,14 @@ _STOPPED_CODES = (STOPPED, 130, 143)
 End = tuple[TaskRun, "Future[StageStatus]"]
 
 
+def folds_at_once(config: RunConfig) -> int:
+    """How many folds to train at once where nobody says: one per core while each has ``FOLD_BYTES``, one on a GPU."""
+    if config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or gpus()):
+        return 1
+    affordable = memory_budget(config.mem_gb).total_bytes // FOLD_BYTES
+    return max(1, min(available_cores(), config.num_folds, affordable))
+
+
 class Runner:
     """One run, or some tasks of it, being worked on; no other process may work on the same meanwhile.
 
@@ -211,7 +224,7 @@ class Runner:
         config: its parameters.
         notebooks: by stage name.
         terminal: where to tell what happens.
-        jobs: at most so many tasks at once.
+        jobs: at most so many tasks at once; None: as many as ``folds_at_once`` says.
         only_tasks: keys of the tasks to work on, while other jobs may work on others; None: the whole run.
         predicted: the expected peak memory of one task by stage name; fewer run at once where they would not fit.
     """
@@ -223,14 +236,14 @@ class Runner:
         notebooks: Mapping[str, Notebook],
         terminal: Terminal | None = None,
         *,
-        jobs: int = 1,
+        jobs: int | None = None,
         only_tasks: frozenset[str] | None = None,
         predicted: Mapping[str, PredictedPeak] | None = None,
     ) -> None:
         self.run, self.config, self.notebooks = run, config, notebooks
         self.terminal = terminal or Terminal()
         # The straight pass is one notebook after the other by definition.
-        self._jobs = max(1, jobs) if config.use_mlops_pipeline else 1
+        self._jobs = (jobs or folds_at_once(config)) if config.use_mlops_pipeline else 1
         self._only_tasks = only_tasks
         self._predicted = predicted
         self._running: dict[str, TaskRun] = {}
@@ -315,6 +328,17 @@ class Runner:
         except queue.Empty:
             return None
 
+    def _threads(self, task: Task) -> dict[str, str]:
+        """How many threads a fold's kernel computes with, unless the user has said so.
+
+        As many as leave every fold of the run as much, however many train at once: the last bits of a sum depend on
+        them, and ``--jobs`` and a resume must not change a number. A job of its own (SLURM) has its cores to itself.
+        More threads than cores would also wait for each other, and waiting threads spin.
+        """
+        if not task.stage.per_fold or self._only_tasks is not None or "OMP_NUM_THREADS" in os.environ:
+            return {}
+        return {"OMP_NUM_THREADS": str(max(1, available_cores() // self.config.num_folds))}
+
     def _begin(self, task: Task, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
         before = self._book.stage(task.key)
         # What the attempt before came to is not this one's.
@@ -326,7 +350,7 @@ class Runner:
             task,
             self.notebooks[task.stage.name],
             attempt=stage.attempts,
-            extra_environment=shares.environment(task),
+            extra_environment={**shares.environment(task), **self._threads(task)},
             say=self.terminal.line,
             told=self._told,
         )

@@ -247,10 +247,7 @@ def _metric(row: dict[str, Any]) -> LastMetric | None:
         return None
 
 
-# Threads that wait asleep: by default they spin, and where another process wants a core too, training a small network
-# on two busy cores took 21 and 53 ms a clip (two readings) instead of 6. What the user has set stands.
 KERNEL_ENVIRONMENT = {
-    "OMP_WAIT_POLICY": "PASSIVE",
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else ipykernel's debugger writes a warning into the first cell
 }
 LOSS_SECONDS = 2.0
