@@ -53,7 +53,7 @@ demo-video-text: $(STAMP)  ## Train video-text retrieval and captions on built-i
 	$(RUN) run_notebooks.py --params params/video_text.yaml
 
 lab: $(STAMP)  ## Open the notebooks in JupyterLab
-	$(VENV)/bin/jupyter lab notebooks
+	$(VENV)/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 doctor: $(STAMP)  ## Check Python, torch, codecs, disk, memory, SLURM and installed versions, and say what to do
 	$(RUN) run_notebooks.py doctor

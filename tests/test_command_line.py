@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,49 @@ def test_options_before_a_subcommand_are_not_passed_over(tmp_path):
     assert done.exit_code == 2
     assert "would count for nothing" in done.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_a_signal_while_libraries_load_gives_the_documented_code(tmp_path, number, code):
+    """The first library of ours to be loaded waits for the signal."""
+    package = tmp_path / "fvc_lib"
+    package.mkdir()
+    (package / "__init__.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
+    (tmp_path / "run_notebooks.py").write_text((ROOT / "run_notebooks.py").read_text())
+    at_work = subprocess.Popen([sys.executable, tmp_path / "run_notebooks.py"], stdout=subprocess.PIPE, text=True)
+    assert at_work.stdout.readline() == "loading\n"
+    at_work.send_signal(number)
+    assert at_work.communicate()[0] == ""
+    assert at_work.returncode == code
+
+
+def test_an_older_python_and_a_missing_library_are_said_in_a_sentence(tmp_path):
+    source = (ROOT / "run_notebooks.py").read_text()
+    (tmp_path / "alone.py").write_text(source)
+    done = subprocess.run([sys.executable, "-S", tmp_path / "alone.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("; `make setup`, then .venv/bin/python\n")
+    (tmp_path / "old.py").write_text(source.replace("import sys\n", "import sys\nsys.version_info = (3, 10)\n", 1))
+    done = subprocess.run([sys.executable, "-S", tmp_path / "old.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Python 3.10 is too old, FVC needs 3.11")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [(MemoryError(), 137, "Memory ran out in this process"), (KeyError("odd"), 1, "This is a defect of FVC")],
+)
+def test_an_unforeseen_error_is_three_lines_and_a_file(monkeypatch, tmp_path, error, code, words):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("fvc_lib.command_line.run_command.RunCommand.__init__", fail)
+    done = CliRunner().invoke(run_notebooks.main, ["--dry-run"])
+    assert done.exit_code == code
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith(f"error: {type(error).__name__}: ")
+    assert words in lines[2]
+    assert "Traceback" in Path(lines[1].removeprefix("The whole traceback: ")).read_text()

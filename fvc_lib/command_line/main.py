@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from fvc_lib.command_line.commands import clips, compare, doctor, export_mlflow,
 from fvc_lib.command_line.run_command import Wanted
 from fvc_lib.execution.plan.forking import ask
 from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.memory_advice import MORE_MEMORY
 
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 a cell failed, 2 usage, 3 data or leakage gate, 75 stopped and resumable, "
@@ -20,8 +23,29 @@ EXIT_CODES = (
 )
 
 
+def _unforeseen(error: Exception) -> int:
+    """Say in three lines that something happened which nobody has foreseen; returns the exit code."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    click.echo(
+        f"error: {type(error).__name__}: {error or 'no message'} ({frame.filename}, line {frame.lineno})", err=True
+    )
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="fvc_error_", suffix=".txt", delete=False) as details:
+            details.write("".join(traceback.format_exception(error)))
+        click.echo(f"The whole traceback: {details.name}", err=True)
+    except OSError as failure:
+        click.echo(f"The whole traceback could not be written: {failure}", err=True)
+    if isinstance(error, MemoryError):
+        click.echo(
+            f"Memory ran out in this process. Try {MORE_MEMORY}; --resume latest goes on with the run.", err=True
+        )
+        return 137
+    click.echo("This is a defect of FVC, please report it; --resume latest goes on with the run.", err=True)
+    return 1
+
+
 class Commands(click.Group):
-    """Turns FVC's errors, and those of a disk, into a message; everything else is a bug and shows its traceback."""
+    """Turns errors into messages: FVC's own, a disk's, and those that nobody has foreseen."""
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
@@ -41,6 +65,10 @@ class Commands(click.Group):
             for note in getattr(error, "__notes__", ()):
                 click.echo(note, err=True)
             context.exit(1)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:  # noqa: BLE001 - nobody is to read a traceback in place of a sentence
+            context.exit(_unforeseen(error))
 
 
 class Jobs(click.ParamType[int | None]):
