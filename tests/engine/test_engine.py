@@ -12,8 +12,6 @@ from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
 from tests.kits.task_kit import Some, each_task
 
-pytestmark = pytest.mark.usefixtures("frozen")
-
 
 def test_a_learnable_problem_is_learned(make_engine, tiny_training):
     engine = make_engine(task=tiny_training.task(), epochs=10)

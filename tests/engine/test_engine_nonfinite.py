@@ -9,8 +9,6 @@ from fvc_lib.services.errors import StoppedError
 from tests.kits.engine_kit import HALF, draining, latest_weights, stop_after
 from tests.kits.task_kit import changed, each_task
 
-pytestmark = pytest.mark.usefixtures("frozen")
-
 
 class _Poisoned:
     def loss(self, outputs, batch):

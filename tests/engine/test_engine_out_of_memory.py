@@ -14,8 +14,6 @@ from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import HALF, EndsOnce, StepsEnd, draining, same_end, stop_after, tight, weight_distance
 from tests.kits.task_kit import KINDS, changed, each_task
 
-pytestmark = pytest.mark.usefixtures("frozen")
-
 
 def distance(state, other):
     """The largest relative difference between two trainings' weights."""

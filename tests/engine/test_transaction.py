@@ -10,8 +10,6 @@ from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, split_tolerance
 
 CPU = resolve_device("cpu")
 
-pytestmark = pytest.mark.usefixtures("frozen")
-
 
 def make_model(dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)

@@ -14,9 +14,8 @@ from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
-from tests.kits.training import TinyTraining, kind, list_log, make_engine, observer, pictures, tasks, tiny_training
+from tests.kits.training import TinyTraining
 
-__all__ = ["kind", "list_log", "make_engine", "observer", "pictures", "tasks", "tiny_training"]
 ROOT = Path(__file__).parents[2]
 STAGE = "04_fold_training"
 # One real training process, with the signals of a job's end handled as a notebook's kernel handles them. What else
@@ -28,6 +27,7 @@ from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 
 paths, attempt = RunPaths(Path(sys.argv[1])), int(sys.argv[4])
 asked = []

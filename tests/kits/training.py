@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory_policy import frozen_garbage
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
 from fvc_lib.tasks.video.data import ClipDataset, class_weights, clip_rows
@@ -190,13 +189,6 @@ class ListLog:
 @pytest.fixture
 def list_log() -> type[ListLog]:
     return ListLog
-
-
-@pytest.fixture(scope="module")
-def frozen() -> Iterator[None]:
-    """As in a real training: else each out-of-memory looks through all that was ever imported for garbage."""
-    with frozen_garbage():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,8 @@
 import gc
 import weakref
+from collections.abc import Iterator
+
+import pytest
 
 from fvc_lib.services.memory_policy import frozen_garbage
 
@@ -9,6 +12,14 @@ class _Ring:
 
     def __init__(self) -> None:
         self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen() -> Iterator[None]:
+    """As outside of the tests, which have frozen all that they imported."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def test_what_was_there_before_is_out_of_the_collectors_way_and_comes_back():

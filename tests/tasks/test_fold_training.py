@@ -120,6 +120,7 @@ from pathlib import Path
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
 
 paths, lives = RunPaths(Path(sys.argv[1])), int(sys.argv[3])
 with MetricLog(paths.metrics("04"), run_id="r", fold=0, attempt=int(sys.argv[4])) as log:

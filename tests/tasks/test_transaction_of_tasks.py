@@ -22,8 +22,6 @@ CPU = resolve_device("cpu")
 NUM_SAMPLES = 7
 RANK_BATCHES = (8, 7, 2, 1)  # evenly shared, unevenly, one sample each, and one rank without any
 
-pytestmark = pytest.mark.usefixtures("frozen")
-
 
 @pytest.fixture(autouse=True)
 def own_random_state():

@@ -75,7 +75,7 @@ def test_an_open_group_whose_index_calls_it_closed_is_decoded_all_the_same(make_
     path = make_video("open.mp4", 40, options={"bf": "3", "x264-params": "open-gop=1:b-adapt=0"})
     tables = []
     read = frame_reader.read_by_pts
-    monkeypatch.setattr(decode, "read_by_pts", lambda *arguments: tables.append(arguments[1]) or read(*arguments))
+    monkeypatch.setattr(frame_reader, "read_by_pts", lambda *arguments: tables.append(arguments[1]) or read(*arguments))
     monkeypatch.setattr(decode, "_decode_stream", None)  # sparse decoding must do
     clip = decode_clip(path, 13)
     assert [number_of(frame) for frame in clip.frames] == clip.frame_indices.tolist()
