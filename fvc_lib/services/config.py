@@ -10,42 +10,23 @@ follow from that; nothing else lists fields.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from fvc_lib import CHECKOUT
+from fvc_lib.services import tasks as stages
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, Registry
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import (
-    AUGMENTATION,
-    DATA_INDEX,
-    DEFAULT_TASK,
-    FOLD_ASSIGNMENT,
-    FOLD_TRAINING,
-    IMAGE_RECOGNITION,
-    KFOLD_RESULTS,
-    TASKS,
-    TRAINING_STAGES,
-    VIDEO_TEXT,
-)
+from fvc_lib.services.tasks import DEFAULT_TASK, TASKS, TRAINING_STAGES
 
 # What the value of a field may change:
 #   data      which samples there are and which part they play; checkpoints are bound to the samples themselves
@@ -58,7 +39,7 @@ from fvc_lib.services.tasks import (
 Changes = Literal["data", "weights", "recipe", "results", "rounding", "nothing", "folder"]
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Declaration:
     """What is known of a field beside type, default and description.
 
@@ -71,71 +52,31 @@ class Declaration:
         path: whether it names a file or folder.
         variable: the environment variable that sets it.
         meaning: by task, where that differs from the description.
-        instead: by task that does not read it, what to give instead, a sentence.
+        instead: what to give where a task does not read it, a sentence.
     """
 
     changes: Changes
     tasks: tuple[str, ...]
     hashed: bool
     resume: bool
-    memory: tuple[str, ...]
-    path: bool
-    variable: str
-    meaning: Mapping[str, str]
-    instead: Mapping[str, str]
-
-    @property
-    def bound(self) -> bool:
-        """Whether a checkpoint is bound to its value."""
-        return self.changes in ("weights", "recipe")
-
-    @property
-    def starts_anew(self) -> bool:
-        """Whether a fork with another value trains from the beginning.
-
-        Weights would fit no network of the new run, have seen what is now kept from them, or have come to a step that
-        the new order of training does not have.
-        """
-        return self.changes in ("data", "weights")
+    memory: Sequence[str] = ()
+    path: bool = False
+    variable: str = ""
+    meaning: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    instead: str = ""
 
 
-def field(
-    default: Any,
-    changes: Changes,
-    description: str,
-    tasks: Iterable[str] = tuple(TASKS),
-    *,
-    hashed: bool | None = None,
-    resume: bool | None = None,
-    memory: Iterable[str] = (),
-    path: bool = False,
-    variable: str = "",
-    meaning: Mapping[str, str] | None = None,
-    instead: Mapping[str, str] | None = None,
-    **limits: Any,
-) -> Any:
-    """A field of ``RunConfig``: pydantic's with a ``Declaration``, which explains the arguments; None: as ``changes``.
+def field(default: Any, changes: Changes, description: str, tasks: Iterable[str] = tuple(TASKS), **options: Any) -> Any:
+    """A field of ``RunConfig``: pydantic's, with a ``Declaration``, whose attributes explain the options.
 
-    ``description`` is one line in the words of the first task that reads it, ``limits`` are pydantic's (``ge=0``).
+    ``description`` is one line in the words of the first task that reads it. Whether it is hashed and may be changed
+    on resume follows from ``changes`` unless given; other options are pydantic's (``ge=0``).
     """
-    declaration = Declaration(
-        changes=changes,
-        tasks=tuple(tasks),
-        hashed=changes in ("data", "weights", "recipe", "results") if hashed is None else hashed,
-        resume=changes in ("rounding", "nothing") if resume is None else resume,
-        memory=tuple(memory),
-        path=path,
-        variable=variable,
-        meaning=meaning or {},
-        instead=instead or {},
-    )
-    extra: dict[str, Any] = {"declaration": declaration}
-    return Field(default, description=description, json_schema_extra=extra, **limits)
-
-
-def _others(text: str) -> Mapping[str, str]:
-    """One text for the tasks that work without folds."""
-    return dict.fromkeys(("image", "video_text"), text)
+    options.setdefault("hashed", changes in ("data", "weights", "recipe", "results"))
+    options.setdefault("resume", changes in ("rounding", "nothing"))
+    declared = {name: options.pop(name) for name in Declaration.__dataclass_fields__ if name in options}
+    extra: dict[str, Any] = {"declaration": Declaration(changes, tuple(tasks), **declared)}
+    return Field(default, description=description, json_schema_extra=extra, **options)
 
 
 def split_names(value: Any) -> Any:
@@ -154,11 +95,7 @@ def split_numbers(value: Any) -> Any:
     return tuple(int(name) if isinstance(name, str) and name.isdecimal() else name for name in names)
 
 
-def _names_of(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class NameIn:
     """Marks a field whose value is a name in ``registry``, or several; nothing is imported to check a known one.
 
@@ -176,16 +113,17 @@ class NameIn:
         Raises:
             UsageError: a name that nothing has registered; the message has the nearest.
         """
-        for name in _names_of(value):
+        for name in [value] if isinstance(value, str) else value:
             if name != self.or_else:
                 self.registry.check(name)
         return value
 
     def files(self, value: Any) -> list[str]:
         """Dotted names of our files that have these names."""
-        return [module for name in _names_of(value) for module in self.registry.declared_in(name)]
+        names = [value] if isinstance(value, str) else value
+        return [module for name in names for module in self.registry.declared_in(name)]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
 
@@ -201,13 +139,7 @@ def _beside_the_code(name: str) -> str:
     return str(base / name)
 
 
-# Noise, blur, cutout, resampling and repeated frames imitate the very traces a fake leaves, and teach a forensic
-# network to overlook them: with an earlier network the sample corpus's AUC fell from 0.97-0.99 (flips alone) to
-# 0.73-0.91 (all nine operations).
-DEFAULT_AUGMENTATIONS = ("flip",)
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Retired:
     """A field of an earlier version: its default then, the field in its place, and why there is none, a sentence."""
 
@@ -226,15 +158,26 @@ RETIRED: Mapping[str, Retired] = {
     ),
 }
 
-_ONE_SPLIT = _others(
-    "A run of this task has one split; split_validation_share and split_test_share say how large its parts are."
-)
-_BY_LABEL = _others("Labels are shuffled where videos are told real from fake.")
 _VIDEO, _IMAGE, _PAIRS = ("video",), ("image",), ("video_text",)
 _CLIPS, _LABELLED, _SPLIT = ("video", "video_text"), ("video", "image"), ("image", "video_text")
-_FIXED_SIZE = dict.fromkeys(_CLIPS, "The side of a video's frames is fixed_size.")
-_MODEL = dict.fromkeys(_CLIPS, "The network of this task is model.")
-_OF_THE_CORPUS = (DATA_INDEX, FOLD_ASSIGNMENT, AUGMENTATION, KFOLD_RESULTS, IMAGE_RECOGNITION, VIDEO_TEXT)
+# Stages whose memory depends on a field
+_INDEX, _AUGMENT = (stages.DATA_INDEX,), (stages.AUGMENTATION,)
+_OF_IMAGES, _OF_PAIRS = (stages.IMAGE_RECOGNITION,), (stages.VIDEO_TEXT,)
+_FOLD_STAGES = (stages.FOLD_ASSIGNMENT, stages.KFOLD_RESULTS)
+_CORPUS_STAGES = (*_INDEX, *_AUGMENT, *_FOLD_STAGES, *_OF_IMAGES, *_OF_PAIRS)
+_RESULT_STAGES = (stages.KFOLD_RESULTS, *_OF_IMAGES, *_OF_PAIRS)
+_NETWORK_STAGES = (stages.FOLD_TRAINING, *_OF_PAIRS)
+_CLIP_STAGES = (*_AUGMENT, *_NETWORK_STAGES)
+# What to give instead where a task does not read a field
+_ONE_SPLIT = "There is one split: split_validation_share and split_test_share say how large its parts are."
+_BY_LABEL = "Labels are shuffled where videos are told real from fake."
+_SIDE = "The side of an image is image_size, of a video's frames fixed_size."
+_NETWORK = "The network on images is backbone, on videos model."
+_STORE = "Other tasks read the store's files."
+_CORPUS_OF = {
+    "image": "folder or manifest of images; empty: the generated pictures of dishes",
+    "video_text": "manifest of videos and texts, or its folder; empty: the generated clips with captions",
+}
 
 
 class RunConfig(BaseModel):
@@ -243,9 +186,7 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     task: Annotated[str, AfterValidator(_known_task)] = field(
-        DEFAULT_TASK,
-        "data",
-        "real or fake videos; image classes with regression; videos and the texts that describe them",
+        DEFAULT_TASK, "data", "real or fake videos; image classes and numbers; or videos and texts that describe them"
     )
     experiment: str = field("default", "folder", "folder under the runs folder that groups runs")
     # Not hashed: what it lists counts, in each stage's fingerprint, and not where it lies.
@@ -255,26 +196,18 @@ class RunConfig(BaseModel):
         "folder, CSV/Parquet manifest or FVC-2018 folder; empty: the sample corpus",
         hashed=False,
         path=True,
-        memory=_OF_THE_CORPUS,
-        meaning={
-            "image": "folder or manifest of images; empty: the generated pictures of dishes",
-            "video_text": "manifest of videos and texts, or its folder; empty: the generated clips with captions",
-        },
+        memory=_CORPUS_STAGES,
+        meaning=_CORPUS_OF,
     )
     seed: int = field(0, "weights", "the one seed every random choice is derived from", ge=0, lt=2**31)
 
     # Index
-    probe_workers: int = field(0, "nothing", "files probed at once; 0: one per core", ge=0, memory=[DATA_INDEX])
+    probe_workers: int = field(0, "nothing", "files probed at once; 0: one per core", ge=0, memory=_INDEX)
     max_rejected_share: float = field(
         0.5, "results", "stop the run when more than this share of the listed files is unusable", ge=0, le=1
     )
     near_duplicate_bits: int = field(
-        10,
-        "data",
-        "files whose perceptual hashes are closer than this many of 64 bits join groups; 0: off",
-        ge=0,
-        le=32,
-        memory=[DATA_INDEX],
+        10, "data", "perceptual hashes closer than this many of 64 bits join groups; 0: off", ge=0, le=32, memory=_INDEX
     )
     annotations_only: bool = field(
         False, "results", "index the label tables of a corpus whose videos are not here; only 01 can run", _VIDEO
@@ -282,22 +215,10 @@ class RunConfig(BaseModel):
 
     # Folds
     num_folds: int = field(
-        5,
-        "weights",
-        "outer folds; every group is tested exactly once",
-        _VIDEO,
-        ge=2,
-        memory=[FOLD_ASSIGNMENT, KFOLD_RESULTS],
-        instead=_ONE_SPLIT,
+        5, "weights", "outer folds; each group is tested once", _VIDEO, ge=2, memory=_FOLD_STAGES, instead=_ONE_SPLIT
     )
     inner_validation_share: float = field(
-        0.25,
-        "weights",
-        "share of a fold's training groups that chooses epoch and threshold",
-        _VIDEO,
-        gt=0,
-        lt=1,
-        instead=_ONE_SPLIT,
+        0.25, "weights", "of the training groups, chooses epoch and threshold", _VIDEO, gt=0, lt=1, instead=_ONE_SPLIT
     )
 
     # The other tasks have one split instead of folds: the corpus's own, or one made of whole groups
@@ -309,67 +230,48 @@ class RunConfig(BaseModel):
     )
 
     # Decode
-    num_frames: int = field(
-        6,
-        "weights",
-        "frames taken uniformly from each video",
-        _CLIPS,
-        ge=1,
-        memory=[AUGMENTATION, FOLD_TRAINING, VIDEO_TEXT],
-    )
+    num_frames: int = field(6, "weights", "frames taken uniformly from each video", _CLIPS, ge=1, memory=_CLIP_STAGES)
     fixed_size: int = field(
         112,
         "weights",
-        "side in pixels of the square each frame is fitted to",
+        "side in pixels of the square frames are fitted to",
         _CLIPS,
         ge=16,
         le=2048,
         variable="FVC_FIXED_SIZE",
-        memory=[AUGMENTATION, FOLD_TRAINING, VIDEO_TEXT],
-        instead={"image": "The side of an image is image_size."},
+        memory=_CLIP_STAGES,
+        instead=_SIDE,
     )
 
     # Augmentation
     augmentations_per_video: int = field(
-        2, "weights", "augmented clips made of each training video", _VIDEO, ge=0, memory=[AUGMENTATION]
+        2, "weights", "augmented clips made of each training video", _VIDEO, ge=0, memory=_AUGMENT
     )
+    # Not noise, blur, cutout, resampling or repeated frames: they imitate the traces a fake leaves. With all nine
+    # operations an earlier network's AUC on the sample corpus fell from 0.97-0.99 to 0.73-0.91.
     augmentations: Annotated[tuple[str, ...], NameIn(AUGMENTATIONS), BeforeValidator(split_names)] = field(
-        DEFAULT_AUGMENTATIONS,
-        "weights",
-        "operations a clip may receive, such as flip, affine or noise",
-        _VIDEO,
-        memory=[AUGMENTATION],
+        ("flip",), "weights", "operations a clip may receive: flip, affine, noise ...", _VIDEO, memory=_AUGMENT
     )
     augmentation_strength: float = field(1.0, "weights", "scales every operation; 1 is moderate", _VIDEO, ge=0, le=3)
     # Not to be changed on resume: shards are written in a stage that would be skipped as finished.
     clip_source: Literal["store", "shards"] = field(
         "store",
         "nothing",
-        "training reads clips from the store's files or from a few large shards; equal results",
+        "clips from files or tar shards: equal results",
         _VIDEO,
         resume=False,
-        memory=[AUGMENTATION],
-        instead={"video_text": "This task reads its clips from the store's files, with equal results."},
+        memory=_AUGMENT,
+        instead=_STORE,
     )
 
     # Training
     model: Annotated[str, NameIn(DETECTORS)] = field(
-        "frame_cnn",
-        "weights",
-        "network that sees the frames of a video",
-        _CLIPS,
-        memory=[FOLD_TRAINING, VIDEO_TEXT],
-        instead={"image": "The network of this task is backbone."},
+        "frame_cnn", "weights", "network that sees a video's frames", _CLIPS, memory=_NETWORK_STAGES, instead=_NETWORK
     )
     epochs: int = field(20, "recipe", "at most this many passes over the training part", ge=1)
     # Hashed as ever, because folders are named by the hash; so are device and retrieval_memory_mb.
     batch_size: int = field(
-        0,
-        "rounding",
-        "samples in memory at once; 0: the network's own safe default (1-8)",
-        ge=0,
-        hashed=True,
-        memory=TRAINING_STAGES,
+        0, "rounding", "samples in memory at once; 0: the network's default", ge=0, hashed=True, memory=TRAINING_STAGES
     )
     effective_batch_size: int = field(
         16, "weights", "samples per optimizer step, reached by accumulation", ge=1, memory=TRAINING_STAGES
@@ -400,41 +302,24 @@ class RunConfig(BaseModel):
         5, "nothing", "so many steps with a NaN or infinite loss are skipped; one more stops the training", ge=0
     )
     shuffle_labels: bool = field(
-        False,
-        "weights",
-        "train and test on labels shuffled by group: an honest pipeline then scores chance",
-        _VIDEO,
-        instead=_BY_LABEL,
+        False, "weights", "use labels shuffled by group: an honest pipeline scores chance", _VIDEO, instead=_BY_LABEL
     )
     shuffled_label_control: bool = field(
-        True,
-        "recipe",
-        "train each fold a second time on shuffled labels and report it as a control",
-        _VIDEO,
-        instead=_BY_LABEL,
+        True, "recipe", "train each fold again on shuffled labels, as a control", _VIDEO, instead=_BY_LABEL
     )
 
     # Memory; none of it changes a number beyond rounding
     memory_preflight: bool = field(
-        True,
-        "rounding",
-        "measure one step in a child process first and lower batch_size where the budget is too small",
-        memory=TRAINING_STAGES,
+        True, "rounding", "measure one step first, and lower batch_size where it needs to be", memory=TRAINING_STAGES
     )
     gradient_checkpointing: bool = field(
-        False,
-        "rounding",
-        "keep fewer activations and compute them again in the backward pass: less memory, more time",
-        memory=TRAINING_STAGES,
+        False, "rounding", "compute activations again in the backward pass: less memory", memory=TRAINING_STAGES
     )
     clear_cache_batches: int | None = field(
         None, "nothing", "give cached device memory back every so many batches; none: the device's policy", ge=0
     )
     profile_memory: bool = field(
-        False,
-        "nothing",
-        "record every allocation of the training: torch's snapshot on CUDA, memray on the CPU",
-        memory=TRAINING_STAGES,
+        False, "nothing", "record every allocation: torch's snapshot on CUDA, memray on CPU", memory=TRAINING_STAGES
     )
 
     # Checkpoints
@@ -444,18 +329,11 @@ class RunConfig(BaseModel):
 
     # Results
     bootstrap_replicates: int = field(
-        2000,
-        "results",
-        "cluster bootstrap replicates over groups",
-        ge=100,
-        memory=[KFOLD_RESULTS, IMAGE_RECOGNITION, VIDEO_TEXT],
+        2000, "results", "cluster bootstrap replicates over groups", ge=100, memory=_RESULT_STAGES
     )
     confidence: float = field(0.95, "results", "coverage of every interval", gt=0.5, lt=1)
     tracker: Literal["none", "mlflow"] = field(
-        "none",
-        "nothing",
-        "mlflow: export each run when it ends, to MLFLOW_TRACKING_URI or mlflow.db in runs_dir",
-        variable="FVC_TRACKER",
+        "none", "nothing", "mlflow: export to MLFLOW_TRACKING_URI or mlflow.db in runs_dir", variable="FVC_TRACKER"
     )
 
     # Where and how
@@ -466,25 +344,13 @@ class RunConfig(BaseModel):
         _beside_the_code("runs"), "folder", "where run folders are written", variable="FVC_RUNS_DIR", path=True
     )
     cache_dir: str = field(
-        _beside_the_code("cache"),
-        "nothing",
-        "where decoded and augmented samples, and what was probed, are shared between runs",
-        variable="FVC_CACHE_DIR",
-        path=True,
+        _beside_the_code("cache"), "nothing", "samples and probes that runs share", variable="FVC_CACHE_DIR", path=True
     )
     mem_gb: float | None = field(
-        None,
-        "nothing",
-        "memory budget in GB; none: the machine's or job's limit",
-        gt=0,
-        variable="FVC_MEM_GB",
-        memory=TRAINING_STAGES,
+        None, "nothing", "budget in GB; none: the machine's", gt=0, variable="FVC_MEM_GB", memory=TRAINING_STAGES
     )
     use_mlops_pipeline: bool = field(
-        True,
-        "nothing",
-        "stages as a DAG with skipping and resume; false: straight through in number order",
-        variable="USE_MLOPS_PIPELINE",
+        True, "nothing", "skip and resume stages as a DAG; false: run all in order", variable="USE_MLOPS_PIPELINE"
     )
 
     # Images
@@ -492,20 +358,10 @@ class RunConfig(BaseModel):
         "auto", "data", "how the corpus of images is laid out; auto: by what lies in it", _IMAGE
     )
     image_size: int = field(
-        224,
-        "weights",
-        "side in pixels of the square an image is brought to",
-        _IMAGE,
-        ge=16,
-        le=2048,
-        memory=[IMAGE_RECOGNITION],
-        instead=_FIXED_SIZE,
+        224, "weights", "side in pixels of an image", _IMAGE, ge=16, le=2048, memory=_OF_IMAGES, instead=_SIDE
     )
     targets: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
-        (),
-        "weights",
-        "numeric columns to predict beside the class; empty: all the corpus has; none: no regression",
-        _IMAGE,
+        (), "weights", "numeric columns to predict beside the class; empty: all there are; none: no regression", _IMAGE
     )
     dev_samples_per_class: int = field(
         0, "weights", "dev mode: a seeded subset of so many training images per class; 0: all", _IMAGE, ge=0
@@ -515,19 +371,15 @@ class RunConfig(BaseModel):
     backbone: Annotated[str, NameIn(BACKBONES)] = field(
         "small_resnet",
         "weights",
-        "small_resnet, or torchvision:NAME or timm:NAME where that package is installed",
+        "small_resnet, torchvision:NAME, timm:NAME",
         _IMAGE,
-        memory=[IMAGE_RECOGNITION],
-        instead=_MODEL,
+        memory=_OF_IMAGES,
+        instead=_NETWORK,
     )
     backbone_weights: str = field("", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE)
     freeze_backbone_epochs: int = field(0, "recipe", "train only the heads for so many epochs first", _IMAGE, ge=0)
     unfreeze_stage_epochs: int = field(
-        0,
-        "recipe",
-        "then free the backbone's stages one by one, the last first, each so long; 0: all at once",
-        _IMAGE,
-        ge=0,
+        0, "recipe", "then free a stage of it after so many epochs each, the last first; 0: all at once", _IMAGE, ge=0
     )
     label_smoothing: float = field(
         0.1, "recipe", "share of the class target spread over all classes", _IMAGE, ge=0, lt=1
@@ -540,11 +392,7 @@ class RunConfig(BaseModel):
     cutmix_alpha: float = field(1.0, "recipe", "Beta parameter of cutmix; 0: off", _IMAGE, ge=0)
     mix_share: float = field(0.3, "recipe", "share of the training images mixed with another one", _IMAGE, ge=0, le=1)
     batch_size_sweep: bool = field(
-        False,
-        "nothing",
-        "measure which batch sizes and resolutions fit this machine, in child processes",
-        _IMAGE,
-        memory=[IMAGE_RECOGNITION],
+        False, "nothing", "measure which batch sizes fit, in child processes", _IMAGE, memory=_OF_IMAGES
     )
 
     # Videos and texts
@@ -556,20 +404,16 @@ class RunConfig(BaseModel):
 
     # Video-text model and losses
     text_encoder: str = field(
-        "own",
-        "weights",
-        "own: the small transformer; or the folder of a transformers model",
-        _PAIRS,
-        memory=[VIDEO_TEXT],
+        "own", "weights", "own: a small transformer; or a transformers model's folder", _PAIRS, memory=_OF_PAIRS
     )
     embedding_size: int = field(
-        128, "weights", "numbers in the space that videos and texts share", _PAIRS, ge=8, memory=[VIDEO_TEXT]
+        128, "weights", "numbers in the space that videos and texts share", _PAIRS, ge=8, memory=_OF_PAIRS
     )
     text_width: int = field(
-        128, "weights", "numbers per token in the text transformer and the decoder", _PAIRS, ge=16, memory=[VIDEO_TEXT]
+        128, "weights", "numbers per token in the text transformer and the decoder", _PAIRS, ge=16, memory=_OF_PAIRS
     )
     text_layers: int = field(
-        2, "weights", "layers of the text transformer, and of the decoder", _PAIRS, ge=1, memory=[VIDEO_TEXT]
+        2, "weights", "layers of the text transformer, and of the decoder", _PAIRS, ge=1, memory=_OF_PAIRS
     )
     text_heads: int = field(4, "weights", "attention heads; divides text_width", _PAIRS, ge=1)
     contrastive_loss: Literal["softmax", "sigmoid"] = field(
@@ -589,14 +433,7 @@ class RunConfig(BaseModel):
         (1, 5, 10), "results", "the k of recall@k", _PAIRS
     )
     retrieval_memory_mb: int = field(
-        64,
-        "nothing",
-        "retrieval metrics take no more beyond the embeddings",
-        _PAIRS,
-        ge=16,
-        hashed=True,
-        resume=False,
-        memory=[VIDEO_TEXT],
+        64, "nothing", "what retrieval metrics may take", _PAIRS, ge=16, hashed=True, resume=False, memory=_OF_PAIRS
     )
 
     @model_validator(mode="before")
@@ -639,7 +476,7 @@ class RunConfig(BaseModel):
 
     def training_values(self) -> dict[str, Any]:
         """What the weights depend on beside the data, as JSON values: a checkpoint is bound to it."""
-        return self.values_of(lambda declared: declared.bound)
+        return self.values_of(lambda declared: declared.changes in ("weights", "recipe"))
 
     def meaning(self, name: str) -> str:
         """What the field ``name`` means to this run's task, one line."""
@@ -667,25 +504,19 @@ DECLARED: Mapping[str, Declaration] = {name: _declaration(name) for name in RunC
 ENVIRONMENT = {declared.variable: name for name, declared in DECLARED.items() if declared.variable}
 NOT_HASHED = frozenset(name for name, declared in DECLARED.items() if not declared.hashed)
 MAY_CHANGE_ON_RESUME = frozenset(name for name, declared in DECLARED.items() if declared.resume)
-STARTS_ANEW = frozenset(name for name, declared in DECLARED.items() if declared.starts_anew)
+# With another value a fork trains from the beginning: the weights would fit no network of the new run, have seen what
+# is now kept from them, or have come to a step that the new order of training does not have.
+STARTS_ANEW = frozenset(name for name, declared in DECLARED.items() if declared.changes in ("data", "weights"))
 OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declared.changes == "folder")
 
 
 def run_config(run: RunPaths) -> RunConfig:
-    """The configuration a run was started with, as it stands in its ``params.yaml``.
-
-    Raises:
-        UsageError: the file is missing or was edited into something invalid.
-    """
+    """The configuration a run was started with, from its ``params.yaml``; ``UsageError`` where that is invalid."""
     return resolve_config(read_params_file(run.params_yaml), environ={})
 
 
 def read_params_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML params file.
-
-    Raises:
-        UsageError: missing or unreadable file, bad YAML, or a document that is no mapping of names to values.
-    """
+    """The mapping of names to values in a YAML params file; ``UsageError`` where it holds none."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -750,7 +581,7 @@ def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> No
         f"{' and '.join(tasks)} alone, and this run's task is {config.task}."
         for tasks in owners
     ]
-    sentences += dict.fromkeys(text for name in foreign if (text := DECLARED[name].instead.get(config.task)))
+    sentences += dict.fromkeys(text for name in foreign if (text := DECLARED[name].instead))
     others = dict.fromkeys(task for tasks in owners for task in tasks)
     choice = " or ".join(f"-p task {task}" for task in others)
     raise UsageError(
