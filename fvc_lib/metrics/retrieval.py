@@ -13,16 +13,13 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from fvc_lib.metrics.classification import IntArray
-
-if TYPE_CHECKING:
-    import torch
-
-    from fvc_lib.metrics.retrieval_stream import Direction, RetrievalPlan, Rows
+from fvc_lib.metrics.retrieval_stream import Direction, Rows, Stream, one_thread, plan_retrieval
 
 KS = (1, 5, 10)
 MEMORY_BYTES = 64_000_000
@@ -88,12 +85,10 @@ class RetrievalMetrics:
     Attributes:
         video_to_text: every video with a text is a query among all texts.
         text_to_video: every text with a video is a query among all videos.
-        plan: how the similarities were streamed.
     """
 
     video_to_text: DirectionMetrics
     text_to_video: DirectionMetrics
-    plan: RetrievalPlan
 
     def as_metrics(self) -> dict[str, float]:
         """Every number by its direction and name, such as ``video_to_text/recall@1``."""
@@ -111,8 +106,6 @@ def retrieval_metrics(
     ks: Sequence[int] = KS,
     *,
     memory_bytes: int = MEMORY_BYTES,
-    plan: RetrievalPlan | None = None,
-    progress: Callable[[int, int], None] | None = None,
     log: Callable[[str], None] | None = None,
 ) -> RetrievalMetrics:
     """Recall, ranks, MRR and NDCG from videos to texts and from texts to videos.
@@ -133,16 +126,12 @@ def retrieval_metrics(
         ks: where recall is wanted.
         memory_bytes: what may be taken beyond the embeddings; 160 bytes of it per row and 165 per pair beyond one
             for each video, the rest for blocks.
-        plan: blocks to use instead of those that ``memory_bytes`` allows.
-        progress: called with (pairs done, all pairs) now and then.
         log: called with lines about what is streamed and how.
 
     Raises:
         ValueError: empty, of the wrong shape or kind, NaN or infinite (the row is named), a text that is not there, a k
             below 1, or too little memory.
     """
-    from fvc_lib.metrics.retrieval_stream import Rows, Stream, one_thread, plan_retrieval  # loads torch
-
     ks = _check_ks(ks)
     given = _as_rows(video_embeddings, "video_embeddings"), _as_rows(text_embeddings, "text_embeddings")
     if given[0].shape[1] != given[1].shape[1]:
@@ -152,9 +141,7 @@ def retrieval_metrics(
         )
     pairs = _check_pairs(text_of_video, len(given[0]), len(given[1]))
     sizes = len(given[0]), len(given[1]), given[0].shape[1]
-    plan = plan or plan_retrieval(*sizes, memory_bytes, max(0, pairs[0].size - sizes[0]))
-    if (plan.num_videos, plan.num_texts, plan.dimensions) != sizes:
-        raise ValueError(f"the plan is for other embeddings than {sizes[0]} videos and {sizes[1]} texts: {plan}")
+    plan = plan_retrieval(*sizes, memory_bytes, max(0, pairs[0].size - sizes[0]))
     log = log or (lambda _: None)
     for line in plan.describe():
         log(line)
@@ -163,10 +150,10 @@ def retrieval_metrics(
         _check_norms(videos, "video_embeddings")
         _check_norms(texts, "text_embeddings")
         stream = Stream(videos, texts, pairs, plan)
-        stream.run(progress)
+        stream.run()
     log(stream.describe())
     to_text, to_video = (_measure(direction, ks) for direction in stream.directions)
-    return RetrievalMetrics(to_text, to_video, plan)
+    return RetrievalMetrics(to_text, to_video)
 
 
 def _measure(direction: Direction, ks: tuple[int, ...]) -> DirectionMetrics:
@@ -221,8 +208,6 @@ def _check_ks(ks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _as_rows(embeddings: np.ndarray | torch.Tensor, name: str) -> torch.Tensor:
-    import torch
-
     if not isinstance(embeddings, torch.Tensor):
         array = np.asarray(embeddings)
         if array.dtype.kind not in "fiu":

@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +34,8 @@ _BYTES_PER_ROW = 160  # positives, norms and counts of both directions, with one
 _BYTES_PER_MORE_PAIR = 165
 _NUMBERS_AT_ONCE = 1 << 17  # converted or compared at once: 1 MB as doubles
 _SCORES_AT_ONCE = 1 << 17  # searched for those between two thresholds
-_PAIRS_AT_ONCE = 4096  # collected before they are compared one by one
 _MOST_LEVELS = 128  # positives of a query with which the scores of a block are compared one after the other
 _SAMPLE = 64, 128  # videos and texts whose scores tell which format to take
-_ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -63,15 +60,11 @@ class RetrievalPlan:
     kept_blocks: int = 0
     more_pairs: int = 0
 
-    def __post_init__(self) -> None:
-        if min(self.video_block, self.text_block) < 1 or self.kept_blocks < 0:
-            raise ValueError(f"blocks of {self.video_block} x {self.text_block}; give sizes from 1 on")
-
     @property
     def streamed_bytes(self) -> int:
         """What is taken at most beyond the embeddings, estimated."""
         rows = _BYTES_PER_ROW * (self.num_videos + self.num_texts) + _BYTES_PER_MORE_PAIR * self.more_pairs
-        scores = self.video_block * self.text_block * (8 + 2)  # as doubles, and two answers each
+        scores = self.video_block * self.text_block * (8 + 3)  # as doubles, and three answers each
         operands = (self.video_block + self.text_block) * self.dimensions * (4 + 8)  # as float32 and as doubles
         return _FIXED_BYTES + rows + scores + operands + self.kept_blocks * self.text_block * self.dimensions
 
@@ -156,12 +149,6 @@ class Rows:
         kinds[places] = places[first[same]]
         return kinds
 
-    @functools.cached_property
-    def is_coarse(self) -> bool:
-        """All numbers are multiples of a 2^26th of the largest norm, so that sums of products are exact as doubles."""
-        unit = 2.0 ** (math.frexp(float(self.norms.max()))[1] - 26)
-        return all(bool((rows / unit == np.rint(rows / unit)).all()) for rows in self._in_doubles())
-
 
 def products(left: Rows, right: Rows, left_rows: IntArray, right_rows: IntArray) -> FloatArray:
     """float64 (K,): dot products in doubles of the rows (K,) of both sides."""
@@ -200,11 +187,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Format:
-    """A number format of rows and of their products, and the share of pairs that may be left to single comparisons."""
+    """A number format of rows, and the share of pairs that it may leave to single comparisons."""
 
     name: str
     numbers: type[np.generic]
-    scores: type[np.generic]
     most_open: float
 
     def operand(self, rows: SingleArray, norms: FloatArray) -> Operand:
@@ -221,12 +207,11 @@ class Format:
         left = left * (1 + 1e-3 + rows.shape[1] * 2.0**-22) + rows.shape[1] ** 0.5 * 1e-6
         return Operand(values.astype(np.int8), norms, scale * left + norms * (1.01 * 2.0**-24), scale)
 
-    def multiply(self, left: Operand, right: Operand, out: Array) -> None:
-        """``out`` (V, T) becomes the scores of all pairs."""
+    def scores(self, videos: Operand, texts: Operand) -> Array:
+        """(V, T), of all pairs: int32 of 8-bit numbers, else as the numbers."""
         if self.numbers is np.int8:
-            torch._int_mm(torch.from_numpy(left.values), torch.from_numpy(right.values).T, out=torch.from_numpy(out))
-        else:
-            np.matmul(left.values, right.values.T, out=out)
+            return torch._int_mm(torch.from_numpy(videos.values), torch.from_numpy(texts.values).T).numpy()
+        return np.asarray(videos.values @ texts.values.T)
 
     def margin(self, queries: Operand, candidates: Operand) -> FloatArray:
         """float64 (Q,): how far a scaled score of a query may be from the truth, by Cauchy and Schwarz.
@@ -242,9 +227,11 @@ class Format:
         return np.asarray(margin)
 
 
-BYTES = Format("int8", np.int8, np.int32, 0.01)
-SINGLE = Format("float32", np.float32, np.float32, 0.03)
-DOUBLE = Format("float64", np.float64, np.float64, 1.0)
+BYTES, SINGLE, DOUBLE = (
+    Format("int8", np.int8, 0.01),
+    Format("float32", np.float32, 0.03),
+    Format("float64", np.float64, 1),
+)
 
 
 def formats_for(dimensions: int) -> tuple[Format, ...]:
@@ -258,14 +245,14 @@ def formats_for(dimensions: int) -> tuple[Format, ...]:
 class Block:
     """Scores (V, T) of the videos and texts at ``rows``; ``scale`` times a score is within ``margins`` of the truth.
 
-    ``answers`` are two bool arrays of the size of ``scores`` to work in.
+    ``copies`` say of both sides, by kind, how many of the rows are of it.
     """
 
     scores: Array
     scale: float
     rows: tuple[IntArray, IntArray]
     margins: tuple[FloatArray, FloatArray]
-    answers: tuple[BoolArray, BoolArray]
+    copies: tuple[IntArray, IntArray]
 
 
 class Direction:
@@ -281,13 +268,14 @@ class Direction:
         candidate: int64 (P,), which candidate it is.
         similarity: float64 (P,), off by ``margin`` (Q,) of its query at most.
         num_as_similar: int64 (P,), positives of the same query at least as similar as this one, itself among them.
+        reached: int64 (P,), candidates of the counted blocks at least as similar as this positive.
         compared: pairs that were compared one by one.
     """
 
     def __init__(self, axis: int, sides: tuple[Rows, Rows], pairs: tuple[IntArray, IntArray]) -> None:
         self.axis, self.compared = axis, 0
         self.queries, self.candidates = sides[axis], sides[1 - axis]
-        rounding = 0.0 if sides[0].is_coarse and sides[1].is_coarse else 1.01 * (sides[0].dimensions + 8) * 2.0**-53
+        rounding = 1.01 * (sides[0].dimensions + 8) * 2.0**-53
         self.margin = rounding * self.queries.norms * self.candidates.norms.max()
         similarity = products(self.queries, self.candidates, pairs[axis], pairs[1 - axis])
         order = np.lexsort((similarity, pairs[axis]))
@@ -298,14 +286,12 @@ class Direction:
         first_equal = np.maximum.accumulate(np.where(self._sort_near_ties(), 0, np.arange(order.size)))
         self.num_as_similar = self.starts[self.query + 1] - first_equal
         self.reached = np.zeros(order.size, dtype=np.int64)
-        self._open: list[tuple[IntArray, IntArray, IntArray]] = []  # query, candidate, place of the positive
-        self._num_open = 0
 
     def _sort_near_ties(self) -> BoolArray:
         """Bring positives that doubles cannot tell apart into true order; which equal the one before: bool (P,)."""
         is_tie = np.zeros(self.query.size, dtype=bool)
         is_tie[1:] = (np.diff(self.query) == 0) & (np.diff(self.similarity) <= 2 * self.margin[self.query[1:]])
-        unsure = np.flatnonzero((is_tie | np.append(is_tie[1:], False)) & (self.margin[self.query] > 0))
+        unsure = np.flatnonzero(is_tie | np.append(is_tie[1:], False))
         kind, known = self.candidates.kinds[self.candidate], {}
         for place in unsure:
             if (key := (self.query[place], kind[place])) not in known:
@@ -322,8 +308,8 @@ class Direction:
     def open_share(self, block: Block) -> float:
         """Of the pairs of ``block``, about how many would have to be compared one by one."""
         number = self.number[block.rows[self.axis]]
-        _, unsure = self._count_level(block, 0, int(np.searchsorted(number, 0, side="right")), number.size)
-        return float(unsure.sum()) / block.scores.size * (1 + max(1.0, float(number.mean()))) / 2
+        _, _, between = self._level(block, 0, number.size)
+        return float(between.sum()) / block.scores.size * (1 + max(1.0, float(number.mean()))) / 2
 
     def count(self, block: Block) -> None:
         """Add to ``reached`` what ``block`` holds; every pair must come once."""
@@ -331,51 +317,42 @@ class Direction:
         number = self.number[queries]
         few = int(np.searchsorted(number, _MOST_LEVELS, side="right"))
         for level in range(number[few - 1] if few else 0):
-            start = int(np.searchsorted(number, level, side="right"))
-            places = self.starts[queries[start:few]] + level
-            reached, unsure = self._count_level(block, level, start, few)
+            places, reached, between = self._level(block, level, few)
             self.reached[places] += reached
-            if unsure.any():
-                between = self._between(block, start, few, unsure > 0)
-                for query, candidate in between:
-                    self._leave_open(queries[start + query], candidates[candidate], places[query])
-            elif not reached.any():
+            is_settled = True
+            for first in range(0, between.size, _SCORES_AT_ONCE):
+                flat = first + np.flatnonzero(between.reshape(-1)[first : first + _SCORES_AT_ONCE])
+                if flat.size:
+                    found, is_settled = np.divmod(flat, between.shape[1]), False
+                    self._compare(places[found[self.axis]], candidates[found[1 - self.axis]])
+            if is_settled and not reached.any():
                 break  # no score reaches any higher positive
         scores = block.scores if self.axis == 0 else block.scores.T
         for place in range(few, queries.size):
             self._count_query(queries[place], candidates, scores[place] * block.scale, block.margins[self.axis][place])
 
-    def _count_level(self, block: Block, level: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
-        """Scores surely above the ``level``-th lowest positive of the queries ``[start, stop)``, and unsure ones.
+    def _level(self, block: Block, level: int, stop: int) -> tuple[IntArray, IntArray, BoolArray]:
+        """The scores beside the ``level``-th lowest positive of the queries before ``stop`` that have as many.
 
-        Rows that equal the positive's are unsure; a query to which nothing else is unsure has reached them.
+        Returns the places of these positives, how many candidates surely reach each, and which pairs are unsure, with
+        the shape of the scores. Rows that equal the positive's are unsure; a query to which nothing else is unsure has
+        reached them.
         """
-        queries = block.rows[self.axis][start:stop]
+        queries = block.rows[self.axis]
+        start = int(np.searchsorted(self.number[queries], level, side="right"))
+        queries = queries[start:stop]
         places = self.starts[queries] + level
         margin = (block.margins[self.axis][start:stop] + 2 * self.margin[queries]) * (1 + 1e-9)
         scores = block.scores[start:stop] if self.axis == 0 else block.scores[:, start:stop]
-        counts = []
-        for side, answers in zip((-1, 1), block.answers, strict=True):
-            limits = _rounded((self.similarity[places] + side * margin) / block.scale, side * (margin > 0), scores)
-            reached = answers[: scores.size].reshape(scores.shape)
-            np.greater_equal(scores, limits[:, None] if self.axis == 0 else limits, out=reached)
-            counts.append(_count(reached, 1 - self.axis))
-        unsure = counts[0] - counts[1]
-        kinds = self.candidates.kinds
-        equal = np.bincount(kinds[block.rows[1 - self.axis]], minlength=kinds.size)[kinds[self.candidate[places]]]
-        return counts[1] + unsure * (unsure == equal), unsure * (unsure != equal)
-
-    def _between(self, block: Block, start: int, stop: int, wanted: BoolArray) -> Iterator[tuple[IntArray, IntArray]]:
-        """Queries and candidates of the scores that ``_count_level`` found unsure, of ``wanted`` queries, in pieces."""
-        shape = (stop - start, block.scores.shape[1]) if self.axis == 0 else (block.scores.shape[0], stop - start)
-        low, high = (answers[: math.prod(shape)].reshape(shape) for answers in block.answers)
-        low ^= high
-        low &= wanted[:, None] if self.axis == 0 else wanted
-        for first in range(0, low.size, _SCORES_AT_ONCE):
-            flat = first + np.flatnonzero(low.reshape(-1)[first : first + _SCORES_AT_ONCE])
-            if flat.size:
-                places = np.divmod(flat, shape[1])
-                yield places[self.axis], places[1 - self.axis]
+        above = []
+        for side in (-1, 1):
+            limits = _rounded((self.similarity[places] + side * margin) / block.scale, side, scores.dtype)
+            above.append(scores >= (limits[:, None] if self.axis == 0 else limits))
+        maybe, sure = (_count(each, 1 - self.axis) for each in above)
+        is_settled = maybe - sure == block.copies[1 - self.axis][self.candidates.kinds[self.candidate[places]]]
+        between = np.not_equal(*above, out=above[0])
+        between &= ~is_settled[:, None] if self.axis == 0 else ~is_settled
+        return places, np.where(is_settled, maybe, sure), between
 
     def _count_query(self, query: int, candidates: IntArray, values: FloatArray, margin: float) -> None:
         """The same for one query with many positives, among which its similarities ``values`` (C,) are searched."""
@@ -385,34 +362,23 @@ class Direction:
         sure, maybe = (np.searchsorted(own, values + off, side="right") for off in (-margin, margin))
         self.reached[first:stop] += np.bincount(sure, minlength=stop - first + 1)[::-1].cumsum()[-2::-1]
         while (still := np.flatnonzero(maybe > sure)).size:
-            self._leave_open(np.full(still.size, query), candidates[still], first + sure[still])
+            self._compare(first + sure[still], candidates[still])
             sure = sure + 1
 
-    def _leave_open(self, query: IntArray, candidate: IntArray, positive: IntArray) -> None:
-        self._open.append((query, candidate, positive))
-        self.compared += query.size
-        self._num_open += query.size
-        if self._num_open >= _PAIRS_AT_ONCE:
-            self.compare_open()
-
-    def compare_open(self) -> None:
-        """Count the candidates that are at least as similar to their query as the positive, of all pairs left open."""
-        if not self._open:
-            return
-        query, candidate, positive = (np.concatenate(parts) for parts in zip(*self._open, strict=True))
-        self._open.clear()
-        self._num_open = 0
-        own, kinds = self.candidate[positive], self.candidates.kinds
-        found = kinds[candidate] == kinds[own]
-        rest = np.flatnonzero(~found)
-        difference = products(self.queries, self.candidates, query[rest], candidate[rest])
-        difference -= self.similarity[positive[rest]]
-        found[rest] = difference >= 0
-        near = rest[np.abs(difference) <= 2 * self.margin[query[rest]]] if self.margin.any() else rest[:0]
-        for part in _parts(near, self.queries.at_once):
+    def _compare(self, place: IntArray, candidate: IntArray) -> None:
+        """Count the candidates (K,) at least as similar as the positives at (K,): in doubles, or without rounding."""
+        self.compared += place.size
+        query, own, kinds = self.query[place], self.candidate[place], self.candidates.kinds
+        reached = kinds[candidate] == kinds[own]
+        rest = np.flatnonzero(~reached)
+        difference = (
+            products(self.queries, self.candidates, query[rest], candidate[rest]) - self.similarity[place[rest]]
+        )
+        reached[rest] = difference >= 0
+        for part in _parts(rest[np.abs(difference) <= 2 * self.margin[query[rest]]], self.queries.at_once):
             sides = self.queries.at(query[part]), self.candidates.at(candidate[part]), self.candidates.at(own[part])
-            found[part] = is_at_least(*sides)
-        np.add.at(self.reached, positive[found], 1)
+            reached[part] = is_at_least(*sides)
+        np.add.at(self.reached, place[reached], 1)
 
 
 def _count(answers: BoolArray, axis: int) -> IntArray:
@@ -424,14 +390,12 @@ def _count(answers: BoolArray, axis: int) -> IntArray:
     return total
 
 
-def _rounded(values: FloatArray, towards: FloatArray | IntArray, scores: Array) -> Array:
-    """``values`` as numbers of the type of ``scores``: the next one below (-1) or above (1), or the nearest (0)."""
-    if scores.dtype == np.int32:
-        whole = np.where(towards < 0, np.floor(values) - 1, np.ceil(values) + 1)
+def _rounded(values: FloatArray, side: int, kind: np.dtype[Any]) -> Array:
+    """``values`` as numbers of ``kind``, a little below (side -1) or above them (1)."""
+    if kind == np.int32:
+        whole = np.floor(values) - 1 if side < 0 else np.ceil(values) + 1
         return np.clip(whole, -(2**31) + 1, 2**31 - 1).astype(np.int32)
-    nearest = values.astype(scores.dtype)
-    goal = np.where(towards == 0, nearest, np.where(towards < 0, -np.inf, np.inf))
-    return np.asarray(np.nextafter(nearest, goal.astype(scores.dtype)))
+    return np.asarray(np.nextafter(values.astype(kind), kind.type(side * np.inf)))
 
 
 def _parts(rows: IntArray, size: int) -> list[IntArray]:
@@ -447,14 +411,10 @@ class Stream:
         self.formats = formats_for(plan.dimensions)
         self.blocks_by_format: dict[str, int] = {}
 
-    def run(self, progress: Callable[[int, int], None] | None) -> None:
-        """Count all blocks; ``progress(done, total)`` gets the pairs after each row of blocks."""
-        size = self.plan.video_block * self.plan.text_block
-        self._answers = np.empty(size, dtype=bool), np.empty(size, dtype=bool)
-        self._scores = np.empty(size, dtype=np.float32)
+    def run(self) -> None:
+        """Count all blocks."""
         kept: dict[int, Operand] = {}
         texts = _parts(self.directions[1].order, self.plan.text_block)
-        done, total = 0, self.plan.num_videos * self.plan.num_texts
         for videos in _parts(self.directions[0].order, self.plan.video_block):
             kind = self._choose(videos)
             left = self._operand(kind, 0, videos)
@@ -467,13 +427,8 @@ class Stream:
                 block = self._block(kind, (videos, columns), left, right)
                 for direction in self.directions:
                     direction.count(block)
+                del block  # before the next one takes memory
                 self.blocks_by_format[kind.name] = self.blocks_by_format.get(kind.name, 0) + 1
-            done += videos.size * self.plan.num_texts
-            if progress is not None:
-                progress(done, total)
-        del self._answers, self._scores
-        for direction in self.directions:
-            direction.compare_open()
 
     def describe(self) -> str:
         """A line for the log: what it took."""
@@ -496,26 +451,21 @@ class Stream:
         return kind.operand(self.sides[side].at(rows), self.sides[side].norms[rows])
 
     def _block(self, kind: Format, rows: tuple[IntArray, IntArray], videos: Operand, texts: Operand) -> Block:
-        if np.dtype(kind.scores).itemsize > self._scores.itemsize:  # doubles: seldom, and twice as much
-            self._scores = np.empty(self._scores.size, dtype=kind.scores)
-        shape = rows[0].size, rows[1].size
-        scores = self._scores.view(kind.scores)[: math.prod(shape)].reshape(shape)
-        kind.multiply(videos, texts, scores)
         margins = kind.margin(videos, texts), kind.margin(texts, videos)
-        return Block(scores, videos.scale * texts.scale, rows, margins, self._answers)
+        of_videos, of_texts = (
+            np.bincount(side.kinds[each], minlength=len(side)) for side, each in zip(self.sides, rows, strict=True)
+        )
+        scores, scale = kind.scores(videos, texts), videos.scale * texts.scale
+        return Block(scores, scale, rows, margins, (of_videos, of_texts))
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For steps of a millisecond or less, between which other threads would only wait and spin.
-
-    A second call from another thread waits: two at once would restore each other's limit.
-    """
-    with _ONE_AT_A_TIME:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with threadpool_limits(1, user_api="blas"):
-                yield
-        finally:
-            torch.set_num_threads(before)
+    """For steps of a millisecond or less, between which other threads would only wait and spin."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, user_api="blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)

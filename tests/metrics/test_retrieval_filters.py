@@ -7,8 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.metrics import retrieval_stream
-from fvc_lib.metrics.retrieval import retrieval_metrics
+from fvc_lib.metrics import retrieval, retrieval_stream
 from fvc_lib.metrics.retrieval_stream import BYTES, DOUBLE, SINGLE, Format, RetrievalPlan, Rows, formats_for
 from tests.metrics.retrieval_oracle import check_against_naive, rows_of_kind, samples
 
@@ -22,20 +21,18 @@ FORMATS = {"8 bits": (BYTES,), "single": (SINGLE,), "double": (DOUBLE,), "in tur
     formats=st.sampled_from(sorted(FORMATS)),
     most_levels=st.sampled_from([0, 1, 2, 32]),
     at_once=st.sampled_from([1, 20]),
-    may_be_exact=st.booleans(),
 )
-def test_every_metric_is_that_of_a_dense_oracle(sample, blocks, formats, most_levels, at_once, may_be_exact) -> None:
+def test_every_metric_is_that_of_a_dense_oracle(sample, blocks, formats, most_levels, at_once) -> None:
     videos, texts, text_of_video = sample
     plan = RetrievalPlan(len(videos), len(texts), videos.shape[1], *blocks)
     kinds = FORMATS[formats] if videos.shape[1] >= 16 else (SINGLE, DOUBLE)  # torch's product of 8 bits needs as many
     with (
         mock.patch.object(retrieval_stream, "formats_for", return_value=kinds),
         mock.patch.object(retrieval_stream, "_MOST_LEVELS", most_levels),
-        mock.patch.object(retrieval_stream, "_PAIRS_AT_ONCE", at_once),
         mock.patch.object(retrieval_stream, "_SCORES_AT_ONCE", at_once),
-        mock.patch.object(Rows, "is_coarse", Rows.is_coarse if may_be_exact else False),
+        mock.patch.object(retrieval, "plan_retrieval", return_value=plan),
     ):
-        check_against_naive(videos, texts, text_of_video, plan=plan)
+        check_against_naive(videos, texts, text_of_video)
 
 
 def test_8_bits_are_used_where_the_processor_has_instructions_for_them_and_sums_fit(monkeypatch) -> None:
@@ -46,9 +43,8 @@ def test_8_bits_are_used_where_the_processor_has_instructions_for_them_and_sums_
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx_vnni": False})
     assert formats_for(512) == (SINGLE, DOUBLE)
     rows = np.full((3, most), 127.0, dtype=np.float32)
-    operand, scores = BYTES.operand(rows, norms_of(rows)), np.empty((3, 3), dtype=np.int32)
-    BYTES.multiply(operand, operand, scores)
-    assert (scores == most * 127**2).all()
+    operand = BYTES.operand(rows, norms_of(rows))
+    assert (BYTES.scores(operand, operand) == most * 127**2).all()
 
 
 def norms_of(rows: np.ndarray) -> np.ndarray:
@@ -65,39 +61,12 @@ def test_no_format_is_further_from_the_truth_than_it_says(kind: Format, scale: f
     if rows == "one of them large":
         videos[0] *= 100  # clipped by a step that is made for the others
     left, right = kind.operand(videos, norms_of(videos)), kind.operand(texts, norms_of(texts))
-    scores = np.empty((300, 30), dtype=kind.scores)
-    kind.multiply(left, right, scores)
+    scores = kind.scores(left, right)
     truth = np.vecdot(videos[:, None].astype(np.float64), texts.astype(np.float64))
     off = np.abs(scores * (left.scale * right.scale) - truth)
     doubles = 1e-13 * left.norms * right.norms.max()  # which the truth itself may be off
     assert (off <= (kind.margin(left, right) + doubles)[:, None]).all()
     assert (off <= kind.margin(right, left) + doubles.max()).all()
-
-
-@pytest.mark.parametrize("dimensions", [3, 16])
-@pytest.mark.parametrize("kind", ["quantised", "quarters"])
-def test_of_whole_numbers_nothing_is_compared_one_by_one_in_doubles(kind: str, dimensions: int) -> None:
-    generator = np.random.default_rng(0)
-    videos, texts = (rows_of_kind(kind, generator, number, dimensions) for number in (40, 12))
-    lines: list[str] = []
-    with mock.patch.object(retrieval_stream, "formats_for", return_value=(DOUBLE,)):
-        retrieval_metrics(videos, texts, generator.integers(0, 12, 40), log=lines.append)
-    assert lines[-1] == "similarities: blocks 1 in float64; 0 pairs compared one by one without rounding"
-
-
-def test_sums_are_known_to_be_exact_where_all_numbers_are_multiples_of_one_small_power_of_two() -> None:
-    def is_coarse(*rows: list[float]) -> bool:
-        return Rows(torch.tensor(rows)).is_coarse
-
-    assert is_coarse([2.0, -3, 0.0, 0.5])
-    assert is_coarse([0.0, 0.0])
-    assert is_coarse([1, 2.0**-24], [0, 1])
-    assert not is_coarse([1, 2.0**-30])  # a range of too many
-    assert not is_coarse([1, 0.1])
-    late = torch.ones(70_000, 4)
-    assert Rows(late).is_coarse
-    late[-1, -1] = 0.1
-    assert not Rows(late).is_coarse
 
 
 def test_rows_are_of_a_kind_where_all_numbers_agree() -> None:

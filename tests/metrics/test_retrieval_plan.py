@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.metrics.retrieval_stream import RetrievalPlan, least_memory_bytes, plan_retrieval
+from fvc_lib.metrics.retrieval_stream import least_memory_bytes, plan_retrieval
 
 
 def embedded(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -15,14 +15,9 @@ def embedded(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows[:40], rows[40:], generator.integers(0, 10, 40)
 
 
-def test_a_plan_for_other_embeddings_and_too_little_memory_are_refused() -> None:
-    videos, texts, text_of_video = embedded()
-    with pytest.raises(ValueError, match="for other embeddings than 40 videos and 10 texts"):
-        retrieval_metrics(videos, texts, text_of_video, plan=RetrievalPlan(40, 10, 21, 8, 8, 8))
-    with pytest.raises(ValueError, match="blocks of 8 x 0; give sizes from 1 on"):
-        RetrievalPlan(40, 10, 20, 8, 0)
+def test_too_little_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="memory_bytes=1,000,000 is too little"):
-        retrieval_metrics(videos, texts, text_of_video, memory_bytes=1_000_000)
+        retrieval_metrics(*embedded(), memory_bytes=1_000_000)
 
 
 def test_a_plan_stays_within_its_memory_whatever_there_is() -> None:
@@ -38,8 +33,9 @@ def test_pairs_beyond_one_for_each_video_count_as_memory() -> None:
     with pytest.raises(ValueError, match=r"1,002,000 pairs of which belong together; give at least \d{3},\d{3},\d{3} "):
         plan_retrieval(2000, 2000, 64, 64_000_000, 1_000_000)
     videos, texts, _ = embedded()
-    every = np.argwhere(np.ones((40, 10)))
-    assert retrieval_metrics(videos, texts, every).plan.more_pairs == 360
+    least = least_memory_bytes(40, 10, 20, 360)
+    with pytest.raises(ValueError, match=f"400 pairs of which belong together; give at least {least:,} "):
+        retrieval_metrics(videos, texts, np.argwhere(np.ones((40, 10))), memory_bytes=least - 1)
 
 
 def test_the_least_memory_is_what_a_plan_says_and_accepts() -> None:
