@@ -10,13 +10,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.metrics import classification
-from fvc_lib.metrics.classification import FloatArray, Metric
+from fvc_lib.metrics.classification import ConfusionCurve, CurveReading, FloatArray, IntArray, Metric
 from fvc_lib.metrics.declaration import declarations
-from fvc_lib.metrics.within_folds import within_folds
 
 
 def _declared(kind: str) -> dict[str, Metric]:
@@ -26,6 +27,57 @@ def _declared(kind: str) -> dict[str, Metric]:
 
 RANKING_METRICS, DECISION_METRICS, PROBABILITY_METRICS = map(_declared, ("ranking", "decision", "probability"))
 METRICS = RANKING_METRICS | DECISION_METRICS | PROBABILITY_METRICS
+
+
+def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
+    """``metric`` computed inside each fold and averaged, a fold counting as its pairs of a fake and a real.
+
+    Each fold has a model of its own, and their scores need not share a scale: one ranking over all folds
+    would compare across models. Even a constant score would look worse than chance, because a fold with more
+    fakes leaves fewer to train on (G. Forman and M. Scholz, "Apples-to-apples in cross-validation studies",
+    SIGKDD Explorations 12, 2010). For the AUC the weights make the average a probability again: that of a
+    fake scoring above a real of the same fold. A fold with one class (in a replicate, too) has no pairs and
+    no say; NaN when no fold has any.
+
+    Args:
+        metric: one that is undefined with one class.
+        folds: (N,), the fold of each row.
+
+    Returns:
+        A metric of the same rows; it raises ``ValueError`` when given another number of rows.
+    """
+    _, fold_of_row = np.unique(np.asarray(folds), return_inverse=True)
+    fold_of_row = fold_of_row.astype(np.int64)
+    rows_of_fold = [np.flatnonzero(fold_of_row == fold) for fold in range(int(fold_of_row.max(initial=-1)) + 1)]
+
+    def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+        if labels.size != fold_of_row.size:
+            raise ValueError(f"labels: got {labels.size} rows, wanted {fold_of_row.size}, one per entry of folds.")
+        total, all_pairs = np.zeros(weights.shape[0]), np.zeros(weights.shape[0])
+        for rows in rows_of_fold:
+            in_fold = weights[:, rows]
+            fakes = in_fold @ labels[rows]
+            pairs = fakes * (in_fold @ (1 - labels[rows]))
+            values = metric(labels[rows], scores[rows], in_fold)
+            total += np.where(pairs > 0, values * pairs, 0.0)
+            all_pairs += pairs
+        return classification.divide(total, all_pairs)
+
+    definition.__name__ = metric.__name__
+    folded, reading = classification.weighted_metric(definition), getattr(metric, "reading", None)
+    if not isinstance(reading, CurveReading) or reading.fold_of_row is not None:
+        return folded
+    of_curves = reading.of_curves
+    return classification.with_reading(folded, CurveReading(lambda curves: _by_pairs(of_curves, curves), fold_of_row))
+
+
+def _by_pairs(of_curves: Callable[[list[ConfusionCurve]], FloatArray], curves: list[ConfusionCurve]) -> FloatArray:
+    """The same mean from each fold's curve."""
+    pairs = [curve.num_fake * curve.num_real for curve in curves]
+    totals = [
+        np.where(weight > 0, of_curves([curve]) * weight, 0.0) for curve, weight in zip(curves, pairs, strict=True)
+    ]
+    return classification.divide(np.sum(totals, axis=0), np.sum(pairs, axis=0))
 
 
 def measure_over_folds(
@@ -49,11 +101,7 @@ def measure_over_folds(
 
 
 def fold_values(
-    name: str,
-    labels: npt.ArrayLike,
-    scores: npt.ArrayLike,
-    thresholds: npt.ArrayLike,
-    folds: npt.ArrayLike,
+    name: str, labels: npt.ArrayLike, scores: npt.ArrayLike, thresholds: npt.ArrayLike, folds: npt.ArrayLike
 ) -> FloatArray:
     """The metric called ``name`` in each fold by itself, (K,) in the folds' order; NaN where it is undefined.
 

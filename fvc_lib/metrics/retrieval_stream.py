@@ -210,7 +210,8 @@ class Format:
     def scores(self, videos: Operand, texts: Operand) -> Array:
         """(V, T), of all pairs: int32 of 8-bit numbers, else as the numbers."""
         if self.numbers is np.int8:
-            return torch._int_mm(torch.from_numpy(videos.values), torch.from_numpy(texts.values).T).numpy()
+            found: torch.Tensor = torch._int_mm(torch.from_numpy(videos.values), torch.from_numpy(texts.values).T)
+            return np.asarray(found.numpy())
         return np.asarray(videos.values @ texts.values.T)
 
     def margin(self, queries: Operand, candidates: Operand) -> FloatArray:
@@ -350,7 +351,7 @@ class Direction:
             above.append(scores >= (limits[:, None] if self.axis == 0 else limits))
         maybe, sure = (_count(each, 1 - self.axis) for each in above)
         is_settled = maybe - sure == block.copies[1 - self.axis][self.candidates.kinds[self.candidate[places]]]
-        between = np.not_equal(*above, out=above[0])
+        between = above[0] ^ above[1]
         between &= ~is_settled[:, None] if self.axis == 0 else ~is_settled
         return places, np.where(is_settled, maybe, sure), between
 
@@ -395,7 +396,8 @@ def _rounded(values: FloatArray, side: int, kind: np.dtype[Any]) -> Array:
     if kind == np.int32:
         whole = np.floor(values) - 1 if side < 0 else np.ceil(values) + 1
         return np.clip(whole, -(2**31) + 1, 2**31 - 1).astype(np.int32)
-    return np.asarray(np.nextafter(values.astype(kind), kind.type(side * np.inf)))
+    nearest: Array = np.nextafter(values.astype(kind), kind.type(side * np.inf))
+    return nearest
 
 
 def _parts(rows: IntArray, size: int) -> list[IntArray]:

@@ -27,8 +27,8 @@ from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.image_probing import probe_images
 from fvc_lib.corpus.probing import probe_files
 from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide, roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
-from fvc_lib.metrics.within_folds import within_folds
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
 from fvc_lib.tasks.video import controls

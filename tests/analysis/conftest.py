@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 
 from fvc_lib.metrics.classification import average_precision, brier_score, roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
-from fvc_lib.metrics.within_folds import within_folds
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig

@@ -10,9 +10,8 @@ import pytest
 
 from fvc_lib.analysis.read.comparison import compare, lines, p_text, run_names
 from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.metrics.cross_validation import METRICS
+from fvc_lib.metrics.cross_validation import METRICS, within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
-from fvc_lib.metrics.within_folds import within_folds
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig

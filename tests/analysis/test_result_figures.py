@@ -35,7 +35,7 @@ from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import audit_facts
 from fvc_lib.metrics.calibration import expected_calibration_error
-from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import DataError

@@ -6,8 +6,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from fvc_lib.analysis.figures.roc_and_calibration import pr_band, roc_band, roc_figure
 from fvc_lib.metrics.classification import roc_auc, true_positive_rate_at
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
-from fvc_lib.metrics.within_folds import within_folds
 
 
 def sample(seed: int, num_rows: int = 60, num_folds: int = 3, num_scores: int = 8) -> tuple[np.ndarray, ...]:

@@ -12,7 +12,7 @@ import pytest
 from fvc_lib.corpus.folds import make_folds, most_folds
 from fvc_lib.corpus.index import IndexReport, build_index, undisputed_labels
 from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, REJECTED, read_table
 from fvc_lib.tasks.video.controls import fake_labels, group_lookup, split_by_row

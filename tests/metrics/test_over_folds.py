@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.metrics.classification import decide, f1, roc_auc
-from fvc_lib.metrics.cross_validation import METRICS, fold_values, measure_over_folds
-from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.metrics.cross_validation import METRICS, fold_values, measure_over_folds, within_folds
 
 
 def sample() -> tuple[np.ndarray, ...]:

@@ -9,6 +9,7 @@ from scipy import stats
 
 from fvc_lib.metrics.classification import brier_score, decide, f1, roc_auc
 from fvc_lib.metrics.comparison import corrected_resampled_t, holm, paired_difference
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import (
     cluster_bootstrap,
     draw_group_counts,
@@ -16,7 +17,6 @@ from fvc_lib.metrics.intervals import (
     one_vote_per_group,
     replicate_values,
 )
-from fvc_lib.metrics.within_folds import within_folds
 
 
 def two_models(seed: int, *, gain: float = 0.0, num_groups: int = 30, per_group: int = 3) -> tuple[np.ndarray, ...]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.metrics.classification import average_precision, roc_auc
-from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.metrics.cross_validation import within_folds
 
 
 def sample(seed: int, num_rows: int = 60, num_folds: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.metrics.within_folds import within_folds
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.video import controls

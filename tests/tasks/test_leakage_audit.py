@@ -9,8 +9,8 @@ import pytest
 
 from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
 from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
-from fvc_lib.metrics.within_folds import within_folds
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import AUGMENTED, GROUP_LINKS
 from fvc_lib.tasks.leakage_audit import leakage_audit

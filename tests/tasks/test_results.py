@@ -11,8 +11,8 @@ import pytest
 
 from fvc_lib.analysis.read.headline import Verdict, judge, overall_scores
 from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
-from fvc_lib.metrics.within_folds import within_folds
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import RESULTS, read_table, write_table

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from fvc_lib.metrics.classification import balanced_accuracy, roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
-from fvc_lib.metrics.within_folds import within_folds
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.video import controls

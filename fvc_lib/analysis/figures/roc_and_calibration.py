@@ -26,8 +26,8 @@ from fvc_lib.analysis.read.queries import predictions as read_predictions
 from fvc_lib.metrics import calibration, classification
 from fvc_lib.metrics.calibration import RiskCoverage
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import draw_group_counts, group_codes
-from fvc_lib.metrics.within_folds import within_folds
 
 GRID_POINTS = 201
 _HALF = 0.5

@@ -15,8 +15,8 @@ import polars as pl
 
 from fvc_lib.corpus.folds import make_folds
 from fvc_lib.metrics.classification import FloatArray, IntArray, roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
-from fvc_lib.metrics.within_folds import within_folds
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 
