@@ -394,7 +394,7 @@ def _count(answers: BoolArray, axis: int) -> IntArray:
 def _rounded(values: FloatArray, side: int, kind: np.dtype[Any]) -> Array:
     """``values`` as numbers of ``kind``, a little below (side -1) or above them (1)."""
     if kind == np.int32:
-        whole = np.floor(values) - 1 if side < 0 else np.ceil(values) + 1
+        whole: FloatArray = np.floor(values) - 1 if side < 0 else np.ceil(values) + 1
         return np.clip(whole, -(2**31) + 1, 2**31 - 1).astype(np.int32)
     nearest: Array = np.nextafter(values.astype(kind), kind.type(side * np.inf))
     return nearest
