@@ -104,7 +104,7 @@ format: $(STAMP)  ## Put code and notebooks into the committed form
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/nbstripout notebooks/*.ipynb
 
-bench: $(STAMP)  ## Measure decoding beside its peers, about an hour; peers: pip install '.[bench]'
+bench: $(STAMP)  ## Measure decoding beside its peers in nine rounds, some hours; peers: pip install '.[bench]'
 	$(RUN) -m benchmarks.decode
 
 bench-quick: $(STAMP)  ## The same for two videos, in a few minutes

@@ -1,8 +1,8 @@
 """``python -m benchmarks.decode``: what ``decode_clip`` costs beside its peers and beside the floor.
 
-Videos are generated once and kept in a folder. The report goes to stdout as Markdown, progress to stderr. It takes
-about an hour on an idle machine; ``--only``, ``--videos`` and the like measure a part, ``--results FILE`` puts
-parts together. On a machine shared with others take ``--rounds 9``: of three or four rounds none may be undisturbed.
+Videos are generated once and kept in a folder. The report goes to stdout as Markdown, progress to stderr. The peers
+take turns for nine rounds and targets are judged by the median. ``--only``, ``--videos`` and the like measure a part,
+``--results FILE`` puts parts together.
 
 The peers come with ``pip install '.[bench]'``; those that are missing are named in the report. torchcodec needs
 ffmpeg's shared libraries (4 to 8) from the system beside it. From 0.14 on its wheel on PyPI is linked with CUDA and
@@ -46,7 +46,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=[*PEERS, FLOOR], help="only these beside ours and the floor")
     parser.add_argument("--frames", type=int, nargs="+", help=f"frames per clip (default: {NUM_FRAMES})")
     parser.add_argument("--sizes", type=int, nargs="+", help=f"sides of the square in pixels (default: {SIZES})")
-    parser.add_argument("--rounds", type=int, default=3, help="decodes by each main peer and case (default: 3)")
+    parser.add_argument("--rounds", type=int, default=9, help="decodes by each main peer and case (default: 9)")
     parser.add_argument("--folder", type=Path, default=Path("cache/benchmark"), help="where the videos are kept")
     parser.add_argument("--results", type=Path, help="add to what is in this JSON file and report all of it")
     return parser.parse_args()

@@ -15,25 +15,41 @@ _MET = {True: "met", False: "**missed**", None: "not measured"}
 def targets_table(results: Results) -> str:
     """One line per target."""
     rows = [_verdict_cells(verdict) for verdict in verdicts(results)]
-    return table(("decode_clip against", "target", "worst case", "median", ""), rows)
+    return table(("decode_clip against", "target", "worst case", "median of cases", ""), rows)
 
 
 def cpu_table(results: Results) -> str:
-    """Median CPU time of each contestant on each case, ours over theirs, and whether they gave the same frames."""
-    seconds = {(cost.case, cost.peer): cost.least_seconds for cost in results.cpu}
+    """Median and least CPU time of each contestant on each case, ours over theirs, and whether frames were the same."""
+    ours = {cost.case: cost for cost in results.cpu if cost.peer == OURS}
     packets = {count.case: f"{count.necessary} of {count.there}" for count in results.floor}
     rows = [
         (
             *_case_cells(cost.case),
             cost.peer + (f" ({packets[cost.case]} packets)" if cost.peer == FLOOR else ""),
+            f"{cost.median_seconds:.3f}",
             f"{cost.least_seconds:.3f}",
-            f"{seconds[cost.case, OURS] / cost.least_seconds:.2f}",
+            f"{ours[cost.case].ratio_to(cost):.2f}",
+            f"{ours[cost.case].least_seconds / cost.least_seconds:.2f}",
             f"{cost.difference:.2f}",
             "" if cost.gave_the_same else f"other frames: {cost.wrong_frames} of {cost.case.num_frames}",
         )
         for cost in results.cpu
     ]
-    return table(("video", "frames", "px", "by", "CPU s", "ours : theirs", "differs", ""), rows)
+    return table(
+        (
+            "video",
+            "frames",
+            "px",
+            "by",
+            "CPU s, median",
+            "least",
+            "ours : theirs, median",
+            "of the least",
+            "differs",
+            "",
+        ),
+        rows,
+    )
 
 
 def memory_table(results: Results) -> str:

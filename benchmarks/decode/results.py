@@ -41,9 +41,18 @@ class CpuCost:
     wrong_frames: int
 
     @property
+    def median_seconds(self) -> float:
+        """Of the rounds; targets are judged by it."""
+        return statistics.median(self.seconds)
+
+    @property
     def least_seconds(self) -> float:
         """Of the rounds: neighbours on the machine only ever add to CPU time, on a virtual one up to two thirds."""
         return min(self.seconds)
+
+    def ratio_to(self, peer: CpuCost) -> float:
+        """Median over the rounds that both took, each round's own time over the peer's beside it."""
+        return statistics.median(own / other for own, other in zip(self.seconds, peer.seconds, strict=False))
 
     @property
     def gave_the_same(self) -> bool:

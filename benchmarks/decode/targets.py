@@ -59,12 +59,12 @@ def _floor_binds(case: Case) -> bool:
 
 
 def cpu_ratios(results: Results, peer: str, is_for: IsFor) -> dict[Case, float]:
-    """Median CPU time of ours over that of ``peer``; without the cases where either gave other frames."""
-    seconds = {(cost.case, cost.peer): cost.least_seconds for cost in results.cpu if cost.gave_the_same}
+    """CPU time of ours over that of ``peer``, the median round; without cases where either gave other frames."""
+    costs = {(cost.case, cost.peer): cost for cost in results.cpu if cost.gave_the_same}
     return {
-        case: spent / seconds[case, peer]
-        for (case, name), spent in seconds.items()
-        if name == OURS and is_for(case) and (case, peer) in seconds
+        case: cost.ratio_to(costs[case, peer])
+        for (case, name), cost in costs.items()
+        if name == OURS and is_for(case) and (case, peer) in costs
     }
 
 
