@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,12 +19,22 @@ from fvc_lib.corpus.copies.images import (
     settle_contents,
     without_copies_across,
 )
-from fvc_lib.corpus.image_listing import ImageListing, ListedImage, joined_units, list_images
-from fvc_lib.corpus.image_probing import probe_images
-from fvc_lib.corpus.index import video_ids, written_when_refused
-from fvc_lib.corpus.listing import NOT_A_LOSS, CorpusFiles, Refusal, Rejections
+from fvc_lib.corpus.folds import split_parts
+from fvc_lib.corpus.index import video_ids
+from fvc_lib.corpus.listing import (
+    NOT_A_LOSS,
+    CorpusFiles,
+    ImageListing,
+    ListedImage,
+    Refusal,
+    Rejections,
+    counted,
+    list_images,
+    refuse_lost,
+    written_when_refused,
+)
+from fvc_lib.corpus.probing import IMAGE_FILES, probe_files
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
-from fvc_lib.corpus.split import split_parts
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
 from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, PARTS, check_table
@@ -35,37 +45,12 @@ from fvc_lib.video.decode.still_image import ImageFacts
 
 # Left out without anything being wrong with the corpus.
 _NO_LOSS = NOT_A_LOSS | {"copy_across_split", "duplicate_row", "no_picture", "nothing_to_learn"}
-_MOST_REASONS = 3
 _MOST_CLASSES = 8
 
 
 def classes_of(images: pl.DataFrame) -> tuple[str, ...]:
     """The classes that occur in an IMAGES table, sorted."""
     return tuple(sorted(images["class_label"].drop_nulls().unique().to_list()))
-
-
-def refuse_lost(root: Path, rejected: pl.DataFrame, num_kept: int, max_rejected_share: float) -> None:
-    """Stop where too little is left of what a corpus lists.
-
-    Raises:
-        DataError: no usable image, or more than ``max_rejected_share`` of the listed ones lost. Copies, files nobody
-            listed and images with nothing to learn are no loss.
-    """
-    lost = rejected.filter(~pl.col("reason").is_in(sorted(_NO_LOSS)))
-    share = lost.height / max(1, lost.height + num_kept)
-    if num_kept and share <= max_rejected_share:
-        return
-    counts = Counter((lost if lost.height else rejected)["reason"].to_list()).most_common(_MOST_REASONS)
-    shown = "; ".join(
-        f"{count:,} x {reason}, such as: {rejected.filter(pl.col('reason') == reason)['detail'][0]}"
-        for reason, count in counts
-    )
-    if not num_kept:
-        raise DataError(f"corpus {str(root)!r}: no usable image ({shown or 'it lists none; put images into it'}).")
-    raise DataError(
-        f"corpus {str(root)!r}: {share:.0%} of the listed images cannot be used, at most {max_rejected_share:.0%} are "
-        f"allowed ({shown}). Repair the corpus, or raise max_rejected_share."
-    )
 
 
 def refuse_unlearnable(images: pl.DataFrame, targets: pl.DataFrame) -> None:
@@ -102,10 +87,8 @@ def class_notes(images: pl.DataFrame) -> list[str]:
 
 def rejection_notes(rejected: pl.DataFrame) -> list[str]:
     """A sentence that counts what is left out, by reason."""
-    if rejected.is_empty():
-        return []
-    counts = ", ".join(f"{count:,} x {reason}" for reason, count in Counter(rejected["reason"].to_list()).most_common())
-    return [f"Left out: {counts}."]
+    counts = ", ".join(f"{count:,} x {reason}" for reason, count in counted(rejected["reason"].to_list()).items())
+    return [f"Left out: {counts}."] if counts else []
 
 
 # --- Dev mode: a small part of a corpus, chosen by seed, on which a run takes minutes instead of hours.
@@ -180,6 +163,22 @@ def asked_targets(asked: Sequence[str], units: Mapping[str, str]) -> dict[str, s
             raise UsageError(f"targets: the corpus has no {name!r}.{did_you_mean(name, spelt)} {have}.")
         found[spelt[name]] = units[spelt[name]]
     return found
+
+
+def joined_units(listings: Iterable[ImageListing]) -> dict[str, str]:
+    """The units of several listings' targets.
+
+    Raises:
+        UsageError: a target has two units.
+    """
+    units: dict[str, str] = {}
+    for name, unit in (item for listing in listings for item in listing.units.items()):
+        if units.setdefault(name, unit) != unit:
+            raise UsageError(
+                f"target {name!r}: has the unit {units[name]!r} in one part of the corpus and {unit!r} in another. "
+                "Convert one of them, or name it otherwise."
+            )
+    return units
 
 
 def strata_of(images: Sequence[ListedImage], targets: Sequence[str]) -> list[str | None]:
@@ -307,7 +306,7 @@ def index_images(
         groups, group_notes = groups_of_images(readable, copies)
         contents = {path: found.content_sha256 for path, found in facts.items()}
         kept, content_notes = settle_contents(readable, contents, rejections)
-        refuse_lost(files.root, rejections.frame(), len(kept), config.max_rejected_share)
+        refuse_lost(files.root, "image", rejections.frame(), len(kept), config.max_rejected_share, _NO_LOSS)
         places, across_notes = without_copies_across(kept, known_parts(kept), copies, rejections)
         placed, split_notes = _placed([kept[place] for place in places], listings, units, facts, groups, config)
         places, corpora_notes = without_copies_across(
@@ -349,8 +348,8 @@ def _examined(
 
     What the pictures look like takes more memory than all else that is known of them, and is gone after this.
     """
-    probed = probe_images(
-        root, [image.path for image in listed], Path(config.cache_dir) / "index",
+    probed, _ = probe_files(
+        IMAGE_FILES, root, [image.path for image in listed], Path(config.cache_dir) / "index",
         workers=config.probe_workers, progress=progress, stop=stop,
     )  # fmt: skip
     readable, facts = [], {}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -12,27 +11,18 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
-from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, read_corpus
-from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION, DEFAULT_TIMEOUT_SECONDS, ProbeResult, probe_files
+from fvc_lib.corpus.copies.near_duplicates import near_copies
+from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, read_corpus, refuse_lost
+from fvc_lib.corpus.probing import (
+    DEFAULT_PROBE_FUNCTION,
+    DEFAULT_TIMEOUT_SECONDS,
+    VIDEO_FILES,
+    ProbeResult,
+    probe_files,
+)
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, LABELS, REJECTED, write_table
 from fvc_lib.video.decode.clip import VideoProbe
-
-# --- A corpus that is refused as a whole still says of each of its files what is wrong with it.
-
-
-@contextmanager
-def written_when_refused(rejections: Rejections, path: Path | None) -> Iterator[None]:
-    """Write the REJECTED table to ``path`` where this ends in a ``DataError``, and name it in the error."""
-    try:
-        yield
-    except DataError as error:
-        if path is None or not rejections.rows:
-            raise
-        write_table(rejections.frame(), REJECTED, path)
-        raise type(error)(f"{error} Why each of {len(rejections.rows):,} rows is not used stands in {path}.") from error
-
 
 # --- What the label tables alone say: every row, which of them belong together, and which labels are agreed on.
 
@@ -83,23 +73,6 @@ def _sources(listing: Listing) -> list[str]:
 
 
 # --- What became of a corpus: the figures of its index, and the refusal of an index that nothing can be made of.
-
-
-_REPAIR = "Repair or fetch again the files that cannot be read."
-# What to do about a reason of the rejected table, where it is not to repair the file.
-_REMEDIES = {
-    "missing_video": "Fetch the files that are missing, or drop their rows.",
-    "outside_corpus": "Files outside the corpus folder are never read: copy them into it, or put the manifest into the "
-    "folder that holds them.",
-    "linked_folder": "Linked folders are not entered: move them into the corpus, or use a manifest.",
-    "conflicting_labels": "Keep one label for each video that is listed with two.",
-    "label_not_used": "Only videos labelled real or fake are used.",
-    "unknown_extension": "Give video files the extension of their container, such as .mp4.",
-    "not_listed": "List the videos that no table names.",
-    "no_path": "Fill the column 'path'.",
-    "malformed_row": "Give every row as many cells as the header.",
-    "unknown_url": "Give the URL of a YouTube, Facebook or Twitter video.",
-}
 
 
 @dataclass(frozen=True)
@@ -167,14 +140,18 @@ class IndexReport:
         return pl.DataFrame(rows, schema={"reason": pl.String, "videos": pl.Int64}, orient="row")
 
 
-def lost_labelled(rejected: pl.DataFrame, kind: str) -> int:
-    """Rows of the rejected table by which a labelled video was lost.
+def _no_loss(kind: str) -> frozenset[str]:
+    """Reasons of the rejected table by which no labelled video is lost.
 
     Duplicates, unused labels and files nobody listed are no loss. Nor is a missing video of FVC-2018: the corpus is
     annotations, and most of its videos are gone from the platforms.
     """
-    no_loss = set(NOT_A_LOSS) | ({"missing_video"} if kind == "fvc2018" else set())
-    return rejected.filter(~pl.col("reason").is_in(sorted(no_loss))).height
+    return NOT_A_LOSS | {"missing_video"} if kind == "fvc2018" else NOT_A_LOSS
+
+
+def lost_labelled(rejected: pl.DataFrame, kind: str) -> int:
+    """Rows of the rejected table by which a labelled video was lost."""
+    return rejected.filter(~pl.col("reason").is_in(sorted(_no_loss(kind)))).height
 
 
 def report_of(
@@ -199,7 +176,7 @@ def report_of(
         num_indexed=index.height,
         num_known=num_known,
         labels={label: int((index["label"] == label).sum()) for label in LABELS},
-        rejected=_counted(rejected["reason"]),
+        rejected=counted(rejected["reason"].to_list()),
         rejected_share=lost / max(1, lost + index.height),
         num_stated_groups=listing.annotations["stated_group"].drop_nulls().n_unique(),
         num_groups=sizes.height,
@@ -212,40 +189,28 @@ def report_of(
     )
 
 
-def refuse_unusable(report: IndexReport, max_rejected_share: float) -> None:
-    """Stop on an index that nothing honest can be made of.
+def refuse_unusable(report: IndexReport, rejected: pl.DataFrame, max_rejected_share: float) -> None:
+    """Stop on an index that nothing honest can be made of; ``rejected`` is its REJECTED table.
 
     Raises:
         DataError: no usable video, only one label, or more than ``max_rejected_share`` of the labelled videos lost.
     """
-    reasons = ", ".join(f"{count} x {reason}" for reason, count in report.rejected.items()) or "nothing rejected"
-    if not report.num_indexed:
-        raise DataError(
-            f"corpus {str(report.root)!r}: no usable labelled video ({reasons}). {_remedies(report)} "
-            f"The rejected table says it file by file.{_without_videos(report)}"
+    try:
+        refuse_lost(
+            report.root, "labelled video", rejected, report.num_indexed, max_rejected_share, _no_loss(report.kind)
         )
-    if report.rejected_share > max_rejected_share:
-        raise DataError(
-            f"corpus {str(report.root)!r}: {report.rejected_share:.0%} of the labelled videos cannot be used, "
-            f"at most {max_rejected_share:.0%} are allowed ({reasons}). {_remedies(report)} The rejected table says it "
-            "file by file. Or raise max_rejected_share."
-        )
+    except DataError as error:
+        hint = " The rejected table says it file by file."
+        if not report.num_indexed and "missing_video" in report.rejected:
+            hint += " To index what the label tables say without the videos: -p annotations_only true."
+        raise DataError(f"{error}{hint}") from None
     missing = [label for label, count in report.labels.items() if not count]
     if missing:
+        reasons = ", ".join(f"{count:,} x {reason}" for reason, count in report.rejected.items()) or "nothing rejected"
         raise DataError(
             f"corpus {str(report.root)!r}: has no usable video labelled {missing[0]!r}, only {report.num_indexed} of "
             f"the other label ({reasons}). Add {missing[0]} videos: one class alone cannot be told from anything."
         )
-
-
-def refuse_no_annotation(report: IndexReport) -> None:
-    """Stop on an index of annotations without any.
-
-    Raises:
-        DataError: the label source lists nothing.
-    """
-    if not report.num_listed:
-        raise DataError(f"corpus {str(report.root)!r}: its label tables hold no row. Give a corpus with annotations.")
 
 
 def refuse_empty_index(index: pl.DataFrame) -> None:
@@ -259,24 +224,6 @@ def refuse_empty_index(index: pl.DataFrame) -> None:
             "the index holds no usable video: it was made from annotations only, and nothing but 01_data_index can run "
             "on those. Fetch the videos and start a new run without annotations_only."
         )
-
-
-def _without_videos(report: IndexReport) -> str:
-    if "missing_video" not in report.rejected:
-        return ""
-    return " To index what the label tables say without the videos, set annotations_only: -p annotations_only true."
-
-
-def _remedies(report: IndexReport) -> str:
-    """What to do about the reasons by which videos were lost, the most frequent first."""
-    if not report.rejected:
-        return "The corpus lists no video. Put videos into it."
-    lost = [reason for reason in report.rejected if reason not in NOT_A_LOSS] or list(report.rejected)
-    return " ".join(dict.fromkeys(_REMEDIES.get(reason, _REPAIR) for reason in lost))
-
-
-def _counted(values: pl.Series) -> dict[str, int]:
-    return dict(sorted(Counter(values.to_list()).items(), key=lambda item: (-item[1], item[0])))
 
 
 VIDEO_ID_LENGTH = 16
@@ -342,10 +289,9 @@ def build_index(
     annotated = group_annotations(listing)
     if annotations_only:
         listing = _unopened(listing)
-    results, num_known = probe_files(
-        listing.root, [entry.path for entry in listing.entries], work_dir,
-        workers=workers, progress=progress, timeout_seconds=timeout_seconds, probe_function=probe_function,
-    )  # fmt: skip
+    kind = replace(VIDEO_FILES, function=probe_function, timeout_seconds=timeout_seconds)
+    paths = [entry.path for entry in listing.entries]
+    results, num_known = probe_files(kind, listing.root, paths, work_dir, workers=workers, progress=progress)
     index, rejected, merges, num_near_copies = _tables(listing, results, near_duplicate_bits)
     del results  # the tables hold what is needed of them, in a third of the memory
     if annotations_only:
@@ -357,10 +303,10 @@ def build_index(
         write_table(annotations_table(listing, annotated), ANNOTATIONS, annotations_path)
     write_table(index, INDEX, index_path)
     report = report_of(listing, index, rejected, merges, num_known=num_known, num_near_copies=num_near_copies)
-    if annotations_only:
-        refuse_no_annotation(report)
-    else:
-        refuse_unusable(report, max_rejected_share)
+    if not annotations_only:
+        refuse_unusable(report, rejected, max_rejected_share)
+    elif not report.num_listed:
+        raise DataError(f"corpus {str(report.root)!r}: its label tables hold no row. Give a corpus with annotations.")
     return report
 
 
@@ -393,11 +339,20 @@ def _tables(
     """The INDEX and REJECTED tables, what was merged, and how many files have a near-copy."""
     rejections = Rejections()
     probed = _readable(listing.entries, results, rejections)
-    near_copies = _near_copies(probed, near_duplicate_bits) if near_duplicate_bits else []
-    grouping = _group(probed, listing, near_copies)
+    copies = near_copies(
+        [item.result.content_sha256 for item in probed],
+        [item.result.perceptual_hash for item in probed],
+        near_duplicate_bits,
+    )
+    # Groups of all readable files: duplicates and disputed ones link groups too, before they are left out.
+    members = [
+        GroupMember(item.entry.path, item.entry.source_id, item.result.content_sha256, item.entry.stated_group)
+        for item in probed
+    ]
+    grouping = join_groups(members, copies, listing.memberships)
     kept = _settle_contents(probed, rejections)
     index = _index_table(probed, kept, grouping, listing.kind)
-    num_near_copies = len({place for pair in near_copies for place in pair})
+    num_near_copies = len({place for pair in copies for place in pair})
     return index, rejections.frame(listing.rejected), grouping.merges, num_near_copies
 
 
@@ -410,23 +365,6 @@ def _readable(entries: Sequence[Entry], results: dict[str, ProbeResult], rejecti
         else:
             probed.append(_Probed(entry, result))
     return probed
-
-
-def _near_copies(probed: Sequence[_Probed], near_duplicate_bits: int) -> list[tuple[int, int]]:
-    """Links of places whose files look alike; files with one content are linked by their hash already."""
-    first = {item.result.content_sha256: place for place, item in reversed(list(enumerate(probed)))}
-    places = sorted(first.values())
-    hashes = [probed[place].result.perceptual_hash for place in places]
-    return [(places[a], places[b]) for a, b in near_duplicate_links(hashes, near_duplicate_bits)]
-
-
-def _group(probed: Sequence[_Probed], listing: Listing, near_copies: Sequence[tuple[int, int]]) -> Grouping:
-    """Groups of all readable files: duplicates and disputed ones link groups too, before they are left out."""
-    members = [
-        GroupMember(item.entry.path, item.entry.source_id, item.result.content_sha256, item.entry.stated_group)
-        for item in probed
-    ]
-    return join_groups(members, near_copies, listing.memberships)
 
 
 def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[int]:

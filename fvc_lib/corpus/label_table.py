@@ -1,18 +1,28 @@
-"""CSV and Parquet tables that users bring: read as text, with errors that say which column or row is wrong."""
+"""CSV and Parquet tables that users bring, read as text: their columns, their rows, and the files that these name."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
+from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_hidden, joined
+from fvc_lib.services.atomic_files import escape_text, path_from_text
 from fvc_lib.services.errors import UsageError, did_you_mean
 
+GROUP_COLUMNS = ("group", "group_id")
+SPLIT_COLUMNS = ("split", "part")
+# What parts of a split are called, in lower case.
+PART_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
+              "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
+SUFFIXES = (".csv", ".tsv", ".parquet")
+PREFERRED_NAMES = ("manifest.csv", "manifest.parquet")
 # What programs write for "no value"; str(NaN) must not put all ungrouped rows into one group called "nan".
 _MISSING = frozenset({"", "nan", "null", "none", "<na>"})
 
@@ -31,11 +41,15 @@ class LabelTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...] | None, ...]
 
-    def records(self, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | None]]:
-        """Yield (1-based row number, cells of the ``wanted`` columns that exist), or None for a malformed row."""
+    def records(self, wanted: Sequence[str | None], rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
+        """Yield (1-based row number, cells of the ``wanted`` columns that exist); malformed rows are refused."""
         places = [(name, self.columns.index(name)) for name in wanted if name in self.columns]
         for number, row in enumerate(self.rows, start=1):
-            yield number, None if row is None else {name: row[place] for name, place in places}
+            if row is None:
+                detail = f"{self.name} row {number}: its number of cells is not the header's. Quote or repair it."
+                rejections.add_file("", Refusal("malformed_row", detail), row=number)
+            else:
+                yield number, {name: row[place] for name, place in places if name is not None}
 
     def require(self, alternatives: Sequence[str]) -> str:
         """The one column of ``alternatives`` that the table has.
@@ -65,42 +79,136 @@ class LabelTable:
         return present[0] if present else None
 
 
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """One data row of a manifest of files.
+
+    Attributes:
+        number: 1-based.
+        path: table text, relative to the root of the corpus.
+        refusal: why there is no such file, if there is none.
+        cells: by column.
+        name: of the row, for messages.
+    """
+
+    number: int
+    path: str
+    refusal: Refusal | None
+    cells: Mapping[str, str]
+    name: str
+
+    def why_not(self, *others: Refusal | None) -> Refusal | None:
+        """Why the row is not used: its own refusal or the first of ``others``; the detail names the row."""
+        refusal = next(filter(None, (self.refusal, *others)), None)
+        return refusal and Refusal(refusal.reason, f"{self.name}: {refusal.detail}")
+
+
+def file_rows(
+    table: LabelTable,
+    files: CorpusFiles,
+    rejections: Rejections,
+    path_column: str,
+    others: Sequence[str | None] = (),
+    below: str = "",
+) -> Iterator[FileRow]:
+    """The well-formed rows of a manifest, each with its file looked up.
+
+    Args:
+        table: the manifest.
+        files: of the corpus.
+        rejections: receives malformed rows.
+        path_column: has paths relative to the folder ``below``. Space around one counts only where the file has it.
+        others: further columns wanted in ``cells``, as far as they exist.
+        below: the manifest's folder below the root.
+    """
+    for number, cells in table.records([path_column, *others], rejections):
+        path, refusal = _located(files, cells[path_column], below)
+        if refusal is not None:
+            bare = cells[path_column].strip()
+            if bare != cells[path_column]:
+                path, refusal = _located(files, bare, below)
+        yield FileRow(number, path, refusal, cells, f"{table.name} row {number}")
+
+
+def _located(files: CorpusFiles, raw: str, below: str) -> tuple[str, Refusal | None]:
+    normalized = files.normalized(joined(below, raw) if raw and not raw.startswith("/") else raw)
+    if isinstance(normalized, Refusal):
+        return escape_text(raw), normalized
+    path = escape_text(normalized)
+    return path, files.check(str(path_from_text(path)))
+
+
+def cell_text(cells: Mapping[str, str], column: str | None) -> str | None:
+    """The stripped cell as table text, or None where the column is absent or the cell means "no value"."""
+    value = cells.get(column, "").strip() if column is not None else ""
+    return None if value.lower() in _MISSING else escape_text(value)
+
+
+def stated_part(cells: Mapping[str, str], column: str | None) -> tuple[str | None, Refusal | None]:
+    """The part of the split that a cell states, if any, and why its text is no part."""
+    said = cell_text(cells, column)
+    if said is None or said.lower() in PART_NAMES:
+        return said and PART_NAMES[said.lower()], None
+    return None, Refusal("unknown_split", f"got the part {said!r}, wanted train, validation, test or nothing.")
+
+
+def tables_in(folder: Path) -> list[str]:
+    """Names of the tables in ``folder``; only those called manifest where there are any."""
+    names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
+    preferred = [name for name in names if name in PREFERRED_NAMES]
+    return preferred or [name for name in names if name.lower().endswith(SUFFIXES) and not is_hidden(name)]
+
+
+def find_table(corpus: Path, accepted: str) -> Path:
+    """The manifest that ``corpus`` is or, as a folder, holds; ``accepted`` says what it has to look like.
+
+    Raises:
+        UsageError: there is none, or the folder holds several.
+    """
+    if not corpus.is_dir():
+        if not corpus.exists():
+            raise UsageError(f"corpus {str(corpus)!r}: no such file or folder. {accepted}")
+        return corpus
+    found = tables_in(corpus)
+    if len(found) == 1:
+        return corpus / found[0]
+    got = ", ".join(repr(name) for name in found[:10]) or f"no {', '.join(SUFFIXES)} file"
+    advice = "Name the one that is meant as corpus." if found else accepted
+    raise UsageError(f"corpus {str(corpus)!r}: a folder with {got}, wanted one manifest in it. {advice}")
+
+
 def read_label_table(path: Path, separator: str = ",") -> LabelTable:
     r"""Read text in UTF-8 (BOM allowed), its columns separated by ``separator``, or a Parquet file, as text.
 
     Bytes that are not UTF-8 are kept as surrogate escapes, so that they still name their file. With one character (any,
     also one like ``α``) cells are quoted as in CSV: RFC 4180, lines may break inside quotes. With several, as in
     ``a.mp4 ||| he said "go"``, a quote is a letter like any other, each line is a row, and space around a cell is
-    dropped. ``\t``, as a command line gives it, is a tab.
+    dropped. ``\t``, as a command line gives it, is a tab; so is the default in a .tsv file.
 
     Raises:
         UsageError: unreadable, not of that format, without header, with a column named twice, or a separator that
             cannot be one.
     """
-    separator = separator.replace("\\t", "\t")
+    suffix = path.suffix.lower()
+    separator = "\t" if separator == "," and suffix == ".tsv" else separator.replace("\\t", "\t")
     if not separator or any(mark in separator for mark in '\r\n"'):
         raise UsageError(f"manifest_separator: got {separator!r}, wanted text without quotes and line breaks.")
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"manifest {str(path)!r}: {error.strerror}. Give a readable CSV or Parquet file.") from error
-    is_parquet = path.suffix.lower() == ".parquet"
-    columns, rows = _from_parquet(path, content) if is_parquet else _from_text(path, content, separator)
+    read = _from_parquet(path, content) if suffix == ".parquet" else _from_text(path, content, separator)
+    columns, rows = read
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
         raise UsageError(f"{path.name}: the column {twice[0]!r} exists twice. Keep one of them.")
     return LabelTable(path.name, columns, rows)
 
 
-def optional_cell(cells: Mapping[str, str], column: str | None) -> str | None:
-    """The stripped cell, or None where the column is absent or the cell means "no value"."""
-    value = cells.get(column, "").strip() if column is not None else ""
-    return None if value.lower() in _MISSING else value
+_Content = tuple[tuple[str, ...], tuple[tuple[str, ...] | None, ...]]
 
 
-def _from_text(
-    path: Path, content: bytes, separator: str
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...] | None, ...]]:
+def _from_text(path: Path, content: bytes, separator: str) -> _Content:
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UsageError(f"{path.name}: is UTF-16 text. Save it in UTF-8.")
     text = content.decode("utf-8-sig", "surrogateescape")
@@ -133,16 +241,16 @@ def _plain_lines(text: str, separator: str) -> Iterator[list[str]]:
             yield [cell.strip() for cell in line.split(separator)]
 
 
-def _from_parquet(path: Path, content: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _from_parquet(path: Path, content: bytes) -> _Content:
     try:
         frame = pl.read_parquet(io.BytesIO(content))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise UsageError(f"{path.name}: is not a Parquet table: {error}. Give a CSV or Parquet file.") from error
     columns = tuple(name.strip() for name in frame.columns)
-    return columns, tuple(tuple(_cell_text(value) for value in row) for row in frame.iter_rows())
+    return columns, tuple(tuple(_parquet_cell(value) for value in row) for row in frame.iter_rows())
 
 
-def _cell_text(value: object) -> str:
+def _parquet_cell(value: object) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)

@@ -1,4 +1,4 @@
-"""What a label source lists: usable entries, refused rows with reasons, and every annotation that links groups.
+"""What a corpus lists: files and rows that can be used, and those that cannot, with reasons.
 
 Which layouts there are is said by the files of ``fvc_lib.corpus.sources.*``: each registers a ``CorpusLoader``.
 """
@@ -9,17 +9,20 @@ import os
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, Literal
 
 import polars as pl
 
-from fvc_lib.services.atomic_files import message_text
-from fvc_lib.services.errors import UsageError
-from fvc_lib.services.registry import CORPORA, Registry
-from fvc_lib.services.tables import LABELS, REJECTED
+from fvc_lib.services.atomic_files import escape_text, message_text, path_to_text
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.registry import CORPORA, IMAGE_LAYOUTS, Registry
+from fvc_lib.services.tables import ANNOTATIONS, LABELS, REJECTED, write_table
+
+# --- What cannot be used, and what to do about it.
 
 # Exclusions that say nothing about the quality of the corpus: no labelled video was lost by them.
 NOT_A_LOSS = frozenset(
@@ -28,15 +31,23 @@ NOT_A_LOSS = frozenset(
         "not_opened",
     }
 )  # fmt: skip
-
-_ANNOTATIONS = {
-    "source_id": pl.String,
-    "origin": pl.String,
-    "row": pl.Int64,
-    "label": pl.String,
-    "stated_group": pl.String,
-    "platform": pl.String,
-    "is_present": pl.Boolean,
+_REPAIR = "Repair or fetch again the files that cannot be read."
+# What to do about a reason, where it is not to repair the file.
+_REMEDIES = {
+    "missing_video": "Fetch the files that are missing, or drop their rows.",
+    "missing_image": "Fetch the files that are missing, or drop their rows.",
+    "outside_corpus": "Files outside the corpus folder are never read: copy them into it, or put the manifest into the "
+    "folder that holds them.",
+    "linked_folder": "Linked folders are not entered: move them into the corpus, or use a manifest.",
+    "conflicting_labels": "Keep one label for each file that is listed with two.",
+    "label_not_used": "Only videos labelled real or fake are used.",
+    "unknown_extension": "Give files the extension of their format, such as .mp4.",
+    "not_listed": "List the files that no table names.",
+    "no_path": "Fill the column 'path'.",
+    "no_text": "Fill the column 'text'.",
+    "malformed_row": "Give every row as many cells as the header, in UTF-8.",
+    "unknown_url": "Give the URL of a YouTube, Facebook or Twitter video.",
+    "unknown_split": "Write train, validation or test into the column 'split', or nothing.",
 }
 
 
@@ -50,29 +61,247 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One labelled file of a corpus. Text is table text (``services.path_text``)."""
+    """One labelled file of a corpus, or a row of its label table before the file was looked up.
+
+    Text is table text (``atomic_files.path_to_text``).
+    """
 
     path: str  # relative to the corpus root, with '/'
-    label: str
+    label: str | None  # of a row stripped and in lower case; None: an empty cell
     source_id: str
     stated_group: str | None = None
     manipulation: str | None = None
     platform: str | None = None
     row: int | None = None  # 1-based data row of the table that listed it
+    origin: str = ""  # file name of that table
 
 
-@dataclass(frozen=True, slots=True)
-class LabelRow:
-    """One data row of a label table before anything was looked up on disk. Text is table text."""
+@dataclass
+class Rejections:
+    """Collects rows of the REJECTED table."""
 
-    row: int
-    path: str
-    source_id: str
-    label: str | None  # stripped, lower case; None when the cell is empty
-    stated_group: str | None
-    manipulation: str | None
-    platform: str | None
-    origin: str  # file name of the table, for messages
+    rows: list[tuple[str, str | None, int | None, str | None, str, str]] = field(default_factory=list)
+
+    def add(self, entry: Entry, refusal: Refusal) -> None:
+        """Record that a listed row is not used."""
+        self.rows.append(
+            (entry.path, entry.source_id, entry.row, entry.label, refusal.reason, message_text(refusal.detail))
+        )
+
+    def add_file(self, path: str, refusal: Refusal, label: str | None = None, row: int | None = None) -> None:
+        """Record a file or row that no usable listing belongs to; ``path`` is table text."""
+        self.rows.append((path, None, row, label, refusal.reason, message_text(refusal.detail)))
+
+    def frame(self, before: pl.DataFrame | None = None) -> pl.DataFrame:
+        """The REJECTED table, sorted by path and row; ``before`` is a table to add to."""
+        schema = {name: column.dtype.type for name, column in REJECTED.columns.items()}
+        new = pl.DataFrame(self.rows, schema=schema, orient="row")
+        both = new if before is None else pl.concat([before, new])
+        return both.sort("path", "row", "reason", "detail", nulls_last=True)
+
+
+@contextmanager
+def written_when_refused(rejections: Rejections, path: Path | None) -> Iterator[None]:
+    """Write the REJECTED table to ``path`` where this ends in a ``DataError``, and name it in the error."""
+    try:
+        yield
+    except DataError as error:
+        if path is None or not rejections.rows:
+            raise
+        write_table(rejections.frame(), REJECTED, path)
+        raise type(error)(f"{error} Why each of {len(rejections.rows):,} rows is not used stands in {path}.") from error
+
+
+def refuse_lost(
+    root: Path, what: str, rejected: pl.DataFrame, num_used: int, max_rejected_share: float,
+    no_loss: Iterable[str] = NOT_A_LOSS,
+) -> None:  # fmt: skip
+    """Stop where nothing, or too little, is left of what a corpus lists.
+
+    Args:
+        root: of the corpus, for the message.
+        what: one of what it lists.
+        rejected: REJECTED table.
+        num_used: how many are left.
+        max_rejected_share: the largest share that may be lost.
+        no_loss: reasons by which nothing is lost.
+
+    Raises:
+        DataError: none is left, or more than that share is lost.
+    """
+    lost = rejected.filter(~pl.col("reason").is_in(sorted(no_loss)))
+    share = lost.height / max(1, lost.height + num_used)
+    if num_used and share <= max_rejected_share:
+        return
+    shown = lost if lost.height else rejected
+    counts = counted(shown["reason"].to_list())
+    reasons = ", ".join(f"{count:,} x {reason}" for reason, count in counts.items()) or "nothing rejected"
+    remedies = " ".join(dict.fromkeys(_REMEDIES.get(reason, _REPAIR) for reason in counts))
+    if not counts:
+        remedies = f"The corpus lists none. Put {what}s into it."
+    if num_used:
+        found = f"{share:.0%} of the {what}s cannot be used, at most {max_rejected_share:.0%} are allowed"
+        remedies += " Or raise max_rejected_share."
+    else:
+        found = f"no usable {what}"
+    examples = "".join(f" For example: {detail}" for detail in shown["detail"].head(1))
+    raise DataError(f"corpus {str(root)!r}: {found} ({reasons}). {remedies}{examples}")
+
+
+def counted(values: Iterable[str]) -> dict[str, int]:
+    """How often each value occurs, the commonest first."""
+    return dict(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
+
+
+def counts_text(values: Iterable[str], limit: int = 8) -> str:
+    """``133 x 'unlabelled', 2 x 'parody'``: the commonest values first, at most ``limit`` of them."""
+    counts = list(counted(values).items())
+    more = f", and {len(counts) - limit} more" if len(counts) > limit else ""
+    return ", ".join(f"{count} x {value!r}" for value, count in counts[:limit]) + more
+
+
+# --- Files below the folder of a corpus.
+
+Kind = Literal["video", "image"]
+_EXTENSIONS = {
+    "video": frozenset(
+        {
+            ".3g2", ".3gp", ".264", ".265", ".amv", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264",
+            ".h265", ".hevc", ".ivf", ".m1v", ".m2ts", ".m4s", ".m2v", ".m4v", ".mjpeg", ".mjpg", ".mkv", ".mov",
+            ".mp4", ".mpe", ".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".obu", ".ogg", ".ogv", ".qt", ".rm", ".rmvb",
+            ".ts", ".vob", ".webm", ".wmv", ".y4m",
+        }
+    ),
+    "image": frozenset(
+        {
+            ".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff",
+            ".webp",
+        }
+    ),
+}  # fmt: skip
+
+
+def is_named_as(kind: Kind, name: str) -> bool:
+    """Whether the extension, in any case, is one of a video container or elementary stream, or of a picture."""
+    return PurePath(name).suffix.lower() in _EXTENSIONS[kind]
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a name is hidden (``.DS_Store``, ``._clip.mp4``): never meant as part of a corpus."""
+    return name.startswith(".")
+
+
+class CorpusFiles:
+    """Finds listed files and refuses what lies outside the corpus.
+
+    A path may be relative to ``root`` or absolute inside it. It may not leave the root by ``..``, even to come back:
+    whether it comes back depends on what the folder is called. Symbolic links may point inside the root only.
+    """
+
+    def __init__(self, root: Path, kind: Kind = "video") -> None:
+        self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
+        self.kind: Kind = kind
+        self._root_prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
+        self._real_root = os.path.realpath(root)
+        self._real_folders: dict[str, bool] = {}
+
+    def normalized(self, raw: str) -> str | Refusal:
+        """The listed path relative to the root without ``.`` and ``..`` (not yet table text), or why not."""
+        if not raw or "\0" in raw:
+            return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
+        path = os.path.normpath(raw)
+        if os.path.isabs(path):  # noqa: PTH117 - text, as in check
+            roots = (self._root_prefix, f"{self._real_root}{os.sep}")
+            inside = next((root for root in roots if path.startswith(root)), None)
+            if inside is None:
+                return self._outside(raw, "is absolute and not below it")
+            path = path[len(inside) :]
+        if path == os.pardir or path.startswith(f"{os.pardir}{os.sep}"):
+            return self._outside(raw, "leaves it by '..'")
+        return path
+
+    def check(self, path: str) -> Refusal | None:
+        """Why the normalized ``path`` cannot be used, or None when it is a regular file inside the corpus."""
+        full = f"{self._root_prefix}{path}"  # text: a Path for each of 100,000 files would take longer than their stat
+        try:
+            if not self._is_inside(full):
+                return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
+            mode = os.stat(full).st_mode  # noqa: PTH116
+        except FileNotFoundError:
+            detail = f"no file {path!r} in the corpus folder. Restore it, or drop its row."
+            return Refusal(f"missing_{self.kind}", detail)
+        except OSError as error:
+            return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name or the permissions.")
+        if not stat.S_ISREG(mode):
+            return Refusal("not_a_file", f"{path!r} is not a regular file. List {self.kind} files only.")
+        return None
+
+    def walk(self, top: str, rejections: Rejections, label: str | None = None) -> Iterator[str]:
+        """Paths (not yet table text) below ``top`` that are named as files of the kind; others are refused."""
+        for path, is_folder in self.walk_all(top):
+            if is_folder:
+                refusal = self.link_refusal(path)
+            elif is_named_as(self.kind, path):
+                yield path
+                continue
+            else:
+                detail = f"{path!r} has no extension of {'an image' if self.kind == 'image' else 'a video'}."
+                refusal = Refusal("unknown_extension", f"{detail} Rename it if it is one.")
+            rejections.add_file(path_to_text(path), refusal, label)
+
+    def walk_all(self, top: str) -> Iterator[tuple[str, bool]]:
+        """Yield (path, whether it is a linked folder) of files and linked folders that are not hidden."""
+        if (self.root / top).is_symlink():
+            yield top, True
+            return
+        for folder, folders, names in os.walk(self.root / top):
+            folders[:] = sorted(name for name in folders if not is_hidden(name))
+            below = os.path.relpath(folder, self.root)
+            for name in folders:
+                if Path(folder, name).is_symlink():
+                    yield str(Path(below, name)), True
+            for name in sorted(names):
+                if not is_hidden(name):
+                    yield str(Path(below, name)), False
+
+    def link_refusal(self, path: str) -> Refusal:
+        """Linked folders are not walked: a link may lead out of the corpus, or in a circle."""
+        refusal = self.check(path)
+        if refusal is not None and refusal.reason == "outside_corpus":
+            return refusal
+        detail = f"{path!r} is a symbolic link to a folder. Move the folder here, or use a manifest."
+        return Refusal("linked_folder", detail)
+
+    def _is_inside(self, full: str) -> bool:
+        if os.path.islink(full):  # noqa: PTH114
+            return self._is_below_root(os.path.realpath(full))
+        folder = os.path.dirname(full)  # noqa: PTH120
+        if folder not in self._real_folders:
+            self._real_folders[folder] = self._is_below_root(os.path.realpath(folder))
+        return self._real_folders[folder]
+
+    def _is_below_root(self, real: str) -> bool:
+        return real == self._real_root or real.startswith(self._real_root.rstrip(os.sep) + os.sep)
+
+    def _outside(self, path: str, how: str) -> Refusal:
+        detail = f"{path!r} {how}: outside the corpus folder. Copy the file into the corpus."
+        return Refusal("outside_corpus", detail)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The stripped lines of a text file, with their places kept: empty ones too. UTF-8, other bytes escaped.
+
+    Raises:
+        UsageError: it is missing or cannot be read.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+    except OSError as error:
+        raise UsageError(f"{str(path)!r}: {error.strerror}. Restore the corpus's own list.") from error
+    return [line.strip() for line in text.splitlines()]
+
+
+# --- A corpus of labelled videos.
 
 
 @dataclass(frozen=True)
@@ -101,220 +330,140 @@ class Listing:
         return tuple(sorted(set(stated.select("source_id", "stated_group").iter_rows())))
 
 
-@dataclass
-class Rejections:
-    """Collects rows of the REJECTED table."""
-
-    rows: list[tuple[str, str | None, int | None, str | None, str, str]] = field(default_factory=list)
-
-    def add(self, entry: Entry | LabelRow, refusal: Refusal) -> None:
-        """Record that a listed row is not used."""
-        self.rows.append(
-            (entry.path, entry.source_id, entry.row, entry.label, refusal.reason, message_text(refusal.detail))
-        )
-
-    def add_file(self, path: str, refusal: Refusal, label: str | None = None, row: int | None = None) -> None:
-        """Record a file or row that no usable listing belongs to; ``path`` is table text."""
-        self.rows.append((path, None, row, label, refusal.reason, message_text(refusal.detail)))
-
-    def frame(self, before: pl.DataFrame | None = None) -> pl.DataFrame:
-        """The REJECTED table, sorted by path and row; ``before`` is a table to add to."""
-        schema = {name: column.dtype.type for name, column in REJECTED.columns.items()}
-        new = pl.DataFrame(self.rows, schema=schema, orient="row")
-        both = new if before is None else pl.concat([before, new])
-        return both.sort("path", "row", "reason", "detail", nulls_last=True)
+def listing_of_files(files: CorpusFiles, kind: str, entries: Iterable[Entry], rejections: Rejections) -> Listing:
+    """The listing of labelled files that no table lists."""
+    ordered = tuple(sorted(entries, key=lambda entry: entry.path))
+    rows = [replace(entry, row=number, origin=kind) for number, entry in enumerate(ordered, start=1)]
+    return Listing(files.root, kind, ordered, rejections.frame(), _annotations(rows, [row.path for row in rows]))
 
 
-class CorpusFiles:
-    """Finds listed files and refuses what lies outside the corpus.
-
-    A path may be relative to ``root`` or absolute inside it. It may not leave the root by ``..``, even to come back:
-    whether it comes back depends on what the folder is called. Symbolic links may point inside the root only.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
-        self._root_prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
-        self._real_root = os.path.realpath(root)
-        self._real_folders: dict[str, bool] = {}
-
-    def normalized(self, raw: str) -> str | Refusal:
-        """The listed path relative to the root without ``.`` and ``..`` (not yet table text), or why not."""
-        if not raw or "\0" in raw:
-            return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
-        path = os.path.normpath(raw)
-        if os.path.isabs(path):  # noqa: PTH117 - text, as in check
-            roots = (self._root_prefix, f"{self._real_root}{os.sep}")
-            inside = next((root for root in roots if path.startswith(root)), None)
-            if inside is None:
-                return self._outside(raw, "is absolute and not below it")
-            path = path[len(inside) :]
-        if path == os.pardir or path.startswith(f"{os.pardir}{os.sep}"):
-            return self._outside(raw, "leaves it by '..'")
-        return path
-
-    def check(self, path: str) -> Refusal | None:
-        """Why the normalized ``path`` cannot be used, or None when it is a regular file inside the corpus."""
-        full = f"{self._root_prefix}{path}"  # text: a Path for each of 100,000 files would take longer than their stat
-        try:
-            if not self._is_inside(full):
-                return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
-            mode = os.stat(full).st_mode  # noqa: PTH116
-        except FileNotFoundError:
-            return Refusal("missing_video", f"no file {path!r} in the corpus folder. Restore it, or drop its row.")
-        except OSError as error:
-            return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name or the permissions.")
-        if not stat.S_ISREG(mode):
-            return Refusal("not_a_file", f"{path!r} is not a regular file. List video files only.")
-        return None
-
-    def _is_inside(self, full: str) -> bool:
-        if os.path.islink(full):  # noqa: PTH114
-            return self._is_below_root(os.path.realpath(full))
-        folder = os.path.dirname(full)  # noqa: PTH120
-        if folder not in self._real_folders:
-            self._real_folders[folder] = self._is_below_root(os.path.realpath(folder))
-        return self._real_folders[folder]
-
-    def _is_below_root(self, real: str) -> bool:
-        return real == self._real_root or real.startswith(self._real_root.rstrip(os.sep) + os.sep)
-
-    def _outside(self, path: str, how: str) -> Refusal:
-        return Refusal(
-            "outside_corpus",
-            f"{path!r} {how}: outside the corpus folder. Copy the file into the corpus.",
-        )
-
-
-def settle_rows(rows: Sequence[LabelRow], rejections: Rejections, places: Sequence[str | Refusal]) -> tuple[Entry, ...]:
-    """Turn label rows into entries: one per source, with one undisputed usable label and a file.
+def listing_of_rows(
+    files: CorpusFiles, kind: str, rows: Sequence[Entry], places: Sequence[str | Refusal], rejections: Rejections
+) -> Listing:
+    """The listing of label rows: one entry per source, with one undisputed usable label and a file.
 
     A source that carries two different labels is not used at all, also when only one of them is real or fake: a
     clip listed as both ``fake`` and ``debunked`` is not known to be either. An empty label disputes nothing.
 
     Args:
+        files: of the corpus.
+        kind: name of the loader.
         rows: all rows of the label source.
-        rejections: receives every row that is not used.
         places: for each row the path of its file as table text, or why there is none.
+        rejections: receives every row that is not used.
     """
     labels: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
         if row.label is not None:
             labels[row.source_id].add(row.label)
     entries: dict[str, Entry] = {}
-    taken: dict[str, LabelRow] = {}
+    taken: dict[str, Entry] = {}
     for row, found in zip(rows, places, strict=True):
-        refusal = _label_refusal(row, labels[row.source_id]) or _duplicate_refusal(row, taken.get(row.source_id))
+        refusal = _label_refusal(row, labels[row.source_id])
+        first = taken.get(row.source_id)
+        if refusal is None and first is not None:
+            detail = f"{row.origin} row {row.row}: already listed in {first.origin} row {first.row}."
+            refusal = Refusal("duplicate_path", detail)
         if refusal is None:
             taken[row.source_id] = row
             if isinstance(found, str):
-                entries[found] = _entry(row, found)
+                entries[found] = replace(row, path=found)
                 continue
             refusal = found
         rejections.add(row, refusal)
-    return tuple(entries[path] for path in sorted(entries))
+    used = tuple(entries[path] for path in sorted(entries))
+    return Listing(files.root, kind, used, rejections.frame(), _annotations(rows, places))
 
 
-def annotations_of(rows: Sequence[LabelRow], places: Sequence[str | Refusal]) -> pl.DataFrame:
-    """The ``Listing.annotations`` table of label rows; ``places`` as for ``settle_rows``."""
+def _label_refusal(row: Entry, labels: set[str]) -> Refusal | None:
+    where = f"{row.origin} row {row.row}"
+    if row.label not in LABELS:
+        got = "no label" if row.label is None else f"label {row.label!r}"
+        return Refusal("label_not_used", f"{where}: got {got}; only real and fake are used.")
+    if len(labels) > 1:
+        listed = " and ".join(repr(label) for label in sorted(labels))
+        detail = f"{where}: {row.source_id!r} is listed as {listed}. Keep the row that is right."
+        return Refusal("conflicting_labels", detail)
+    return None
+
+
+def _annotations(rows: Sequence[Entry], places: Sequence[str | Refusal]) -> pl.DataFrame:
     values = [
         (row.source_id, row.origin, row.row, row.label, row.stated_group, row.platform, isinstance(found, str))
         for row, found in zip(rows, places, strict=True)
     ]
-    return pl.DataFrame(values, schema=_ANNOTATIONS, orient="row")
+    schema = {name: column.dtype.type for name, column in ANNOTATIONS.columns.items() if name != "group_id"}
+    return pl.DataFrame(values, schema=schema, orient="row")
 
 
-def annotations_of_files(entries: Sequence[Entry], origin: str) -> pl.DataFrame:
-    """The same of labelled files that no table lists: each stands in a row of its own, in the order given."""
-    values = [
-        (entry.source_id, origin, number, entry.label, entry.stated_group, entry.platform, True)
-        for number, entry in enumerate(entries, start=1)
-    ]
-    return pl.DataFrame(values, schema=_ANNOTATIONS, orient="row")
+# --- A corpus of images.
 
 
-def counts_text(values: Iterable[Any], limit: int = 8) -> str:
-    """``133 x 'unlabelled', 2 x 'parody'``: the commonest values first, at most ``limit`` of them."""
-    counts = sorted(Counter(values).items(), key=lambda item: (-item[1], str(item[0])))
-    more = f", and {len(counts) - limit} more" if len(counts) > limit else ""
-    return ", ".join(f"{count} x {value!r}" for value, count in counts[:limit]) + more
+@dataclass(frozen=True, slots=True)
+class ListedImage:
+    """One image of a corpus. Text is table text (``atomic_files.path_to_text``)."""
+
+    path: str  # relative to the corpus root, with '/'
+    source: str  # food101, nutrition5k, folder or manifest
+    class_label: str | None = None
+    stated_group: str | None = None  # None: nothing but its content
+    part: str | None = None  # the corpus's own
+    targets: tuple[tuple[str, float], ...] = ()
+    row: int | None = None  # 1-based row of the table that listed it
+    corpus: str = ""  # folder of the corpus among several in a combined one
 
 
-def _label_refusal(row: LabelRow, labels: set[str]) -> Refusal | None:
-    if row.label not in LABELS:
-        got = "no label" if row.label is None else f"label {row.label!r}"
-        return Refusal("label_not_used", f"{row.origin} row {row.row}: got {got}; only real and fake are used.")
-    if len(labels) > 1:
-        listed = " and ".join(repr(label) for label in sorted(labels))
-        return Refusal(
-            "conflicting_labels",
-            f"{row.origin} row {row.row}: {row.source_id!r} is listed as {listed}. Keep the row that is right.",
-        )
-    return None
+@dataclass
+class ImageListing:
+    """A corpus, or one of several in a folder, as it describes itself; made by one of the layouts' readers.
+
+    Attributes:
+        images: what is to be opened.
+        rejections: files and rows that are not, with reasons.
+        units: the unit of each numeric target that the layout has, empty text for none.
+        notes: sentences on what was found and done.
+        folder: of the corpus among several in a combined one; empty: it is the only one.
+    """
+
+    images: list[ListedImage] = field(default_factory=list)
+    rejections: Rejections = field(default_factory=Rejections)
+    units: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    folder: str = ""
+
+    def note_empty_classes(self, names: Iterable[str]) -> None:
+        """Add a sentence on those classes that the corpus names and has no image of, if there are any."""
+        empty = sorted(set(names) - {image.class_label for image in self.images})
+        if empty:
+            more = f" and {len(empty) - 8:,} more" if len(empty) > 8 else ""
+            shown = ", ".join(repr(escape_text(name)) for name in empty[:8])
+            self.notes.append(f"{len(empty):,} classes have no image, so nothing is said of them: {shown}{more}.")
 
 
-def _duplicate_refusal(row: LabelRow, first: LabelRow | None) -> Refusal | None:
-    if first is None:
-        return None
-    return Refusal("duplicate_path", f"{row.origin} row {row.row}: already listed in {first.origin} row {first.row}.")
+def folders_of(folder: Path) -> list[str]:
+    """The names of the folders in ``folder`` that are not hidden, sorted.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"corpus {escape_text(str(folder))!r}: {error.strerror}. Allow its reading.") from error
+    return [entry.name for entry in entries if not is_hidden(entry.name) and entry.is_dir()]
 
 
-def _entry(row: LabelRow, path: str) -> Entry:
-    return Entry(
-        path=path,
-        label=str(row.label),
-        source_id=row.source_id,
-        stated_group=row.stated_group,
-        manipulation=row.manipulation,
-        platform=row.platform,
-        row=row.row,
-    )
+def joined(*parts: str) -> str:
+    """A path with '/' of those parts that are not empty."""
+    return "/".join(part for part in parts if part)
 
 
-VIDEO_EXTENSIONS = frozenset(
-    {
-        ".3g2", ".3gp", ".264", ".265", ".amv", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264",
-        ".h265", ".hevc", ".ivf", ".m1v", ".m2ts", ".m4s", ".m2v", ".m4v", ".mjpeg", ".mjpg", ".mkv", ".mov", ".mp4",
-        ".mpe", ".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".obu", ".ogg", ".ogv", ".qt", ".rm", ".rmvb", ".ts", ".vob",
-        ".webm", ".wmv", ".y4m",
-    }
-)  # fmt: skip
+def parts_below(path: str, top: str) -> tuple[str, ...]:
+    """The names that lead from ``top`` to ``path``."""
+    return PurePosixPath(path).relative_to(top).parts
 
 
-def is_video_name(name: str) -> bool:
-    """Whether the extension, in any case, is one of a video container or elementary stream."""
-    return PurePath(name).suffix.lower() in VIDEO_EXTENSIONS
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a name is hidden (``.DS_Store``, ``._clip.mp4``): never meant as part of a corpus."""
-    return name.startswith(".")
-
-
-def walk_files(root: Path, top: str) -> Iterator[tuple[str, bool]]:
-    """Yield (path below ``root``, whether it is a linked folder) of files and linked folders that are not hidden."""
-    if (root / top).is_symlink():
-        yield top, True
-        return
-    for folder, folders, names in os.walk(root / top):
-        folders[:] = sorted(name for name in folders if not is_hidden(name))
-        below = os.path.relpath(folder, root)
-        for name in folders:
-            if Path(folder, name).is_symlink():
-                yield str(Path(below, name)), True
-        for name in sorted(names):
-            if not is_hidden(name):
-                yield str(Path(below, name)), False
-
-
-def folder_link_refusal(files: CorpusFiles, path: str) -> Refusal:
-    """Linked folders are not walked: a link may lead out of the corpus, or in a circle."""
-    refusal = files.check(path)
-    if refusal is not None and refusal.reason == "outside_corpus":
-        return refusal
-    return Refusal(
-        "linked_folder", f"{path!r} is a symbolic link to a folder. Move the folder here, or use a manifest."
-    )
+# --- Layouts, and which of them a corpus has.
 
 
 @dataclass(frozen=True)
@@ -326,7 +475,7 @@ class CorpusLoader:
         accepted: what it looks like, for the message that lists all layouts.
         recognises: whether a folder or file has the layout, told without opening a video.
         read: lists what is in it. A loader of videos takes the path and gives a ``Listing``, or raises a UsageError or
-            DataError; for images see ``image_listing``.
+            DataError; one of images takes the ``CorpusFiles`` and a path below their root and gives ``ImageListing``.
         lacks: for a path that nothing recognises: what it lacks of this layout, in a sentence, where it is near it.
         rank: layouts are tried in this order; 0 for one that nothing else looks like.
     """
@@ -344,19 +493,10 @@ def by_rank(registry: Registry[Any]) -> list[CorpusLoader]:
     return sorted((loader for _, loader in registry.items()), key=lambda loader: loader.rank)
 
 
-def accepted_layouts(registry: Registry[Any]) -> str:
-    """A sentence on all layouts of ``registry``."""
-    layouts = (f"({number}) {loader.accepted}" for number, loader in enumerate(by_rank(registry), start=1))
-    return f"A corpus is {', or '.join(layouts)}."
-
-
-def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
-    """The loader of ``registry`` for the layout that ``corpus`` has.
-
-    Raises:
-        UsageError: it is not there, cannot be read or has no layout that is known; the message tells which there are.
-    """
-    loaders, accepted = by_rank(registry), accepted_layouts(registry)
+def _recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
+    loaders = by_rank(registry)
+    layouts = (f"({number}) {loader.accepted}" for number, loader in enumerate(loaders, start=1))
+    accepted = f"A corpus is {', or '.join(layouts)}."
     try:
         if corpus.is_dir():
             os.listdir(corpus)  # noqa: PTH208 - only to see that it can be read
@@ -377,8 +517,34 @@ def read_corpus(corpus: Path) -> Listing:
     """List what a corpus of videos holds, without opening a video.
 
     Raises:
-        UsageError: it has none of the layouts that are known; the message tells which there are.
+        UsageError: it is not there, cannot be read or has no layout that is known; the message tells which there are.
         DataError: a manifest without one usable label.
     """
-    listing: Listing = recognised(CORPORA, corpus).read(corpus)
+    listing: Listing = _recognised(CORPORA, corpus).read(corpus)
     return listing
+
+
+def list_images(corpus: Path, layout: str = "auto") -> tuple[CorpusFiles, str, tuple[ImageListing, ...]]:
+    """List what a corpus of images holds, without opening an image.
+
+    Args:
+        corpus: a folder, or a manifest file.
+        layout: one of ``IMAGE_LAYOUTS``, or auto: by what lies in the folder.
+
+    Returns:
+        Its files, the layout it has, and one listing, or one for each folder of a combined corpus.
+
+    Raises:
+        UsageError: it is none of the layouts, or lacks what the one asked for needs; the message tells which there are.
+        LeakageError: the official lists of Nutrition5k share dishes.
+    """
+    if layout == "auto" or not corpus.exists():
+        loader = _recognised(IMAGE_LAYOUTS, corpus)
+    else:
+        loader = IMAGE_LAYOUTS.get(layout)
+        if corpus.is_file() and not loader.recognises(corpus):
+            raise UsageError(f"image_layout: got {layout!r}, but corpus {str(corpus)!r} is a file. Use auto.")
+    folder, below = (corpus, "") if corpus.is_dir() else (corpus.parent, corpus.name)
+    files = CorpusFiles(folder, "image")
+    listed = loader.read(files, below)
+    return files, loader.name, (listed,) if isinstance(listed, ImageListing) else tuple(listed)

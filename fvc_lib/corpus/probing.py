@@ -1,4 +1,4 @@
-"""Probe many files in worker processes and remember every result at once, so that a killed index continues.
+"""Probe many videos or images in worker processes and remember every result at once, so that a killed index continues.
 
 Processes, not threads: handing over an image of 512 x 384 pixels costs 0.7 ms of CPU time beside 1.5 ms for decoding
 it, and for that a decoder that crashes or hangs on one file costs that file alone.
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,15 +20,18 @@ from typing import Any, Generic, TypeVar
 import av
 import av.logging
 import numpy as np
+import PIL
 
-from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
+from fvc_lib.corpus.copies.likeness import thumbnail_text
+from fvc_lib.corpus.copies.perceptual_hash import GRID_SIDE, hash_of_grids, luma_grids, perceptual_hash, without_bars
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_file, sha256_of_json
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.errors import StoppedError
-from fvc_lib.services.isolated_workers import Answer, run_isolated
+from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.video.decode.clip import VideoProbe, decode_clip, probe_video
 from fvc_lib.video.decode.source import RefusedVideo, VideoError, check_size
+from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
 
 # --- What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
 # Imported by every worker, so it imports only what that needs.
@@ -91,59 +94,41 @@ def _claimed_too_much(path: Path) -> RefusedVideo | None:
     return None
 
 
+def probe_image(path_text: str) -> dict[str, Any]:
+    """``facts``, ``perceptual_hash`` and ``thumbnail`` of an image that decodes whole, or ``reason`` and ``detail``."""
+    try:
+        facts, picture = examine_image(Path(path_text), shortest_side=GRID_SIDE)
+    except StillImageError as error:
+        return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
+    frames = without_bars(np.ascontiguousarray(np.moveaxis(picture, -1, 0))[None])
+    grids = luma_grids(frames)
+    thumbnail = thumbnail_text(grids[0], frames[0])
+    return {"facts": asdict(facts), "perceptual_hash": hash_of_grids(grids), "thumbnail": thumbnail}
+
+
 # --- What was found out about files before, for as long as they are unchanged and the code that found it is the same.
 
 
 @dataclass(frozen=True, slots=True)
-class FileState:
-    """What tells that a file is unchanged."""
-
-    size_bytes: int
-    mtime_ns: int
-
-
-def file_state(path: Path) -> FileState | None:
-    """Of ``path`` now; None where it cannot be looked at."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return FileState(status.st_size, status.st_mtime_ns)
-
-
-def store_for(work_dir: Path, kind: str, root: Path) -> Path:
-    """The file of JSON lines in ``work_dir`` about the files below ``root``."""
-    return work_dir / f"{kind}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}.jsonl"
-
-
-def remembered_rows(store: Path, version: str) -> Iterator[dict[str, Any]]:
-    """The rows of ``store`` that code of ``version`` wrote, oldest first; torn and foreign lines are passed over."""
-    if not store.is_file():
-        return
-    with store.open("rb") as stream:
-        for line in stream:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and row.get("version") == version:
-                yield row
-
-
-DEFAULT_TIMEOUT_SECONDS = 120.0
-DEFAULT_PROBE_FUNCTION = "fvc_lib.corpus.probing:probe_file"
-
-_PROBING_CODE = ("fvc_lib.video", "fvc_lib.corpus.copies.perceptual_hash", "fvc_lib.corpus.probing")
-
-
-@dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What became of one file: ``probe`` and the hashes, or ``reason`` and ``detail`` why there are none."""
+    """What became of one video: ``probe`` and the hashes, or ``reason`` and ``detail`` why there are none."""
 
     path: str
     probe: VideoProbe | None = None
     content_sha256: str = ""
     perceptual_hash: str | None = None
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedImage:
+    """What became of one image: ``facts`` and what it looks like, or ``reason`` and ``detail`` why there are none."""
+
+    path: str
+    facts: ImageFacts | None = None
+    perceptual_hash: str | None = None
+    thumbnail: str = ""
     reason: str = ""
     detail: str = ""
 
@@ -158,9 +143,9 @@ class FileKind(Generic[Result]):
     Attributes:
         store: what the file of remembered results is called by.
         function: ``module:name`` run in the workers; it gives ``reason`` and ``detail``, or what ``read`` needs.
-        version: of the code that makes a result: what other code found is not used.
-        lasting: reasons that lie in the file's content. Others (permissions, a crash, a busy machine) may be gone next
-            time and are not remembered.
+        timeout_seconds: per file; then it is given up as ``timeout``.
+        library: version of the library that decodes, and
+        code: modules that make a result: what others found is not used.
         remedy: for a file at which the worker dies.
         read: the result of a path from what the worker said or what is remembered of it; raises KeyError or TypeError
             on something else.
@@ -168,65 +153,44 @@ class FileKind(Generic[Result]):
 
     store: str
     function: str
-    version: str
-    lasting: frozenset[str]
+    timeout_seconds: float
+    library: str
+    code: tuple[str, ...]
     remedy: str
     read: Callable[[str, Mapping[str, Any]], Result]
 
 
-def probe_all(
-    kind: FileKind[Result],
-    root: Path,
-    paths: Sequence[str],
-    work_dir: Path,
-    *,
-    workers: int,
-    progress: Callable[[int, int], None] | None,
-    stop: Callable[[], bool] | None,
-    timeout_seconds: float,
-) -> tuple[dict[str, Result], int]:
-    """Probe every path once, reusing what ``work_dir`` knows of files with unchanged size and modification time.
+def _read_video(path: str, said: Mapping[str, Any]) -> ProbeResult:
+    if said.get("reason"):
+        return ProbeResult(path, reason=said["reason"], detail=said["detail"])
+    return ProbeResult(path, VideoProbe(**said["probe"]), said["content_sha256"], said["perceptual_hash"])
 
-    Args:
-        kind: what is done.
-        root: the corpus folder.
-        paths: table texts relative to ``root``.
-        work_dir: where results are appended as JSON lines, one file per corpus folder.
-        workers: processes; 0: one per available core.
-        progress: called with (done, total) after each file.
-        stop: asked after each file.
-        timeout_seconds: per file; then it is given up as ``timeout``.
 
-    Returns:
-        The result of each path, and how many of them were known before.
+def _read_image(path: str, said: Mapping[str, Any]) -> ProbedImage:
+    if said.get("reason"):
+        return ProbedImage(path, reason=said["reason"], detail=said["detail"])
+    return ProbedImage(path, ImageFacts(**said["facts"]), said["perceptual_hash"], said["thumbnail"])
 
-    Raises:
-        StoppedError: ``stop`` said so; what was found is remembered.
-    """
-    store = store_for(work_dir, kind.store, root)
-    states = {path: file_state(root / path_from_text(path)) for path in paths}
-    results = _read_known(kind, store, states)
-    todo = [path for path in states if path not in results]
-    num_known = len(results)
-    if progress is not None:
-        progress(num_known, len(states))
-    items = [str(root / path_from_text(path)) for path in todo]
-    with JsonLines(store) as lines, closing(_answers(kind.function, items, workers, timeout_seconds)) as answers:
-        for answer in answers:
-            path = todo[answer.position]
-            said = _what_was_said(kind, answer)
-            results[path] = kind.read(path, said)
-            state = states[path]
-            if state is not None and ("reason" not in said or said["reason"] in kind.lasting):
-                lines.append({"version": kind.version, **asdict(state), "path": path, **said})
-            if progress is not None:
-                progress(len(results), len(states))
-            if stop is not None and stop():
-                raise StoppedError(f"stopped after {len(results):,} of {len(states):,} files; run it again to go on")
-    return results, num_known
+
+_COPIES = "fvc_lib.corpus.copies"
+DEFAULT_TIMEOUT_SECONDS = 120.0
+DEFAULT_PROBE_FUNCTION = f"{__name__}:probe_file"
+VIDEO_FILES = FileKind(
+    "probes", DEFAULT_PROBE_FUNCTION, DEFAULT_TIMEOUT_SECONDS, av.__version__,
+    ("fvc_lib.video", f"{_COPIES}.perceptual_hash", __name__), "Re-encode it, or leave it out.", _read_video,
+)  # fmt: skip
+IMAGE_FILES = FileKind(
+    "images", f"{__name__}:probe_image", 60.0, PIL.__version__,
+    ("fvc_lib.video.decode.still_image", f"{_COPIES}.perceptual_hash", f"{_COPIES}.likeness", __name__),
+    "Save it anew, or leave it out.", _read_image,
+)  # fmt: skip
+# Reasons that lie in the file's content. Others (permissions, a crash, a busy machine) may be gone next time and are
+# not remembered.
+_LASTING = frozenset({"no_video", "no_image", "truncated", "corrupt", "refused"})
 
 
 def probe_files(
+    kind: FileKind[Result],
     root: Path,
     paths: Sequence[str],
     work_dir: Path,
@@ -234,50 +198,78 @@ def probe_files(
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    probe_function: str = DEFAULT_PROBE_FUNCTION,
-) -> tuple[dict[str, ProbeResult], int]:
-    """Probe every video; arguments, result and errors as of ``probe_all``. ``probe_function`` is run in the workers."""
-    kind = FileKind(
-        "probes", probe_function, _code_version(), frozenset({"no_video", "truncated", "corrupt", "refused"}),
-        "Re-encode it, or leave it out.", _read_result,
-    )  # fmt: skip
-    return probe_all(
-        kind, root, paths, work_dir, workers=workers, progress=progress, stop=stop, timeout_seconds=timeout_seconds
-    )
+) -> tuple[dict[str, Result], int]:
+    """Probe every path once, reusing what ``work_dir`` knows of files with unchanged size and modification time.
+
+    Args:
+        kind: ``VIDEO_FILES`` or ``IMAGE_FILES``.
+        root: the corpus folder.
+        paths: table texts relative to ``root``.
+        work_dir: where results are appended as JSON lines, one file per corpus folder.
+        workers: processes; 0: one per available core.
+        progress: called with (done, total) after each file.
+        stop: asked after each file.
+
+    Returns:
+        The result of each path, and how many of them were known before.
+
+    Raises:
+        StoppedError: ``stop`` said so; what was found is remembered.
+    """
+    store = work_dir / f"{kind.store}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}.jsonl"
+    version = sha256_of_json([kind.library, code_hash(__name__, kind.code)])[:16]
+    states = {path: _file_state(root / path_from_text(path)) for path in paths}
+    results = _read_known(kind, version, store, states)
+    todo = [path for path in states if path not in results]
+    num_known = len(results)
+    if progress is not None:
+        progress(num_known, len(states))
+    items = [str(root / path_from_text(path)) for path in todo]
+    answers = run_isolated(kind.function, items, workers=workers, timeout_seconds=kind.timeout_seconds)
+    with JsonLines(store) as lines, closing(answers):
+        for answer in answers:
+            path = todo[answer.position]
+            said = dict(answer.value or {})
+            if answer.failure is not None:
+                detail = f"the decoder gave up on this file: {answer.detail}. {kind.remedy}"
+                said = {"reason": answer.failure, "detail": detail}
+            results[path] = kind.read(path, said)
+            state = states[path]
+            if state is not None and ("reason" not in said or said["reason"] in _LASTING):
+                lines.append({"version": version, **state, "path": path, **said})
+            if progress is not None:
+                progress(len(results), len(states))
+            if stop is not None and stop():
+                raise StoppedError(f"stopped after {len(results):,} of {len(states):,} files; run it again to go on")
+    return results, num_known
 
 
-def _read_result(path: str, said: Mapping[str, Any]) -> ProbeResult:
-    if said.get("reason"):
-        return ProbeResult(path, reason=said["reason"], detail=said["detail"])
-    return ProbeResult(path, VideoProbe(**said["probe"]), said["content_sha256"], said["perceptual_hash"])
+def _file_state(path: Path) -> dict[str, int] | None:
+    """What tells that a file is unchanged; None where it cannot be looked at."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
-def _answers(function: str, items: Sequence[str], workers: int, timeout_seconds: float) -> Generator[Answer]:
-    yield from run_isolated(function, items, workers=workers, timeout_seconds=timeout_seconds)
-
-
-def _what_was_said(kind: FileKind[Result], answer: Answer) -> dict[str, Any]:
-    if answer.failure is not None:
-        detail = f"the decoder gave up on this file: {answer.detail}. {kind.remedy}"
-        return {"reason": answer.failure, "detail": detail}
-    return dict(answer.value)
-
-
-def _code_version() -> str:
-    return sha256_of_json([av.__version__, code_hash("fvc_lib.corpus.probing", _PROBING_CODE)])[:16]
-
-
-def _read_known(kind: FileKind[Result], store: Path, states: Mapping[str, FileState | None]) -> dict[str, Result]:
+def _read_known(
+    kind: FileKind[Result], version: str, store: Path, states: Mapping[str, dict[str, int] | None]
+) -> dict[str, Result]:
     """Earlier results of files in these states; torn, foreign and outdated lines are passed over, a later line wins.
 
     What is known of other files or of earlier states is not held in memory.
     """
     known: dict[str, Result] = {}
-    for row in remembered_rows(store, kind.version):
-        try:
-            if states.get(row["path"]) == FileState(row["size_bytes"], row["mtime_ns"]):
-                known[row["path"]] = kind.read(row["path"], row)
-        except (KeyError, TypeError):
-            continue
+    if not store.is_file():
+        return known
+    with store.open("rb") as stream:
+        for line in stream:
+            try:
+                row = json.loads(line)
+                state = {"size_bytes": row["size_bytes"], "mtime_ns": row["mtime_ns"]}
+                if row["version"] == version and states.get(row["path"]) == state:
+                    known[row["path"]] = kind.read(row["path"], row)
+            except (ValueError, KeyError, TypeError):
+                continue
     return known

@@ -6,38 +6,116 @@ texts join nothing, since a text may stand beside many videos: how many test tex
 
 from __future__ import annotations
 
+import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import polars as pl
 
+from fvc_lib.corpus import label_table
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
-from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.index import video_ids, written_when_refused
-from fvc_lib.corpus.listing import Refusal, Rejections, counts_text, recognised
-from fvc_lib.corpus.probing import ProbeResult, probe_files
+from fvc_lib.corpus.copies.near_duplicates import near_copies
+from fvc_lib.corpus.folds import split_parts
+from fvc_lib.corpus.index import video_ids
+from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, counts_text, refuse_lost, written_when_refused
+from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.captions import generate_sample_captions
-from fvc_lib.corpus.sources.video_text_manifest import PairListing, PairRow, find_manifest, read_pairs
-from fvc_lib.corpus.split import split_parts
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.services.registry import PAIR_LAYOUTS
 from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table
+
+# --- The manifest: any separator, one row per pair.
+
+ACCEPTED = (
+    "Wanted a manifest with the columns 'path' and 'text', if known also 'split' (train, validation, test) and "
+    "'group': CSV, any other separated text (manifest_separator) or Parquet; or a folder with one such file in it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PairRow:
+    """One usable row of the manifest: the file is there, the text is not empty."""
+
+    row: int  # 1-based data row
+    path: str  # table text, relative to the manifest's folder
+    text: str  # normalised
+    part: str | None  # as the manifest says
+    stated_group: str | None
+
+
+@dataclass(frozen=True)
+class PairListing:
+    """What a manifest lists.
+
+    Attributes:
+        root: absolute folder that every path is relative to.
+        rows: usable rows in the manifest's order.
+        rejections: the other rows, with reasons.
+        memberships: distinct (path, stated group) of all rows whose path can be meant, also of files that are missing:
+            they too prove that groups belong together.
+        num_rows: data rows of the manifest.
+    """
+
+    root: Path
+    rows: tuple[PairRow, ...]
+    rejections: Rejections
+    memberships: tuple[tuple[str, str], ...]
+    num_rows: int
+
+
+def normalised_text(text: str) -> str:
+    """``text`` in Unicode's form NFC, without space around it and with single spaces inside; letters keep their case.
+
+    Texts that are equal after this are one text.
+    """
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def read_pairs(manifest: Path, separator: str = ",") -> PairListing:
+    """Read ``path`` (or ``video_path``), ``text`` (or ``caption``) and, where there are, ``split`` and ``group``.
+
+    Args:
+        manifest: a .parquet file, or separated text in UTF-8 (a byte order mark is allowed).
+        separator: between the columns; see ``read_label_table``.
+
+    Raises:
+        UsageError: not such a table, or a needed column is missing.
+    """
+    table = label_table.read_label_table(manifest, separator)
+    files, rejections = CorpusFiles(manifest.parent), Rejections()
+    path, text_column = table.require(("path", "video_path", "video")), table.require(("text", "caption"))
+    group_column, split = table.optional(label_table.GROUP_COLUMNS), table.optional(label_table.SPLIT_COLUMNS)
+    rows, memberships = [], set()
+    for row in label_table.file_rows(table, files, rejections, path, [text_column, group_column, split]):
+        group = label_table.cell_text(row.cells, group_column)
+        part, no_part = label_table.stated_part(row.cells, split)
+        if group is not None and (row.refusal is None or row.refusal.reason == "missing_video"):
+            memberships.add((row.path, group))
+        text = normalised_text(row.cells[text_column])
+        refusal = row.why_not(_text_refusal(text), no_part)
+        if refusal is None:
+            rows.append(PairRow(row.number, row.path, text, part, group))
+        else:
+            rejections.add_file(row.path, refusal, row=row.number)
+    return PairListing(files.root, tuple(rows), rejections, tuple(sorted(memberships)), len(table.rows))
+
+
+def _text_refusal(text: str) -> Refusal | None:
+    if not text:
+        return Refusal("no_text", "has no text. Write what is seen, or drop the row.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return Refusal("malformed_row", "its text is not UTF-8. Save the manifest in UTF-8.")
+    return None
+
 
 # --- What became of a corpus of videos and texts, in sentences; and the refusal of one that nothing can be made of.
 
 
-_REMEDIES = {
-    "missing_video": "Fetch the files that are missing, or drop their rows.",
-    "no_path": "Fill the column 'path'.",
-    "no_text": "Fill the column 'text'.",
-    "malformed_row": "Give every row as many cells as the header, in UTF-8.",
-    "outside_corpus": "Put the manifest into the folder that holds the videos: files outside it are never read.",
-    "unknown_split": "Write train, validation or test into the column 'split', or nothing.",
-}
 _WHY = {
     "same_source": "by a file listed in both",
     "same_content": "by equal content",
@@ -105,30 +183,6 @@ def _known_texts(pairs: pl.DataFrame) -> str:
     )
 
 
-def refuse_lost(listing: PairListing, rejections: Rejections, max_rejected_share: float) -> None:
-    """Stop on a manifest of which nothing, or too little, can be used.
-
-    Asked before rows that are only repeated, or are copies across the split, are rejected: those are no loss.
-
-    Raises:
-        DataError: no usable row, or more than ``max_rejected_share`` of the rows lost.
-    """
-    lost = rejections.rows
-    allowed = max_rejected_share * listing.num_rows
-    if listing.num_rows and len(lost) < listing.num_rows and len(lost) <= allowed:
-        return
-    reasons = counts_text(row[4] for row in lost) or "the manifest has no row"
-    remedies = " ".join(
-        dict.fromkeys(_REMEDIES.get(row[4], "Repair or replace the files that cannot be read.") for row in lost)
-    )
-    examples = " For example: " + " ".join(row[5] for row in lost[:3]) if lost else ""
-    usable = listing.num_rows - len(lost)
-    raise DataError(
-        f"corpus {str(listing.root)!r}: {usable:,} of {listing.num_rows:,} pairs of a video and a text can be used; at "
-        f"most {max_rejected_share:.0%} may be lost ({reasons}). {remedies}{examples}"
-    )
-
-
 def refuse_empty_parts(empty: Sequence[str], num_groups: int) -> None:
     """Stop on a split that leaves nothing to learn from, to choose the epoch by, or to be tested on.
 
@@ -163,15 +217,6 @@ class VideoTextIndex:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Video:
-    """What is known of a row's file."""
-
-    content_sha256: str
-    num_frames: int
-    duration_seconds: float | None
-
-
 def video_text_root(config: RunConfig) -> Path:
     """The folder that the ``path`` column of ``config``'s pairs is relative to; nothing is read or generated.
 
@@ -180,7 +225,7 @@ def video_text_root(config: RunConfig) -> Path:
     """
     if not config.corpus:
         return (Path(config.data_dir) / _SAMPLE_FOLDER).absolute()
-    return find_manifest(Path(config.corpus)).parent.absolute()
+    return label_table.find_table(Path(config.corpus), ACCEPTED).parent.absolute()
 
 
 def index_video_texts(
@@ -210,13 +255,11 @@ def index_video_texts(
     """
     watched = _stopping(progress, stop)
     if config.corpus:
-        corpus = Path(config.corpus)
-        listing: PairListing = recognised(PAIR_LAYOUTS, corpus).read(corpus, config.manifest_separator)
+        listing = read_pairs(label_table.find_table(Path(config.corpus), ACCEPTED), config.manifest_separator)
     else:
-        sample = generate_sample_captions(video_text_root(config), progress=watched)
-        listing = read_pairs(sample, ",")
+        listing = read_pairs(generate_sample_captions(video_text_root(config), progress=watched))
     probes, _ = probe_files(
-        listing.root, sorted({row.path for row in listing.rows}), Path(config.cache_dir) / "index",
+        VIDEO_FILES, listing.root, sorted({row.path for row in listing.rows}), Path(config.cache_dir) / "index",
         workers=config.probe_workers, progress=watched,
     )  # fmt: skip
     with written_when_refused(listing.rejections, rejected_path):
@@ -236,9 +279,10 @@ def _stopping(progress: Progress | None, stop: Callable[[], bool] | None) -> Pro
 def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunConfig) -> VideoTextIndex:
     rejections = listing.rejections
     rows = _readable(listing.rows, probes, rejections)
-    videos = _videos(rows, probes)
-    refuse_lost(listing, rejections, config.max_rejected_share)
-    grouping, group_of = _group(listing, videos, probes, config.near_duplicate_bits)
+    videos = {path: probes[path] for path in sorted({row.path for row in rows})}
+    # Before rows that are only repeated, or are copies across the split, are rejected: those are no loss.
+    refuse_lost(listing.root, "pair", rejections.frame(), len(rows), config.max_rejected_share)
+    grouping, group_of = _group(listing, videos, config.near_duplicate_bits)
     rows = _without_copies_across_the_split(rows, group_of, rejections)
     rows.sort(key=lambda row: (videos[row.path].content_sha256, row.text, row.path, row.row))
     split = split_parts(
@@ -265,38 +309,15 @@ def _readable(rows: Sequence[PairRow], probes: Mapping[str, ProbeResult], reject
     return readable
 
 
-def _videos(rows: Sequence[PairRow], probes: Mapping[str, ProbeResult]) -> dict[str, _Video]:
-    """What is known of the file of each path, sorted by path."""
-    found = {}
-    for path in sorted({row.path for row in rows}):
-        result = probes[path]
-        if result.probe is not None:
-            found[path] = _Video(result.content_sha256, result.probe.num_frames, result.probe.duration_seconds)
-    return found
-
-
-def _first_paths(paths: Iterable[str], videos: Mapping[str, _Video]) -> dict[str, str]:
-    """What the video of each content is called by: the first path of its files."""
-    first: dict[str, str] = {}
-    for path in sorted(paths):
-        first.setdefault(videos[path].content_sha256, path)
-    return first
-
-
 def _group(
-    listing: PairListing, videos: Mapping[str, _Video], probes: Mapping[str, ProbeResult], near_duplicate_bits: int
+    listing: PairListing, videos: Mapping[str, ProbeResult], near_duplicate_bits: int
 ) -> tuple[Grouping, dict[str, str]]:
     """Groups of all readable files, and the group id of each path."""
-    paths = list(videos)
-    members = [GroupMember(path, path, videos[path].content_sha256) for path in paths]
-    near = []
-    if near_duplicate_bits:
-        one_each = set(_first_paths(paths, videos).values())
-        places = [place for place, path in enumerate(paths) if path in one_each]
-        hashes = [probes[paths[place]].perceptual_hash for place in places]
-        near = [(places[a], places[b]) for a, b in near_duplicate_links(hashes, near_duplicate_bits)]
+    members = [GroupMember(path, path, found.content_sha256) for path, found in videos.items()]
+    hashes = [found.perceptual_hash for found in videos.values()]
+    near = near_copies([found.content_sha256 for found in videos.values()], hashes, near_duplicate_bits)
     grouping = join_groups(members, near, listing.memberships)
-    return grouping, dict(zip(paths, grouping.group_ids, strict=True))
+    return grouping, dict(zip(videos, grouping.group_ids, strict=True))
 
 
 def _without_copies_across_the_split(
@@ -343,7 +364,7 @@ def _official_parts(rows: Sequence[PairRow], group_of: Mapping[str, str]) -> lis
     return [row.part or min(said[group_of[row.path]], default=None) for row in rows]
 
 
-def _distinct(rows: Sequence[PairRow], videos: Mapping[str, _Video], rejections: Rejections) -> list[int]:
+def _distinct(rows: Sequence[PairRow], videos: Mapping[str, ProbeResult], rejections: Rejections) -> list[int]:
     """Places in ``rows`` of the first row of each pair of a content and a text."""
     first: dict[tuple[str, str], PairRow] = {}
     places = []
@@ -360,14 +381,17 @@ def _distinct(rows: Sequence[PairRow], videos: Mapping[str, _Video], rejections:
 def _table(
     places: Sequence[int],
     rows: Sequence[PairRow],
-    videos: Mapping[str, _Video],
+    videos: Mapping[str, ProbeResult],
     group_of: Mapping[str, str],
     parts: Sequence[str],
     sources: Sequence[str],
 ) -> pl.DataFrame:
     kept = [rows[place] for place in places]
     files = [videos[row.path] for row in kept]
-    first_path = _first_paths({row.path for row in rows}, videos)
+    # What the video of each content is called by: the first path of its files.
+    first_path: dict[str, str] = {}
+    for path in sorted({row.path for row in rows}):
+        first_path.setdefault(videos[path].content_sha256, path)
     hashes = {row.text: sha256(row.text.encode()).hexdigest() for row in kept}
     name_of_text = video_ids(hashes.values())
     name_of_video = video_ids(file.content_sha256 for file in files)
@@ -382,8 +406,8 @@ def _table(
         "group_id": [group_of[row.path] for row in kept],
         "part": [parts[place] for place in places],
         "split_source": [sources[place] for place in places],
-        "num_frames": [file.num_frames for file in files],
-        "duration_seconds": [file.duration_seconds for file in files],
+        "num_frames": [file.probe.num_frames for file in files if file.probe],
+        "duration_seconds": [file.probe.duration_seconds for file in files if file.probe],
         "content_sha256": [file.content_sha256 for file in files],
     }
     schema = {name: column.dtype.type for name, column in VIDEO_TEXTS.columns.items()}

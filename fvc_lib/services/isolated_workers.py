@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ def run_isolated(
     workers: int = 0,
     timeout_seconds: float = 120.0,
     memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
-) -> Iterator[Answer]:
+) -> Generator[Answer]:
     """Yield one answer per item, in the order they are finished; closing the iterator ends the children.
 
     Args:

@@ -213,10 +213,9 @@ class DetectorSpec:
 
 
 DETECTORS: Registry[DetectorSpec] = Registry("model", "fvc_lib.detectors", "fvc.detectors")
-# Layouts of corpora of videos, of images, and of videos with texts (``fvc_lib/corpus/listing.py``: ``CorpusLoader``).
+# Layouts of corpora of videos and of images (``fvc_lib/corpus/listing.py``: ``CorpusLoader``).
 CORPORA: Registry[Any] = Registry("corpus", "fvc_lib.corpus.sources", "fvc.corpora")
 IMAGE_LAYOUTS: Registry[Any] = Registry("image_layout", "fvc_lib.corpus.sources.images")
-PAIR_LAYOUTS: Registry[Any] = Registry("corpus", "fvc_lib.corpus.sources")
 # Classes of operations on clips, in the order in which a clip receives them.
 AUGMENTATIONS: Registry[Any] = Registry("augmentation", "fvc_lib.video.augmentations")
 # Networks on pictures; each builds a backbone from what stands behind the colon of "timm:resnet50", or nothing.

@@ -24,8 +24,7 @@ import polars as pl
 
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.image_probing import probe_images
-from fvc_lib.corpus.probing import probe_files
+from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, probe_files
 from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
@@ -324,8 +323,8 @@ def image_split_audit(
         StoppedError: ``stop`` said so.
     """
     files = images.select("path", "part", "group_id", "content_sha256").sort("path")
-    probed = probe_images(
-        root, files["path"].to_list(), Path(config.cache_dir) / "index",
+    probed, _ = probe_files(
+        IMAGE_FILES, root, files["path"].to_list(), Path(config.cache_dir) / "index",
         workers=config.probe_workers, progress=progress, stop=stop,
     )  # fmt: skip
     found = [probed[path] for path in files["path"]]
@@ -353,7 +352,13 @@ def video_text_split_audit(
     files = pairs.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
     paths = files["path"].unique(maintain_order=True).to_list()
     probed, _ = probe_files(
-        root, paths, Path(config.cache_dir) / "index", workers=config.probe_workers, progress=progress, stop=stop
+        VIDEO_FILES,
+        root,
+        paths,
+        Path(config.cache_dir) / "index",
+        workers=config.probe_workers,
+        progress=progress,
+        stop=stop,
     )
     found = [probed[path] for path in files["path"]]
     known = [each.content_sha256 if each.probe is not None else None for each in found]

@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fvc_lib.corpus.copies.images import settle_contents
-from fvc_lib.corpus.image_listing import ListedImage
-from fvc_lib.corpus.listing import Rejections
+from fvc_lib.corpus.listing import ListedImage, Rejections
 
 
 def settled(images: list[ListedImage], contents: dict[str, str]) -> tuple[list[ListedImage], Counter[str], list[str]]:

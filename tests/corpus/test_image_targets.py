@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from fvc_lib.corpus.image_listing import ImageListing, ListedImage, joined_units
-from fvc_lib.corpus.images import asked_targets, strata_of
+from fvc_lib.corpus.images import asked_targets, joined_units, strata_of
+from fvc_lib.corpus.listing import ImageListing, ListedImage
 from fvc_lib.services.errors import UsageError
 
 UNITS = {"calories": "kcal", "mass": "g", "rating": ""}

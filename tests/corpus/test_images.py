@@ -161,7 +161,7 @@ def test_dev_mode_thins_out_every_class_and_part(index: ImageIndex, combined: Pa
 
 def test_too_much_loss_stops_the_run_and_what_was_wrong_stands_in_a_table(combined: Path, tmp_path: Path) -> None:
     table = tmp_path / "rejected.parquet"
-    words = r"of the listed images cannot be used, at most 1%.*such as:.*max_rejected.* each of 6 rows .*rejected\.parq"
+    words = r"of the images cannot be used, at most 1%.*max_rejected.*For example:.* each of 6 rows .*rejected\.parq"
     with pytest.raises(DataError, match=words):
         index_images(config_for(combined, max_rejected_share=0.01), rejected_path=table)
     assert Counter(read_table(table, REJECTED)["reason"]) == {

@@ -306,7 +306,7 @@ class TestRefusals:
     def test_empty_folders(self, tmp_path: Path, build: Built) -> None:
         (tmp_path / "real").mkdir()
         (tmp_path / "fake").mkdir()
-        with pytest.raises(DataError, match=r"no usable labelled video \(nothing rejected\).*Put videos into it"):
+        with pytest.raises(DataError, match=r"no usable labelled video \(nothing rejected\).*lists none. Put lab"):
             build(tmp_path)
 
     @pytest.mark.fault(7)

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.corpus.split import PartSplit, split_parts
+from fvc_lib.corpus.folds import PartSplit, split_parts
 from fvc_lib.services.errors import DataError, LeakageError
 
 SHARES = {"validation_share": 0.15, "test_share": 0.2}

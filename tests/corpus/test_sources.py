@@ -5,14 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.corpus.listing import (
-    CorpusLoader,
-    Entry,
-    Listing,
-    Rejections,
-    annotations_of_files,
-    read_corpus,
-)
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections, listing_of_files, read_corpus
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
@@ -301,7 +294,7 @@ def test_a_new_layout_is_one_loader_that_registers_itself(tmp_path, monkeypatch)
 
     def read(folder: Path) -> Listing:
         entries = [Entry(path, label, path) for path, label in [(folder / "clips.txt").read_text().split()]]
-        return Listing(folder, "listed", tuple(entries), Rejections().frame(), annotations_of_files(entries, "listed"))
+        return listing_of_files(CorpusFiles(folder), "listed", entries, Rejections())
 
     CORPORA.register(CorpusLoader("listed", "a folder with clips.txt", lambda p: (p / "clips.txt").is_file(), read))
 

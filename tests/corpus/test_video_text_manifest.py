@@ -10,13 +10,8 @@ import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.corpus.label_table import read_label_table
-from fvc_lib.corpus.sources.video_text_manifest import (
-    PairListing,
-    find_manifest,
-    normalised_text,
-    read_pairs,
-)
+from fvc_lib.corpus.label_table import find_table, read_label_table
+from fvc_lib.corpus.video_texts import PairListing, normalised_text, read_pairs
 from fvc_lib.services.errors import UsageError
 
 
@@ -207,12 +202,12 @@ def test_texts_that_look_alike_are_one_and_case_counts():
 
 def test_a_folder_holds_one_manifest(tmp_path):
     with pytest.raises(UsageError, match="no such file"):
-        find_manifest(tmp_path / "none")
+        find_table(tmp_path / "none", "")
     with pytest.raises(UsageError, match="wanted one manifest"):
-        find_manifest(tmp_path)
+        find_table(tmp_path, "")
     first = manifest_of(tmp_path, "path,text\n", "captions.TSV")
     manifest_of(tmp_path, "read me", "NOTICE.txt")
-    assert find_manifest(tmp_path) == find_manifest(first) == first
+    assert find_table(tmp_path, "") == find_table(first, "") == first
     manifest_of(tmp_path, "path,text\n", "more.csv")
     with pytest.raises(UsageError, match=r"'captions\.TSV', 'more\.csv'.*Name the one"):
-        find_manifest(tmp_path)
+        find_table(tmp_path, "")

@@ -14,8 +14,7 @@ from fvc_lib.corpus.listing import Rejections
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.corpus.samples import captions as sample_captions
 from fvc_lib.corpus.samples.captions import plan_clips
-from fvc_lib.corpus.sources.video_text_manifest import PairListing, PairRow
-from fvc_lib.corpus.video_texts import VideoTextIndex, _index, index_video_texts, video_text_root
+from fvc_lib.corpus.video_texts import PairListing, PairRow, VideoTextIndex, _index, index_video_texts, video_text_root
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
@@ -179,11 +178,11 @@ def test_unreadable_files_are_rejected_row_by_row_and_counted():
     assert index.rejected.select("path", "row", "reason", "detail").rows() == [
         ("a", 1, "corrupt", damaged.detail), ("a", 2, "corrupt", damaged.detail),
     ]  # fmt: skip
-    with pytest.raises(DataError, match=r"9 of 11 pairs.*at most 10% may be lost \(2 x 'corrupt'\).*damaged"):
+    with pytest.raises(DataError, match=r"18% of the pairs cannot be used, at most 10% .*\(2 x corrupt\).*damaged"):
         indexed([("a", "x", "train", None), ("a", "y", "train", None), *SPLIT], [damaged], max_rejected_share=0.1)
-    with pytest.raises(DataError, match="0 of 1 pairs"):
+    with pytest.raises(DataError, match="no usable pair"):
         indexed([("a", "x", None, None)], [damaged], max_rejected_share=1.0)
-    with pytest.raises(DataError, match=r"0 of 0 pairs.*has no row"):
+    with pytest.raises(DataError, match=r"no usable pair .*lists none"):
         indexed([])
 
 

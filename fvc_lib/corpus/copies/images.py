@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.image_listing import ListedImage
-from fvc_lib.corpus.image_probing import ProbedImage
-from fvc_lib.corpus.listing import Refusal, Rejections
+from fvc_lib.corpus.listing import ListedImage, Refusal, Rejections
+from fvc_lib.corpus.probing import ProbedImage
 
 # The part that keeps its pictures where copies are on two sides; the others' are left out.
 PREFERRED = {"test": 0, "validation": 1, "train": 2, None: 3}

@@ -223,6 +223,15 @@ def near_duplicate_links(
     return sorted((int(known[min(pair)]), int(known[max(pair)])) for pair in links)
 
 
+def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
+    """``near_duplicate_links``, but of files with one content the first stands for all; none for 0 bits."""
+    first: dict[str, int] = {}
+    for place, content in enumerate(contents if max_bits else ()):
+        first.setdefault(content, place)
+    places = list(first.values())
+    return [(places[one], places[other]) for one, other in near_duplicate_links([hashes[i] for i in places], max_bits)]
+
+
 @dataclass(frozen=True)
 class _Judge:
     """Says which candidates show the same footage."""

@@ -197,7 +197,7 @@ def _decoded(
         for source, video in zip(sources, todo, strict=True)
     ]
     answers = run_isolated(function, items, workers=workers, timeout_seconds=timeout_seconds)
-    with closing(answers):  # type: ignore[type-var]  # a generator, declared as the iterator it is used as
+    with closing(answers):
         for answer in answers:
             yield todo[answer.position], _failure(answer, sources[answer.position])
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from fvc_lib.corpus import listing
-from fvc_lib.corpus.label_table import optional_cell, read_label_table
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, LabelRow, Listing, Refusal, Rejections
+from fvc_lib.corpus.label_table import cell_text, read_label_table
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Refusal, Rejections
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.registry import CORPORA
 
@@ -23,15 +23,10 @@ VIDEOS_FOLDER = "videos"
 
 _PLATFORM_ID = re.compile(r"[A-Za-z0-9_-]+")
 _HOSTS = {
-    "youtube.com": "youtube",
-    "youtube-nocookie.com": "youtube",
-    "youtu.be": "youtube",
-    "facebook.com": "facebook",
-    "fb.com": "facebook",
-    "fb.watch": "facebook",
-    "twitter.com": "twitter",
-    "x.com": "twitter",
-}
+    "youtube.com": "youtube", "youtube-nocookie.com": "youtube", "youtu.be": "youtube",
+    "facebook.com": "facebook", "fb.com": "facebook", "fb.watch": "facebook",
+    "twitter.com": "twitter", "x.com": "twitter",
+}  # fmt: skip
 # The path segment that stands before the id.
 _BEFORE_ID = {
     "youtube": {"embed", "shorts", "v", "live", "e"},
@@ -69,23 +64,23 @@ def read_fvc2018(folder: Path) -> Listing:
     rejections = Rejections()
     rows = [row for name in (SEED_TABLE, DUPLICATE_TABLE) for row in _label_rows(folder / name, rejections)]
     videos = _videos_by_id(files, rejections)
+    listed = {row.source_id for row in rows}
+    for platform_id, path in videos.items():
+        if platform_id not in listed:
+            detail = f"no row of {SEED_TABLE} or {DUPLICATE_TABLE} has this platform id."
+            rejections.add_file(path_to_text(path), Refusal("not_listed", detail))
+    places = [_locate(row, videos.get(row.source_id), files) for row in rows]
+    return listing.listing_of_rows(files, "fvc2018", rows, places, rejections)
 
-    def locate(row: LabelRow) -> str | Refusal:
-        if row.platform is None:
-            detail = f"{row.origin} row {row.row}: got {row.path!r}, wanted a YouTube, Facebook or Twitter video URL."
-            return Refusal("unknown_url", detail)
-        path = videos.get(row.source_id)
-        if path is None:
-            wanted = f"{VIDEOS_FOLDER}/{row.source_id}.*"
-            return Refusal(
-                "missing_video", f"{row.origin} row {row.row}: no file {wanted}. Fetch it if it still exists."
-            )
-        return files.check(path) or path_to_text(path)
 
-    places = [locate(row) for row in rows]
-    entries = listing.settle_rows(rows, rejections, places)
-    _reject_unlisted({row.source_id for row in rows}, videos, rejections)
-    return Listing(files.root, "fvc2018", entries, rejections.frame(), listing.annotations_of(rows, places))
+def _locate(row: Entry, path: str | None, files: CorpusFiles) -> str | Refusal:
+    where = f"{row.origin} row {row.row}"
+    if row.platform is None:
+        return Refusal("unknown_url", f"{where}: got {row.path!r}, wanted a YouTube, Facebook or Twitter video URL.")
+    if path is None:
+        wanted = f"{VIDEOS_FOLDER}/{row.source_id}.*"
+        return Refusal("missing_video", f"{where}: no file {wanted}. Fetch it if it still exists.")
+    return files.check(path) or path_to_text(path)
 
 
 def _id_of_segments(platform: str, host: str, segments: list[str]) -> str:
@@ -99,28 +94,22 @@ def _id_of_segments(platform: str, host: str, segments: list[str]) -> str:
     return ""
 
 
-def _label_rows(path: Path, rejections: Rejections) -> list[LabelRow]:
+def _label_rows(path: Path, rejections: Rejections) -> list[Entry]:
     table = read_label_table(path)
     columns = [table.require((name,)) for name in ("cascade_id", "video_url", "label")]
     rows = []
-    for number, cells in table.records(columns):
-        if cells is None:
-            detail = f"{table.name} row {number}: its number of cells is not the header's. Quote cells with commas."
-            rejections.add_file("", Refusal("malformed_row", detail), row=number)
-            continue
+    for number, cells in table.records(columns, rejections):
         parsed = parse_video_url(cells["video_url"])
-        cascade = optional_cell(cells, "cascade_id")
         # Each unknown URL is a source of its own: "n/a" in two cascades does not make them one.
         platform, source_id = parsed or (None, f"{table.name} row {number}")
         rows.append(
-            LabelRow(
-                row=number,
+            Entry(
                 path=f"{VIDEOS_FOLDER}/{source_id}" if parsed else escape_text(cells["video_url"]),
-                source_id=source_id,
                 label=escape_text(cells["label"].strip().lower()) or None,
-                stated_group=None if cascade is None else escape_text(cascade),
-                manipulation=None,
+                source_id=source_id,
+                stated_group=cell_text(cells, "cascade_id"),
                 platform=platform,
+                row=number,
                 origin=table.name,
             )
         )
@@ -136,7 +125,7 @@ def _videos_by_id(files: CorpusFiles, rejections: Rejections) -> dict[str, str]:
         if listing.is_hidden(name):
             continue
         path = f"{VIDEOS_FOLDER}/{name}"
-        if not listing.is_video_name(name):
+        if not listing.is_named_as("video", name):
             detail = f"{name!r} has no video extension; a download that was not finished keeps its .part."
             rejections.add_file(path_to_text(path), Refusal("unknown_extension", detail))
         elif Path(name).stem in videos:
@@ -145,13 +134,6 @@ def _videos_by_id(files: CorpusFiles, rejections: Rejections) -> dict[str, str]:
         else:
             videos[Path(name).stem] = path
     return videos
-
-
-def _reject_unlisted(listed: set[str], videos: dict[str, str], rejections: Rejections) -> None:
-    for platform_id, path in videos.items():
-        if platform_id not in listed:
-            detail = f"no row of {SEED_TABLE} or {DUPLICATE_TABLE} has this platform id."
-            rejections.add_file(path_to_text(path), Refusal("not_listed", detail))
 
 
 def _missing(folder: Path) -> list[str]:

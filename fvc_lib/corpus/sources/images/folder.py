@@ -1,23 +1,30 @@
-"""A plain folder of images: one folder per class, or one per part with the classes in it."""
+"""Plain folders of images: one per class, or one per part with the classes in it; and folders of several corpora."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
-from fvc_lib.corpus import image_listing
-from fvc_lib.corpus.image_listing import ImageListing, ListedImage
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
+from fvc_lib.corpus.label_table import PART_NAMES, tables_in
+from fvc_lib.corpus.listing import (
+    CorpusFiles,
+    CorpusLoader,
+    ImageListing,
+    ListedImage,
+    Refusal,
+    by_rank,
+    folders_of,
+    is_named_as,
+    joined,
+    parts_below,
+)
 from fvc_lib.services.atomic_files import escape_text, path_to_text
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 
-_PART_FOLDERS = {
-    "train": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-}
+_PART_FOLDERS = ("train", "val", "valid", "validation", "test")
+_COMBINED_RANK = 2
 
 
 def list_folder(files: CorpusFiles, below: str = "") -> ImageListing:
@@ -27,26 +34,26 @@ def list_folder(files: CorpusFiles, below: str = "") -> ImageListing:
     Images beside the class folders have no class and are left out.
     """
     listing = ImageListing()
-    paths = list(image_listing.walk_images(files, below, listing))
-    folders = {parts[0] for path in paths if len(parts := image_listing.parts_below(path, below)) > 1}
+    paths = list(files.walk(below, listing.rejections))
+    folders = {parts[0] for path in paths if len(parts := parts_below(path, below)) > 1}
     has_parts = bool(folders) and all(name.lower() in _PART_FOLDERS for name in folders)
+    depth = 1 if has_parts else 0
     for path in paths:
-        names = image_listing.parts_below(path, below)
-        depth = 1 if has_parts else 0
-        text, refusal = path_to_text(path), image_listing.image_refusal(files, path)
+        names = parts_below(path, below)
+        text, refusal = path_to_text(path), files.check(path)
         if refusal is None and len(names) < depth + 2:
             refusal = Refusal("no_class", f"{path!r} lies in no folder of a class. Move it into one.")
         if refusal is not None:
-            listing.refuse(text, refusal)
+            listing.rejections.add_file(text, refusal)
             continue
-        part = _PART_FOLDERS[names[0].lower()] if has_parts else None
+        part = PART_NAMES[names[0].lower()] if has_parts else None
         listing.images.append(ListedImage(text, "folder", class_label=escape_text(names[depth]), part=part))
-    classes = {image.class_label for image in listing.images}
-    named = set() if has_parts else {escape_text(name) for name in image_listing.folders_of(files.root / below)}
+    num_classes = len({image.class_label for image in listing.images})
     kept = f"; the folders {', '.join(sorted(folders))} are kept as parts" if has_parts else ""
     where = f" in {below!r}" if below else ""
-    listing.notes.append(f"folder{where}: {len(listing.images):,} images in {len(classes):,} folders of classes{kept}.")
-    listing.notes += image_listing.classes_without_images(named - classes)
+    listing.notes.append(f"folder{where}: {len(listing.images):,} images in {num_classes:,} folders of classes{kept}.")
+    if not has_parts:
+        listing.note_empty_classes(escape_text(name) for name in folders_of(files.root / below))
     return listing
 
 
@@ -54,20 +61,57 @@ def _lacks(folder: Path) -> str:
     """A folder without classes has nothing to be learned; say what else the user may mean."""
     if not folder.is_dir():
         return ""
-    tables = image_listing.manifests_in(folder)
+    tables = tables_in(folder)
     hint = f" Did you mean {str(folder / tables[0])!r}?" if tables else ""
-    num_images = sum(image_listing.is_image_name(name) for name in os.listdir(folder))  # noqa: PTH208 - names, not paths
+    num_images = sum(is_named_as("image", name) for name in os.listdir(folder))  # noqa: PTH208 - names, not paths
     return (
         f"{num_images:,} images and no folders, so no image has a class or a number to learn.{hint} Sort the images "
         "into one folder per class, or list their classes or numbers in a manifest."
     )
 
 
+def list_combined(files: CorpusFiles, below: str = "") -> tuple[ImageListing, ...]:
+    """A listing for each folder that is a corpus by itself; a plain folder of classes is one, too.
+
+    Classes of one name are one class. Groups of equal names in two of them are two groups.
+
+    Raises:
+        UsageError: there is no folder.
+    """
+    listings = []
+    for name in folders_of(files.root):
+        listing = (_inner(files.root / name) or IMAGE_LAYOUTS.get("folder")).read(files, name)
+        folder = escape_text(name)
+        images = [
+            replace(image, corpus=folder, stated_group=image.stated_group and joined(folder, image.stated_group))
+            for image in listing.images
+        ]
+        listings.append(replace(listing, images=images, folder=folder))
+    if not listings:
+        raise UsageError(f"corpus {str(files.root)!r}: has no folders to combine. Put each corpus into one of its own.")
+    return tuple(listings)
+
+
+def _inner(folder: Path) -> CorpusLoader | None:
+    """The loader of a folder in it; none for a folder that is neither a published corpus nor has a manifest."""
+    loaders = [loader for loader in by_rank(IMAGE_LAYOUTS) if loader.rank < _COMBINED_RANK]
+    return next((loader for loader in loaders if loader.recognises(folder)), None)
+
+
+IMAGE_LAYOUTS.register(
+    CorpusLoader(
+        name="combined",
+        accepted="a folder that holds several such folders",
+        recognises=lambda path: path.is_dir() and any(_inner(path / name) for name in folders_of(path)),
+        read=list_combined,
+        rank=_COMBINED_RANK,
+    )
+)
 IMAGE_LAYOUTS.register(
     CorpusLoader(
         name="folder",
         accepted="a folder with one folder per class",
-        recognises=lambda path: path.is_dir() and bool(image_listing.folders_of(path)),
+        recognises=lambda path: path.is_dir() and bool(folders_of(path)),
         read=list_folder,
         lacks=_lacks,
         rank=3,

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from fvc_lib.corpus import image_listing
-from fvc_lib.corpus.image_listing import ImageListing, ListedImage
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
+from fvc_lib.corpus.listing import (
+    CorpusFiles,
+    CorpusLoader,
+    ImageListing,
+    ListedImage,
+    Refusal,
+    joined,
+    parts_below,
+    read_lines,
+)
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 
@@ -34,67 +41,59 @@ def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
     """
     listing = ImageListing()
     meta = files.root / below / "meta"
-    classes = {line for line in image_listing.read_lines(meta / "classes.txt") if line}
-    found = _found(files, image_listing.joined(below, "images"), listing)
+    classes = {line for line in read_lines(meta / "classes.txt") if line}
+    found = _found(files, joined(below, "images"), listing)
     parts: dict[str, str] = {}
-    counts = {"train": 0, "test": 0}
     for part, name in _LISTS:
-        for row, key in enumerate(image_listing.read_lines(meta / name), start=1):
+        for row, key in enumerate(read_lines(meta / name), start=1):
             if not key:
                 continue
-            path = found.get(key) or image_listing.joined(below, "images", f"{key}.jpg")
-            label = key.partition("/")[0]
-            refusal = _row_refusal(files, key, f"{name} row {row}", classes, path, parts.get(key))
+            path = found.get(key) or joined(below, "images", f"{key}.jpg")
+            label = escape_text(key.partition("/")[0])
+            refusal = _row_refusal(files, key, classes, path, parts.get(key))
             if refusal is not None:
-                listing.refuse(path_to_text(path), refusal, label=escape_text(label), row=row)
+                refusal = Refusal(refusal.reason, f"{name} row {row}: {refusal.detail}")
+                listing.rejections.add_file(path_to_text(path), refusal, label, row)
                 parts.setdefault(key, "refused")
                 continue
             parts[key] = part
-            counts[part] += 1
-            listing.images.append(
-                ListedImage(path_to_text(path), "food101", class_label=escape_text(label), part=part, row=row)
-            )
+            listing.images.append(ListedImage(path_to_text(path), "food101", class_label=label, part=part, row=row))
     _refuse_rest(found, parts, classes, listing)
+    counts = [sum(image.part == part for image in listing.images) for part in ("train", "test")]
     listing.notes.append(
-        f"Food-101: {len(classes):,} classes, {counts['train']:,} images in train.txt and {counts['test']:,} in "
-        "test.txt; its own split is kept."
+        f"Food-101: {len(classes):,} classes, {counts[0]:,} images in train.txt and {counts[1]:,} in test.txt; its own "
+        "split is kept."
     )
-    listing.notes += image_listing.classes_without_images(classes - {image.class_label for image in listing.images})
+    listing.note_empty_classes(classes)
     return listing
 
 
 def _found(files: CorpusFiles, top: str, listing: ImageListing) -> dict[str, str]:
     """``class/name without extension`` to path; of several files of one name a .jpg goes first."""
     found: dict[str, str] = {}
-    for path in sorted(
-        image_listing.walk_images(files, top, listing), key=lambda path: (not path.endswith(".jpg"), path)
-    ):
-        key = str(PurePosixPath(*image_listing.parts_below(path, top)).with_suffix(""))
+    for path in sorted(files.walk(top, listing.rejections), key=lambda path: (not path.endswith(".jpg"), path)):
+        key = str(PurePosixPath(*parts_below(path, top)).with_suffix(""))
         if key in found:
             detail = f"{path!r} has the name of {found[key]!r}, which is used. Remove one of them."
-            listing.refuse(path_to_text(path), Refusal("not_listed", detail))
+            listing.rejections.add_file(path_to_text(path), Refusal("not_listed", detail))
         else:
             found[key] = path
     return found
 
 
-def _row_refusal(
-    files: CorpusFiles, key: str, where: str, classes: set[str], path: str, taken: str | None
-) -> Refusal | None:
+def _row_refusal(files: CorpusFiles, key: str, classes: set[str], path: str, taken: str | None) -> Refusal | None:
     label, slash, _ = key.partition("/")
+    malformed = Refusal("malformed_row", f"got {key!r}, wanted a line like apple_pie/1005649.")
     if not slash:
-        return Refusal("malformed_row", f"{where}: got {key!r}, wanted a line like apple_pie/1005649.")
+        return malformed
     if taken is not None:
-        return Refusal("duplicate_path", f"{where}: {key!r} is listed already ({taken}).")
+        return Refusal("duplicate_path", f"{key!r} is listed already ({taken}).")
     if label not in classes:
-        return Refusal(
-            "unknown_class", f"{where}: the class {label!r} is not in classes.txt. Add it there, or drop it."
-        )
+        return Refusal("unknown_class", f"the class {label!r} is not in classes.txt. Add it there, or drop it.")
     normalized = files.normalized(path)
-    if not isinstance(normalized, Refusal) and normalized != path:  # pie/../soup/1 is no picture of a pie
-        return Refusal("malformed_row", f"{where}: got {key!r}, wanted a line like apple_pie/1005649.")
-    refusal = normalized if isinstance(normalized, Refusal) else image_listing.image_refusal(files, path)
-    return None if refusal is None else Refusal(refusal.reason, f"{where}: {refusal.detail}")
+    if isinstance(normalized, Refusal):
+        return normalized
+    return files.check(path) if normalized == path else malformed  # pie/../soup/1 is no picture of a pie
 
 
 def _refuse_rest(found: dict[str, str], parts: dict[str, str], classes: set[str], listing: ImageListing) -> None:
@@ -106,7 +105,7 @@ def _refuse_rest(found: dict[str, str], parts: dict[str, str], classes: set[str]
             refusal = Refusal("not_listed", f"{path!r} is in neither train.txt nor test.txt. List it, or leave it.")
         else:
             refusal = Refusal("unknown_class", f"{path!r}: the class {label!r} is not in classes.txt. Add it there.")
-        listing.refuse(path_to_text(path), refusal, label=escape_text(label))
+        listing.rejections.add_file(path_to_text(path), refusal, escape_text(label))
 
 
 IMAGE_LAYOUTS.register(

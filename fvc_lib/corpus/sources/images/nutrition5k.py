@@ -14,9 +14,17 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fvc_lib.corpus import image_listing
-from fvc_lib.corpus.image_listing import ImageListing, ListedImage
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal, folder_link_refusal, walk_files
+from fvc_lib.corpus.listing import (
+    CorpusFiles,
+    CorpusLoader,
+    ImageListing,
+    ListedImage,
+    Refusal,
+    is_named_as,
+    joined,
+    parts_below,
+    read_lines,
+)
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import LeakageError, UsageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS
@@ -52,26 +60,33 @@ def list_nutrition5k(files: CorpusFiles, below: str = "") -> ImageListing:
     folder = files.root / below
     dishes = _read_dishes(folder / "metadata", below, listing)
     parts = _read_parts(folder / "dish_ids" / "splits")
-    pictures, num_videos = _pictures(files, image_listing.joined(below, "imagery"), dishes, listing)
+    pictures, num_videos = _pictures(files, joined(below, "imagery"), dishes, listing)
     listed = {name: dish for name, dish in dishes.items() if not parts or name in parts}
     for name, dish in dishes.items():
-        where = image_listing.joined(below, "metadata", dish.table)
+        where = joined(below, "metadata", dish.table)
         if name not in listed:
             detail = f"{dish.table} row {dish.row}: {name!r} is in none of {' and '.join(SPLITS.values())}."
-            listing.refuse(where, Refusal("not_listed", detail), row=dish.row)
+            listing.rejections.add_file(where, Refusal("not_listed", detail), row=dish.row)
         elif not pictures.get(name):
             detail = f"{dish.table} row {dish.row}: no picture of {name!r} below imagery. Fetch it, or leave it."
-            listing.refuse(where, Refusal("no_picture", detail), row=dish.row)
+            listing.rejections.add_file(where, Refusal("no_picture", detail), row=dish.row)
         else:
-            _add_pictures(files, name, dish, _only(parts.get(name)), pictures[name], listing)
-    _refuse_double(parts, listed)
-    listing.notes.extend(_notes(listing, parts, num_videos))
-    unknown = sorted(set(parts) - set(dishes))
-    if unknown:
-        listing.notes.append(
-            f"Nutrition5k: {len(unknown):,} dishes of the official lists have no row that can be used, such as "
-            f"{escape_text(unknown[0])!r}: the parts are so much smaller than the official ones."
+            part = min(parts.get(name, ()), default=None)
+            for path in pictures[name]:
+                text, refusal = path_to_text(path), files.check(path)
+                if refusal is not None:
+                    listing.rejections.add_file(text, refusal)
+                    continue
+                group = escape_text(name)
+                image = ListedImage(text, "nutrition5k", None, group, part, targets=dish.targets, row=dish.row)
+                listing.images.append(image)
+    both = sorted(name for name in listed if len(parts.get(name, ())) > 1)
+    if both:
+        shown = ", ".join(repr(name) for name in both[:20])
+        raise LeakageError(
+            f"leakage: {len(both)} dishes are in {' and in '.join(SPLITS.values())}: {shown}. Remove them from one."
         )
+    listing.notes.extend(_notes(listing, parts, num_videos, sorted(set(parts) - set(dishes))))
     return listing
 
 
@@ -82,15 +97,17 @@ def _read_dishes(folder: Path, below: str, listing: ImageListing) -> dict[str, _
     if not present:
         raise UsageError(f"{str(folder)!r}: has none of {', '.join(TABLES)}. Restore them, or choose an image_layout.")
     for table in present:
-        where = image_listing.joined(below, "metadata", table)
-        for row, line in enumerate(image_listing.read_lines(folder / table), start=1):
+        where = joined(below, "metadata", table)
+        for row, line in enumerate(read_lines(folder / table), start=1):
             # Line by line: a quote that is not closed must not swallow the dishes below it.
             cells = next(csv.reader([line]), [])
             if not cells:
                 continue
             values = _numbers(cells)
             if isinstance(values, Refusal):
-                listing.refuse(where, Refusal(values.reason, f"{table} row {row}: {values.detail}"), row=row)
+                listing.rejections.add_file(
+                    where, Refusal(values.reason, f"{table} row {row}: {values.detail}"), row=row
+                )
             else:
                 found[cells[0].strip()].append(_Dish(values, row, table))
     dishes = {}
@@ -103,7 +120,7 @@ def _read_dishes(folder: Path, below: str, listing: ImageListing) -> dict[str, _
             how = "with other numbers" if differing else "in the same words"
             detail = f"{dish.table} row {dish.row}: {name!r} is described {len(described)} times, {how}. Keep one row."
             reason = "conflicting_targets" if differing else "duplicate_row"
-            listing.refuse(image_listing.joined(below, "metadata", dish.table), Refusal(reason, detail), row=dish.row)
+            listing.rejections.add_file(joined(below, "metadata", dish.table), Refusal(reason, detail), row=dish.row)
     return dishes
 
 
@@ -119,7 +136,7 @@ def _numbers(cells: list[str]) -> tuple[tuple[str, float], ...] | Refusal:
             return Refusal("bad_number", f"{name}: got {cell!r}, wanted a number.")
         if not (math.isfinite(values[name]) and values[name] >= 0):
             return Refusal("bad_number", f"{name}: got {cell.strip()}, wanted a number of at least 0.")
-    return image_listing.targets_of(values)
+    return tuple(sorted(values.items()))
 
 
 def _read_parts(folder: Path) -> dict[str, set[str]]:
@@ -128,23 +145,10 @@ def _read_parts(folder: Path) -> dict[str, set[str]]:
     parts: defaultdict[str, set[str]] = defaultdict(set)
     if present:
         for part, name in SPLITS.items():
-            for line in image_listing.read_lines(folder / name):
+            for line in read_lines(folder / name):
                 if line:
                     parts[line].add(part)
     return dict(parts)
-
-
-def _refuse_double(parts: dict[str, set[str]], listed: dict[str, _Dish]) -> None:
-    both = sorted(name for name in listed if len(parts.get(name, ())) > 1)
-    if both:
-        shown = ", ".join(repr(name) for name in both[:20])
-        raise LeakageError(
-            f"leakage: {len(both)} dishes are in {' and in '.join(SPLITS.values())}: {shown}. Remove them from one."
-        )
-
-
-def _only(parts: set[str] | None) -> str | None:
-    return min(parts) if parts else None
 
 
 def _pictures(
@@ -153,39 +157,24 @@ def _pictures(
     """Dish to paths of its pictures, and how many videos there are, which nothing is read from."""
     pictures: defaultdict[str, list[str]] = defaultdict(list)
     num_videos = 0
-    for path, is_folder in walk_files(files.root, top):
-        below = image_listing.parts_below(path, top)
+    for path, is_folder in files.walk_all(top):
+        below = parts_below(path, top)
         dish = next((name for name in below[:-1] if name in dishes), None)
         if is_folder:
-            listing.refuse(path_to_text(path), folder_link_refusal(files, path))
-        elif not image_listing.is_image_name(path):
+            listing.rejections.add_file(path_to_text(path), files.link_refusal(path))
+        elif not is_named_as("image", path):
             num_videos += PurePosixPath(path).suffix in (".h264", ".mp4")
         elif PurePosixPath(path).name.startswith("depth"):
             continue
         elif dish is None:
             detail = f"{path!r} lies in no folder of a dish that can be used. See what was rejected of the tables."
-            listing.refuse(path_to_text(path), Refusal("not_listed", detail))
+            listing.rejections.add_file(path_to_text(path), Refusal("not_listed", detail))
         else:
             pictures[dish].append(path)
     return dict(pictures), num_videos
 
 
-def _add_pictures(
-    files: CorpusFiles, name: str, dish: _Dish, part: str | None, paths: list[str], listing: ImageListing
-) -> None:
-    for path in paths:
-        refusal = image_listing.image_refusal(files, path)
-        if refusal is not None:
-            listing.refuse(path_to_text(path), refusal)
-            continue
-        listing.images.append(
-            ListedImage(
-                path_to_text(path), "nutrition5k", None, escape_text(name), part, targets=dish.targets, row=dish.row
-            )
-        )
-
-
-def _notes(listing: ImageListing, parts: dict[str, set[str]], num_videos: int) -> list[str]:
+def _notes(listing: ImageListing, parts: dict[str, set[str]], num_videos: int, unknown: list[str]) -> list[str]:
     num_dishes = len({image.stated_group for image in listing.images})
     kept = "its own split is kept" if parts else "it has no lists of its split here, so one is made"
     notes = [f"Nutrition5k: {len(listing.images):,} pictures of {num_dishes:,} dishes, without classes; {kept}."]
@@ -193,6 +182,11 @@ def _notes(listing: ImageListing, parts: dict[str, set[str]], num_videos: int) -
         notes.append(
             f"Nutrition5k: {num_videos:,} videos of side angles are not read. Extract frames into the dishes' folders "
             "to use them (ffmpeg -i camera_A.h264 -vf fps=1 camera_A_%03d.jpeg)."
+        )
+    if unknown:
+        notes.append(
+            f"Nutrition5k: {len(unknown):,} dishes of the official lists have no row that can be used, such as "
+            f"{escape_text(unknown[0])!r}: the parts are so much smaller than the official ones."
         )
     return notes
 
