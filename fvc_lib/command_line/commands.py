@@ -142,7 +142,7 @@ def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple
     Takes a few seconds, changes nothing, and says below each trouble what to do. Exit code 1 when something would keep
     a run from working; warnings alone are 0.
     """
-    from fvc_lib.execution.doctor.diagnosis import diagnose, exit_code, lines
+    from fvc_lib.execution.doctor import diagnose, exit_code, lines
 
     findings = diagnose(ask(params_files, (), values, {}).config)
     for line in lines(findings):

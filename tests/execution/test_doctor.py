@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.doctor import diagnosis as doctor
-from fvc_lib.execution.doctor.diagnosis import Finding, ask_child, diagnose, exit_code, lines, ok, problem, warning
+from fvc_lib.execution import doctor
+from fvc_lib.execution.doctor import Finding, ask_child, diagnose, exit_code, lines, ok, problem, warning
 from fvc_lib.services.config import RunConfig
 
 
@@ -38,8 +38,8 @@ def test_a_sound_machine_has_no_problem_and_every_trouble_a_remedy(config, tmp_p
     assert exit_code(findings) == 0, "\n".join(lines(findings))
     names = [finding.name for finding in findings]
     for name in (
-        "Python", "locked versions", "torch", "device cpu", "torchvision", "decoders", "disk for runs", "memory",
-        "swap", "processors", "shared memory", "open files", "SLURM", "code",
+        "Python", "locked versions", "torch", "device cpu", "decoders", "disk for runs", "memory", "processors",
+        "shared memory", "open files", "SLURM", "code",
     ):  # fmt: skip
         assert name in names
     assert all(finding.remedy for finding in findings if finding.state != "ok")
@@ -48,7 +48,7 @@ def test_a_sound_machine_has_no_problem_and_every_trouble_a_remedy(config, tmp_p
 
 def test_looking_loads_neither_torch_nor_av_into_the_command():
     heavy = "{'torch', 'av', 'torchvision'}"
-    code = f"import sys, fvc_lib.execution.doctor.diagnosis; sys.exit(bool({heavy} & set(sys.modules)))"
+    code = f"import sys, fvc_lib.execution.doctor; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -72,7 +72,7 @@ def test_lines_and_exit_code_tell_problems_from_warnings():
     ("lock", "state", "said"),
     [
         ("click==0.0.1\nnumpy==99.0\n", "warning", "numpy"),
-        ("no-such-package-of-ours==1.0\n", "warning", "not installed: no-such-package-of-ours"),
+        ("no-such-package-of-ours==1.0\n", "warning", "no-such-package-of-ours is not installed"),
         ("# only a comment\n", "ok", "all 0"),
         (None, "warning", "No such file"),
     ],
@@ -97,22 +97,6 @@ def fake_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sour
     """A package of this name in front of all others, as a user's PYTHONPATH may have one."""
     write(tmp_path / "path" / name / "__init__.py", source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("raise RuntimeError('operator torchvision::nms does not exist')", "torchvision::nms does not exist"),
-        ("import os; os.abort()", "killed by SIGABRT"),
-        ("__version__ = '0.1'\nclass ops:\n    nms = lambda *_: __import__('torch').tensor([0, 1])", "wrong result"),
-    ],
-)
-def test_a_broken_torchvision_is_a_warning_since_nothing_here_needs_it(tmp_path, monkeypatch, source, said):
-    fake_module(tmp_path, monkeypatch, "torchvision", source)
-    finding = doctor.torchvision()
-    assert finding.state == "warning"
-    assert said in finding.found
-    assert "uninstall" in finding.remedy
 
 
 def test_a_torch_that_cannot_be_imported_is_a_problem(config, tmp_path, monkeypatch):
@@ -182,8 +166,7 @@ def test_a_codec_library_that_crashes_or_lacks_codecs_is_told(config, tmp_path, 
 
 def test_a_child_that_hangs_is_given_up(tmp_path, monkeypatch):
     fake_module(tmp_path, monkeypatch, "av", "import time; time.sleep(600)")
-    told = ask_child("codecs", seconds=1.0)
-    assert told.trouble == "no answer within 1 s"
+    assert ask_child("pyav_codecs", seconds=1.0) == ({}, "no answer within 1 s")
 
 
 @pytest.fixture
@@ -234,27 +217,16 @@ def test_a_full_disk_and_a_file_in_the_way_are_problems(config, tmp_path):
 
 
 def test_memory_that_no_training_fits_into_is_a_problem(config):
-    finding = doctor.memory(config.model_copy(update={"mem_gb": 0.5}))[0]
+    finding = doctor.memory(config.model_copy(update={"mem_gb": 0.5}))
     assert finding.state == "problem"
     assert "0.50 GB may be used (mem_gb / FVC_MEM_GB)" in finding.found
-    assert doctor.memory(config.model_copy(update={"mem_gb": 1.0}))[0].state == "warning"
+    assert doctor.memory(config.model_copy(update={"mem_gb": 1.0})).state == "warning"
 
 
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, "0.5"),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}, None),
-        ({"proc/self/cgroup": "4:cpu,cpuacct:/j\n", "sys/fs/cgroup/cpu/j/cpu.cfs_quota_us": "150000",
-          "sys/fs/cgroup/cpu/j/cpu.cfs_period_us": "100000"}, "1.5"),
-        ({"proc/self/cgroup": "4:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-          "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
-        ({}, None),
-    ],
-)  # fmt: skip
-def test_a_groups_share_of_the_processors_counts(tmp_path, monkeypatch, files, quota):
-    for name, text in files.items():
-        write(tmp_path / name, text)
+@pytest.mark.parametrize(("text", "quota"), [("50000 100000\n", "0.5"), ("max 100000\n", None), (None, None)])
+def test_a_containers_share_of_the_processors_counts(tmp_path, monkeypatch, text, quota):
+    if text:
+        write(tmp_path / "sys/fs/cgroup/cpu.max", text)
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     finding = doctor.processors(tmp_path)
     assert (f", {quota} of their time" in finding.found) == (quota is not None)
@@ -310,7 +282,6 @@ def test_a_check_that_fails_or_hangs_is_a_finding_and_the_others_stand(config, m
     hanging = threading.Event()
     monkeypatch.setattr(doctor, "processors", fails)
     monkeypatch.setattr(doctor, "open_files", hanging.wait)
-    monkeypatch.setattr(doctor, "torchvision", lambda: ok("torchvision", "fine"))
     for slow in ("torch", "codecs", "packages"):  # real ones are looked at above
         monkeypatch.setattr(doctor, slow, lambda *_, name=slow: [ok(name, "fine")])
     findings = {finding.name: finding for finding in diagnose(config, patience_seconds=3.0)}

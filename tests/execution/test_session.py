@@ -1,4 +1,4 @@
-"""Opening a notebook by hand: it works on the newest run, with that run's values, and never changes the run."""
+"""An interactive notebook: it works on the newest run, with that run's values, and never changes the run."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_an_edited_value_never_changes_a_run_into_another(runs_dir, opened):
     assert len(list_runs(runs_dir)) == 2
 
 
-def test_a_training_that_began_by_hand_goes_on_headlessly(runs_dir):
+def test_a_training_that_began_interactively_goes_on_headlessly(runs_dir):
     """Without a note of its code the runner would set its checkpoint aside and begin anew."""
     run = begin(runs_dir, task="image")
     state = run.training_checkpoints("10_image_recognition", None) / "latest_checkpoint.pt"
@@ -126,7 +126,7 @@ def test_a_training_that_began_by_hand_goes_on_headlessly(runs_dir):
     begin_training_state(run, Task(stage_named("10"), None), RunConfig(task="image"))  # as the runner does first
     assert state.read_text() == "half trained"
 
-    (state.parent / "code.json").write_text("{}")  # of other code: by hand nothing is set aside, nor called our own
+    (state.parent / "code.json").write_text("{}")  # of other code: nothing is set aside, nor called our own
     open_stage("10_image_recognition", {"run_dir": ""}).memory.close()
     assert state.exists()
     begin_training_state(run, Task(stage_named("10"), None), RunConfig(task="image"))
@@ -172,15 +172,15 @@ def test_closing_lists_what_was_written(runs_dir, opened):
     session.paths.folds.parent.mkdir()
     session.paths.folds.write_bytes(b"1234")
     assert session.close(session.paths.folds).rows() == [("tables/folds.parquet", 4)]
-    assert not session.paths.memory("04_fold_training").exists()  # by hand, the run's own log stays as it is
-    assert (session.paths.logs / "04_fold_training.by_hand_memory.jsonl").stat().st_size > 0
+    assert not session.paths.memory("04_fold_training").exists()  # interactively, the run's own log stays as it is
+    assert (session.paths.logs / "04_fold_training.interactive_memory.jsonl").stat().st_size > 0
 
 
-def test_by_hand_what_happens_to_memory_is_kept_beside_the_runs_own_events(runs_dir, opened):
+def test_interactively_what_happens_to_memory_is_kept_beside_the_runs_own_events(runs_dir, opened):
     session = opened(fold=1)
     session.memory.event("policy", "told")
-    by_hand = session.paths.logs / "04_fold_training_fold_1.by_hand_memory_events.jsonl"
-    assert '"message":"told"' in by_hand.read_text()
+    own = session.paths.logs / "04_fold_training_fold_1.interactive_memory_events.jsonl"
+    assert '"message":"told"' in own.read_text()
     assert not session.paths.memory_events("04_fold_training", 1).exists()
 
 
@@ -209,7 +209,7 @@ def test_a_disk_that_was_full_for_the_metric_log_leaves_events(runs_dir, opened)
                 log.log(step=step, epoch=1, phase="train", metrics={"loss": 0.5})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    events = (session.paths.logs / "04_fold_training_fold_1.by_hand_memory_events.jsonl").read_text().splitlines()
+    events = (session.paths.logs / "04_fold_training_fold_1.interactive_memory_events.jsonl").read_text().splitlines()
     assert ['"kind":"disk_full"' in event for event in events] == [True, True]
     assert "none is lost" in events[1]
 
@@ -238,7 +238,7 @@ def test_a_stage_that_only_looks_begins_no_run(runs_dir, run_dir):
     assert list_runs(runs_dir) == []
 
 
-def test_a_run_that_is_being_worked_on_is_not_opened_by_hand(runs_dir, opened):
+def test_a_run_that_is_being_worked_on_is_not_opened(runs_dir, opened):
     run = begin(runs_dir)
     with run_lock(run), pytest.raises(UsageError, match="being worked on"):
         opened()

@@ -78,6 +78,8 @@ def test_a_run_whose_runner_is_gone_is_not_said_to_run(run):
     assert (status.state, status.stages["a"].state) == ("interrupted", "interrupted")
 
 
-def test_a_run_begun_by_hand_is_not_said_to_run(tmp_path):
-    run = begin_run(RunConfig(runs_dir=str(tmp_path)), command="by hand", state="by hand")
-    assert read_status(run).state == status_now(run).state == "by hand"
+@pytest.mark.parametrize("word", ["interactive", "by hand"])  # the second as earlier versions wrote it
+def test_a_run_begun_interactively_is_not_said_to_run(tmp_path, word):
+    run = begin_run(RunConfig(runs_dir=str(tmp_path)), command="x", state="interactive")
+    run.status_json.write_text(run.status_json.read_text().replace("interactive", word))
+    assert read_status(run).state == status_now(run).state == "interactive"

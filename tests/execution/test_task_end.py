@@ -17,14 +17,12 @@ import fvc_lib
 from fvc_lib.execution.kernel.outputs import BoundedLog
 from fvc_lib.execution.run.stage_end import (
     KernelOutcome,
-    OomKills,
-    after_another_death,
-    after_memory_ended,
     judge,
-    oom_kills,
+    next_setting,
+    what_next,
 )
 from fvc_lib.execution.run.status import StageStatus
-from fvc_lib.execution.run.task import TaskRun, job_id, last_metric, what_next
+from fvc_lib.execution.run.task import TaskRun, job_id, last_metric, metric_text, oom_kills
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
@@ -41,27 +39,31 @@ def test_the_last_whole_lines_of_this_attempt_tell_the_loss(tmp_path):
             log.log(step=12, epoch=3, phase="train", metrics={"loss": loss, "learning_rate": 0.001})
     with path.open("ab") as stream:
         stream.write(b'{"run_id":"r","step":13,"metric":"lo')
-    assert str(last_metric(path, 2)) == "loss 0.3125 (train) at step 12 of epoch 3"
+    assert metric_text(last_metric(path, 2)) == "loss 0.3125 (train) at step 12 of epoch 3"
     assert last_metric(path, 3) is None
     assert last_metric(tmp_path / "none", 1) is None
 
 
 def test_after_a_kill_for_memory_less_is_tried_step_by_step(tmp_path):
-    events, limit = tmp_path / "events.jsonl", 4 * 2**30
+    events = tmp_path / "events.jsonl"
+    killed = StageStatus(state="failed", exit_code=137, oom_kills=1)
 
-    def next_of(**values: object) -> str:
-        return after_memory_ended(RunConfig(**values), READS, events, limit)
+    def next_of(stage: StageStatus = killed, reads: tuple[str, ...] = READS, **values: object) -> str | None:
+        return next_setting(stage, RunConfig(mem_gb=4 * 2**30 / 1e9, **values), reads, events)
 
     assert next_of() == "-p batch_size 2"  # half of what a network usually takes by itself
     assert next_of(batch_size=2) == "-p batch_size 1"
     assert next_of(batch_size=1) == "-p gradient_checkpointing true"
     assert next_of(batch_size=1, gradient_checkpointing=True, num_workers=2) == "-p num_workers 0"
     assert next_of(batch_size=1, gradient_checkpointing=True) == "--mem=6G"
-    assert after_memory_ended(RunConfig(), (), events, limit) == "--mem=6G"  # a stage that reads none of them
+    assert next_of(reads=()) == "--mem=6G"  # a stage that reads none of them
     events.write_text('{"kind": "preflight", "details": {"micro_batch": 2}}\n{"torn')
     assert next_of() == "-p batch_size 1"
-    assert after_another_death(RunConfig(num_workers=2), READS) == "-p num_workers 0"
-    assert after_another_death(RunConfig(), READS) is None
+    crashed = StageStatus(state="failed", exit_code=138)
+    assert next_of(crashed, num_workers=2) == "-p num_workers 0"
+    assert next_of(crashed) is None
+    assert next_of(StageStatus(state="failed", exit_code=137, peak_rss_bytes=10**9)) is None  # far below the limit
+    assert next_of(StageStatus(state="interrupted", exit_code=75, oom_kills=1)) is None
 
 
 def test_only_after_an_error_of_usage_a_new_run_with_another_value_is_offered(tmp_path):
@@ -79,47 +81,37 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_kills_for_memory_are_counted_in_the_own_group_and_around_it(tmp_path):
-    assert oom_kills(tmp_path) == OomKills(None, None)
+def test_kills_for_memory_are_counted_in_the_own_group_or_the_nearest_above(tmp_path):
+    assert oom_kills(tmp_path) is None
     write(tmp_path / "proc/self/cgroup", "0::/slurm/job_1/step_0\n")
     base = tmp_path / "sys/fs/cgroup"
-    write(base / "cgroup.controllers", "memory\n")
     write(base / "slurm/job_1/memory.events", "low 0\noom 3\noom_kill 2\n")
-    assert oom_kills(tmp_path) == OomKills(None, 2)
+    assert oom_kills(tmp_path) == 2
     write(base / "slurm/job_1/step_0/memory.events", "oom 1\noom_kill 1\n")
-    before = oom_kills(tmp_path)
-    assert before == OomKills(1, 2)
-    write(base / "slurm/job_1/memory.events", "oom_kill 5\n")
-    assert oom_kills(tmp_path).since(before) == OomKills(0, 3)
+    assert oom_kills(tmp_path) == 1
 
 
 def test_kills_for_memory_are_counted_in_version_1_too(tmp_path):
     write(tmp_path / "proc/self/cgroup", "9:name=systemd:/\n4:memory:/a/b\n0::/\n")
     write(tmp_path / "sys/fs/cgroup/memory/a/b/memory.oom_control", "under_oom 0\noom_kill 4\n")
-    assert oom_kills(tmp_path) == OomKills(4, None)
+    assert oom_kills(tmp_path) == 4
 
 
 @pytest.mark.parametrize(
     ("return_code", "kills", "exit_code", "words"),
     [
-        (-9, OomKills(1, 1), 137, "for memory, it seems: the system killed once"),
-        (
-            -9,
-            OomKills(0, 2),
-            137,
-            "perhaps for memory: the system killed 2 times for memory meanwhile, though",
-        ),
-        (-9, OomKills(None, None), 137, "cannot be read here"),
-        (-9, OomKills(0, 0), 137, "by hand"),
-        (-11, OomKills(0, 0), 138, "kernel killed by SIGSEGV"),
-        (-7, OomKills(1, 1), 138, "SIGBUS at 1.50 GB; the system killed once for memory in its"),
-        (1, OomKills(0, 0), 138, "exit status 1"),
+        (-9, 1, 137, "at 1.50 GB: out of memory, it seems: the system killed once"),
+        (-9, None, 137, "most likely out of memory"),
+        (-9, 0, 137, "by a person"),
+        (-11, 0, 138, "kernel killed by SIGSEGV"),
+        (-7, 2, 138, "SIGBUS at 1.50 GB; the system killed 2 times for memory in its"),
+        (1, 0, 138, "exit status 1"),
     ],
 )
 def test_a_death_is_told_no_surer_than_it_is_known(return_code, kills, exit_code, words):
     stage = StageStatus()
     judge(stage, KernelOutcome(None, True, return_code), kills, int(1.5e9), (), ())
-    assert (stage.state, stage.exit_code, stage.oom_kills) == ("failed", exit_code, kills.own)
+    assert (stage.state, stage.exit_code, stage.oom_kills) == ("failed", exit_code, kills)
     assert words in stage.reason
 
 

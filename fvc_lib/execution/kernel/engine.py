@@ -45,7 +45,8 @@ from fvc_lib.execution.plan.stages import Notebook, check_parameters, notebook_o
 from fvc_lib.execution.run.interactive import run_to_work_on
 from fvc_lib.execution.run.record import record_resumption
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.execution.run.stage_end import CellError, KernelOutcome, KernelRequest
+from fvc_lib.execution.run.stage_end import CellError, KernelOutcome
+from fvc_lib.execution.run.task import KernelRequest
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.redaction import Redactor

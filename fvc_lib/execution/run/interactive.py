@@ -48,7 +48,7 @@ def find_or_begin(run_dir: str, given: dict[str, Any], only_looks: bool) -> tupl
         if not run_dir:
             fresh, note = values_to_begin_with(given)
             print(note, end="\n" if note else "")
-        return begin_run(fresh, command="by hand, from a notebook", state="by hand"), fresh
+        return begin_run(fresh, command="interactive, from a notebook", state="interactive"), fresh
     paths = own[-1] if own else find_run(runs_dir, run_dir or "latest")
     config = run_config(paths)
     if only_looks:

@@ -28,9 +28,9 @@ from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, sha
 from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run.lock import run_lock, task_locks
 from fvc_lib.execution.run.record import gpus
-from fvc_lib.execution.run.stage_end import STOPPED, exit_code_of_signals, tell_end
+from fvc_lib.execution.run.stage_end import STOPPED, end_lines, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
-from fvc_lib.execution.run.task import TaskProgress, TaskRun, end_lines, what_happened, what_next, where_it_was
+from fvc_lib.execution.run.task import TaskProgress, TaskRun
 from fvc_lib.services.atomic_files import utc_now
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -64,7 +64,7 @@ def run_task(
     before = fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
     at_work.execute(stage)
     if stage.exit_code == 0:
-        _check_outputs(run, task, stage)
+        _check_outputs(at_work, stage)
     stage.finished_utc = utc_now()
     if stage.exit_code == 0 and before is not None and not taken_over():
         if fingerprint_of(task, at_work.notebook, run, config) == before:
@@ -74,8 +74,9 @@ def run_task(
     return stage
 
 
-def _check_outputs(run: RunPaths, task: Task, stage: StageStatus) -> None:
+def _check_outputs(at_work: TaskRun, stage: StageStatus) -> None:
     """A stage whose tables do not fit has failed, and its record is not that of a success."""
+    task, run = at_work.task, at_work.run
     try:
         task.stage.check_outputs(run, task.fold)
     except DataError as error:
@@ -84,8 +85,7 @@ def _check_outputs(run: RunPaths, task: Task, stage: StageStatus) -> None:
         stage.error = StageError(name=type(error).__name__, message=str(error))
         name, fold = task.stage.name, task.fold
         run.executed_notebook(name, fold).replace(run.partial_notebook(name, fold))
-        told = [what_happened(stage), where_it_was(stage), what_next(run, stage)]
-        tell_end(run.partial_notebook(name, fold), stage, told)
+        tell_end(run, task, stage, at_work.redactor)
 
 
 # What a run says on the terminal: live lines where someone watches, plain lines where a log is written.
@@ -254,7 +254,7 @@ class Runner:
         self._taken_over = False
         self._exit_codes: list[int] = []  # of tasks that did not succeed, as they ended
         self._errors: list[BaseException] = []  # of threads: what a kernel does is no exception here
-        self._told: set[str] = set()
+        self._said: set[str] = set()
 
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
         """Run what ``make_plan`` says once the run is ours; returns the exit code.
@@ -352,7 +352,7 @@ class Runner:
             attempt=stage.attempts,
             extra_environment={**shares.environment(task), **self._threads(task)},
             say=self.terminal.line,
-            told=self._told,
+            said=self._said,
         )
         self._running[task.key] = at_work
         future = pool.submit(run_task, at_work, stage, self.terminal.line, lambda: self._taken_over)

@@ -212,7 +212,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         stage: the notebook's name without suffix.
         namespace: ``globals()`` of the notebook right after its parameters cell: ``run_dir``, for a fold stage
             ``fold``, and fields of RunConfig.
-        only_looks: it writes no tables; opened by hand it begins no run and may look at one that is worked on.
+        only_looks: it writes no tables; interactively it begins no run and may look at one that is worked on.
 
     Raises:
         UsageError: no such run; the run is being worked on, and the notebook writes into it; or a value in the cell was
@@ -237,7 +237,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         )
     if attempt is None and not only_looks:
         note_interactive_training(paths, stage, fold, config)
-    memory = _open_sampler(paths, stage, fold, config.mem_gb, by_hand=attempt is None)
+    memory = _open_sampler(paths, stage, fold, config.mem_gb, headless=attempt is not None)
     session = StageSession(
         stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory, given
     )
@@ -249,12 +249,12 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
 
 
 def _open_sampler(
-    paths: RunPaths, stage: str, fold: int | None, mem_gb: float | None, *, by_hand: bool
+    paths: RunPaths, stage: str, fold: int | None, mem_gb: float | None, *, headless: bool
 ) -> MemorySampler:
-    if not by_hand:
+    if headless:
         return MemorySampler(paths.memory(stage, fold), events=paths.memory_events(stage, fold), mem_gb=mem_gb)
-    # Opened by hand, a notebook leaves the run's own memory log as it is.
-    name = f"{stage_key(stage, fold)}.by_hand_memory"
+    # An interactive notebook leaves the run's own memory log as it is.
+    name = f"{stage_key(stage, fold)}.interactive_memory"
     return MemorySampler(paths.logs / f"{name}.jsonl", events=paths.logs / f"{name}_events.jsonl", mem_gb=mem_gb)
 
 

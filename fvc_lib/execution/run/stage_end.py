@@ -1,90 +1,28 @@
-"""How a stage ended, from what is known of its kernel: state, exit code, reason and error."""
+"""How a stage ended: state, exit code, reason and error, the words for it, and what to try next."""
 
 from __future__ import annotations
 
 import html
 import json
 import os
-import re
+import shlex
 import signal
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nbformat
-import psutil
 
+from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_advice import MORE_MEMORY, next_settings
-from fvc_lib.services.memory_budget import ProcessTree
+from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.redaction import Redactor
-
-# How often the system killed for memory in this process's control group and the groups it lies in.
-
-
-@dataclass(frozen=True)
-class OomKills:
-    """Kills for memory: ``own`` in this process's group or below, ``around`` in a group that contains it.
-
-    A kill in ``own`` may have met any process of the group, a sibling too; one in ``around`` alone met another group,
-    whose memory counts against the same limit. None: no counter can be read here.
-    """
-
-    own: int | None
-    around: int | None
-
-    def since(self, earlier: OomKills) -> OomKills:
-        """What was added since ``earlier``."""
-        return OomKills(_added(self.own, earlier.own), _added(self.around, earlier.around))
-
-
-def oom_kills(root: Path = Path("/")) -> OomKills:
-    """The counters as they are now.
-
-    Args:
-        root: the folder in which ``proc/self/cgroup`` and ``sys/fs/cgroup`` lie.
-    """
-    own = around = None
-    for base, group, name in _memory_groups(root):
-        folders = [base.joinpath(*group[:depth]) for depth in range(len(group), -1, -1)]
-        counts = [count for folder in folders if (count := _count(folder / name)) is not None]
-        if counts and _count(folders[0] / name) is not None:
-            own = counts.pop(0)
-        # Version 2 counts in every group above as well, version 1 in the victim's alone: the largest is the outermost.
-        around = max(counts, default=around)
-    return OomKills(own, around)
-
-
-def _memory_groups(root: Path) -> Iterator[tuple[Path, tuple[str, ...], str]]:
-    """The mount, the group's path below it and the counter's file, of version 2 and of version 1's memory groups."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    base = root / "sys/fs/cgroup"
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        parts = tuple(part for part in group.split("/") if part not in ("", ".."))
-        if not controllers and (base / "cgroup.controllers").exists():
-            yield base, parts, "memory.events"
-        elif "memory" in controllers.split(","):
-            yield base / "memory", parts, "memory.oom_control"
-
-
-def _count(path: Path) -> int | None:
-    try:
-        match = re.search(r"^oom_kill (\d+)", path.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(match[1]) if match else None
-
-
-def _added(now: int | None, before: int | None) -> int | None:
-    return None if now is None or before is None else max(0, now - before)
+from fvc_lib.services.run_paths import RunPaths
 
 
 @dataclass(frozen=True)
@@ -116,33 +54,6 @@ class KernelOutcome:
         return self.error is None and not self.died
 
 
-@dataclass
-class KernelRequest:
-    """What the runner has the papermill engine do beside running the cells.
-
-    Attributes:
-        record: the executed copy, never more than a fraction of a second behind.
-        root: the folder from which files are named in texts, the run's.
-        folder: the kernel's working directory.
-        environment: the kernel's whole environment.
-        log: gets what the kernel process and native libraries write past the notebook; appended to, bounded.
-        on_start: called with the kernel's process id.
-        overflow: folder for outputs that the record cannot hold; None: beside the log.
-        redactor: hides secrets in all that is written; None: those of ``environment``.
-        outcome: set by the engine.
-    """
-
-    record: Path
-    root: Path
-    folder: Path
-    environment: Mapping[str, str]
-    log: Path
-    on_start: Callable[[int], None]
-    overflow: Path | None = None
-    redactor: Redactor | None = None
-    outcome: KernelOutcome | None = None
-
-
 STOPPED = 75
 # The names of our own errors as a notebook's record shows them, and what each makes a command leave with.
 EXIT_OF_ERROR = {
@@ -158,7 +69,7 @@ NEVER_STARTED = "KernelNeverStarted"
 def judge(
     stage: StageStatus,
     outcome: KernelOutcome,
-    kills: OomKills,
+    kills: int | None,
     peak_bytes: int,
     outputs: Sequence[Path],
     signals: Sequence[int],
@@ -168,13 +79,13 @@ def judge(
     Args:
         stage: written into.
         outcome: of the execution.
-        kills: for memory, while it ran.
+        kills: how often the system killed for memory in its control group; None where nothing counts it.
         peak_bytes: the most memory it was seen to hold.
         outputs: files that a success leaves.
         signals: what it was sent.
     """
     error = outcome.error
-    stage.oom_kills = kills.own
+    stage.oom_kills = kills
     if outcome.died and (outcome.return_code or 0) < 0:
         stage.killed_by = signal_name(-(outcome.return_code or 0))
     if outcome.ok:
@@ -191,15 +102,13 @@ def judge(
     elif signals:
         stage.state, stage.exit_code = "interrupted", exit_code_of_signals(signals)
         stage.reason = f"stopped by {signal_name(signals[0])}"
-    elif outcome.never_started is not None and outcome.return_code == -signal.SIGKILL:
-        why = _why_killed(kills)
-        stage.state, stage.exit_code, stage.reason = "failed", 137, f"killed by SIGKILL while it started: {why}"
-    elif outcome.never_started is not None:
+    elif outcome.never_started is not None and outcome.return_code != -signal.SIGKILL:
         stage.state, stage.exit_code, stage.reason = "failed", 138, "the kernel never started"
         stage.error = StageError(name=NEVER_STARTED, message=outcome.never_started)
     else:
+        at = "while it started" if outcome.never_started else f"at {peak_bytes / 1e9:.2f} GB"
         stage.state = "failed"
-        stage.exit_code, stage.reason = _death(outcome.return_code, kills, peak_bytes)
+        stage.exit_code, stage.reason = _death(outcome.return_code, kills, at)
 
 
 def exit_code_of_signals(numbers: Sequence[int]) -> int:
@@ -217,92 +126,27 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _death(return_code: int | None, kills: OomKills, peak_bytes: int) -> tuple[int, str]:
+def _death(return_code: int | None, kills: int | None, at: str) -> tuple[int, str]:
     """FVC's exit code for a kernel that died, and the reason in words no surer than what is known."""
-    at = f"at {peak_bytes / 1e9:.2f} GB"
+    times = "once" if kills == 1 else f"{kills} times"
+    counted = f"the system killed {times} for memory in its control group meanwhile"
     if return_code == -signal.SIGKILL:
-        return 137, f"killed by SIGKILL {at}: {_why_killed(kills)}"
-    also = ""
-    if kills.own:
-        also = (
-            f"; the system killed {_times(kills.own)} for memory in its control group meanwhile, perhaps a child of it"
-        )
+        if kills:
+            why = f"out of memory, it seems: {counted}"
+        elif kills is None:
+            why = "most likely out of memory, or killed by a person; the system's count of such kills cannot be read"
+        else:
+            why = "by a person, by the end of a job, or for memory outside its control group, which counted no kill"
+        return 137, f"killed by SIGKILL {at}: {why}"
+    how = f"kernel went away (exit status {'unknown' if return_code is None else return_code})"
     if return_code is not None and return_code < 0:
-        return 138, f"kernel killed by {signal_name(-return_code)} {at}{also}"
-    return 138, f"kernel went away (exit status {'unknown' if return_code is None else return_code}){also}"
-
-
-def _why_killed(kills: OomKills) -> str:
-    if kills.own:
-        return f"for memory, it seems: the system killed {_times(kills.own)} for memory in its control group meanwhile"
-    if kills.around:
-        return (
-            f"perhaps for memory: the system killed {_times(kills.around)} for memory meanwhile, though in another "
-            "control group below the same limit"
-        )
-    if kills.own is None:
-        return "most likely for memory, or by hand; the system's count of kills for memory cannot be read here"
-    return "by hand, by the end of a job, or for memory outside its control group, which counted no kill"
-
-
-def _times(count: int | None) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-# Watching a kernel from outside: its memory while it lives, and what the system killed for memory meanwhile.
-
-SAMPLE_INTERVAL_SECONDS = 0.2
-
-
-class KernelWatch:
-    """Samples the resident memory of a process and its children in a thread until ``stop``.
-
-    ``peak_rss_bytes`` is the largest of the sampled sum over the tree and the kernel's own high-water mark (VmHWM). A
-    stage resets that mark when its phase changes, after its own sampler has read it: a peak of the last moment before
-    is in the stage's memory log, and here perhaps not.
-    """
-
-    def __init__(self) -> None:
-        self.pid: int | None = None
-        self.rss_bytes = 0  # now
-        self.peak_rss_bytes = 0
-        self._stop = threading.Event()
-        self._oom_kills = oom_kills()
-        self._thread = threading.Thread(target=self._watch, name="fvc-kernel-watch", daemon=True)
-
-    def start(self, pid: int) -> None:
-        """Begin watching process ``pid``."""
-        self.pid, self._tree = pid, ProcessTree(pid)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop sampling; harmless when never started."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def signal_kernel(self, number: signal.Signals) -> None:
-        """Forward a signal to the kernel alone; one that is gone is let be."""
-        if self.pid is not None:
-            try:
-                psutil.Process(self.pid).send_signal(number)
-            except psutil.NoSuchProcess:
-                return
-
-    def oom_kills(self) -> OomKills:
-        """What the system has killed for memory since this watch was made."""
-        return oom_kills().since(self._oom_kills)
-
-    def _watch(self) -> None:
-        while not self._stop.wait(SAMPLE_INTERVAL_SECONDS):
-            held = self._tree.measure()
-            self.rss_bytes = held.tree_bytes
-            self.peak_rss_bytes = max(self.peak_rss_bytes, held.tree_bytes, held.high_water_bytes)
+        how = f"kernel killed by {signal_name(-return_code)} {at}"
+    return 138, f"{how}; {counted}, perhaps a child of it" if kills else how
 
 
 # What to try next when a task has died, as options of the command line.
 
-# What batch_size 0 is taken for where the stage's memory events do not tell: the networks' own defaults are 1 to 8.
+# What batch_size 0 is taken for where the stage's memory events do not say: the networks' own defaults are 1 to 8.
 _USUAL_BATCH = 4
 _LOOK_BYTES = 256_000
 _MEANINGS = {
@@ -315,48 +159,43 @@ _MEANINGS = {
 }
 
 
-def after_memory_ended(config: RunConfig, reads: Collection[str], events: Path, limit_bytes: int) -> str:
-    """The first of the settings that take less memory and keep the result, else more memory.
+def next_setting(stage: StageStatus, config: RunConfig, reads: Collection[str], events: Path) -> str | None:
+    """What to change before the stage is tried again; None where the error's own message says it better.
+
+    After an out-of-memory the first of the settings that take less memory and keep the result, else more memory; after
+    a crash no loader processes and their shared memory.
 
     Args:
-        config: what the task ran with.
+        stage: how it ended.
+        config: what it ran with.
         reads: the parameters its notebook reads; others would change nothing.
-        events: the stage's memory events, which tell how many clips were taken at once in the end.
-        limit_bytes: what it may use now.
+        events: the stage's memory events, which say how many clips were taken at once in the end.
 
     Returns:
         Options for ``run_notebooks.py --resume``, or ``--mem=6G`` for ``sbatch``.
     """
-    settings = next_settings(
+    memory_error = stage.error is not None and "Memory" in stage.error.name
+    if stage.state == "interrupted":
+        return None
+    if stage.exit_code != 137 and not memory_error and not stage.oom_kills:
+        crashed = stage.exit_code == 138 and "num_workers" in reads and config.num_workers > 0
+        return "-p num_workers 0" if crashed else None
+    limit = memory_budget(config.mem_gb).total_bytes
+    if not stage.oom_kills and not memory_error and (stage.peak_rss_bytes or 0) < limit / 2:
+        return None  # killed far below the limit, and no kill for memory was counted: rather by a person
+    setting = next_settings(
         "batch" if "batch_size" in reads else "preparation",
-        batch_size=batch_in_use(config, events),
+        batch_size=_batch_in_use(config, events),
         recomputes=config.gradient_checkpointing,
         num_workers=config.num_workers,
         probe_workers=config.probe_workers,
         reads=reads,
-    )
-    return more_memory(limit_bytes) if settings[0] == MORE_MEMORY else settings[0]
+    )[0]
+    # Half as much again in GiB, as sbatch takes it.
+    return f"--mem={-(-limit * 3 // (2 * 2**30))}G" if setting == MORE_MEMORY else setting
 
 
-def more_memory(limit_bytes: int) -> str:
-    """Half as much again as ``limit_bytes``, as ``sbatch`` takes it, in GiB."""
-    return f"--mem={-(-limit_bytes * 3 // (2 * 2**30))}G"
-
-
-def after_another_death(config: RunConfig, reads: Collection[str]) -> str | None:
-    """Where a kernel crashed: without loader processes and their shared memory; None where there were none."""
-    return "-p num_workers 0" if "num_workers" in reads and config.num_workers > 0 else None
-
-
-def meaning(options: str) -> str:
-    """Why ``options`` are worth trying, in a clause."""
-    for name, clause in _MEANINGS.items():
-        if name in options:
-            return clause
-    return ""
-
-
-def batch_in_use(config: RunConfig, events: Path) -> int:
+def _batch_in_use(config: RunConfig, events: Path) -> int:
     """How many clips were in memory at once: by the last of the stage's events that has it, else as configured."""
     configured = config.batch_size or _USUAL_BATCH
     for row in rows_from_the_end(events):
@@ -386,26 +225,93 @@ def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
+# What the terminal says of a task's end: one line of a success, three of anything else.
+
+_LONGEST_MESSAGE = 2_000
+
+
+def end_lines(run: RunPaths, task: Task, stage: StageStatus) -> list[str]:
+    """How ``task`` ended; of anything but a success also where it was and the command that goes on."""
+    first = f"{task.key:<28} {stage.state:<12} {stage.duration_seconds or 0.0:7.1f} s"
+    if stage.state == "done":
+        return [f"{first}  peak {_peak(stage)}"]
+    record, log = run.partial_notebook(task.stage.name, task.fold), run.stage_log(task.stage.name, task.fold)
+    return [
+        f"{first}  what happened: {what_happened(stage)}",
+        f"  where: {where_it_was(stage)}; record: {record}; log: {log}",
+        f"  {what_next(run, stage)}",
+    ]
+
+
+def what_happened(stage: StageStatus) -> str:
+    """One line: the error and its cell, or what ended the kernel."""
+    what = stage.reason or "it ended"
+    if stage.error is not None:
+        place = f" (cell In [{stage.error.cell}])" if stage.error.cell else ""
+        what = f"{stage.error.name}: {stage.error.message}{place}"
+        if stage.oom_kills:
+            what += f"; meanwhile the system killed for memory in its control group (count rose by {stage.oom_kills})"
+    line = " | ".join(part.strip() for part in what.splitlines() if part.strip())
+    # An error's text may hold what a terminal obeys, or what turns the text around.
+    line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]} [...]"
+
+
+def where_it_was(stage: StageStatus) -> str:
+    """One line: the last step and metric, and how much memory it held at most."""
+    return "; ".join([*filter(None, (stage.last_step, stage.last_metric)), f"peak memory {_peak(stage)}"])
+
+
+def what_next(run: RunPaths, stage: StageStatus) -> str:
+    """One line with the exact command; after an error of usage also the one that changes a parameter."""
+    command = f"python run_notebooks.py --resume {shlex.quote(str(run.root))}"
+    setting = stage.next_setting
+    if setting is not None and stage.state != "interrupted":
+        why = next((clause for name, clause in _MEANINGS.items() if name in setting), "")
+        if setting.startswith("--mem"):
+            return f"to go on: {command}  # {why} (SLURM: {setting})"
+        return f"to go on: {command} {setting}  # {why}"
+    if stage.state == "interrupted" or stage.exit_code == 138:
+        return f"to go on: {command}"
+    # A run's own values never change; a corpus that could not be read may be mended where it is.
+    other = (
+        "; with another budget, device or number of workers: add -p NAME VALUE; with another value of what the results "
+        f"depend on, in a new run: {command} --fork -p NAME VALUE"
+    )
+    return f"once mended, go on: {command}{other if stage.exit_code == 2 else ''}"
+
+
+def _peak(stage: StageStatus) -> str:
+    return f"{(stage.peak_rss_bytes or 0) / 1e9:.2f} GB"
+
+
 # The end as the record shows it: a banner at its top, and at the cell that ran what ended it.
 
 ERROR_MARKER_TAG = "papermill-error-cell-tag"  # papermill's: a repetition removes cells with it
 _STYLE = "border-left: 6px solid {color}; padding: 0.5em 1em; background: {ground}; color: #222"
 _COLORS = {"failed": ("#b71c1c", "#fdecea"), "interrupted": ("#b26a00", "#fff4e0")}
-KERNEL_DIED = "KernelDied"
+_TAIL_CHARACTERS = 4_000
 
 
-def tell_end(record: Path, stage: StageStatus, lines: Sequence[str], log_tail: str = "") -> None:
-    """Write into ``record`` how its execution ended.
+def tell_end(run: RunPaths, task: Task, stage: StageStatus, redactor: Redactor) -> None:
+    """Write into the task's record how its execution ended.
 
     A cell that ran when the kernel died gets an error output that says so. One that was asked to stop is ``stopped``
-    and no failure. The banner carries papermill's tag, so that a repetition removes it.
-
-    Args:
-        record: the notebook, as the engine left it.
-        stage: how it ended.
-        lines: what happened, where it was and what to do next.
-        log_tail: the end of the kernel's log, where that is all there is to read.
+    and no failure. The banner carries papermill's tag, so that a repetition removes it. Of a kernel that never started
+    the end of its log is all there is to read, and stands in the banner.
     """
+    log_tail = ""
+    if stage.error is not None and stage.error.name == NEVER_STARTED:
+        log = run.stage_log(task.stage.name, task.fold)
+        text = log.read_text(encoding="utf-8", errors="replace")[-_TAIL_CHARACTERS:] if log.is_file() else ""
+        log_tail = "\n".join(text.splitlines()[-20:])
+        said = [line.strip() for line in log_tail.splitlines() if line.strip()]
+        stage.error.message += (
+            f"; it said {f'last: {said[-1]}' if said else 'nothing'}. Try '{sys.executable} -m ipykernel --version'; "
+            "where that fails too, set the environment up again."
+        )
+    lines = [redactor.text(line) for line in (what_happened(stage), where_it_was(stage), what_next(run, stage))]
+    record = run.partial_notebook(task.stage.name, task.fold)
     notebook = json.loads(record.read_text(encoding="utf-8", errors="replace"))
     states = [cell["metadata"].get("papermill", {}).get("status") for cell in notebook["cells"]]
     where = ""
@@ -424,7 +330,7 @@ def _tell_in_cell(cell: dict[str, Any], stage: StageStatus, lines: Sequence[str]
         cell["metadata"]["papermill"].update(status="stopped", exception=False)
     if stage.error is not None or any(output["output_type"] == "error" for output in cell["outputs"]):
         return
-    name = "Stopped" if stage.state == "interrupted" else KERNEL_DIED
+    name = "Stopped" if stage.state == "interrupted" else "KernelDied"
     traceback = [f"{name}: {lines[0]}", *lines[1:]]
     cell["outputs"].append(dict(nbformat.v4.new_output("error", ename=name, evalue=lines[0], traceback=traceback)))
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import Task
@@ -25,8 +25,8 @@ from fvc_lib.services.atomic_files import utc_now, write_json
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 
-# "waiting": what is left belongs to jobs that have not begun; "by hand": begun from a notebook, no runner has it.
-RunState = Literal["running", "done", "failed", "interrupted", "requeue", "waiting", "by hand"]
+# "waiting": what is left belongs to jobs that have not begun; "interactive": begun from a notebook, no runner has it.
+RunState = Literal["running", "done", "failed", "interrupted", "requeue", "waiting", "interactive"]
 StageState = Literal["pending", "running", "done", "failed", "interrupted"]
 
 
@@ -101,6 +101,11 @@ class RunStatus(BaseModel):
     runner_host: str | None = None
     shared: bool = False
     stages: dict[str, StageStatus] = Field(default_factory=dict)
+
+    @field_validator("state", mode="before")
+    @classmethod
+    def _as_it_is_called_now(cls, value: object) -> object:
+        return "interactive" if value == "by hand" else value
 
     def stage(self, key: str) -> StageStatus:
         """The status of task ``key``, made when it is new."""

@@ -1,0 +1,534 @@
+"""Whether this machine can do what is wanted: one finding per thing looked at, and for each trouble what to do.
+
+Nothing here may crash or hang: what could take the process down runs in a child, and a check that fails or takes too
+long is itself a finding.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+import fvc_lib
+from fvc_lib import CHECKOUT
+from fvc_lib.execution.run.record import code_state, gpus, slurm_job
+from fvc_lib.execution.slurm.queue import SlurmError, has_command, output_of
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.isolated_workers import available_cores
+from fvc_lib.services.memory_budget import memory_budget
+from fvc_lib.services.tasks import TASKS
+
+State = Literal["ok", "warning", "problem"]
+CHILD_SECONDS = 45.0
+PATIENCE_SECONDS = 60.0
+_LITTLE_DISK_BYTES, _NO_DISK_BYTES = 5_000_000_000, 500_000_000
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
+_FEW_FILES = 1024
+_INSTALL = "python -m pip install --requirement requirements.lock (with make: make setup)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what.
+        state: ok; a warning, with which a run works but worse; a problem, with which it fails or lies.
+        found: what is there, in words.
+        remedy: what to do; empty only where all is well.
+    """
+
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.state != "ok" and not self.remedy:
+            raise ValueError(f"{self.name}: a {self.state} needs a remedy")
+
+
+def ok(name: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(name, "ok", found)
+
+
+def warning(name: str, found: str, remedy: str) -> Finding:
+    """A run works, but worse than it could."""
+    return Finding(name, "warning", found, remedy)
+
+
+def problem(name: str, found: str, remedy: str) -> Finding:
+    """A run fails, or says what is not so."""
+    return Finding(name, "problem", found, remedy)
+
+
+def diagnose(
+    config: RunConfig, *, checkout: Path = CHECKOUT, patience_seconds: float = PATIENCE_SECONDS
+) -> list[Finding]:
+    """Look at everything a run with ``config`` needs; takes a few seconds and changes nothing.
+
+    Args:
+        config: the parameters that are going to be used.
+        checkout: where ``requirements.lock`` lies.
+        patience_seconds: for all checks together, which run at the same time.
+    """
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        "Python": lambda: [ok("Python", f"{platform.python_version()} ({platform.python_implementation()})")],
+        "packages": lambda: packages(checkout),
+        "code": lambda: [code(checkout)],
+        "torch": lambda: torch(config),
+        "codecs": lambda: codecs(config),
+        "disk": lambda: disks(config),
+        "memory": lambda: [memory(config)],
+        "processors": lambda: [processors()],
+        "shared memory": lambda: [shared_memory(config)],
+        "open files": lambda: [open_files()],
+        "SLURM": lambda: slurm(),
+    }
+    found: dict[str, list[Finding]] = {}
+
+    def look(name: str) -> None:
+        try:
+            found[name] = checks[name]()
+        except Exception as error:  # noqa: BLE001 - a doctor that dies of one ailment says nothing of the others
+            what = f"could not be looked at: {type(error).__name__}: {error}"
+            found[name] = [warning(name, what, "report this; the other findings stand")]
+
+    # Daemons: a disk that hangs must not keep the command from ending.
+    threads = [threading.Thread(target=look, args=(name,), daemon=True) for name in checks]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + patience_seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    hangs = "a disk or a device does not answer; look at what hangs there, then try again"
+    return [each for name in checks for each in found.get(name, [warning(name, "no answer in time", hangs)])]
+
+
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """For the terminal: a line for each finding, below a trouble what to do, and at the end what it comes to."""
+    width = max((len(finding.name) for finding in findings), default=0)
+    shown = []
+    for finding in findings:
+        sign = "PROBLEM" if finding.state == "problem" else finding.state
+        shown.append(f"{sign:<7}  {finding.name:<{width}}  {finding.found}")
+        if finding.remedy:
+            shown.append(f"{'':<{width + 11}}-> {finding.remedy}")
+    counts = {state: sum(finding.state == state for finding in findings) for state in ("problem", "warning")}
+    if not any(counts.values()):
+        return [*shown, "", "Nothing stands in the way of a run."]
+    how_many = ", ".join(f"{count} {state}{'s' if count > 1 else ''}" for state, count in counts.items() if count)
+    end = "A run would fail or lie; mend this first." if counts["problem"] else "A run will work."
+    return [*shown, "", f"{how_many}. {end}"]
+
+
+def exit_code(findings: Sequence[Finding]) -> Literal[0, 1]:
+    """1 when there is a problem; warnings are none."""
+    return 1 if any(finding.state == "problem" for finding in findings) else 0
+
+
+# The machine: disks, memory, processors, limits and SLURM.
+
+
+def disks(config: RunConfig) -> list[Finding]:
+    """Each folder that is written: whether it can be, its space, its locks."""
+    folders = {"runs": config.runs_dir, "clips": config.cache_dir}
+    if not config.corpus:
+        folders["sample corpus"] = config.data_dir
+    return [_disk(f"disk for {name}", Path(folder).absolute()) for name, folder in folders.items()]
+
+
+def _disk(name: str, folder: Path) -> Finding:
+    other = "choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
+    there, where = folder, str(folder)
+    try:
+        there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
+        where += "" if there == folder else f" (to be made in {there})"
+        if not there.is_dir():
+            what = "is no folder" if there.exists() else "is a link to nowhere"
+            return problem(name, f"{where}: {there} {what}", other)
+        locks = _locks_work(there)
+    except OSError as error:
+        return problem(
+            name, f"{where}: cannot be written: {error.strerror}", f"get the right to write there, or {other}"
+        )
+    free = shutil.disk_usage(there).free
+    found = f"{where}: {free / 1e9:.1f} GB free, {_file_system(there)}"
+    if free < _NO_DISK_BYTES:
+        return problem(name, found, f"make room, or {other}")
+    if not locks:
+        remedy = "runs are then told apart by a heartbeat alone: never start one twice at the same moment"
+        return warning(name, f"{found}, without file locks", remedy)
+    if free < _LITTLE_DISK_BYTES:
+        return warning(name, found, f"checkpoints and clips take room: make more, or {other}")
+    return ok(name, f"{found}, writable, locks work")
+
+
+def _locks_work(folder: Path) -> bool:
+    """Whether a lock keeps a second one out, tried on a file that is gone afterwards.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".fvc-doctor-") as first, Path(first.name).open("rb") as second:
+        first.write(b"x")
+        first.flush()
+        os.fsync(first.fileno())
+        try:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise
+    return False
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the file system that ``folder`` is in."""
+    resolved = folder.resolve()
+    mounts = [each for each in psutil.disk_partitions(all=True) if resolved.is_relative_to(each.mountpoint)]
+    return max(reversed(mounts), key=lambda each: len(each.mountpoint)).fstype if mounts else "unknown file system"
+
+
+def memory(config: RunConfig) -> Finding:
+    """The budget and who sets it, what is free now, and swap."""
+    budget, now, swap = memory_budget(config.mem_gb), psutil.virtual_memory(), psutil.swap_memory()
+    found = (
+        f"{budget.total_bytes / 1e9:.2f} GB may be used ({budget.origin}), {now.available / 1e9:.2f} GB are free now"
+    )
+    found += f", {swap.used / 1e9:.2f} GB of swap are used" if swap.used else ""
+    needed = TASKS[config.task].training_stage.kernel_bytes
+    more = "ask for more memory (mem_gb, --mem in SLURM, the container's limit)"
+    if budget.total_bytes < needed:
+        return problem("memory", f"{found}; the smallest training takes about {needed / 1e9:.1f} GB", more)
+    if budget.total_bytes < 2 * needed or now.available < needed:
+        return warning("memory", found, f"end what else runs here, or {more}")
+    return ok("memory", found)
+
+
+def processors(root: Path = Path("/")) -> Finding:
+    """Cores, a container's share of their time, and the threads that torch will start."""
+    cores = usable = available_cores()
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(wanted) if wanted.isdecimal() and int(wanted) else cores
+    found = f"{cores} cores may be used"
+    try:
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        quota = "max"
+    if quota.isdecimal():
+        found += f", {int(quota) / int(period):.1f} of their time"
+        usable = max(1, min(cores, round(int(quota) / int(period))))
+    found += f", OMP_NUM_THREADS={wanted}" if wanted else ""
+    if threads > usable:
+        remedy = f"export OMP_NUM_THREADS={usable}, or ask for more cores"
+        return warning("processors", f"{found}: {threads} threads would wait for each other", remedy)
+    return ok("processors", found)
+
+
+def shared_memory(config: RunConfig, folder: Path = Path("/dev/shm")) -> Finding:
+    """Room for the batches that loader processes hand over."""
+    name = "shared memory"
+    if not config.num_workers:
+        return ok(name, "not needed without loader processes")
+    clip = 3 * config.num_frames * config.fixed_size**2
+    needed = (2 * config.num_workers + 1) * config.effective_batch_size * clip
+    remedy = "-p num_workers 0, or a larger /dev/shm (docker: --shm-size)"
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return warning(name, f"{folder}: {error.strerror}", remedy)
+    found = f"{free / 1e6:,.0f} MB free in {folder}, {needed / 1e6:,.0f} MB needed by loader processes"
+    return problem(name, found, remedy) if needed > free else ok(name, found)
+
+
+def open_files() -> Finding:
+    """The limit of one process; loader processes hand tensors over as files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+        return warning("open files", f"{soft} at most", f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}")
+    return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} at most")
+
+
+def slurm() -> list[Finding]:
+    """The job this is in, and the partitions."""
+    job = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in (slurm_job() or {}).items())
+    findings = [ok("SLURM job", job)] if job else []
+    if not has_command("sbatch"):
+        return [*findings, ok("SLURM", "not on this machine; --executor slurm is for a cluster's login node")]
+    try:
+        answer = output_of(["sinfo", "--noheader", "--format=%P %a, %l, %D nodes of %c cores and %m MB, %G"])
+    except SlurmError as error:
+        remedy = "runs here work without it; for --executor slurm ask the site whether its controller is up"
+        return [*findings, warning("SLURM", str(error), remedy)]
+    return [*findings, ok("SLURM", "; ".join(answer.splitlines()[:8]) or "no partition")]
+
+
+# What is installed: packages, the code itself, torch with its devices, and the codecs.
+
+
+def packages(checkout: Path) -> list[Finding]:
+    """Whether what is installed is what ``requirements.lock`` names, and whether ``fvc_lib`` is this checkout's."""
+    return [_lock_drift(checkout), _own_package(checkout)]
+
+
+def _lock_drift(checkout: Path) -> Finding:
+    name, path = "locked versions", checkout / "requirements.lock"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        return warning(name, f"{path}: {error.strerror}", "take requirements.lock from the project's checkout")
+    wanted = dict(line.strip().split("==", 1) for line in text.splitlines() if "==" in line and line[0] != "#")
+    installed = {package: _installed(package) for package in wanted}
+    drift = [
+        f"{package} {version} instead of {wanted[package]}" if version else f"{package} is not installed"
+        for package, version in installed.items()
+        if version is None or version.split("+")[0] != wanted[package].split("+")[0]
+    ]
+    if not drift:
+        return ok(name, f"all {len(wanted)} are installed as locked")
+    found = ", ".join(drift[:6]) + (f" and {len(drift) - 6} more" if len(drift) > 6 else "")
+    return warning(name, found, f"what was tested is what the lock names: {_INSTALL}")
+
+
+def _own_package(checkout: Path) -> Finding:
+    name, installed, mend = "fvc_lib", _installed("fvc_lib"), "python -m pip install --no-deps --editable ."
+    if checkout.resolve() != CHECKOUT:
+        return problem(name, f"imported from {CHECKOUT}, while the checkout is {checkout}", f"in the checkout: {mend}")
+    if installed is None:
+        return warning(name, "this checkout, not installed: only its own folder can import it", mend)
+    if installed != fvc_lib.__version__:
+        return warning(name, f"installed as {installed}, the code says {fvc_lib.__version__}", mend)
+    return ok(name, f"{installed}, this checkout")
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def code(checkout: Path) -> Finding:
+    """Whether a run can record which code it ran."""
+    state = code_state(checkout)
+    if state.commit is None:
+        remedy = "install git and work in a clone, so that a run's record names its code"
+        return warning("code", f"no commit can be recorded: {state.problem}", remedy)
+    changed = "changed since; runs keep the patch" if state.changed_since_commit else "unchanged"
+    lacks = f", which is not whole: {'; '.join(state.left_out)}" if state.left_out else ""
+    return ok("code", f"commit {state.commit[:12]}, {changed}{lacks}")
+
+
+def torch(config: RunConfig) -> list[Finding]:
+    """torch, and each of its devices, tried in a child process."""
+    facts, trouble = ask_child("torch_devices")
+    if "version" not in facts:
+        return [problem("torch", f"cannot be imported: {trouble}", f"install it anew: {_INSTALL}")]
+    build = f"CUDA {facts['cuda']}" if facts.get("cuda") else f"ROCm {facts['hip']}" if facts.get("hip") else "CPU"
+    devices = [name for name in facts.get("devices", []) if f"device {name}" in facts]
+    findings = [ok("torch", f"{facts['version']}, built for {build}")]
+    for name in devices:
+        about, error = facts[f"device {name}"]
+        if error:
+            remedy = "install a torch build for this device, or keep away from it: -p device cpu"
+            findings.append(problem(f"device {name}", f"{about}a small product failed: {error}", remedy))
+        else:
+            findings.append(ok(f"device {name}", f"{about}a small product and its gradient are right"))
+    if trouble:
+        at = facts.get("trying") or "start"
+        remedy = "mend its driver, or keep away from it: -p device cpu"
+        findings.append(problem(f"device {at}", f"took the process down: {trouble}", remedy))
+    return [*findings, *_missing_devices(config, facts, build)]
+
+
+def _missing_devices(config: RunConfig, facts: dict[str, Any], build: str) -> Iterator[Finding]:
+    devices, shown, error = str(facts.get("devices", "")), gpus(), facts.get("cuda_error")
+    if shown and "cuda" not in devices:
+        remedy = "install torch's CUDA build of the same version from PyTorch's own index"
+        if error:
+            remedy = "install NVIDIA's driver for that CUDA version, or a torch build for the older one"
+        why = error or f"torch is built for {build}"
+        yield warning("GPU", f"{', '.join(sorted(set(shown)))} lies idle: {why}", remedy)
+    elif facts.get("cuda") and "cuda" not in devices:
+        yield ok("GPU", f"none is to be seen ({error or 'none'}); training uses the CPU")
+    if config.device not in ("auto", "cpu") and config.device not in devices:
+        remedy = "-p device auto: auto takes what is there"
+        yield problem("device", f"device={config.device} is asked for and is not here", remedy)
+
+
+def codecs(config: RunConfig) -> list[Finding]:
+    """PyAV's decoders, tried, and the encoders that write the sample corpus."""
+    facts, trouble = ask_child("pyav_codecs")
+    if "version" not in facts:
+        return [problem("PyAV", f"cannot be imported: {trouble}", _INSTALL)]
+    findings = [ok("PyAV", f"{facts['version']}" + (f", ffmpeg {facts['ffmpeg']}" if facts.get("ffmpeg") else ""))]
+    remedy = "videos in these codecs would be rejected; install PyAV's own wheel: pip install --force-reinstall av"
+    tried = {name.removeprefix("decoder "): how for name, how in facts.items() if name.startswith("decoder ")}
+    bad = [f"{codec} {how}" for codec, how in tried.items() if how.startswith(("is missing", "fails"))]
+    if trouble:
+        at = facts.get("trying") or "start"
+        findings.append(problem("decoders", f"decoding {at} took the process down: {trouble}", remedy))
+    elif bad:
+        findings.append(warning("decoders", "; ".join(bad), remedy))
+    else:
+        findings.append(ok("decoders", ", ".join(f"{codec} {how}".strip() for codec, how in tried.items())))
+    lacking = [name for name in SAMPLE_ENCODERS if name not in facts.get("encoders", ())]
+    if lacking and not config.corpus:
+        remedy = "install PyAV's own wheel (pip install --force-reinstall av), or give a corpus: -p corpus PATH"
+        findings.append(problem("sample corpus", f"cannot be written without {', '.join(lacking)}", remedy))
+    return findings
+
+
+# What is tried in a child process: imports and calls that may crash, hang or not be there at all. Each prints one JSON
+# object per line as it goes, so that what was found before a crash is known.
+
+_DECODERS = {
+    "h264": ("h264",), "hevc": ("hevc",), "vp9": ("vp9", "libvpx-vp9"), "av1": ("libdav1d", "libaom-av1", "av1"),
+    "mpeg4": ("mpeg4",),
+}  # fmt: skip
+# What the sample corpus is written with, and what else can be tried in both directions.
+SAMPLE_ENCODERS = ("libx264", "mpeg4", "libvpx-vp9")
+_ENCODERS = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "av1": "libsvtav1", "mpeg4": "mpeg4"}
+
+
+def ask_child(probe: str, seconds: float = CHILD_SECONDS) -> tuple[dict[str, Any], str]:
+    """Run function ``probe`` of this module in a fresh interpreter: the facts it printed, and how it failed.
+
+    A crash or a hang is told in words; empty where it ended well.
+    """
+    given = os.environ.get("PYTHONPATH", "")
+    # Ours last: what stands in a user's PYTHONPATH is what a kernel would import, and so what is to be tried.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (given, str(CHECKOUT))))}
+    command = [sys.executable, "-P", "-c", f"from fvc_lib.execution import doctor; doctor.{probe}()"]
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as output,
+        tempfile.TemporaryFile("w+", errors="replace") as log,
+    ):
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, env=environment, start_new_session=True
+        )
+        try:
+            code = child.wait(seconds)
+            log.seek(0)
+            said = [line.strip() for line in log.read().splitlines() if line.strip()]
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            trouble = "" if code == 0 else f"{said[-1]} ({how})" if said else how
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            trouble = f"no answer within {seconds:.0f} s"
+        output.seek(0)
+        facts: dict[str, Any] = {}
+        for line in output:
+            if line.startswith("{"):  # else a library's own words
+                facts.update(json.loads(line))
+        return facts, trouble
+
+
+def _tell(**facts: object) -> None:
+    """Say it at once: the next line may be the last."""
+    print(json.dumps(facts), flush=True)
+
+
+def torch_devices() -> None:
+    """Version and build of torch, its devices, and a product and a gradient on each."""
+    import torch
+
+    hip = getattr(torch.version, "hip", None)
+    _tell(version=torch.__version__, cuda=torch.version.cuda, hip=hip)
+    names = ["cpu"]
+    if torch.version.cuda or hip:
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # torch is half typed
+            names += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        except (RuntimeError, AssertionError) as error:
+            _tell(cuda_error=str(error).partition("\n")[0])
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    _tell(devices=names)
+    for name in names:
+        _tell(trying=name)
+        about, trouble = "", ""
+        if name.startswith("cuda"):
+            found = torch.cuda.get_device_properties(name)
+            about = f"{found.name}, {found.total_memory / 1e9:.1f} GB, capability {found.major}.{found.minor}, "
+        try:
+            values = torch.ones(64, 64, device=name, requires_grad=True)
+            (values @ values).sum().backward()  # type: ignore[no-untyped-call]
+            if values.grad is None or not bool((values.grad == 128).all().item()):
+                trouble = "a product of ones came out wrong"
+        except RuntimeError as error:
+            trouble = str(error).partition("\n")[0]
+        _tell(**{f"device {name}": [about, trouble]})
+    _tell(trying=None)
+
+
+def pyav_codecs() -> None:
+    """Version of PyAV, and for each codec: whether its decoder is there, and whether it reads what was just written."""
+    import av
+
+    def has(name: str, mode: Literal["r", "w"]) -> bool:
+        try:
+            av.codec.Codec(name, mode)
+        except ValueError:
+            return False
+        return True
+
+    _tell(version=av.__version__, ffmpeg=getattr(av, "ffmpeg_version_info", None))
+    _tell(encoders=[name for name in SAMPLE_ENCODERS if has(name, "w")])
+    for codec, names in _DECODERS.items():
+        _tell(trying=codec)
+        if not any(has(name, "r") for name in names):
+            how = "is missing"
+        elif not has(_ENCODERS[codec], "w"):
+            how = "(not tried: no encoder)"
+        else:
+            error = _round_trip(av, _ENCODERS[codec])
+            how = f"fails: {error}" if error else ""
+        _tell(**{f"decoder {codec}": how})
+    _tell(trying=None)
+
+
+def _round_trip(av: Any, encoder: str) -> str:
+    """Why four small pictures could not be written and read again; empty when they could."""
+    import numpy as np
+
+    try:
+        content = io.BytesIO()
+        with av.open(content, "w", format="matroska") as output:
+            stream = output.add_stream(encoder, rate=4)
+            stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+            for shade in (0, 80, 160, 240):
+                picture = av.VideoFrame.from_ndarray(np.full((64, 64, 3), shade, np.uint8), format="rgb24")
+                output.mux(stream.encode(picture))
+            output.mux(stream.encode())
+        content.seek(0)
+        with av.open(content) as source:
+            count = sum(1 for _ in source.decode(video=0))
+    except (av.FFmpegError, ValueError) as error:
+        return str(error)
+    return "" if count == 4 else f"wrote 4 pictures and read {count}"

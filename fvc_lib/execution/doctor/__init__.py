@@ -1,1 +1,0 @@
-"""Whether this machine can do the work, and what to do where it cannot."""
