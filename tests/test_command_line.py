@@ -150,7 +150,7 @@ def test_an_unforeseen_error_is_three_lines_and_a_file(monkeypatch, tmp_path, er
     def fail(*arguments, **options):
         raise error
 
-    monkeypatch.setattr("fvc_lib.command_line.run_command.RunCommand.__init__", fail)
+    monkeypatch.setattr("fvc_lib.command_line.main.RunCommand.__init__", fail)
     done = CliRunner().invoke(run_notebooks.main, ["--dry-run"])
     assert done.exit_code == code
     lines = done.stderr.splitlines()

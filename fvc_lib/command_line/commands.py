@@ -302,3 +302,6 @@ def _export(run: RunPaths, tracking_uri: str | None) -> None:
     report = export_run(run, tracking_uri=tracking_uri or default_tracking_uri(run.root.parent.parent))
     for line in report.lines():
         click.echo(line)
+
+
+COMMANDS = (status, report, index, compare, export_mlflow, doctor, clips)
