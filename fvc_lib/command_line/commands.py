@@ -12,13 +12,13 @@ from pathlib import Path
 
 import click
 
-from fvc_lib.execution.plan.forking import Inheritance, ask, changes, in_words
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import Notebook
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.status import StageStatus, status_now
+from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
 from fvc_lib.execution.slurm.queue import job_states, read_accounting
 from fvc_lib.services.config import RunConfig, resolve_config, run_config
 from fvc_lib.services.errors import DataError, FvcError, UsageError

@@ -18,11 +18,11 @@ from click.core import ParameterSource
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line import commands
-from fvc_lib.execution.plan import forking
 from fvc_lib.execution.plan.fingerprint import put_back, set_aside
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
 from fvc_lib.execution.plan.stage_memory import PredictedPeak, predicted_peaks
 from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
+from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.runner import Runner
@@ -100,7 +100,7 @@ class RunCommand:
         UsageError: options that exclude each other, no such run, or parameters that it was not made with.
     """
 
-    def __init__(self, notebooks: Path, wanted: Wanted, asked: forking.Asked) -> None:
+    def __init__(self, notebooks: Path, wanted: Wanted, asked: which_run.Asked) -> None:
         wanted.check()
         self.wanted = wanted
         self.notebooks: dict[str, Notebook] = read_notebooks(notebooks)
@@ -122,9 +122,9 @@ class RunCommand:
         if wanted.of_a_run:
             self.run = find_run(Path(asked.config.runs_dir), wanted.resume or "latest", wanted.experiment)
             self.config = (
-                forking.config_of_fork(self.run, asked)
+                which_run.config_of_fork(self.run, asked)
                 if wanted.fork
-                else forking.config_to_resume(self.run, asked, sys.argv[1:])
+                else which_run.config_to_resume(self.run, asked, sys.argv[1:])
             )
 
         refuse_stage_of_another_task(self.config, self._only, self._start, *self._force)
@@ -148,9 +148,9 @@ class RunCommand:
         plan, predicted = self.plan(), self._predicted()
         commands.print_plan(plan, self.config, None if ancestor else self.run, predicted)
         if ancestor is not None:
-            changed = forking.changes(run_config(ancestor), self.config)
+            changed = which_run.changes(run_config(ancestor), self.config)
             whole = make_plan(self.notebooks, self.config, ancestor)
-            commands.print_fork(ancestor, self.config, forking.inheritance(ancestor, whole, changed))
+            commands.print_fork(ancestor, self.config, which_run.inheritance(ancestor, whole, changed))
         if self.wanted.executor == "slurm":
             run, site = None if ancestor else self.run, read_site()
             run = run or RunPaths(Path(self.config.runs_dir) / self.config.experiment / "run_TO_BE")  # it is not made
@@ -234,8 +234,8 @@ class RunCommand:
     def _begin_fork(self, ancestor: RunPaths) -> RunPaths:
         """Begin a new run with what is still true of ``ancestor`` under this configuration, and say what that is."""
         own, config = run_config(ancestor), self.config
-        changed = forking.changes(own, config)
-        taken = forking.inheritance(ancestor, make_plan(self.notebooks, config, ancestor), changed)
+        changed = which_run.changes(own, config)
+        taken = which_run.inheritance(ancestor, make_plan(self.notebooks, config, ancestor), changed)
 
         def binding_config(task: Task) -> dict[str, Any]:
             training = import_module(task.stage.training_module)  # torch takes seconds to load
@@ -243,7 +243,7 @@ class RunCommand:
             return parameters
 
         def prepare(fork: RunPaths) -> dict[str, object]:
-            forking.take_over(ancestor, fork, taken, binding_config)
+            which_run.take_over(ancestor, fork, taken, binding_config)
             return {"forked_from": ancestor.run_id, "changed": {name: list(change) for name, change in changed.items()}}
 
         fork = begin_run(config, command=self._command, prepare=prepare)
@@ -449,7 +449,7 @@ def main(
         commands.print_notebooks(read_notebooks(NOTEBOOKS))
         return
     typed = {"experiment": options["experiment"]} if options["experiment"] is not None else {}
-    asked = forking.ask(
+    asked = which_run.ask(
         params_files, yaml_texts, values, {**typed, **({"profile_memory": True} if profile_memory else {})}
     )
     wanted = Wanted(**options, tasks=None if tasks is None else tuple(filter(None, tasks.split(","))))

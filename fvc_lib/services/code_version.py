@@ -25,7 +25,7 @@ from fvc_lib.services.errors import UsageError
 
 # What a notebook's first call never runs when the runner started it: the run is found, begun and locked before, by the
 # runner itself. A test shows that a headless stage opens without it.
-NOT_RUN_HEADLESS = frozenset({"fvc_lib.execution.run.interactive"})
+NOT_RUN_HEADLESS = frozenset({"fvc_lib.execution.run.which_run"})
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from fvc_lib.execution.plan import fingerprint as finished_stages
-from fvc_lib.execution.plan.forking import FORK_NOTE, LATEST, Inheritance, inheritance, take_over
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.run.which_run import FORK_NOTE, LATEST, Inheritance, inheritance, take_over
 from fvc_lib.services import checkpoint_files as checkpoints
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import PARAMETERS, WRITE, Project, build_project, write_notebook

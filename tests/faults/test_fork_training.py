@@ -10,9 +10,9 @@ import pytest
 
 from fvc_lib.analysis.read.queries import learning_curves
 from fvc_lib.execution.plan.fingerprint import begin_training_state
-from fvc_lib.execution.plan.forking import Inheritance, take_over
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.status import RunStatus
+from fvc_lib.execution.run.which_run import Inheritance, take_over
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FOLDS, read_table, write_table

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from fvc_lib.corpus.images import index_images
 from fvc_lib.detectors.own.small_resnet import SmallResnet
-from fvc_lib.execution.plan.forking import Inheritance, take_over
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.status import RunStatus
+from fvc_lib.execution.run.which_run import Inheritance, take_over
 from fvc_lib.metrics.multiclass import top_k_accuracy
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError
 from fvc_lib.services.config import RunConfig, read_params_file

@@ -11,9 +11,9 @@ from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
-from fvc_lib.execution.plan.forking import Inheritance, take_over
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.status import RunStatus
+from fvc_lib.execution.run.which_run import Inheritance, take_over
 from fvc_lib.metrics.retrieval import retrieval_metrics
 from fvc_lib.services import memory_policy
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError

@@ -42,11 +42,11 @@ from papermill.exceptions import PapermillException
 from fvc_lib.execution.kernel.outputs import BoundedLog, CellOutputs, LogPipe, OutputFiles, RecordBudget, weight
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan
 from fvc_lib.execution.plan.stages import Notebook, check_parameters, notebook_of, stage_named
-from fvc_lib.execution.run.interactive import run_to_work_on
 from fvc_lib.execution.run.record import record_resumption
 from fvc_lib.execution.run.runner import Runner
 from fvc_lib.execution.run.stage_end import CellError, KernelOutcome
 from fvc_lib.execution.run.task import KernelRequest
+from fvc_lib.execution.run.which_run import run_to_work_on
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.redaction import Redactor

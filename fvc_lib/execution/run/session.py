@@ -227,7 +227,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         paths = find_run(Path(run_dir).parents[1], run_dir)
         config = run_config(paths)
     else:
-        from fvc_lib.execution.run.interactive import find_or_begin, note_interactive_training
+        from fvc_lib.execution.run.which_run import find_or_begin, note_interactive_training
 
         paths, config = find_or_begin(run_dir, given, only_looks)
     fold = int(namespace["fold"]) if "fold" in namespace else None
