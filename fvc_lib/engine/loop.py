@@ -143,7 +143,7 @@ class Engine:
         self._after_training_batch = CacheClearing(compute.device, self._policy.clear_cache_training_batches)
         self._batches_per_epoch = batches_per_epoch(len(task.training_data), settings.effective_batch_size)
         self._total_steps = self._batches_per_epoch * settings.epochs
-        self._lost_at, self._times_lost = -1, 0
+        self._lost_steps: list[int] = []  # in a row, without a step beyond the furthest of them
         self._watch = TrainingWatch(metrics, memory, oom_folder)
         self._evaluation = Evaluation(
             task,
@@ -284,17 +284,20 @@ class Engine:
     def _restore_checkpoint(self, event: OutOfMemory) -> None:
         """Out of memory while weights were changed: what they are now is not known, the last checkpoint's are."""
         at_step = self.state.step
-        self._times_lost = 1 if at_step > self._lost_at else self._times_lost + 1
-        self._lost_at = max(self._lost_at, at_step)
+        if at_step > max(self._lost_steps, default=-1):
+            self._lost_steps = []
+        self._lost_steps.append(at_step)
+        times_lost = len(self._lost_steps)
         self._model.zero_grad(set_to_none=True)
         release_cached_memory(self.compute.device)
         self._watch.out_of_memory(event)
-        if self._times_lost > 1:
+        if times_lost > 1:
             self._stepper.save_memory()
-        if self._times_lost > MAX_TIMES_LOST or not self._restored():
+        if times_lost > MAX_TIMES_LOST or not self._restored():
             raise MemoryExhaustedError(
-                f"out of memory in the optimizer's step {at_step}, {self._times_lost} times: {event.state.message}. "
-                "The last checkpoint stands. The step needs room for gradients and two moments per weight. "
+                f"out of memory in the optimizer's step {max(self._lost_steps)}, {times_lost} times without getting "
+                f"past it (at {', '.join(map(str, self._lost_steps))}): {event.state.message}. The last checkpoint "
+                "stands. The step needs room for gradients and two moments per weight. "
                 f"{memory_advice('optimizer_step')}"
             )
         self._watch.step_restored(event.state, at_step)
@@ -330,25 +333,25 @@ class Engine:
             len(self.task.training_data), self.settings.effective_batch_size, state.batches_done
         )
         self._watch.at("train")
-        planned = state.micro_batch
-        result = self._transaction.gradients(batch, planned, num_samples)
+        before = state.micro_batch
+        result = self._transaction.gradients(batch, state.micro_batches.to_try, num_samples)
         rate = learning_rate_at(state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share)
         due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
         usable = result if is_usable(result.loss) else None
         norm, due = take_together(self._stepper, self._ranks, usable, rate, save_is_due=due)
         # Counted only now: had memory run out in the step, nothing of this batch would have happened.
-        halved = state.micro_batches.fitted(state.step, result.micro_batch)
+        state.micro_batches.done(state.step, result.micro_batch)
         state.step += 1
         state.batches_done += 1
-        if halved:
-            self._watch.micro_batch_changed(planned, state.micro_batch)
+        if state.micro_batch != before:
+            self._watch.micro_batch_changed(before, state.micro_batch)
         if result.is_finite:
             state.epoch_loss.add(result.loss)
         self._watch.step_metrics({"loss": result.loss.mean(), "learning_rate": rate, "gradient_norm": norm})
         if not math.isfinite(norm) and result.loss.weight > 0:
             self._count_nonfinite(batch, result)
         self._progress(state.step, self._total_steps)
-        return halved or due
+        return due or state.micro_batch < before
 
     def _count_nonfinite(self, batch: Batch, result: BatchGradients) -> None:
         """No step was taken. A half-precision overflow is the scaler's business; anything else is bounded."""
@@ -540,9 +543,9 @@ def evaluate_batch(
         Outputs by name (B, ...), the loss sum, and the micro-batch that fitted.
 
     Raises:
-        MemoryExhaustedError: one sample alone does not fit, or the comparison of all of them does not.
+        MemoryExhaustedError: one sample alone did not fit twice in a row, or the comparison of all of them does not.
     """
-    again = True
+    again = True  # with the same micro-batch
     while True:
         try:
             return *_outputs_in_parts(task, model, batch, precision, device, micro_batch), micro_batch
@@ -560,7 +563,7 @@ def evaluate_batch(
             raise MemoryExhaustedError(comparison_too_large(failure, len(batch)))
         if not again:
             micro_batch = smaller_micro_batch(failure, used, batch, validation=True)
-        again = False
+        again = not again and micro_batch == 1
 
 
 def _outputs_in_parts(

@@ -186,32 +186,55 @@ class MicroBatchChange:
     validation_sample: int | None = None
 
 
+RECOVERY_STEPS = 10  # a try that fails costs one attempt at a step, and every failure doubles the wait
+
+
 @dataclass
 class MicroBatchPlan:
-    """How many samples are in memory at once: as planned, then halved by every out-of-memory.
+    """How many samples are in memory at once: as planned, halved by an out-of-memory, and doubled again later.
 
-    Every change is recorded with its step, because rounding depends on how a batch was split.
+    A lowered micro-batch is doubled after ``wait_steps`` steps that went well, up to the plan. Where memory runs out
+    before the larger one has lasted as long, the wait for the next try is twice as long. All is counted in steps, and
+    every change is recorded with its step, because rounding depends on how a batch was split.
 
     Attributes:
         planned: what a training without out-of-memory uses throughout.
-        current: of the next step.
+        current: of the last step.
         changes: all changes so far, the plan itself first.
+        quiet_steps: since the last change or try.
+        wait_steps: quiet steps before the next try.
+        climbed: whether the last change was a doubling that has yet to last.
     """
 
     planned: int
     current: int = 0
     changes: list[MicroBatchChange] = field(default_factory=list)
+    quiet_steps: int = 0
+    wait_steps: int = RECOVERY_STEPS
+    climbed: bool = False
 
     def __post_init__(self) -> None:
         if not self.changes:
             self._change(0, self.planned)
 
-    def fitted(self, step: int, micro_batch: int) -> bool:
-        """Step ``step`` was done with ``micro_batch``; returns whether that is less than before."""
-        if micro_batch >= self.current:
-            return False
-        self._change(step, micro_batch)
-        return True
+    @property
+    def to_try(self) -> int:
+        """What the next step begins with."""
+        return min(2 * self.current, self.planned) if self.quiet_steps >= self.wait_steps else self.current
+
+    def done(self, step: int, micro_batch: int) -> None:
+        """Step ``step``, begun with ``to_try``, was done with ``micro_batch``."""
+        tried = self.to_try
+        if micro_batch == tried == self.current:
+            self.quiet_steps += 1
+            if self.climbed and self.quiet_steps >= self.wait_steps:
+                self.climbed, self.wait_steps = False, RECOVERY_STEPS
+            return
+        if micro_batch < tried and (self.climbed or tried > self.current):
+            self.wait_steps *= 2
+        self.climbed, self.quiet_steps = micro_batch > self.current, 0
+        if micro_batch != self.current:
+            self._change(step, micro_batch)
 
     def in_validation(self, step: int, sample: int) -> int:
         """What the validation pass after ``step`` uses from ``sample`` on, at most."""
@@ -225,20 +248,24 @@ class MicroBatchPlan:
 
     def to_document(self) -> dict[str, Any]:
         """Numbers and lists, for a checkpoint."""
-        changes = [[c.step, c.micro_batch, c.validation_sample] for c in self.changes]
-        return {"planned": self.planned, "current": self.current, "changes": changes}
+        return {**vars(self), "changes": [[c.step, c.micro_batch, c.validation_sample] for c in self.changes]}
 
     def resumed(self, document: dict[str, Any], step: int) -> str | None:
         """Go on from ``to_document`` at ``step``; returns what was planned otherwise then, if it was.
 
-        A lower plan than then is a remedy for an out-of-memory, and takes effect; a higher one would undo a halving.
+        A lower plan than then is a remedy for an out-of-memory and takes effect at once; a higher one is climbed to.
         """
         self.current = document["current"]
         self.changes = [MicroBatchChange(*change) for change in document["changes"]]
+        self.wait_steps = document.get("wait_steps") or RECOVERY_STEPS  # 0 in older checkpoints: never
+        self.quiet_steps, self.climbed = document.get("quiet_steps", 0), document.get("climbed", False)
+        then = document["planned"]
+        if then == self.planned:
+            return None
+        self.quiet_steps, self.climbed = 0, False
         if self.current > self.planned:
             self._change(step, self.planned)
-        then = document["planned"]
-        return f"micro-batch {then} -> {self.planned} planned" if then != self.planned else None
+        return f"micro-batch {then} -> {self.planned} planned"
 
     def _change(self, step: int, micro_batch: int) -> None:
         self.current = micro_batch

@@ -121,6 +121,7 @@ class BatchTransaction:
         self._bounded = [module for module in model.modules() if isinstance(module, BoundedGradients)]
         self._where: Place = "forward"
         self._comparing_failed = False
+        self._alone_failed = False  # one sample at a time, in this effective batch
 
     def gradients(self, batch: Batch, micro_batch: int, num_samples: int | None = None) -> BatchGradients:
         """Accumulate over ``batch`` in parts of at most ``micro_batch``; out of memory, halve it and start again.
@@ -134,7 +135,7 @@ class BatchTransaction:
             num_samples: of the effective batch, over all ranks; None: ``batch`` is all of it.
 
         Raises:
-            MemoryExhaustedError: one sample alone does not fit, or the comparison of all samples does not.
+            MemoryExhaustedError: one sample alone did not fit twice, or the comparison of all samples does not.
             BatchNormSplitError: the batch must be split and the model has a training batch norm.
             FvcError: another rank cannot go on.
         """
@@ -142,7 +143,7 @@ class BatchTransaction:
         number = len(batch) if num_samples is None else num_samples
         work = _Work(batch, number, take_random_state(self._device), buffers)
         joint = joint_loss.joint_part(self._task)
-        self._comparing_failed = False
+        self._comparing_failed = self._alone_failed = False
         while True:
             if joint is None:
                 agreed = self._sum_over_samples(work, micro_batch)
@@ -281,12 +282,18 @@ class BatchTransaction:
             micro_batch = self._smaller(failure, work, micro_batch)
 
     def _smaller(self, failure: MemoryState | None, work: _Work, micro_batch: int) -> int:
-        """Half the micro-batch, with everything as it was before the batch."""
+        """Half the micro-batch, or one sample once more, with everything as it was before the batch."""
         if failure is None:
             raise RuntimeError("an attempt gave neither a result nor an out-of-memory")
         used, shapes = work.used(micro_batch), sample_shapes(work.batch)
         self._roll_back(work)
-        self._report(OutOfMemory(self._where, failure, used, used // 2 or None, shapes, len(work.batch)))
+        again = used == 1 and not self._alone_failed
+        self._alone_failed = used == 1
+        self._report(
+            OutOfMemory(self._where, failure, used, 1 if again else used // 2 or None, shapes, len(work.batch))
+        )
+        if again:
+            return used
         return smaller_micro_batch(failure, used, work.batch, recomputes=recomputes_activations(self._model))
 
     def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:

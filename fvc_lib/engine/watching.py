@@ -88,8 +88,8 @@ class TrainingWatch:
         )
 
     def micro_batch_changed(self, before: int, now: int) -> None:
-        """From this step on fewer samples are in memory at once."""
-        reason = "out of memory"
+        """From this step on fewer samples are in memory at once, or more again."""
+        reason = "out of memory" if now < before else "memory suffices again"
         self.step_metrics({"micro_batch": float(now)})
         self._memory.event(
             "micro_batch", f"micro-batch {before} -> {now}: {reason}", micro_batch_before=before, micro_batch=now,

@@ -37,6 +37,7 @@ BEST = "best_model.safetensors"
 FORK_NOTE = "forked_from.json"
 _FORMAT = 1
 _EPOCH_FILE = re.compile(r"^checkpoint_epoch_(\d{3,})\.pt$")
+_UNLOADABLE = (pickle.UnpicklingError, zipfile.BadZipFile, EOFError, ValueError, KeyError)
 _logger = logging.getLogger(__name__)
 
 
@@ -172,11 +173,12 @@ def load_document(path: Path, wanted_format: int) -> dict[str, Any]:
         CheckpointReadError: out of memory, or the disk refused; nothing is known to be damaged.
     """
     verify(path)
-    if not zipfile.is_zipfile(path):
-        raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: it is not in torch's zip format.")
     try:
+        with zipfile.ZipFile(path) as archive:  # torch's older format is a bare pickle
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                raise pickle.UnpicklingError("it is a TorchScript program")
         document = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, MemoryError) as error:
+    except (*_UNLOADABLE, RuntimeError, OSError, MemoryError) as error:
         first_line = str(error).partition("\n")[0] or type(error).__name__
         if _is_archives_fault(error):
             raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: {first_line}.") from error
@@ -289,7 +291,7 @@ def _is_archives_fault(error: BaseException) -> bool:
     """Whether what cannot be loaded is the archive's own doing, and neither memory's nor the disk's."""
     if isinstance(error, RuntimeError):
         return str(error).startswith("PytorchStreamReader")
-    return not isinstance(error, (OSError, MemoryError))
+    return isinstance(error, _UNLOADABLE)
 
 
 def _digest_path(path: Path) -> Path:

@@ -152,7 +152,9 @@ RETIRED: Mapping[str, Retired] = {
     "clear_cache_training_batches": Retired(None, "clear_cache_batches"),
     "clear_cache_validation_batches": Retired(None, "clear_cache_batches"),
     "measure_fits": Retired(True, "batch_size_sweep"),
-    "micro_batch_recovery_steps": Retired(0, why="After an out-of-memory the smaller micro-batch stays: leave it out."),
+    "micro_batch_recovery_steps": Retired(
+        0, why="After an out-of-memory the micro-batch climbs back by itself: leave it out."
+    ),
     "replay_run": Retired(
         "", why="A micro-batch that changed shows in rounding alone, and is not repeated: leave it out."
     ),

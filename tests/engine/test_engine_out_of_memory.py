@@ -114,6 +114,54 @@ def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engin
     assert state.micro_batches.changes == whole.micro_batches.changes
 
 
+class EndsAt:
+    """Memory ends at ``engine``'s step ``s``, ``times[s]`` times, when more samples than ``holds`` are in it."""
+
+    def __init__(self, times, holds=0):
+        self.times, self.holds, self.engine = dict(times), holds, None
+
+    def __call__(self, model, batch):
+        step = self.engine.state.step
+        if model.training and len(batch) > self.holds and self.times.get(step, 0):
+            self.times[step] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def fit(make_engine, name, ends, task, **settings):
+    """A training of twelve epochs with three steps each."""
+    engine = make_engine(name, task=changed(task, _Interfering, before=ends), epochs=12, learning_rate=1e-4, **settings)
+    ends.engine = engine
+    return engine.fit()
+
+
+class _Interfering:
+    """Without random draws, which a split would change."""
+
+    def forward(self, model, batch):
+        self.before(model, batch)
+        return super().forward(model, batch)
+
+
+@pytest.mark.fault(16)
+def test_the_micro_batch_climbs_back_after_six_transient_out_of_memories(make_engine, tasks):
+    whole = fit(make_engine, "whole", EndsAt({}), tasks())
+    state = fit(make_engine, "tight", EndsAt({1: 3, 4: 1, 5: 1, 6: 1}), tasks())
+    changes = [(change.step, change.micro_batch) for change in state.micro_batches.changes]
+    assert changes == [(0, 4), (1, 1), (12, 2), (23, 4)]
+    assert distance(state, whole) < 1e-5
+
+
+@pytest.mark.fault(16)
+def test_an_exact_resume_climbs_at_the_same_step(make_engine, tasks):
+    ends = {1: 2, 13: 1}  # the climb at step 13 fails
+    whole = fit(make_engine, "whole", EndsAt(ends, holds=1), tasks())
+    with pytest.raises(StoppedError):
+        fit(make_engine, "parts", EndsAt(ends, holds=1), tasks(), stop=stop_after(20))
+    state = fit(make_engine, "parts", EndsAt({}), tasks())
+    assert same_end(state, whole)
+    assert state.micro_batches == whole.micro_batches
+
+
 @pytest.mark.fault(16)
 def test_an_out_of_memory_leaves_a_file_that_says_what_memory_held(make_engine, tasks, observer, tmp_path):
     task = tight(tasks(), EndsOnce("backward", 2))
@@ -152,7 +200,7 @@ def test_memory_that_ends_in_the_optimizers_step_goes_back_to_a_checkpoint(
 def test_a_step_that_never_fits_ends_with_the_checkpoint_and_what_to_try(make_engine, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         steps = StepsEnd(patch, set(range(2, 100)))
-        with pytest.raises(MemoryExhaustedError, match=r"optimizer's step 0, 3 times.*checkpoint stands.*smaller"):
+        with pytest.raises(MemoryExhaustedError, match=r"step 1, 3 times .*\(at 1, 0, 0\).*checkpoint stands.*smaller"):
             make_engine().fit()
     assert steps.foreach[0] is None
     assert steps.foreach[-1] is False  # the second time, with less memory
@@ -169,7 +217,7 @@ def test_memory_that_never_suffices_ends_with_sizes_and_the_checkpoint(make_engi
     with pytest.raises(MemoryExhaustedError, match=r"single sample \((frames|image) \(.*uint8.*gradient_check"):
         make_engine(task=tight(tasks(), never), memory=observer).fit()
     tried = [(event["micro_batch"], event["micro_batch_next"]) for event in observer.of("out_of_memory")]
-    assert tried == [(4, 2), (2, 1), (1, None)]
+    assert tried == [(4, 2), (2, 1), (1, 1), (1, None)]
     make_engine(task=tasks(), epochs=1).fit()
 
 

@@ -1,58 +1,84 @@
+import itertools
+
 import pytest
 from hypothesis import given, strategies as st
 
-from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan
+from fvc_lib.engine.oom_detection import RECOVERY_STEPS, MicroBatchChange, MicroBatchPlan
 
 
 def train(plan, fits, first=0):
     """Steps ``first`` on, of which step i can hold ``fits[i]`` samples; what each was done with."""
     used = []
-    for step in range(first, len(fits)):
-        micro_batch = plan.current
-        while micro_batch > fits[step]:
+    for step, fitting in enumerate(fits[first:], first):
+        micro_batch = plan.to_try
+        while micro_batch > fitting:
             micro_batch //= 2
-        assert plan.fitted(step, micro_batch) == (micro_batch < [plan.planned, *used][-1])
+        plan.done(step, micro_batch)
+        assert plan.current == micro_batch
         used.append(micro_batch)
     return used
 
 
+def changes(plan):
+    return [(change.step, change.micro_batch) for change in plan.changes]
+
+
 def test_without_an_out_of_memory_it_stays_as_planned():
     plan = MicroBatchPlan(8)
-    assert train(plan, [8, 9, 100]) == [8, 8, 8]
-    assert plan.changes == [MicroBatchChange(0, 8)]
+    assert train(plan, [8, 9, *[100] * 50]) == [8] * 52
+    assert changes(plan) == [(0, 8)]
 
 
-def test_a_halving_stays_and_is_recorded_with_its_step():
+def test_a_halving_lasts_some_steps_then_the_plan_is_climbed_to_again():
     plan = MicroBatchPlan(8)
-    assert train(plan, [8, 3, 8, 8]) == [8, 2, 2, 2]
-    assert plan.changes == [MicroBatchChange(0, 8), MicroBatchChange(1, 2)]
+    used = train(plan, [8, 3, *[8] * 40])
+    assert used == [8, *[2] * (1 + RECOVERY_STEPS), *[4] * (1 + RECOVERY_STEPS), *[8] * (39 - 2 * RECOVERY_STEPS)]
+    assert changes(plan) == [(0, 8), (1, 2), (2 + RECOVERY_STEPS, 4), (3 + 2 * RECOVERY_STEPS, 8)]
 
 
-@given(planned=st.integers(1, 16), fits=st.lists(st.integers(1, 16), min_size=1, max_size=30), cut=st.integers(0, 30))
+@pytest.mark.parametrize("lasts", [0, 1, RECOVERY_STEPS - 1])
+def test_a_limit_that_stays_is_tried_twice_as_late_each_time(lasts):
+    """Also where a larger micro-batch goes well for some steps first."""
+    plan, tried = MicroBatchPlan(8), []
+    plan.done(0, 4)
+    for step in range(1, 2000):
+        larger = plan.to_try > 4
+        if larger and (plan.current == 4):
+            tried.append(step)
+        plan.done(step, 4 if larger and step >= tried[-1] + lasts else plan.to_try)
+    waits = [later - earlier - lasts for earlier, later in itertools.pairwise(tried)]
+    assert waits == [1 + 2**n * RECOVERY_STEPS for n in range(1, len(waits) + 1)]
+    assert len(tried) < 9
+
+
+def test_after_a_climb_that_lasted_the_next_out_of_memory_is_a_first_one():
+    plan = MicroBatchPlan(2)
+    train(plan, [1, *[2] * 100, 1, *[2] * 100])
+    assert plan.wait_steps == RECOVERY_STEPS
+    assert changes(plan)[-1] == (102 + RECOVERY_STEPS, 2)
+
+
+@given(planned=st.integers(1, 16), fits=st.lists(st.integers(1, 16), min_size=1, max_size=60), cut=st.integers(0, 60))
 def test_a_resumed_training_uses_what_an_undisturbed_one_does(planned, fits, cut):
     plan = MicroBatchPlan(planned)
     used = train(plan, fits)
     assert all(1 <= micro_batch <= planned for micro_batch in used)
-    cut = min(cut, len(fits))
     first, second = MicroBatchPlan(planned), MicroBatchPlan(planned)
     before = train(first, fits[:cut])
     assert second.resumed(first.to_document(), cut) is None
     assert second == first
-    for step, fitting in enumerate(fits[cut:], cut):
-        while second.current > fitting:
-            second.fitted(step, second.current // 2)
-        before.append(second.current)
-    assert before == used
+    assert before + train(second, fits, len(before)) == used
 
 
-def test_a_resumed_training_may_plan_less_but_not_more():
+def test_a_resumed_training_may_plan_less_at_once_and_more_later():
     first = MicroBatchPlan(8)
-    train(first, [4, 8])
+    train(first, [4, *[8] * RECOVERY_STEPS])
     lower, higher = MicroBatchPlan(2), MicroBatchPlan(16)
     assert lower.resumed(first.to_document(), 2) == "micro-batch 8 -> 2 planned"
-    assert (lower.current, lower.changes[-1]) == (2, MicroBatchChange(2, 2))
+    assert (lower.to_try, lower.changes[-1]) == (2, MicroBatchChange(2, 2))
     assert higher.resumed(first.to_document(), 2) == "micro-batch 8 -> 16 planned"
-    assert higher.current == 4
+    assert higher.to_try == 4
+    assert train(higher, [16] * 100)[-1] == 16
 
 
 def test_an_out_of_memory_in_validation_lasts_to_the_end_of_its_pass():
@@ -64,11 +90,11 @@ def test_an_out_of_memory_in_validation_lasts_to_the_end_of_its_pass():
     assert plan.current == 8
 
 
-@pytest.mark.parametrize("micro_batch", [1, 5])
-def test_a_document_is_plain_and_comes_back_also_from_older_checkpoints(micro_batch):
+def test_older_checkpoints_lack_the_counts():
     plan = MicroBatchPlan(8)
-    train(plan, [micro_batch, 8, 8])
-    again = MicroBatchPlan(8)
-    older = {"recovery_steps": 0, "quiet_steps": 2, "wait_steps": 0, "climbed": False}
-    again.resumed({**plan.to_document(), **older}, 3)
-    assert again == plan
+    train(plan, [5])
+    older = {name: plan.to_document()[name] for name in ("planned", "current", "changes")}
+    for more in ({}, {"recovery_steps": 0, "quiet_steps": 0, "wait_steps": 0, "climbed": False}):
+        again = MicroBatchPlan(8)
+        again.resumed({**older, **more}, 1)
+        assert again == plan

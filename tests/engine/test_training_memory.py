@@ -117,9 +117,9 @@ def test_a_rank_s_share_of_what_was_asked_for_is_refused_too_but_not_that_of_one
     holding(100_000_000)
     whole = MemoryBudget(150_000_000, "mem_gb / FVC_MEM_GB")
     monkeypatch.setenv(SHARE_VARIABLE, MemoryShare(75_000_000, 2, whole).as_text())
-    monkeypatch.setattr(impossible_budget, "preflight", replace_report(None))
     alone = RunConfig(batch_size=4, mem_gb=0.15)
-    assert planned(tmp_path, alone, Places()) == (4, None)
+    assert planned(tmp_path, alone, Places()) == (1, None)  # no room for a process that measures
+    monkeypatch.setattr(impossible_budget, "preflight", replace_report(None))
     together = alone.model_copy(update={"num_ranks": 2})
     with pytest.raises(UsageError, match=r"mem_gb 0\.15, 0\.0[78] GB for each rank: each of 2 ranks holds 0\.10 GB"):
         planned(tmp_path, together, Places(), num_ranks=2)

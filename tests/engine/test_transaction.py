@@ -182,7 +182,16 @@ def test_memory_that_never_suffices_ends_at_one_sample_with_sizes_and_remedies()
         match=r"single sample \(pixels \(2, 8, 8\) float32.* MB resident: .*gradient_checkpointing",
     ):
         gradients(make_batch(), 4, task)
-    assert task.sizes == [4, 2, 1]
+    assert task.sizes == [4, 2, 1, 1]
+
+
+@pytest.mark.fault(16)
+def test_one_sample_alone_that_does_not_fit_is_tried_once_more():
+    task = WeightedRegression(before=EndsAt([0, 1, 2]))
+    found, result = gradients(make_batch(), 4, task)
+    assert task.sizes == [4, 2, 1, *[1] * 7]
+    assert result.micro_batch == 1
+    torch.testing.assert_close(found, gradients(make_batch(), 7)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_training_batch_norm_is_refused_only_where_it_would_matter():
@@ -202,7 +211,7 @@ def test_a_loss_that_is_not_finite_is_told():
 
 
 @pytest.mark.fault(18)
-@pytest.mark.parametrize("calls", [[], [0], [1], [0, 1], [1, 2], [0, 2, 4]])
+@pytest.mark.parametrize("calls", [[], [0], [1], [0, 1], [1, 2], [0, 2, 4], [0, 1, 2, 3]])
 def test_validation_counts_nothing_twice(calls):
     batch, model = make_batch(), make_model()
     task = WeightedRegression(before=EndsAt(calls))
@@ -214,7 +223,7 @@ def test_validation_counts_nothing_twice(calls):
     torch.testing.assert_close(loss.total, wanted.total)
     torch.testing.assert_close(loss.weight, wanted.weight)
     assert not outputs["values"].requires_grad
-    assert micro_batch == {0: 4, 1: 4, 2: 2, 3: 1}[len(calls)]
+    assert micro_batch == {0: 4, 1: 4, 2: 2, 3: 1, 4: 1}[len(calls)]
 
 
 @pytest.mark.fault(18)

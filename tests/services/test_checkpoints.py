@@ -196,6 +196,20 @@ def test_a_malicious_pickle_is_never_executed(open_folder, tmp_path, monkeypatch
         assert not Path("ran").exists()
 
 
+@pytest.mark.fault(24)
+def test_a_torchscript_file_in_a_checkpoints_place_is_damaged_and_the_one_before_used(open_folder, tmp_path, reports):
+    folder = open_folder()
+    save(folder, 1)
+    save(folder, 2)
+    script = io.BytesIO()
+    with pytest.warns(DeprecationWarning, match="jit"):
+        torch.jit.save(torch.jit.trace(torch.nn.Linear(1, 1), torch.zeros(1)), script)
+    for name in (LATEST, "checkpoint_epoch_002.pt"):
+        checkpoint_files._replace_with_digest(tmp_path / "fold_0" / name, partial(put, script.getvalue()))
+    assert consistent(open_folder()) == 1
+    assert "cannot be loaded safely" in reports[-2]
+
+
 @pytest.mark.fault(11)
 def test_a_full_disk_keeps_the_previous_checkpoint_and_is_named(open_folder, tmp_path, monkeypatch):
     folder = open_folder()
