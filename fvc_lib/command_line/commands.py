@@ -173,7 +173,7 @@ def clips(prune: bool, unused_days: float, cache_dir: Path | None, runs_dir: Pat
     python run_notebooks.py clips --prune                      delete what was unused for 30 days
     python run_notebooks.py clips --prune --unused-days 0      delete all that no living run works with
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.video.clips.pruning import prune_set, stored_sets
+    from fvc_lib.video.clips.store import prune_set, stored_sets
 
     config = resolve_config()
     sets = stored_sets(cache_dir or Path(config.cache_dir))

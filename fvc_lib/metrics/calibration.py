@@ -49,24 +49,6 @@ def equal_width_edges(num_bins: int = DEFAULT_NUM_BINS) -> FloatArray:
     return np.linspace(0.0, 1.0, num_bins + 1)
 
 
-def equal_mass_edges(scores: npt.ArrayLike, num_bins: int = DEFAULT_NUM_BINS) -> FloatArray:
-    """Edges over [0, 1] of at most ``num_bins`` bins with about as many of ``scores`` (N,) in each.
-
-    Equal scores share a bin, so ties give fewer bins. Edges lie on scores: R. Roelofs et al., "Mitigating
-    bias in calibration error estimation", AISTATS 2022, who show such bins less biased than those of one
-    width.
-
-    Raises:
-        ValueError: no scores, scores outside [0, 1], or fewer than one bin.
-    """
-    if num_bins < 1:
-        raise ValueError(f"num_bins: got {num_bins}, wanted at least 1.")
-    ordered = np.sort(classification.check_probabilities(classification.check_scores(scores, np.size(scores))))
-    starts = ordered[np.arange(1, num_bins) * ordered.size // num_bins]
-    inner = np.unique(starts[(starts > ordered[0]) & (starts < 1)])
-    return np.concatenate([[0.0], inner, [1.0]])
-
-
 def reliability_bins(
     labels: npt.ArrayLike, scores: npt.ArrayLike, edges: npt.ArrayLike | None = None
 ) -> ReliabilityBins:
@@ -110,7 +92,7 @@ def expected_calibration_error(sums: FloatArray) -> FloatArray:
     """Distance between mean score and share of fakes, averaged over bins by their weight; lower is better.
 
     By default ten bins of one width, which do not depend on the sample, so that a bootstrap replicate
-    measures the same thing; ``edges`` takes others, see ``equal_mass_edges``. Of the probability of fake, not
+    measures the same thing; ``edges`` takes others. Of the probability of fake, not
     of the larger of two probabilities. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities
     using Bayesian binning", AAAI 2015. It is biased upwards in small samples: a calibrated score has an error
     above 0 too. Defined with one class.

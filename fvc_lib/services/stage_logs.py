@@ -18,6 +18,7 @@ from itertools import islice
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from fvc_lib.services.memory_advice import memory_advice
 from fvc_lib.services.memory_budget import ProcessTree, memory_budget, reset_high_water
@@ -206,7 +207,7 @@ class JsonLines:
             stream.seek(self._size - 1)
             return stream.read(1) != b"\n"
 
-    def __enter__(self) -> JsonLines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -215,7 +216,7 @@ class JsonLines:
         self.close()
 
 
-class MetricLog:
+class MetricLog(JsonLines):
     """One stage's metrics as lines ``run_id ts step epoch phase metric value flag fold attempt``.
 
     ``ts`` is UTC seconds and only informs; order is by step. A value that is not finite is written as null with
@@ -233,19 +234,9 @@ class MetricLog:
         backlog_lines: int = BACKLOG_LINES,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        self._lines = JsonLines(path, on_trouble=on_trouble, backlog_lines=backlog_lines, retry_seconds=retry_seconds)
+        super().__init__(path, on_trouble=on_trouble, backlog_lines=backlog_lines, retry_seconds=retry_seconds)
         self._head = f'{{"run_id":{encode_basestring_ascii(run_id)},"ts":'
         self._tail = f',"fold":{"null" if fold is None else int(fold)},"attempt":{int(attempt)}}}\n'
-
-    @property
-    def lines_waiting(self) -> int:
-        """Lines the disk has not taken yet."""
-        return self._lines.lines_waiting
-
-    @property
-    def lines_lost(self) -> int:
-        """Lines that the disk never took and memory no longer holds."""
-        return self._lines.lines_lost
 
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
         """Append one line per metric, all in one write. ``phase`` is train, validation, selection, test or
@@ -261,19 +252,7 @@ class MetricLog:
             number = float(value)
             shown = f'{number!r},"flag":null' if math.isfinite(number) else f'null,"flag":"{number!r}"'
             lines.append(f'{head}{encode_basestring_ascii(name)},"value":{shown}{self._tail}'.encode())
-        self._lines.append_lines(lines)
-
-    def close(self) -> None:
-        """Flush to the disk and close."""
-        self._lines.close()
-
-    def __enter__(self) -> MetricLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.append_lines(lines)
 
 
 SAMPLE_INTERVAL_SECONDS = 1.0

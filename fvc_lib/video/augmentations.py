@@ -16,7 +16,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -347,18 +347,6 @@ class AugmentationPlan:
         """A JSON list of objects, each an operation's name and parameters."""
         return json.dumps([{"name": operation.name, **asdict(operation)} for operation in self.operations])
 
-    @classmethod
-    def from_json(cls, text: str) -> AugmentationPlan:
-        """The plan that ``to_json`` wrote.
-
-        Raises:
-            ValueError: no such list, an unknown operation or unfitting parameters.
-        """
-        try:
-            return cls(tuple(_operation(**entry) for entry in json.loads(text)))
-        except (TypeError, UsageError) as error:
-            raise ValueError(f"not an augmentation plan: {error} in {text[:200]!r}") from error
-
 
 def draw_augmentation(
     video_id: str, augmentation_index: int, settings: AugmentationSettings, num_frames: int
@@ -423,10 +411,3 @@ def _content(frames: Pixels) -> tuple[slice, slice]:
 def _seed(video_id: str, augmentation_index: int, settings: AugmentationSettings) -> int:
     key = json.dumps([video_id, augmentation_index, settings.settings_hash])
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big")
-
-
-def _operation(name: str, **parameters: Any) -> Operation:
-    if "order" in parameters:
-        parameters["order"] = tuple(parameters["order"])
-    operation: Operation = AUGMENTATIONS.get(name)(**parameters)
-    return operation

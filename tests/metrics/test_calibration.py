@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.metrics.calibration import (
-    equal_mass_edges,
     equal_width_edges,
     expected_calibration_error,
     reliability_bins,
@@ -29,9 +28,9 @@ def naive_error(labels: np.ndarray, scores: np.ndarray, edges: np.ndarray) -> fl
 
 
 @given(ROWS, st.integers(1, 12), st.booleans())
-def test_error_equals_the_naive_sum_over_bins(rows: list[tuple[int, float]], num_bins: int, by_mass: bool) -> None:
+def test_error_equals_the_naive_sum_over_bins(rows: list[tuple[int, float]], num_bins: int, by_score: bool) -> None:
     labels, scores = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-    edges = equal_mass_edges(scores, num_bins) if by_mass else equal_width_edges(num_bins)
+    edges = np.unique([0, *scores, 1]) if by_score else equal_width_edges(num_bins)
     expected = naive_error(labels, scores, edges)
     assert expected_calibration_error(labels, scores, edges=edges) == pytest.approx(expected, abs=1e-12)
     bins = reliability_bins(labels, scores, edges)
@@ -50,21 +49,6 @@ def test_integer_weights_are_repeated_rows(rows: list[tuple[int, float]], data: 
     np.testing.assert_allclose(expected_calibration_error(labels, scores, counts), expected, atol=1e-12)
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.integers(1, 10))
-def test_equal_mass_bins_hold_every_score_once_and_cover_the_range(scores: list[float], num_bins: int) -> None:
-    edges = equal_mass_edges(scores, num_bins)
-    assert edges[0] == 0
-    assert edges[-1] == 1
-    assert (np.diff(edges) > 0).all()
-    assert len(edges) <= num_bins + 1
-    assert reliability_bins(np.zeros(len(scores), int), scores, edges).counts.sum() == len(scores)
-
-
-def test_equal_mass_bins_hold_equal_numbers_of_distinct_scores() -> None:
-    scores = np.linspace(0.4, 0.6, 40)
-    assert reliability_bins(np.zeros(40, int), scores, equal_mass_edges(scores, 8)).counts.tolist() == [5] * 8
-
-
 def test_certain_and_right_is_calibrated_certain_and_wrong_is_not() -> None:
     assert expected_calibration_error([0, 1], [0.0, 1.0]) == 0.0
     assert expected_calibration_error([1, 0], [0.0, 1.0]) == 1.0
@@ -76,10 +60,9 @@ def test_edges_that_do_not_ascend_from_0_to_1_are_refused(edges: list) -> None:
         expected_calibration_error([0, 1], [0.2, 0.7], edges=edges)
 
 
-@pytest.mark.parametrize("make", [equal_width_edges, lambda n: equal_mass_edges([0.5], n)])
-def test_no_bin_at_all_is_refused(make: object) -> None:
+def test_no_bin_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="num_bins"):
-        make(0)
+        equal_width_edges(0)
 
 
 def test_scores_that_are_no_probabilities_are_refused() -> None:

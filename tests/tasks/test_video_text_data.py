@@ -84,7 +84,7 @@ def test_clips_are_made_once_and_are_the_originals(made, source):
     assert {path: path.stat().st_mtime_ns for path in Path(made.config.cache_dir).rglob("*.npy")} == before
     frames = np.empty(source.shape, np.uint8)
     source.load(made.video_ids[2], 0, frames)
-    assert frames.tolist() == decode_clip(made.paths[2], 3, 16).frames_for_training().tolist()
+    assert frames.tolist() == decode_clip(made.paths[2], 3, 16).frames.tolist()
 
 
 def test_a_sample_is_the_clip_the_tokens_and_the_numbers(made, source, tokenizer):

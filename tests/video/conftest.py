@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+
+from fvc_lib.services.registry import AUGMENTATIONS
+from fvc_lib.video.augmentations import AugmentationPlan
 
 BITS = 8
 TIME_BASE = Fraction(1, 1000)
@@ -98,3 +102,9 @@ def number_of() -> Callable[[np.ndarray], int]:
 @pytest.fixture(scope="session")
 def numbered() -> Callable[[int, int, int], np.ndarray]:
     return numbered_frame
+
+
+def plan_of(text: str) -> AugmentationPlan:
+    """The plan that ``to_json`` wrote."""
+    listed = [{name: tuple(v) if name == "order" else v for name, v in entry.items()} for entry in json.loads(text)]
+    return AugmentationPlan(tuple(AUGMENTATIONS.get(entry.pop("name"))(**entry) for entry in listed))

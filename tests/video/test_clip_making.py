@@ -15,11 +15,12 @@ from fvc_lib.services.atomic_files import path_to_text, sha256_of_file
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.registry import AUGMENTATIONS
 from fvc_lib.services.tables import AUGMENTED, read_table
-from fvc_lib.video.augmentations import AugmentationPlan, AugmentationSettings, apply_augmentation
+from fvc_lib.video.augmentations import AugmentationSettings, apply_augmentation
 from fvc_lib.video.clips import making as clip_making
 from fvc_lib.video.clips.making import make_clips
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.clip import decode_clip
+from tests.video.conftest import plan_of
 
 ID = "0123456789abcdef"
 
@@ -72,7 +73,7 @@ def test_clips_are_made_once_and_are_what_their_plan_says(tmp_path, corpus):
         clip = np.load(store.cache_dir / row["clip_path"])
         np.testing.assert_array_equal(clip, store.read(row["video_id"], row["augmentation_index"]))
         original = store.read(row["video_id"], 0)
-        plan = AugmentationPlan.from_json(row["operations"])
+        plan = plan_of(row["operations"])
         np.testing.assert_array_equal(clip, apply_augmentation(original, plan))
     first = next(root.iterdir())
     digest = sha256_of_file(first)

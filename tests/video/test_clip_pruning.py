@@ -10,9 +10,8 @@ import pytest
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.video.augmentations import AugmentationSettings
-from fvc_lib.video.clips.pruning import prune_set, stored_sets
 from fvc_lib.video.clips.shards import write_shards
-from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.clips.store import ClipStore, prune_set, stored_sets
 
 
 def content(folder: Path) -> dict[str, bytes | str]:

@@ -128,14 +128,6 @@ def test_pixels_that_are_not_square_are_letterboxed_as_displayed(make_video):
     assert decode_clip(path, 1).frames.shape == (1, 3, 48, 64)
 
 
-def test_keyframes_are_taken_on_request(make_video, number_of):
-    clip = decode_clip(make_video("a.mp4", gop=5, options={"sc_threshold": "0"}), 3, sampling="keyframe")
-    assert clip.frame_indices.tolist() == [0, 10, 15]
-    assert [number_of(frame) for frame in clip.frames] == [0, 10, 15]
-    with pytest.raises(ValueError, match="keyframes leak the label"):
-        clip.frames_for_training()
-
-
 @pytest.mark.parametrize("keep", [0.5, 0.9])
 def test_a_truncated_file_is_an_error_or_resampled_on_request(make_video, number_of, tmp_path, keep):
     noise = np.random.default_rng(0).integers(0, 255, (20, 48, 64, 3), np.uint8)
@@ -179,7 +171,6 @@ def test_a_recording_joined_in_the_middle_gives_the_frames_that_decode(make_vide
         {"num_frames": 0},
         {"num_frames": 1, "size": 0},
         {"num_frames": 1, "start_seconds": 2.0, "end_seconds": 1.0},
-        {"num_frames": 1, "sampling": "random"},
         {"num_frames": 1, "on_truncated": "ignore"},
     ],
 )

@@ -216,14 +216,6 @@ def test_seconds_are_the_floats_of_exact_fractions(pts, time_base):
     assert seconds_of(np.array([pts]), base)[0] == float(pts * base)
 
 
-def test_keyframes_are_taken_from_the_window(make_video, number_of):
-    path = make_video("a.mkv", 40, gop=5, options={"sc_threshold": "0", "bf": "0"})
-    clip = decode_clip(path, 4, start_seconds=0.5, end_seconds=1.1, sampling="keyframe")
-    assert clip.frame_indices.tolist() == [15, 20, 20, 25]
-    without = decode_clip(path, 2, start_seconds=0.44, end_seconds=0.58, sampling="keyframe")  # frames 11 to 14
-    assert without.frame_indices.tolist() == [11, 14]
-
-
 def test_a_file_cut_within_its_last_packet_is_truncated(make_video):
     noise = np.random.default_rng(0).integers(0, 255, (20, 48, 64, 3), np.uint8)
     path = make_video("cut.flv", frames=list(noise), codec="flv")

@@ -32,18 +32,9 @@ from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, sweep_t
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.tables import AUGMENTED
-from fvc_lib.video.clips.store import (
-    ClipStore,
-    Pixels,
-    Shape,
-    check_clip_name,
-    check_pixels,
-    clip_file_bytes,
-    clip_header,
-    note_use,
-)
+from fvc_lib.video.clips import store as clip_store
+from fvc_lib.video.clips.store import MANIFEST, ClipStore, Pixels, Shape, clip_file_bytes, clip_header
 
-MANIFEST = "manifest.json"
 DEFAULT_SHARD_BYTES = 256 << 20
 REMEDY = "Run 03_augmentation again: run_notebooks.py --from 03."
 
@@ -101,7 +92,7 @@ def member_names(video_id: str, augmentation_index: int) -> tuple[str, str]:
     Raises:
         ValueError: the id is no plain name, or the number is negative.
     """
-    check_clip_name(video_id, augmentation_index)
+    clip_store.check_clip_name(video_id, augmentation_index)
     return f"{video_id}_{augmentation_index}.npy", f"{video_id}_{augmentation_index}.json"
 
 
@@ -140,7 +131,7 @@ def write_shards(
     folder.mkdir(parents=True, exist_ok=True)
     sweep_temporaries(folder)
     settings: dict[str, object] = {"num_frames": store.num_frames, "fixed_size": store.fixed_size}
-    note_use(folder, {**settings, "clips": clips.height})
+    clip_store.note_use(folder, {**settings, "clips": clips.height})
     records = _in_shard_order(clips)
     size = max(1, shard_bytes // clip_file_bytes(store.shape))
     parts = [records[start : start + size] for start in range(0, len(records), size)]
@@ -169,7 +160,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> ShardManifest:
         manifest = ShardManifest.model_validate_json(path.read_bytes())
         clips = [clip for shard in manifest.shards for clip in shard.clips]
         for clip in clips:
-            check_clip_name(*clip)
+            clip_store.check_clip_name(*clip)
     except OSError as error:
         raise DataError(f"shards: {str(path)!r}: {error.strerror}. {REMEDY}") from error
     except ValidationError as error:
@@ -309,7 +300,7 @@ class ClipShards:
             DataError: there is no such clip, or its shard is missing, damaged or holds what it must not.
             ValueError: ``frames`` is not such an array.
         """
-        check_pixels(frames, self.shape)
+        clip_store.check_pixels(frames, self.shape)
         number = self._number(video_id, augmentation_index)
         shard, pixels_offset = self._find(number)
         if os.preadv(shard.descriptor, [frames.data], pixels_offset) != frames.nbytes:

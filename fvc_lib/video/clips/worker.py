@@ -48,4 +48,4 @@ def _decode(path: Path, content_sha256: str, num_frames: int, fixed_size: int) -
     if content != content_sha256:
         # Stored under the id of what was indexed, it would be taken for that by every later run.
         raise UnreadableVideo(path, "its content has changed since it was indexed; build the index again")
-    return decode_clip(path, num_frames, fixed_size).frames_for_training()
+    return decode_clip(path, num_frames, fixed_size).frames

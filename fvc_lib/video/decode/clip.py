@@ -32,7 +32,6 @@ from fvc_lib.video.decode.source import (
     open_video,
 )
 
-Sampling = Literal["uniform", "keyframe"]
 MAX_FRAMES = 100_000
 OnTruncated = Literal["raise", "resample"]
 
@@ -50,9 +49,7 @@ class Clip:
         source_width, source_height: pixels as stored, before rotation and sample aspect ratio.
         rotation_degrees: clockwise turn in {0, 90, 180, 270} that was applied to the first frame.
         content: where the picture lies in ``frames``; the rest is black.
-        sampling: how the places were chosen; ``keyframe`` is approximate.
-        repeated: the video, or the part asked for, has fewer frames (or keyframes) than asked, so some appear more
-            than once.
+        repeated: the video, or the part asked for, has fewer frames than asked, so some appear more than once.
         resampled: frames were missing, and the frames are spread over those that exist.
     """
 
@@ -64,22 +61,8 @@ class Clip:
     source_height: int
     rotation_degrees: int
     content: Box
-    sampling: Sampling
     repeated: bool
     resampled: bool
-
-    def frames_for_training(self) -> npt.NDArray[np.uint8]:
-        """``frames``, unless an encoder had a say in which ones they are.
-
-        Raises:
-            ValueError: they are keyframes. Encoders place those by content and settings, which differ between real
-                and fake videos, so that a model could learn the encoder instead of the picture.
-        """
-        if self.sampling != "uniform":
-            raise ValueError(
-                f"sampling: got {self.sampling!r}, wanted 'uniform' for training: keyframes leak the label"
-            )
-        return self.frames
 
 
 def decode_clip(
@@ -89,7 +72,6 @@ def decode_clip(
     *,
     start_seconds: float | None = None,
     end_seconds: float | None = None,
-    sampling: Sampling = "uniform",
     on_truncated: OnTruncated = "raise",
 ) -> Clip:
     """Decode ``num_frames`` frames spread evenly over a video, or over its part in [start_seconds, end_seconds).
@@ -103,26 +85,23 @@ def decode_clip(
         size: side in pixels of the square each frame is letterboxed to; none keeps the pixels as stored, upright.
         start_seconds: leave out frames before this time on the container's clock.
         end_seconds: leave out frames at or after this time.
-        sampling: ``uniform``, or ``keyframe``: the keyframe nearest to each of those places. Cheaper, approximate and
-            for previews only: encoders choose keyframes by content, so their choice can give a label away. Uniform
-            where the video has to be decoded as a stream, or the window holds no keyframe.
         on_truncated: ``raise`` when frames that the file promises are missing, or ``resample`` those that exist.
 
     Raises:
         ValueError: an argument out of range, or no frame in the time asked for.
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused; see ``errors``.
     """
-    _check_arguments(num_frames, size, start_seconds, end_seconds, sampling, on_truncated)
+    _check_arguments(num_frames, size, start_seconds, end_seconds, on_truncated)
     path, window = Path(path), _Window(start_seconds, end_seconds)
     try:
         with open_video(path) as source:
             table = read_frame_table(source)
             check_not_empty(path, table)
             sparse = table.trusted and (table.damage is None or window.ends_before(source, table))
-            clip = _decode_sparse(source, table, num_frames, size, window, sampling) if sparse else None
+            clip = _decode_sparse(source, table, num_frames, size, window) if sparse else None
     except OpenGroupError:
         with open_video(path) as source:
-            clip = _decode_sparse(source, replace(table, begins_anew=False), num_frames, size, window, sampling)
+            clip = _decode_sparse(source, replace(table, begins_anew=False), num_frames, size, window)
     if clip is not None:
         return clip
     if table.damage is not None and not sparse and on_truncated == "raise":
@@ -162,7 +141,7 @@ def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.in
 
 
 def _decode_sparse(
-    source: VideoSource, table: FrameTable, num_frames: int, size: int | None, window: _Window, sampling: Sampling
+    source: VideoSource, table: FrameTable, num_frames: int, size: int | None, window: _Window
 ) -> Clip | None:
     """The clip, or none when a frame did not turn up where the packets promised it.
 
@@ -175,8 +154,6 @@ def _decode_sparse(
     if window != _WHOLE:  # the times of an hour's frames are not made for nothing
         first, stop = window.span(seconds_of(table.pts[order], time_base), source.path)
     chosen = first + uniform_places(stop - first, num_frames)
-    if sampling == "keyframe":
-        chosen = _nearest(first + np.flatnonzero(table.is_key[order[first:stop]]), chosen)
     sink = FrameSink(source, size, chosen)
     try:
         with ffmpeg_errors(source.path, CorruptVideo):
@@ -186,7 +163,7 @@ def _decode_sparse(
     except VideoError:
         return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
     pts_seconds = seconds_of(table.pts[order[sink.places]], time_base)
-    return _clip(sink, pts_seconds, len(order), sampling=sampling, resampled=False) if complete else None
+    return _clip(sink, pts_seconds, len(order), resampled=False) if complete else None
 
 
 def _decode_stream(
@@ -219,14 +196,7 @@ def _decode_as_promised(path: Path, table: FrameTable, num_frames: int, size: in
     return _clip(sink, seconds[sink.places], len(seconds), resampled=False)
 
 
-def _clip(
-    sink: FrameSink,
-    pts_seconds: Seconds,
-    num_source_frames: int,
-    *,
-    resampled: bool,
-    sampling: Sampling = "uniform",
-) -> Clip:
+def _clip(sink: FrameSink, pts_seconds: Seconds, num_source_frames: int, *, resampled: bool) -> Clip:
     return Clip(
         frames=sink.frames,
         pts_seconds=pts_seconds,
@@ -236,16 +206,9 @@ def _clip(
         source_height=sink.source_height,
         rotation_degrees=sink.rotation_degrees,
         content=sink.content,
-        sampling=sampling,
         repeated=len(set(sink.places.tolist())) < len(sink.places),
         resampled=resampled,
     )
-
-
-def _nearest(candidates: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    if not len(candidates):
-        return wanted
-    return np.asarray(candidates[np.abs(candidates[None, :] - wanted[:, None]).argmin(axis=1)], np.int64)
 
 
 def _check_arguments(
@@ -253,7 +216,6 @@ def _check_arguments(
     size: int | None,
     start_seconds: float | None,
     end_seconds: float | None,
-    sampling: str,
     on_truncated: str,
 ) -> None:
     if not 1 <= num_frames <= MAX_FRAMES:
@@ -262,8 +224,6 @@ def _check_arguments(
         raise ValueError(f"size: got {size}, wanted 1 to 8192 pixels, or None to keep the pixels as stored")
     if start_seconds is not None and end_seconds is not None and not start_seconds < end_seconds:
         raise ValueError(f"got the window [{start_seconds}, {end_seconds}), wanted start_seconds < end_seconds")
-    if sampling not in ("uniform", "keyframe"):
-        raise ValueError(f"sampling: got {sampling!r}, wanted 'uniform' or 'keyframe'")
     if on_truncated not in ("raise", "resample"):
         raise ValueError(f"on_truncated: got {on_truncated!r}, wanted 'raise' or 'resample'")
 
