@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.run.lock import is_worked_on, run_lock, task_locks
+from fvc_lib.execution.run.lock import is_worked_on, run_lock
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -24,9 +24,9 @@ FOLDS = frozenset({"folds_fold_0", "folds_fold_1"})
 HOLD = """
     import sys, time
     from pathlib import Path
-    from fvc_lib.execution.run.lock import task_locks
+    from fvc_lib.execution.run.lock import run_lock
     from fvc_lib.services.run_paths import RunPaths
-    with task_locks(RunPaths(Path(sys.argv[1])), sys.argv[2:], interval_seconds=0.1):
+    with run_lock(RunPaths(Path(sys.argv[1])), sys.argv[2:], interval_seconds=0.1):
         print("held", flush=True)
         time.sleep(60)
 """
@@ -121,15 +121,15 @@ def test_jobs_hold_their_tasks_against_each_other_and_against_a_runner(project):
     run = project.begin()
     with job(run, "folds_fold_0") as other:
         assert is_worked_on(run)
-        for lock in (lambda: run_lock(run), lambda: task_locks(run, FOLDS)):
+        for lock in (lambda: run_lock(run), lambda: run_lock(run, FOLDS)):
             with pytest.raises(UsageError, match=f"folds_fold_0 of this run .process {other.pid} "), lock():
                 pytest.fail("two at once")
-        with task_locks(run, ["folds_fold_1", "last"]):
+        with run_lock(run, ["folds_fold_1", "last"]):
             pass
     assert not is_worked_on(run)
     with run_lock(run), pytest.raises(UsageError, match=f"work on this run .process {os.getpid()} "):
         project.execute(run, only_tasks=FOLDS)
-    with task_locks(run, FOLDS):
+    with run_lock(run, FOLDS):
         assert is_worked_on(run)
 
 
@@ -139,7 +139,7 @@ def test_of_a_runner_and_a_job_at_the_same_moment_never_both_begin(project):
     script = """
         import sys, time
         from pathlib import Path
-        from fvc_lib.execution.run.lock import run_lock, task_locks
+        from fvc_lib.execution.run.lock import run_lock
         from fvc_lib.services.errors import UsageError
         from fvc_lib.services.run_paths import RunPaths
         run = RunPaths(Path(sys.argv[1])); inside = run.root / "inside"
@@ -147,7 +147,7 @@ def test_of_a_runner_and_a_job_at_the_same_moment_never_both_begin(project):
         sys.stdin.readline()
         for _ in range(15):
             try:
-                with run_lock(run, say=len) if sys.argv[2] == "run" else task_locks(run, ["one"], say=len):
+                with run_lock(run, say=len) if sys.argv[2] == "run" else run_lock(run, ["one"], say=len):
                     inside.mkdir()  # fails when the other is in
                     time.sleep(0.002)
                     inside.rmdir()

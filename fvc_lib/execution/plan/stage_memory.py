@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fvc_lib.execution.plan.plan import PlannedTask, most_at_once
 from fvc_lib.execution.plan.stages import Task, needed_tasks, stages_of
@@ -22,7 +21,7 @@ from fvc_lib.services.memory_budget import MemoryBudget, MemoryShare
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import FOLD_TRAINING, STAGES, Stage
 
-_NEWEST_RUNS = 50  # as many are looked into; reading one takes about a millisecond
+_NEWEST_RUNS = 20  # as many are looked into; reading one takes about ten milliseconds
 KERNEL_ORIGIN = "a kernel with its imports on a small corpus; nothing was measured with these parameters yet"
 
 Measure = Callable[[RunConfig], int | None]
@@ -81,7 +80,7 @@ def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> d
     """What finished tasks of ``run`` took, of those stages among ``names`` that had what they now would have."""
     try:
         status = read_status(run)
-        then = _parameters(run)
+        then = read_params_file(run.params_yaml)
     except (FvcError, OSError):
         return {}
     now = config.model_dump(mode="json")
@@ -97,17 +96,6 @@ def _largest_peak(status: RunStatus, name: str) -> int:
     """Over the folds of a stage that are done: each may be the one that waits for a memory limit."""
     done = (each for key, each in status.stages.items() if key == name or key.startswith(f"{name}_fold_"))
     return max((each.peak_rss_bytes or 0 for each in done if each.state == "done"), default=0)
-
-
-def _parameters(run: RunPaths) -> dict[str, Any]:
-    """The run's parameters: of its record, which is read ten times as fast, unless a resumption changed some."""
-    try:
-        record = json.loads(run.run_json.read_bytes())
-        if len(record["attempts"]) == 1:
-            return dict(record["params"])
-    except (ValueError, LookupError, TypeError):
-        pass
-    return read_params_file(run.params_yaml)
 
 
 def _others(runs_dir: Path, run: RunPaths | None) -> Iterator[RunPaths]:

@@ -26,10 +26,7 @@ from fvc_lib.services.atomic_files import process_lives, this_host, utc_now
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 
-# A process's claim on a lock file: who holds it, and how often it has said that it lives.
-
-_LONGEST_INTERVAL = 60.0  # what a file may say; nobody waits for hours because a file was damaged
-_BYTES = 512  # always as many, so that a beat replaces the one before in a single write
+_BYTES = 512  # of a claim, always as many, so that a beat replaces the one before in a single write
 _logger = logging.getLogger(__name__)
 
 
@@ -85,20 +82,14 @@ def read_claim(path: Path) -> tuple[Holder | None, float]:
     try:
         with path.open("rb") as stream:
             age_seconds = time.time() - os.fstat(stream.fileno()).st_mtime
-            values = json.loads(stream.read(2 * _BYTES))
-        pid = int(values["pid"])
-        if not 0 < pid < 2**31:
-            return None, 0.0
+            found = json.loads(stream.read(2 * _BYTES))
         holder = Holder(
-            pid,
-            str(values["host"]),
-            str(values["started_utc"]),
-            min(max(float(values["interval_seconds"]), 0.01), _LONGEST_INTERVAL),
-            int(values["beat"]),
-        )
+            int(found["pid"]), str(found["host"]), str(found["started_utc"]), float(found["interval_seconds"]),
+            int(found["beat"]),
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None, 0.0
-    return holder, age_seconds
+    return (holder, age_seconds) if 0 < holder.pid < 2**31 else (None, 0.0)
 
 
 BEAT_SECONDS = 5.0
@@ -111,64 +102,37 @@ _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVA
 @contextmanager
 def run_lock(
     run: RunPaths,
+    keys: Collection[str] | None = None,
     *,
     interval_seconds: float = BEAT_SECONDS,
     say: Callable[[str], None] = print,
     on_lost: Callable[[str], None] = _logger.error,
 ) -> Iterator[None]:
-    """Hold the whole of ``run``: no other process may work on it or any of its tasks.
+    """Hold the whole of ``run``, or its tasks ``keys`` and leave the others to other jobs; all of them, or none.
 
-    A holder on another host that has not cleared its claim is watched for three of its intervals (15 s) first.
+    A holder on another host that has not cleared its claim is watched for three of its intervals (15 s) first. Whoever
+    takes the whole run and whoever takes tasks of it take their own first and look at the other's then: of two at the
+    same moment both may be refused, but never both let in.
 
     Args:
         run: the run.
+        keys: of the tasks; None: the whole run.
         interval_seconds: between two beats.
-        say: told in one line when a dead holder's claim is passed over.
-        on_lost: told when another process has taken the run over, after this one stood still for too long. Called
-            from a thread.
+        say: gets a line when a dead holder's claim is passed over.
+        on_lost: gets a line when another process has taken the run over, after this one stood still for too long.
+            Called from a thread.
 
     Raises:
-        UsageError: another process holds it, or a job holds some of its tasks; the message names that process.
+        UsageError: another process holds what is wanted, or what it is a part of; the message names that process.
         OSError: the run folder cannot be written.
     """
-    with _held([_whole(run)], run, interval_seconds, say, on_lost):
-        _refuse_others(_of_tasks(run), run, say)
-        yield
-
-
-@contextmanager
-def task_locks(
-    run: RunPaths,
-    keys: Collection[str],
-    *,
-    interval_seconds: float = BEAT_SECONDS,
-    say: Callable[[str], None] = print,
-    on_lost: Callable[[str], None] = _logger.error,
-) -> Iterator[None]:
-    """Hold some tasks of ``run`` and leave the others to other jobs; arguments and errors as for ``run_lock``.
-
-    Whoever takes the whole run and whoever takes tasks of it take their own first and look at the other's then: of two
-    at the same moment both may be refused, but never both let in.
-    """
-    with _held([run.task_lock(key) for key in sorted(keys)], run, interval_seconds, say, on_lost):
-        _refuse_others([_whole(run)], run, say)
-        yield
-
-
-@contextmanager
-def _held(
-    paths: Sequence[Path],
-    run: RunPaths,
-    interval_seconds: float,
-    say: Callable[[str], None],
-    on_lost: Callable[[str], None],
-) -> Iterator[None]:
-    """Hold the locks at ``paths``, all or none, and let them beat."""
+    whole = keys is None
+    paths = [_whole(run)] if keys is None else [run.task_lock(key) for key in sorted(keys)]
     with ExitStack() as streams:
         for path in paths:
             path.parent.mkdir(exist_ok=True)
-            _take_system_lock(streams.enter_context(path.open("a+b")), path, run)
-        _refuse_living_holders(paths, run, say)
+            _take_system_lock(streams.enter_context(path.open("a+b")), path)
+        _refuse_living_holders(paths, say)
         holder = Holder(os.getpid(), this_host(), utc_now(), interval_seconds)
         ended = threading.Event()
         beats = threading.Thread(target=_keep_beating, args=(paths, holder, ended, on_lost), daemon=True)
@@ -176,6 +140,7 @@ def _held(
             for path in paths:
                 write_claim(path, holder)
             beats.start()
+            _refuse_others(_of_tasks(run) if whole else [_whole(run)], say)
             yield
         finally:
             ended.set()
@@ -234,7 +199,7 @@ def _system_lock_taken(path: Path) -> bool | None:
     return False
 
 
-def _take_system_lock(stream: IO[bytes], path: Path, run: RunPaths) -> None:
+def _take_system_lock(stream: IO[bytes], path: Path) -> None:
     """Lock ``stream`` until it is closed; a look by ``is_worked_on`` holds it for an instant, hence the patience."""
     for patience in (0.05, 0.1, 0.2, 0.0):
         try:
@@ -244,11 +209,11 @@ def _take_system_lock(stream: IO[bytes], path: Path, run: RunPaths) -> None:
             if error.errno in _NO_LOCKS:
                 return  # the beat alone decides
             if not patience:
-                raise _refusal(run, path, read_claim(path)[0]) from error
+                raise _refusal(path, read_claim(path)[0]) from error
         time.sleep(patience)
 
 
-def _refuse_living_holders(paths: Sequence[Path], run: RunPaths, say: Callable[[str], None]) -> None:
+def _refuse_living_holders(paths: Sequence[Path], say: Callable[[str], None]) -> None:
     """Pass over the claims of processes that have ended; watch those that this host cannot tell about, all at once.
 
     Raises:
@@ -259,20 +224,20 @@ def _refuse_living_holders(paths: Sequence[Path], run: RunPaths, say: Callable[[
     if unsure:
         seconds = _MISSED_BEATS * max(holder.interval_seconds for holder in unsure.values())
         for path, holder in unsure.items():
-            say(f"{_name(run, path)}: was worked on by {holder}; watching for {seconds:.0f} s whether it lives")
+            say(f"{_name(path)}: was worked on by {holder}; watching for {seconds:.0f} s whether it lives")
         if (alive := _seen_alive(unsure, seconds)) is not None:
-            raise _refusal(run, *alive)
+            raise _refusal(*alive)
     for path, holder in claims.items():
-        say(f"{_name(run, path)}: {holder} is gone without a word; its lock has expired")
+        say(f"{_name(path)}: {holder} is gone without a word; its lock has expired")
 
 
-def _refuse_others(paths: Sequence[Path], run: RunPaths, say: Callable[[str], None]) -> None:
+def _refuse_others(paths: Sequence[Path], say: Callable[[str], None]) -> None:
     """The same for locks that this process does not take: there the system's lock tells of the living as well."""
     for path in paths:
         if _system_lock_taken(path):
-            raise _refusal(run, path, read_claim(path)[0])
+            raise _refusal(path, read_claim(path)[0])
     claims = {path: read_claim(path)[0] for path in paths}
-    _refuse_living_holders(paths, run, say)
+    _refuse_living_holders(paths, say)
     for path, holder in claims.items():
         if holder is not None:  # so that nobody has to watch for it again; a living one would write its next beat
             clear_claim(path, holder)
@@ -290,16 +255,17 @@ def _seen_alive(claims: Mapping[Path, Holder], seconds: float) -> tuple[Path, Ho
     return None
 
 
-def _refusal(run: RunPaths, path: Path, holder: Holder | None) -> UsageError:
-    what = "this run" if path == _whole(run) else f"{path.stem} of this run"
+def _refusal(path: Path, holder: Holder | None) -> UsageError:
+    what = "this run" if path.name == "run.lock" else f"{path.stem} of this run"
     return UsageError(
-        f"{run.run_id}: another process is at work on {what} ({holder or 'unknown'}). "
-        "Wait for it, or stop it, then repeat the command."
+        f"{_name(path).split(',')[0]}: another process is at work on {what} ({holder or 'unknown'}). Wait for it, or "
+        "stop it, then repeat the command."
     )
 
 
-def _name(run: RunPaths, path: Path) -> str:
-    return run.run_id if path == _whole(run) else f"{run.run_id}, {path.stem}"
+def _name(path: Path) -> str:
+    """The run's name, or the run's and the task's."""
+    return path.parent.name if path.name == "run.lock" else f"{path.parents[1].name}, {path.stem}"
 
 
 def _keep_beating(

@@ -26,7 +26,7 @@ from fvc_lib.execution.plan.fingerprint import begin_training_state, fingerprint
 from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
 from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.stages import Notebook, Task
-from fvc_lib.execution.run.lock import run_lock, task_locks
+from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import gpus
 from fvc_lib.execution.run.stage_end import STOPPED, end_lines, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
@@ -266,7 +266,8 @@ class Runner:
             UsageError: another process is at work on this run.
             OSError: the run folder cannot be written; the status says so where it still can.
         """
-        with self._signals_noted(), self._locked():
+        locked = run_lock(self.run, self._only_tasks, say=self.terminal.line, on_lost=self._lost)
+        with self._signals_noted(), locked:
             plan = make_plan()
             self._book = StatusBook(self.run, self._only_tasks, may_write=lambda: not self._taken_over)
             self._book.begin(plan)
@@ -401,15 +402,6 @@ class Runner:
                 name, count = signal.Signals(number).name, len(self._running)
                 what = "the running task saves and leaves" if count == 1 else f"{count} running tasks save and leave"
                 self.terminal.line(f"  {name}: {what}; a second signal stops at once")
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._only_tasks is None:
-            with run_lock(self.run, say=self.terminal.line, on_lost=self._lost):
-                yield
-        else:
-            with task_locks(self.run, self._only_tasks, say=self.terminal.line, on_lost=self._lost):
-                yield
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:

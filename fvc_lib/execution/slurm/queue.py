@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.slurm.jobs import Site, SlurmJob, render, script_path
-from fvc_lib.services.atomic_files import utc_now, write_json, write_text
+from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, stage_key
 
@@ -44,8 +43,6 @@ class SubmittedJob(BaseModel):
     folds: tuple[int, ...] | None = None
     after: tuple[str, ...] = ()
     cluster: str = ""
-    submitted_utc: str = ""
-    submitted_from: str = ""
 
     def task_of(self, fold: int | None) -> str:
         """What the job, or its array task ``fold``, works on: a task's key, or stages joined by a comma."""
@@ -67,17 +64,6 @@ def submitted_jobs(run: RunPaths) -> list[SubmittedJob]:
         raise DataError(
             f"{path}: cannot be read as a list of jobs: {error!r}. Delete it; squeue knows them."
         ) from error
-
-
-def remember(jobs: Sequence[SubmittedJob], run: RunPaths) -> None:
-    """Add ``jobs`` to those that were submitted for ``run`` before.
-
-    Raises:
-        DataError: the file is damaged.
-        OSError: it cannot be written.
-    """
-    every = [*submitted_jobs(run), *jobs]
-    write_json(_submitted_json(run), {"jobs": [job.model_dump(mode="json") for job in every]})
 
 
 def _submitted_json(run: RunPaths) -> Path:
@@ -334,8 +320,11 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
     try:
         for job in jobs:
             ids[job.name], cluster = _submit_one(job, run, ids)
-            done.append(_as_submitted(job, ids, cluster))
-        remember(done, run)
+            after = tuple(ids[need] for need in job.needs)
+            named = {"job_id": ids[job.name], "name": job.name, "stages": job.stages, "folds": job.folds}
+            done.append(SubmittedJob(**named, after=after, cluster=cluster))
+        every = [*submitted_jobs(run), *done]
+        write_json(_submitted_json(run), {"jobs": [job.model_dump(mode="json") for job in every]})
     except (SlurmError, OSError, DataError) as error:
         raise SlurmError(
             _after_failure(error, done, jobs[len(done)] if len(done) < len(jobs) else None, site)
@@ -360,19 +349,6 @@ def _submit_one(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> tuple[s
     if not job_id.isdecimal():
         raise SlurmError(f"sbatch answered {answer!r}, wanted a job's number.")
     return job_id, cluster
-
-
-def _as_submitted(job: SlurmJob, ids: Mapping[str, str], cluster: str) -> SubmittedJob:
-    return SubmittedJob(
-        job_id=ids[job.name],
-        name=job.name,
-        stages=job.stages,
-        folds=job.folds,
-        after=tuple(ids[need] for need in job.needs),
-        cluster=cluster,
-        submitted_utc=utc_now(),
-        submitted_from=socket.gethostname(),
-    )
 
 
 def _after_failure(error: Exception, done: Sequence[SubmittedJob], failed: SlurmJob | None, site: Site) -> str:
