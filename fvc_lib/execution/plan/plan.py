@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import graphlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -201,36 +200,28 @@ class Schedule:
     """
 
     def __init__(self, plan: Sequence[PlannedTask], *, straight: bool = False) -> None:
-        self._place = {planned.task.key: place for place, planned in enumerate(plan)}
-        self._tasks = {planned.task.key: planned.task for planned in plan if planned.run}
-        self._sorter = graphlib.TopologicalSorter(needed_tasks([planned.task for planned in plan], straight=straight))
-        self._sorter.prepare()
-        self._ready: list[Task] = []
-        self._look()
+        needed = needed_tasks([planned.task for planned in plan], straight=straight)
+        self._left = {planned.task.key: planned.task for planned in plan if planned.run}  # in the plan's order
+        self._needs = {key: _all_needed(needed, key) for key in self._left}
+        self._begun: set[str] = set()
 
     @property
     def is_finished(self) -> bool:
         """Whether every task that is to run is done."""
-        return not self._sorter.is_active()
+        return not self._left
 
-    def ready(self) -> Sequence[Task]:
+    def ready(self) -> list[Task]:
         """The tasks that may begin, first the plan's first."""
-        return tuple(self._ready)
+        waiting = {key: task for key, task in self._left.items() if key not in self._begun}
+        return [task for key, task in waiting.items() if not self._needs[key] & self._left.keys()]
 
     def begin(self, task: Task) -> None:
         """``task`` is no longer waiting."""
-        self._ready.remove(task)
+        self._begun.add(task.key)
 
     def done(self, task: Task) -> None:
         """``task`` has succeeded: what waited for it alone is ready now."""
-        self._sorter.done(task.key)
-        self._look()
-
-    def _look(self) -> None:
-        while new := self._sorter.get_ready():
-            self._sorter.done(*(key for key in new if key not in self._tasks))
-            self._ready += [self._tasks[key] for key in new if key in self._tasks]
-        self._ready.sort(key=lambda task: self._place[task.key])
+        del self._left[task.key]
 
 
 def first_that_fits(ready: Iterable[Task], running: Collection[Task], at_once: Mapping[str, int]) -> Task | None:
