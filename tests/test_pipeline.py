@@ -124,7 +124,7 @@ def test_the_straight_pass_elsewhere_gives_the_same_bits_and_tracks_nothing(fini
 
 @pytest.mark.long
 @pytest.mark.parametrize("task", VALUES)
-def test_every_notebook_of_a_task_runs_by_hand_on_the_newest_run_and_changes_nothing(task, tmp_path, monkeypatch):
+def test_every_notebook_of_a_task_runs_interactively_on_the_newest_run_and_changes_nothing(task, tmp_path, monkeypatch):
     place = Place(tmp_path / "here", small_corpus(task, tmp_path / "files"), VALUES[task])
     run, _ = place.run()
     before = results_of(run)

@@ -108,6 +108,40 @@ class LossMean:
         return self.total / self.weight if self.weight else math.nan
 
 
+class SampleColumns:
+    """What an accumulator keeps of each sample, in the order they came: its id, and rows of tensors by name."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._parts: dict[str, list[Tensor]] = {}
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        """The samples, in order."""
+        return tuple(self._ids)
+
+    def add(self, sample_ids: Sequence[str], columns: Mapping[str, Tensor]) -> None:
+        """Add samples with their rows; ``ValueError`` where a tensor still requires grad."""
+        self._ids.extend(sample_ids)
+        for name, rows in columns.items():
+            self._parts.setdefault(name, []).append(require_detached(rows, name))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    def column(self, name: str) -> Tensor:
+        """(N, ...), all rows of one tensor, of which some were added."""
+        return torch.cat(self._parts[name])
+
+    def to_document(self) -> dict[str, Any]:
+        """See ``Accumulator``."""
+        return {"ids": list(self._ids), "columns": {name: self.column(name) for name in self._parts}}
+
+    def add_document(self, document: Mapping[str, Any]) -> None:
+        """See ``Accumulator``."""
+        self.add(document["ids"], document["columns"])
+
+
 class SampleSet(Protocol):
     """A map-style data set."""
 

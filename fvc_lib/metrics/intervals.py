@@ -134,6 +134,11 @@ class Interval:
     num_groups: int
     num_rows: int
 
+    def row(self) -> tuple[float | None, float | None, float | None, int, int]:
+        """``value low high num_rows num_groups`` as tables have them, None for what is undefined."""
+        value, low, high = (float(end) if np.isfinite(end) else None for end in (self.value, self.low, self.high))
+        return value, low, high, self.num_rows, self.num_groups
+
 
 def cluster_bootstrap(
     labels: npt.ArrayLike,

@@ -25,9 +25,7 @@ import polars as pl
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, probe_files
-from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide, roc_auc
-from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
 from fvc_lib.tasks.video import controls
@@ -104,22 +102,26 @@ def _overlaps(index: pl.DataFrame, folds: pl.DataFrame, near_duplicate_bits: int
     """Everything that must not stand in two folds, each counted for itself."""
     known = folds.join(index.drop("label", "group_id"), on="video_id", how="left", maintain_order="left")
     for check, column, thing in (
-        ("groups_in_two_folds", "group_id", "group"),
-        ("videos_in_two_folds", "video_id", "video"),
-        ("stated_groups_in_two_folds", "stated_group", "group that the corpus states"),
-        ("sources_in_two_folds", "source_id", "source"),
-        ("contents_in_two_folds", "content_sha256", "file content"),
+        ("groups", "group_id", "group"),
+        ("videos", "video_id", "video"),
+        ("stated_groups", "stated_group", "group that the corpus states"),
+        ("sources", "source_id", "source"),
+        ("contents", "content_sha256", "file content"),
     ):
-        of_folds = known.drop_nulls(column).group_by(column).agg(pl.col("fold").n_unique())
-        count = int((of_folds["fold"] > 1).sum())
-        found = f"{count} of {_counted(of_folds.height, thing)} in more than one fold"
-        yield check, count, None, f"{found}.", count == 0
+        yield _in_two(known, "fold", column, f"{check}_in_two_folds", thing)
     yield _near_duplicates(known, near_duplicate_bits)
     other = folds.join(index, on="video_id", how="left", suffix="_indexed").filter(
         pl.col("group_id").ne_missing(pl.col("group_id_indexed"))
     )
     found = f"{_counted(other.height, 'video')} of the folds in another group than the index says."
     yield "groups_unlike_the_index", other.height, None, found, other.height == 0
+
+
+def _in_two(rows: pl.DataFrame, part: str, column: str, check: str, thing: str) -> Row:
+    """How many values of ``column`` stand in more than one ``part`` or fold."""
+    parts = rows.drop_nulls(column).group_by(column).agg(pl.col(part).n_unique())
+    count = int((parts[part] > 1).sum())
+    return check, count, None, f"{count:,} of {_counted(parts.height, thing)} in more than one {part}.", count == 0
 
 
 def _near_duplicates(known: pl.DataFrame, max_bits: int) -> Row:
@@ -191,21 +193,19 @@ def _as_recorded(predictions: pl.DataFrame, selections: Sequence[RecordedSelecti
 
 def _opened_before(before: EarlierOpenings) -> Row:
     """No check: a training may be repeated for any reason, and only its author knows whether the result was one."""
-    fork = f"; the run was forked from {before.forked_from!r}, whose results may have been seen" * bool(
-        before.forked_from
-    )
-    fork += (
-        f"; of {_counted(before.unknown, 'more training')} that was replaced the record is damaged, so whether an "
-        "outer fold had been opened is not known"
-    ) * bool(before.unknown)
-    warning = ": whoever trains again because of a result has chosen on the outer folds" * bool(
-        before.replaced or before.forked_from or before.unknown
-    )
-    found = (
-        f"{_counted(before.replaced, 'training')} of this run had opened an outer fold with other weights and "
-        f"{'was' if before.replaced == 1 else 'were'} then replaced{fork}{warning}."
-    )
-    return "opened_before", before.replaced + before.unknown, None, found, None
+    was = "was" if before.replaced == 1 else "were"
+    found = f"{_counted(before.replaced, 'training')} of this run had opened an outer fold with other weights and {was}"
+    found += " then replaced"
+    if before.forked_from:
+        found += f"; the run was forked from {before.forked_from!r}, whose results may have been seen"
+    if before.unknown:
+        found += (
+            f"; of {_counted(before.unknown, 'more training')} that was replaced the record is damaged, so whether an "
+            "outer fold had been opened is not known"
+        )
+    if before != EarlierOpenings():
+        found += ": whoever trains again because of a result has chosen on the outer folds"
+    return "opened_before", before.replaced + before.unknown, None, f"{found}.", None
 
 
 def _claims(predictions: pl.DataFrame, config: RunConfig) -> Iterator[Row]:
@@ -257,33 +257,20 @@ def _threshold_on_test(predictions: pl.DataFrame) -> Row:
         f"Balanced accuracy is {honest:.3f} at the thresholds that inner validation chose; chosen on the test videos "
         f"themselves they would have claimed {claimed:.3f}."
     )
-    return "balanced_accuracy_at_test_thresholds", None, _or_none(claimed), said, None
+    return "balanced_accuracy_at_test_thresholds", None, float(claimed) if np.isfinite(claimed) else None, said, None
 
 
 def _auc(
     scored: pl.DataFrame, unit: Literal["group_id", "video_id"], config: RunConfig
 ) -> tuple[float | None, float | None, float | None]:
     """AUC within folds with the interval that comes of drawing ``unit``."""
-    found = cluster_bootstrap(
-        controls.fake_labels(scored),
-        scored["score"].to_numpy(),
-        scored[unit].to_list(),
-        within_folds(roc_auc, scored["fold"].to_numpy()),
-        replicates=config.bootstrap_replicates,
-        seed=config.seed,
-        confidence=config.confidence,
-    )
-    return _or_none(found.value), _or_none(found.low), _or_none(found.high)
+    return controls.auc_within_folds(scored, unit, config).row()[:3]
 
 
 def _interval(value: float | None, low: float | None, high: float | None) -> str:
     if value is None:
         return "undefined"
     return f"{value:.3f}" if low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _or_none(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _counted(number: int, thing: str, things: str = "") -> str:
@@ -372,25 +359,13 @@ def video_text_split_audit(
 def _audit(files: pl.DataFrame, thing: str, links: Links | None, has_hash: Sequence[bool]) -> pl.DataFrame:
     """Of ``path part group_id content_sha256 now``, the last the content at present, null of what cannot be read."""
     rows = [
-        _in_two_parts(files, "group_id", "groups_in_two_parts", "group"),
-        _in_two_parts(files, "path", "files_in_two_parts", "file"),
-        _in_two_parts(files, "now", "contents_in_two_parts", "file content"),
+        _in_two(files, "part", "group_id", "groups_in_two_parts", "group"),
+        _in_two(files, "part", "path", "files_in_two_parts", "file"),
+        _in_two(files, "part", "now", "contents_in_two_parts", "file content"),
         _near_copies(files, thing, links, has_hash),
         _as_indexed(files),
     ]
     return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")
-
-
-def _in_two_parts(files: pl.DataFrame, column: str, check: str, thing: str) -> Row:
-    parts = files.drop_nulls(column).group_by(column).agg(pl.col("part").n_unique())
-    count = int((parts["part"] > 1).sum())
-    return (
-        check,
-        count,
-        None,
-        f"{count:,} of {_count_of(parts.height, thing)} in more than one part.",
-        count == 0,
-    )
 
 
 def _near_copies(files: pl.DataFrame, thing: str, links: Links | None, has_hash: Sequence[bool]) -> Row:
@@ -402,9 +377,9 @@ def _near_copies(files: pl.DataFrame, thing: str, links: Links | None, has_hash:
     across = [(path[one], path[other]) for one, other in links if part[one] != part[other]]
     example = f", e.g. {across[0][0]!r} and {across[0][1]!r}" if across else ""
     without = len(has_hash) - sum(has_hash)
-    unknown = f"; {_count_of(without, thing)} too plain to be compared" if without else ""
+    unknown = f"; {_counted(without, thing)} too plain to be compared" if without else ""
     finding = (
-        f"{len(across):,} of {_count_of(len(links), 'link')} between {thing}s that look alike go from one part to "
+        f"{len(across):,} of {_counted(len(links), 'link')} between {thing}s that look alike go from one part to "
         f"another{example}{unknown}."
     )
     return check, len(across), None, finding, not across
@@ -413,9 +388,5 @@ def _near_copies(files: pl.DataFrame, thing: str, links: Links | None, has_hash:
 def _as_indexed(files: pl.DataFrame) -> Row:
     other = files.filter(pl.col("now").ne_missing(pl.col("content_sha256")))["path"].to_list()
     example = f", e.g. {other[0]!r}" if other else ""
-    finding = f"{len(other):,} of {_count_of(files.height, 'file')} not as the index found it{example}."
+    finding = f"{len(other):,} of {_counted(files.height, 'file')} not as the index found it{example}."
     return "files_unlike_the_index", len(other), None, finding, not other
-
-
-def _count_of(number: int, thing: str) -> str:
-    return f"{number:,} {thing if number == 1 else f'{thing}s'}"

@@ -115,7 +115,7 @@ def image_results_of(top1: float = 0.75) -> pl.DataFrame:
     return framed(rows, task_tables.TASK_RESULTS)
 
 
-def fits_of() -> pl.DataFrame:
+def sweep_of() -> pl.DataFrame:
     rows = []
     for size in (4, 8, 16, 24, 32):
         fits = True if size < 24 else False if size == 24 else None
@@ -143,7 +143,7 @@ def write_image_run(runs_dir: Path, name: str = "run_20250305_101500_abcdef02", 
     write_table(rejected(), tables.REJECTED, run.rejected)
     write_table(image_predictions_of(images), task_tables.IMAGE_PREDICTIONS, run.image_predictions)
     write_table(target_predictions_of(images, targets), task_tables.TARGET_PREDICTIONS, run.target_predictions)
-    write_table(fits_of(), task_tables.BATCH_SIZE_SWEEP, run.batch_size_sweep)
+    write_table(sweep_of(), task_tables.BATCH_SIZE_SWEEP, run.batch_size_sweep)
     write_table(image_results_of(), task_tables.TASK_RESULTS, run.task_results)
     write_rest(run, "image", "10_image_recognition")
     return run

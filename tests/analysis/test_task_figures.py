@@ -13,15 +13,15 @@ import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.analysis.figures.image import classes_figure, confusion_figure, fits_figure, target_scatter_figure
+from fvc_lib.analysis.figures.image import classes_figure, confusion_figure, sweep_figure, target_scatter_figure
 from fvc_lib.analysis.figures.tasks import (
     beside_controls_figure,
     class_table,
-    fits_shown,
     metric_and_control_table,
     part_table,
     rejected_table,
     runs_beside_controls_figure,
+    sweep_shown,
     target_errors_figure,
     target_table,
     training_means,
@@ -32,13 +32,13 @@ from fvc_lib.analysis.read.headline import task_scores
 from tests.analysis.task_runs import (
     CLASSES,
     HOSTILE,
-    fits_of,
     image_predictions_of,
     image_results_of,
     images_of,
     pairs_of,
     ranks_of,
     rejected,
+    sweep_of,
     target_predictions_of,
     targets_of,
     video_text_results_of,
@@ -59,7 +59,7 @@ FIGURES: dict[str, tuple[Callable[[], go.Figure], Callable[[], go.Figure]]] = {
         lambda: target_scatter_figure(NUMBERS, RESULTS, training_means(IMAGES, TARGETS)),
         lambda: target_scatter_figure(NUMBERS.clear(), RESULTS.clear(), {}),
     ),
-    "fits": (lambda: fits_figure(fits_of(), "batch_size"), lambda: fits_figure(fits_of().clear(), "image_size")),
+    "fits": (lambda: sweep_figure(sweep_of(), "batch_size"), lambda: sweep_figure(sweep_of().clear(), "image_size")),
     "controls": (
         lambda: beside_controls_figure(RESULTS, [("all", "top1")], counted=("image", "images")),
         lambda: beside_controls_figure(RESULTS.clear(), [("all", "top1")], counted=("image", "images")),
@@ -175,15 +175,15 @@ def test_predicted_numbers_stand_in_their_unit_beside_the_mean() -> None:
 
 
 def test_what_did_not_fit_and_what_was_not_tried_is_written_where_its_bar_would_be() -> None:
-    figure = fits_figure(fits_of(), "batch_size")
+    figure = sweep_figure(sweep_of(), "batch_size")
     notes = {note.x: note.text for note in figure.layout.annotations}
     assert notes == {3: "did not fit", 4: "not known"}
     assert title(figure) == "Up to 16 images at once fit, on cpu, 2 cores"
-    table = fits_shown(fits_of())
+    table = sweep_shown(sweep_of())
     assert table["fits"].to_list()[:5] == ["yes", "yes", "yes", "no", "not known"]
     assert table["remark"][3] == "memory ended: killed"
-    nothing = fits_of().filter(pl.col("batch_size") == 24).with_columns(detail=pl.lit("memory ended"))
-    assert "nothing to show" in title(fits_figure(nothing, "batch_size"))
+    nothing = sweep_of().filter(pl.col("batch_size") == 24).with_columns(detail=pl.lit("memory ended"))
+    assert "nothing to show" in title(sweep_figure(nothing, "batch_size"))
 
 
 def test_the_models_numbers_stand_above_their_best_controls() -> None:

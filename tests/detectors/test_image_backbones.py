@@ -11,13 +11,13 @@ from torch import nn
 from fvc_lib.detectors.frames.backbone import (
     AdaptedBackbone,
     ImageModel,
+    adapt_timm,
+    adapt_torchvision,
     build_backbone,
-    load_weights,
+    fitting_weights,
     parameters_by_stage,
     read_weights,
 )
-from fvc_lib.detectors.frames.timm_backbones import adapt_timm
-from fvc_lib.detectors.frames.torchvision_backbones import adapt_torchvision
 from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import BACKBONES
@@ -145,7 +145,7 @@ def test_a_network_of_layers_only_is_one_stage():
 def test_an_unknown_backbone_is_named_with_the_nearest():
     with pytest.raises(UsageError, match=r"'small_resent'.*Did you mean 'small_resnet'"):
         build_backbone("small_resent")
-    with pytest.raises(UsageError, match="Known: small_resnet, timm:NAME, torchvision:NAME"):
+    with pytest.raises(UsageError, match="Known: torchvision:NAME, timm:NAME, small_resnet"):
         build_backbone("resnet50")
 
 
@@ -179,7 +179,7 @@ def test_weights_come_from_a_file_without_those_of_its_class_layer(tmp_path, suf
         {"state_dict": {f"module.{name}": tensor for name, tensor in given.state_dict().items()}}, path
     )
     backbone = adapt_torchvision(LikeResnet(), "it")
-    load_weights(backbone.network, path)
+    backbone.network.load_state_dict(fitting_weights(backbone.network, path))
     loaded = backbone.network.state_dict()
     assert loaded
     assert all(torch.equal(tensor, given.state_dict()[name]) for name, tensor in loaded.items())
@@ -200,7 +200,7 @@ def test_weights_that_do_not_fit_are_named_with_both_shapes(tmp_path):
     del weights["layer2.0.weight"]
     torch.save(weights, tmp_path / "w.pt")
     with pytest.raises(UsageError) as caught:
-        load_weights(adapt_torchvision(LikeResnet(), "it").network, tmp_path / "w.pt")
+        fitting_weights(adapt_torchvision(LikeResnet(), "it").network, tmp_path / "w.pt")
     for part in (
         "not in it: layer2.0.weight",
         "unknown: extra.weight",

@@ -6,9 +6,10 @@ import numpy as np
 import polars as pl
 from PIL import Image
 
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, write_table
-from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, MixSettings, image_parts
-from fvc_lib.tasks.image.task import ImageTask, ImageTaskSettings
+from fvc_lib.tasks.image.data import ImageDataset, MixSettings, image_parts
+from fvc_lib.tasks.image.task import ImageTask
 
 CLASSES = ("dots", "stripes", "waves")
 SIDE = 24
@@ -60,7 +61,7 @@ def write_image_tables(paths, images, targets):
 def image_task(root, images, targets, *, mixing=None, size=16, seed=0, **settings):
     """The task on those tables; its training pictures are mixed and changed unless told otherwise."""
     parts = image_parts(images, targets)
-    augmentation = ImageAugmentation(seed, mixing or MixSettings(0.6, 0.4, 1.0))
-    training = ImageDataset(root, parts.train, parts.labels, size, augmentation=augmentation)
+    mixing = mixing or MixSettings(0.6, 0.4, 1.0)
+    training = ImageDataset(root, parts.train, parts.labels, size, mixing=mixing, seed=seed)
     validation = ImageDataset(root, parts.validation, parts.labels, size)
-    return ImageTask(training, validation, ImageTaskSettings(**settings))
+    return ImageTask(training, validation, RunConfig(task="image", **settings))

@@ -15,11 +15,11 @@ from PIL import Image
 from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.task import Batch, Sample
-from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, ImageRecords, MixSettings, labels_of_training
-from fvc_lib.tasks.image.task import ImageTask, ImageTaskSettings
+from fvc_lib.services.config import RunConfig
+from fvc_lib.tasks.image.data import ImageDataset, ImageRecords, MixSettings, labels_of_training
+from fvc_lib.tasks.image.task import ImageTask
 from fvc_lib.tasks.video.task import VideoTask
-from fvc_lib.tasks.video_text.data import HiddenFrames, PreparedSamples
-from fvc_lib.tasks.video_text.task import LossWeights, RetrievalSettings, VideoTextTask
+from fvc_lib.tasks.video_text.task import HiddenFrames, LossWeights, PreparedSamples, RetrievalSettings, VideoTextTask
 from tests.kits.video_text_kit import MadeUpPairs, planned
 
 KINDS = ("video", "image", "video_text")
@@ -118,11 +118,11 @@ def _image(tasks: TinyTasks) -> ImageTask:
     records = ImageRecords(ids, ids, tuple(f"{name}.png" for name in ids), classes, values)
     training, validation = _rows(records, 0, tasks.rows), _rows(records, tasks.rows, len(numbers))
     labels = labels_of_training(("a", "b", "c"), ("calories", "mass"), ("kcal", "g"), training.values)
-    augmentation = ImageAugmentation(7, MixSettings(share=0.5, mixup_alpha=0.4, cutmix_alpha=1.0))
+    mixing = MixSettings(share=0.5, mixup_alpha=0.4, cutmix_alpha=1.0)
     return TinyImages(
-        ImageDataset(tasks.folder, training, labels, _SIDE, augmentation=augmentation),
+        ImageDataset(tasks.folder, training, labels, _SIDE, mixing=mixing, seed=7),
         ImageDataset(tasks.folder, validation, labels, _SIDE),
-        ImageTaskSettings(freeze_epochs=1, stage_epochs=1),
+        RunConfig(task="image", freeze_backbone_epochs=1, unfreeze_stage_epochs=1),
     )
 
 

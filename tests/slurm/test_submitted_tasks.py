@@ -33,8 +33,7 @@ from fvc_lib.services.tables import (
 )
 from fvc_lib.services.tasks import TASK_OF_STAGE
 from fvc_lib.tasks.image.results import image_results
-from fvc_lib.tasks.image.sweep import batch_size_sweep
-from fvc_lib.tasks.image.training import train_images
+from fvc_lib.tasks.image.training import batch_size_sweep, train_images
 from fvc_lib.tasks.leakage_audit import image_split_audit, video_text_split_audit
 from fvc_lib.tasks.video_text.results import video_text_results
 from fvc_lib.tasks.video_text.training import train_video_text

@@ -9,7 +9,6 @@ from PIL import Image
 from fvc_lib.engine.loading import load_batches
 from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.image.data import (
-    ImageAugmentation,
     ImageDataset,
     ImageLabels,
     MixSettings,
@@ -38,8 +37,7 @@ def corpus(tmp_path_factory):
 def dataset(corpus, mixing=ALONE, seed=0, part="train", **changes):
     root, images, targets = corpus
     parts = image_parts(images, targets)
-    augmentation = ImageAugmentation(seed, mixing) if mixing is not None else None
-    return ImageDataset(root, getattr(parts, part), parts.labels, 16, augmentation=augmentation, **changes)
+    return ImageDataset(root, getattr(parts, part), parts.labels, 16, mixing=mixing, seed=seed, **changes)
 
 
 def equal(a, b):

@@ -9,8 +9,8 @@ from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory_policy import SWEEP, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import BATCH_SIZE_SWEEP, read_table
-from fvc_lib.tasks.image import sweep as module
-from fvc_lib.tasks.image.sweep import MadeUpImages, batch_size_sweep, recommended
+from fvc_lib.tasks.image import training as module
+from fvc_lib.tasks.image.training import MadeUpImages, batch_size_sweep, recommended
 from tests.kits.image_kit import image_tables, write_image_tables
 
 GB = 10**9

@@ -162,7 +162,7 @@ def test_a_task_of_numbers_only_and_one_of_classes_only_can_learn(corpus):
 
 
 def test_the_task_says_which_epochs_train_what(corpus):
-    task = image_task(*corpus, freeze_epochs=1, stage_epochs=2)
+    task = image_task(*corpus, freeze_backbone_epochs=1, unfreeze_stage_epochs=2)
     model = task.build_model()
     num_stages, counts = len(model.backbone.stages()), []
     for epoch in (0, 1, 3, 50, 0):

@@ -16,7 +16,7 @@ from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.tables import VIDEO_TEXTS, check_table
-from fvc_lib.tasks.video_text.data import PairNumbers, VideoTextDataset, make_clips, pairs_fingerprint, without_videos
+from fvc_lib.tasks.video_text.task import VideoTextDataset, make_clips, numbered, pairs_fingerprint
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.clip import decode_clip
 
@@ -55,7 +55,7 @@ class Corpus:
             for video, text, part in PAIRS
         ]
         schema = {name: column.dtype.type for name, column in VIDEO_TEXTS.columns.items()}
-        self.pairs = check_table(pl.DataFrame(rows, schema=schema), VIDEO_TEXTS, "test")
+        self.pairs = numbered(check_table(pl.DataFrame(rows, schema=schema), VIDEO_TEXTS, "test"))
 
 
 @pytest.fixture(scope="module")
@@ -118,15 +118,14 @@ def test_batches_are_the_samples_stacked_whoever_loads_them(made, source, tokeni
 
 
 def test_numbers_of_a_part_are_those_of_the_whole_table(made, source, tokenizer):
-    numbers = PairNumbers.of(made.pairs)
     whole = VideoTextDataset(source, made.pairs, tokenizer, 8)
-    test = VideoTextDataset(source, made.pairs.filter(part="test"), tokenizer, 8, numbers)
+    test = VideoTextDataset(source, made.pairs.filter(part="test"), tokenizer, 8)
     for mine, other in ((0, 3), (1, 4)):
         for name in ("video_index", "text_index", "tokens"):
             assert torch.equal(test[mine].tensors[name], whole[other].tensors[name])
     shuffled = made.pairs.sample(fraction=1, shuffle=True, seed=1)
-    assert PairNumbers.of(shuffled) == numbers
-    alone = VideoTextDataset(source, made.pairs.filter(part="test"), tokenizer, 8)
+    assert numbered(shuffled).sort("pair_id").equals(made.pairs.sort("pair_id"))
+    alone = VideoTextDataset(source, numbered(made.pairs.filter(part="test")), tokenizer, 8)
     assert sorted(int(alone[i].tensors["text_index"]) for i in range(2)) == [0, 1]
 
 
@@ -151,7 +150,7 @@ def test_videos_that_cannot_be_decoded_are_named_and_left_out(tmp_path, made, so
     assert "content has changed" in caplog.text
     with pytest.raises(DataError, match=f"2 videos have no clip.*{missing[0]}"):
         VideoTextDataset(found, made.pairs, tokenizer, 8)
-    kept = without_videos(made.pairs, missing)
+    kept = made.pairs.filter(~pl.col("video_id").is_in(missing))
     assert set(kept["video_id"]) == set(made.video_ids) - lost
     assert len(VideoTextDataset(found, kept, tokenizer, 8)) == 2
     with pytest.raises(DataError, match="2 of 4 videos have no clip"):

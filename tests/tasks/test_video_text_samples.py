@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from fvc_lib.engine.task import EpochSampleSet
-from fvc_lib.tasks.video_text.data import HiddenFrames, PreparedSamples, num_hidden_frames
+from fvc_lib.tasks.video_text.task import HiddenFrames, PreparedSamples, num_hidden_frames
 from tests.kits.video_text_kit import pairs, planned
 
 PLAN = planned(num_frames=8)

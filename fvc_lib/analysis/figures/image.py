@@ -132,21 +132,21 @@ def target_scatter_figure(
     return figure
 
 
-def fits_figure(fits: pl.DataFrame, varied: str) -> go.Figure:
+def sweep_figure(sweep: pl.DataFrame, varied: str) -> go.Figure:
     """Predicted peak memory and time per epoch of each batch size, or of each resolution, that was tried.
 
     Args:
-        fits: rows of ``tables.BATCH_SIZE_SWEEP``.
+        sweep: rows of ``tables.BATCH_SIZE_SWEEP``.
         varied: ``batch_size`` or ``image_size``.
     """
-    rows = fits.filter(pl.col("varied") == varied).sort(varied)
+    rows = sweep.filter(pl.col("varied") == varied).sort(varied)
     what = {"batch_size": "Images at once", "image_size": "Side of an image (pixels)"}[varied]
     measured = rows.filter(pl.col("peak_bytes").is_not_null())
     if measured.is_empty():
         why = "Nothing was measured." if rows.is_empty() else f"Nothing could be measured: {rows['detail'][0]}"
         return theme.nothing_to_show(what, why)
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.12, shared_xaxes=True)
-    figure.update_layout(theme.figure(*_fits_finding(rows, varied), height=460).layout)
+    figure.update_layout(theme.figure(*_sweep_finding(rows, varied), height=460).layout)
     colors = [theme.ABOVE_CONTROL if fit else theme.NOT_ABOVE_CONTROL for fit in rows["fits"]]
     ticks = [str(size) for size in rows[varied]]
     for place, (name, scale, unit) in enumerate((("peak_bytes", 1e9, "GB"), ("seconds_per_epoch", 1.0, "s")), start=1):
@@ -171,7 +171,7 @@ def fits_figure(fits: pl.DataFrame, varied: str) -> go.Figure:
     return figure
 
 
-def _fits_finding(rows: pl.DataFrame, varied: str) -> tuple[str, str]:
+def _sweep_finding(rows: pl.DataFrame, varied: str) -> tuple[str, str]:
     fitting = rows.filter(pl.col("fits").fill_null(value=False))
     tried = rows.filter(pl.col("fits").is_not_null())
     unit = "images at once" if varied == "batch_size" else "pixels"
@@ -372,19 +372,19 @@ def _targets_panel(selection: Selection) -> Shown:
 
 @PANELS.register_panel("batch sizes that fit", at=53, tasks=("image",))
 def _batch_sizes_panel(selection: Selection) -> Shown:
-    return _fits_panel(selection, "batch_size")
+    return _sweep_panel(selection, "batch_size")
 
 
 @PANELS.register_panel("resolutions that fit", at=54, tasks=("image",))
 def _resolutions_panel(selection: Selection) -> Shown:
-    return _fits_panel(selection, "image_size")
+    return _sweep_panel(selection, "image_size")
 
 
 def _results(selection: Selection) -> pl.DataFrame:
     return task_results([selection.detailed]).frame
 
 
-def _fits_panel(selection: Selection, varied: str) -> Shown:
+def _sweep_panel(selection: Selection, varied: str) -> Shown:
     run = selection.detailed
-    fits = table_of(run, run.batch_size_sweep, tables.BATCH_SIZE_SWEEP)
-    return fits_figure(fits, varied) if (fits["varied"] == varied).any() else NOTHING
+    sweep = table_of(run, run.batch_size_sweep, tables.BATCH_SIZE_SWEEP)
+    return sweep_figure(sweep, varied) if (sweep["varied"] == varied).any() else NOTHING

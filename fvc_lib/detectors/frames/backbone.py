@@ -1,7 +1,7 @@
 """Backbones: networks from a picture to features, by name, with heads for a class and numbers, and files of weights.
 
-A backbone's file in ``fvc_lib/detectors`` registers it with ``BACKBONES``. Networks of other packages come through
-``AdaptedBackbone``, which needs only their parts in order and one that turns a picture into features.
+A backbone's file in ``fvc_lib/detectors`` registers it with ``BACKBONES``. ``torchvision:NAME`` and ``timm:NAME`` come
+through ``AdaptedBackbone``; their packages are imported on use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.engine.task import Outputs
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import BACKBONES
 
 # Of ImageNet's pictures, as fractions of white: what nearly all published weights were trained with.
@@ -28,6 +28,7 @@ IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 # What a network's own class layer may be called in a file of weights; this project trains its own.
 _HEADS = ("fc.", "classifier.", "head.", "heads.")
 _NAMED_AT_MOST = 5
+_TORCHVISION_WORKS = ("efficientnet_b0", "efficientnet_b3", "resnet50", "mobilenet_v3_large", "mobilenet_v3_small")
 
 _logger = logging.getLogger(__name__)
 
@@ -102,11 +103,6 @@ class AdaptedBackbone(Backbone):
         self._recomputable = tuple(recomputable)
         self.network.eval()
 
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether some layer normalises with stored statistics."""
-        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.network.modules())
-
     def train(self, mode: bool = True) -> Self:
         """As any module's, but that the network stays in evaluation mode."""
         super().train(mode)
@@ -118,11 +114,7 @@ class AdaptedBackbone(Backbone):
         return parameters_by_stage(self.network)
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Those it was made with.
-
-        Raises:
-            UsageError: none are known.
-        """
+        """Those it was made with; ``UsageError`` where none are known."""
         if not self._recomputable:
             raise UsageError(
                 f"gradient_checkpointing: which parts of a {type(self.network).__name__} could be computed again is "
@@ -180,9 +172,11 @@ def build_backbone(name: str, weights: Path | None = None) -> Backbone:
             does not fit.
     """
     backbone = named_backbone(name)
+    network = backbone_network(backbone)
+    norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if weights is not None:
-        load_weights(backbone_network(backbone), weights)
-    elif isinstance(backbone, AdaptedBackbone) and backbone.has_batch_norm:
+        network.load_state_dict(fitting_weights(network, weights))
+    elif norms and backbone is not network:
         _logger.warning(
             "backbone %s: batch norm keeps the statistics it begins with, and without backbone_weights these are of "
             "no picture. Give weights, or take small_resnet, which learns from scratch.",
@@ -192,11 +186,7 @@ def build_backbone(name: str, weights: Path | None = None) -> Backbone:
 
 
 def named_backbone(name: str) -> Backbone:
-    """The named backbone from scratch.
-
-    Raises:
-        UsageError: as ``build_backbone``.
-    """
+    """The named backbone from scratch; raises as ``build_backbone``."""
     backbone: Backbone = BACKBONES.get(name)(name.partition(":")[2])
     return backbone
 
@@ -206,12 +196,8 @@ def backbone_network(backbone: Backbone) -> nn.Module:
     return backbone.network if isinstance(backbone, AdaptedBackbone) else backbone
 
 
-def outside_package(name: str, module: str) -> Any:
-    """``module`` of the package ``name``, imported.
-
-    Raises:
-        UsageError: it is not installed, or does not start beside this torch.
-    """
+def _imported(name: str, module: str) -> Any:
+    """``module`` of the package ``name``; ``UsageError`` where it is not installed or does not start."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -225,6 +211,59 @@ def outside_package(name: str, module: str) -> Any:
             f"{torch.__version__}: install torch, torchvision and {name} from one index, or take -p backbone "
             f"small_resnet."
         ) from error
+
+
+@BACKBONES.register("torchvision:NAME")
+def _of_torchvision(name: str) -> AdaptedBackbone:
+    models = _imported("torchvision", "torchvision.models")
+    known = models.list_models(module=models)
+    if name not in known:
+        raise UsageError(f"backbone 'torchvision:{name}': torchvision has no such model.{did_you_mean(name, known)}")
+    return adapt_torchvision(models.get_model(name, weights=None), name)
+
+
+def adapt_torchvision(network: Any, name: str) -> AdaptedBackbone:
+    """One of torchvision's classifiers as a backbone: the pooled features that its class layer is given.
+
+    Networks of ``features`` and ``classifier`` (efficientnet, mobilenet, densenet) lose the whole classifier, hidden
+    layers too; networks of ``layer1`` to ``layer4`` and ``fc`` (resnet) lose ``fc``. ``UsageError`` for any other.
+    """
+    if isinstance(getattr(network, "features", None), nn.Sequential) and hasattr(network, "classifier"):
+        linear = next((part for part in network.classifier.modules() if isinstance(part, nn.Linear)), None)
+        if linear is not None:
+            network.classifier = nn.Identity()
+            return AdaptedBackbone(network, linear.in_features, recomputable=tuple(network.features))
+    if hasattr(network, "layer4") and isinstance(getattr(network, "fc", None), nn.Linear):
+        num_features = network.fc.in_features
+        network.fc = nn.Identity()
+        layers = tuple(getattr(network, f"layer{number}") for number in (1, 2, 3, 4))
+        return AdaptedBackbone(network, num_features, recomputable=layers)
+    raise UsageError(
+        f"backbone 'torchvision:{name}': it is built in a way that is not known here. Known are networks of 'features' "
+        f"and 'classifier' or of 'layer1' to 'layer4' and 'fc', such as {', '.join(_TORCHVISION_WORKS)}; or take "
+        "timm:NAME."
+    )
+
+
+@BACKBONES.register("timm:NAME")
+def _of_timm(name: str) -> AdaptedBackbone:
+    timm = _imported("timm", "timm")
+    if not timm.is_model(name):
+        raise UsageError(f"backbone 'timm:{name}': timm has no such model.{did_you_mean(name, timm.list_models())}")
+    return adapt_timm(timm.create_model(name, pretrained=False, num_classes=0))
+
+
+def adapt_timm(network: Any) -> AdaptedBackbone:
+    """One of timm's networks, made with ``num_classes=0``, so that its output are pooled features.
+
+    How many is measured: ``num_features`` leaves out the hidden layer that some (mobilenetv3) still have behind it.
+    """
+    norms = getattr(network, "pretrained_cfg", None) or {}
+    network.eval()
+    with torch.inference_mode():
+        features = network(torch.zeros(1, *norms.get("input_size", (3, 224, 224))))
+    mean, deviation = norms.get("mean", IMAGENET_MEAN), norms.get("std", IMAGENET_DEVIATION)
+    return AdaptedBackbone(network, features.flatten(1).shape[1], mean=mean, deviation=deviation)
 
 
 class ImageModel(nn.Module):
@@ -283,17 +322,10 @@ def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage
     return min(num_stages, 1 + (epoch - freeze_epochs) // stage_epochs)
 
 
-def load_weights(network: nn.Module, path: Path) -> None:
-    """Give ``network`` the weights of a file; those of a class layer that the file has beside them are left out.
-
-    Raises:
-        UsageError: as ``fitting_weights``.
-    """
-    network.load_state_dict(fitting_weights(network, path))
-
-
 def fitting_weights(network: nn.Module, path: Path) -> dict[str, Tensor]:
-    """What ``load_weights`` gives ``network``, of which only names and shapes are looked at.
+    """The weights of the file ``path`` for ``network``, of which only names and shapes are looked at.
+
+    Those of a class layer that the file has beside them are left out.
 
     Raises:
         UsageError: the file cannot be read, lacks weights, or has some of another shape or name.

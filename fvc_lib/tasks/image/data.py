@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -84,11 +84,7 @@ def write_labels(path: Path, labels: ImageLabels) -> None:
 
 
 def read_labels(path: Path) -> ImageLabels:
-    """What ``write_labels`` wrote.
-
-    Raises:
-        DataError: missing or damaged.
-    """
+    """What ``write_labels`` wrote; ``DataError`` where it is missing or damaged."""
     try:
         return TypeAdapter(ImageLabels).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -101,9 +97,7 @@ class ImageRecords:
     """N pictures in the order of their ids.
 
     Attributes:
-        image_ids: one per picture.
-        group_ids: likewise.
-        paths: relative to the corpus' root, as tables have them (``services.path_text``).
+        paths: relative to the corpus' root, as tables have them.
         class_indices: int64 (N,), places in ``ImageLabels.classes``; -1 where none is known.
         values: float64 (N, T) in the targets' units; NaN where not known.
     """
@@ -140,7 +134,8 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
     classes = tuple(sorted(images["class_label"].drop_nulls().unique().to_list()))
     units = _units(targets)
     values = _wide(images, targets, tuple(units))
-    known = values.filter(pl.any_horizontal(pl.col("class_label").is_not_null(), *map(_is_known, units)))
+    something = [pl.col(name).is_not_null() for name in ("class_label", *(f"value:{target}" for target in units))]
+    known = values.filter(pl.any_horizontal(*something))
     parts = {part: _records(known.filter(pl.col("part") == part), classes, tuple(units)) for part in PARTS}
     empty = [part for part, records in parts.items() if not len(records)]
     if empty:
@@ -155,11 +150,7 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
 
 
 def require_files(root: Path, parts: ImageParts) -> None:
-    """Check before training that every picture is still there.
-
-    Raises:
-        DataError: some are not; up to ten are named.
-    """
+    """Check before training that every picture is still there; else raise ``DataError``, which names up to ten."""
     everything = (path for part in (parts.train, parts.validation, parts.test) for path in part.paths)
     missing = [path for path in everything if not (root / path_from_text(path)).is_file()]
     if missing:
@@ -187,10 +178,6 @@ def _wide(images: pl.DataFrame, targets: pl.DataFrame, names: Sequence[str]) -> 
         column = targets.filter(pl.col("target") == name).select("image_id", pl.col("value").alias(f"value:{name}"))
         wide = wide.join(column, on="image_id", how="left", maintain_order="left")
     return wide
-
-
-def _is_known(target: str) -> pl.Expr:
-    return pl.col(f"value:{target}").is_not_null()
 
 
 def _records(part: pl.DataFrame, classes: Sequence[str], targets: Sequence[str]) -> ImageRecords:
@@ -397,14 +384,7 @@ def mixed_values(
     return both * (mix.share * values + (1 - mix.share) * partner_values), both
 
 
-@dataclass(frozen=True)
-class ImageAugmentation:
-    """How training pictures differ from epoch to epoch; all of it follows from the seed, the picture and the epoch."""
-
-    seed: int
-    mixing: MixSettings
-
-
+@dataclass(frozen=True, eq=False)
 class ImageDataset:
     """Samples of one part of a corpus.
 
@@ -412,34 +392,25 @@ class ImageDataset:
     where no class is known; ``class_index`` int64 (), -1 likewise, of the picture itself even where another one is
     mixed in; ``values`` float32 (T,), scaled, 0 where not known; and ``known`` float32 (T,) of 0 and 1.
 
-    Args:
+    Attributes:
         root: of the corpus.
         records: the pictures.
         labels: what is to be said of them, with the scaling.
         size: S, in pixels.
         class_weights: float64 (C,) of each class in the loss; None: 1 each.
-        augmentation: of training; None: every picture as it is.
+        mixing: of training, where pictures also differ from epoch to epoch; None: every picture as it is.
+        seed: with the picture and the epoch decides all that is drawn.
         epoch: whose samples these are.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        records: ImageRecords,
-        labels: ImageLabels,
-        size: int,
-        *,
-        class_weights: FloatArray | None = None,
-        augmentation: ImageAugmentation | None = None,
-        epoch: int = 0,
-    ) -> None:
-        self.root = root
-        self.records = records
-        self.labels = labels
-        self.size = size
-        self._class_weights = np.ones(len(labels.classes)) if class_weights is None else class_weights
-        self._augmentation = augmentation
-        self._epoch = epoch
+    root: Path
+    records: ImageRecords
+    labels: ImageLabels
+    size: int
+    class_weights: FloatArray | None = None
+    mixing: MixSettings | None = None
+    seed: int = 0
+    epoch: int = 0
 
     @property
     def classes(self) -> tuple[int, ...] | None:
@@ -449,39 +420,37 @@ class ImageDataset:
 
     def at_epoch(self, epoch: int) -> ImageDataset:
         """The same pictures as they look in ``epoch`` (0-based)."""
-        if self._augmentation is None or epoch == self._epoch:
-            return self
-        return ImageDataset(
-            self.root, self.records, self.labels, self.size,
-            class_weights=self._class_weights, augmentation=self._augmentation, epoch=epoch,
-        )  # fmt: skip
+        return self if self.mixing is None else replace(self, epoch=epoch)
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, index: int) -> Sample:
         own = self._own_tensors(index)
-        augmentation = self._augmentation
-        if augmentation is not None:
-            mix = draw_mix(augmentation.mixing, len(self), self.size, self._generator("mix", index))
-            if mix is not None:
-                other = self._own_tensors(mix.partner)
-                values, known = mixed_values(own["values"], own["known"], other["values"], other["known"], mix)
-                own["image"] = mixed_image(own["image"], other["image"], mix)
-                own["class_target"] = mixed_class_target(own["class_target"], other["class_target"], mix)
-                own["values"], own["known"] = values, known
+        mix = self._mix(index)
+        if mix is not None:
+            other = self._own_tensors(mix.partner)
+            values, known = mixed_values(own["values"], own["known"], other["values"], other["known"], mix)
+            own["image"] = mixed_image(own["image"], other["image"], mix)
+            own["class_target"] = mixed_class_target(own["class_target"], other["class_target"], mix)
+            own["values"], own["known"] = values, known
         return Sample(self.records.image_ids[index], own)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """The samples of ``indices`` as one batch."""
         return stack_samples([self[index] for index in indices])
 
+    def _mix(self, index: int) -> Mix | None:
+        if self.mixing is None:
+            return None
+        return draw_mix(self.mixing, len(self), self.size, self._generator("mix", index))
+
     def _own_tensors(self, index: int) -> dict[str, Tensor]:
         """Of one picture by itself."""
         class_index = int(self.records.class_indices[index])
         class_target = torch.zeros(len(self.labels.classes))
         if class_index != UNKNOWN_CLASS:
-            class_target[class_index] = float(self._class_weights[class_index])
+            class_target[class_index] = 1.0 if self.class_weights is None else float(self.class_weights[class_index])
         values = self.records.values[index]
         known = np.isfinite(values)
         scaled = np.where(known, self.labels.scaled(values), 0.0) if values.size else values
@@ -494,7 +463,7 @@ class ImageDataset:
         }
 
     def _view(self, index: int) -> Tensor:
-        training = self._augmentation is not None
+        training = self.mixing is not None
         path = self.root / path_from_text(self.records.paths[index])
         pixels = decode_image(path, shortest_side=decoded_side(self.size, training=training))
         picture = torch.from_numpy(pixels).permute(2, 0, 1)
@@ -504,17 +473,12 @@ class ImageDataset:
 
     def _generator(self, purpose: str, index: int) -> np.random.Generator:
         """Of one picture in one epoch: so neither order nor process nor batch changes what is drawn."""
-        seed = self._augmentation.seed if self._augmentation is not None else 0
-        return np.random.default_rng(stable_seed(f"image {purpose}", seed, self.records.image_ids[index], self._epoch))
+        image_id = self.records.image_ids[index]
+        return np.random.default_rng(stable_seed(f"image {purpose}", self.seed, image_id, self.epoch))
 
 
 def balancing_weights(records: ImageRecords, num_classes: int) -> FloatArray:
-    """Loss weights float64 (C,) that give all classes equal influence and average to 1 over the pictures with a class.
-
-    Args:
-        records: of the training part, where every class occurs.
-        num_classes: C.
-    """
+    """Loss weights float64 (C,) that give all classes equal influence; of mean 1 over the pictures with a class."""
     counts = np.bincount(records.class_indices[records.class_indices >= 0], minlength=num_classes)
     weights: FloatArray = counts.sum() / (num_classes * np.maximum(counts, 1))
     return weights

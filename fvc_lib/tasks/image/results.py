@@ -7,8 +7,7 @@ whole groups, so what an interval covers is which groups the model is tested on;
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -36,10 +35,8 @@ def image_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
     Raises:
         DataError: predictions that are not those of the run's test part.
     """
-    images, targets = (
-        tables.read_table(paths.images, tables.IMAGES),
-        tables.read_table(paths.image_targets, tables.IMAGE_TARGETS),
-    )
+    images = tables.read_table(paths.images, tables.IMAGES)
+    targets = tables.read_table(paths.image_targets, tables.IMAGE_TARGETS)
     classes = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS).sort("image_id")
     numbers = tables.read_table(paths.target_predictions, tables.TARGET_PREDICTIONS).sort("target", "image_id")
     _check_predictions(images, targets, classes, numbers)
@@ -110,7 +107,7 @@ def _per_class_rows(
         sizes = int(own.sum()), len(set(group_of[own]))
         for metric in ("precision", "recall", "f1"):
             value = float(getattr(scores, metric)[number])
-            rows.append((source, f"class:{name}", metric, "", _or_none(value), None, None, *sizes))
+            rows.append((source, f"class:{name}", metric, "", value, None, None, *sizes))
     return rows
 
 
@@ -136,11 +133,8 @@ def _measured_rows(
         [measure for measure, _ in measures.values()], groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
     )  # fmt: skip
-    return [
-        (source, subject, name, unit, *map(_or_none, (found.value, found.low, found.high)), found.num_rows,
-         found.num_groups)
-        for (name, (_, unit)), found in zip(measures.items(), intervals, strict=True)
-    ]  # fmt: skip
+    named = zip(measures.items(), intervals, strict=True)
+    return [(source, subject, name, unit, *found.row()) for (name, (_, unit)), found in named]
 
 
 def _numbered(predictions: pl.DataFrame, known: Sequence[str]) -> tuple[tuple[str, ...], IntArray, IntArray]:
@@ -171,18 +165,10 @@ def _check_predictions(
 
 
 def _refuse_other(what: str, due: pl.DataFrame, made: pl.DataFrame) -> None:
-    ends: tuple[tuple[str, Callable[[], pl.DataFrame]], ...] = (
-        ("missing", lambda: due.join(made, on=due.columns, how="anti")),
-        ("of other pictures, labels or groups", lambda: made.join(due, on=due.columns, how="anti")),
-    )
-    for problem, find in ends:
-        found = find()["image_id"].unique().sort()
+    for problem, here, there in (("missing", due, made), ("of other pictures, labels or groups", made, due)):
+        found = here.join(there, on=due.columns, how="anti")["image_id"].unique().sort()
         if found.len():
             raise DataError(
                 f"{what}: {found.len()} are {problem} than those of the test part: {', '.join(found.head(5))}. Run "
                 "10_image_recognition again."
             )
-
-
-def _or_none(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

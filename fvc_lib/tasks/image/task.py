@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone, num_trained_stages
-from fvc_lib.engine.task import Batch, LossSum, Outputs, require_detached
+from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns, require_detached
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.multiclass import macro_f1, ranks_of_class, top_k_accuracy
 from fvc_lib.metrics.regression import regression_scores
+from fvc_lib.services.config import RunConfig
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels
-
-# What the metrics of task image need of a pass: a few numbers per picture, not its scores for all classes.
-
 
 _UNRANKED = 0  # of a picture without a class, or with scores that are not finite
 
@@ -54,57 +50,47 @@ class ScoredTarget:
     predicted: FloatArray
 
 
-class ImageScores:
+class ImageScores(SampleColumns):
     """Per picture: the class, the predicted one with its probability, the rank of the true one, and the numbers.
 
     Reads ``class_logits`` (B, C) and ``values`` (B, T), and of the batch ``class_index``, ``values`` and ``known``.
     """
 
     def __init__(self, labels: ImageLabels) -> None:
+        super().__init__()
         self.labels = labels
-        self._ids: list[str] = []
-        self._columns: dict[str, list[Tensor]] = {name: [] for name in _empty_columns(labels)}
+        whole, real = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
+        numbers = torch.empty(0, len(labels.targets), dtype=torch.float64)
+        self.add([], {"class_index": whole, "top": whole, "probability": real, "rank": whole})
+        self.add([], {"predicted": numbers, "value": numbers, "known": numbers > 0})
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add one batch.
-
-        Raises:
-            ValueError: the outputs still require grad.
-        """
+        """Add one batch; ``ValueError`` where the outputs still require grad."""
         logits = require_detached(outputs["class_logits"], "class_logits").double()
-        predicted = require_detached(outputs["values"], "values").double()
         class_index = batch.tensors["class_index"].cpu()
         tops, probabilities = _tops(logits)
-        self._add(
-            list(batch.sample_ids),
-            {
-                "class_index": class_index,
-                "top": tops,
-                "probability": probabilities,
-                "rank": _ranks(logits, class_index),
-                "predicted": predicted,
-                "value": batch.tensors["values"].cpu().double(),
-                "known": batch.tensors["known"].cpu() > 0,
-            },
-        )
-
-    @property
-    def sample_ids(self) -> tuple[str, ...]:
-        """The pictures, in the order they came."""
-        return tuple(self._ids)
+        columns = {
+            "class_index": class_index,
+            "top": tops,
+            "probability": probabilities,
+            "rank": _ranks(logits, class_index),
+            "predicted": outputs["values"].double(),
+            "value": batch.tensors["values"].double(),
+            "known": batch.tensors["known"] > 0,
+        }
+        self.add(batch.sample_ids, columns)
 
     def classes(self) -> ScoredClasses:
         """What was found of those with a class."""
-        columns = self._joined()
-        rows = np.flatnonzero(columns["class_index"].numpy() >= 0)
+        rows = np.flatnonzero(self.column("class_index").numpy() >= 0)
         names = ("class_index", "top", "probability", "rank")
-        return ScoredClasses(rows, *(columns[name].numpy()[rows] for name in names))
+        return ScoredClasses(rows, *(self.column(name).numpy()[rows] for name in names))
 
     def target(self, name: str) -> ScoredTarget:
         """What was found of those of which target ``name`` is known."""
-        columns, place = self._joined(), self.labels.targets.index(name)
-        rows = np.flatnonzero(columns["known"][:, place].numpy())
-        values, predicted = (self.labels.in_units(columns[c].numpy())[rows, place] for c in ("value", "predicted"))
+        place = self.labels.targets.index(name)
+        rows = np.flatnonzero(self.column("known")[:, place].numpy())
+        values, predicted = (self.labels.in_units(self.column(c).numpy())[rows, place] for c in ("value", "predicted"))
         return ScoredTarget(rows, values, predicted)
 
     def compute(self) -> dict[str, float]:
@@ -125,34 +111,6 @@ class ImageScores:
                 metrics[f"mae_{name}"] = scores.mae if scores else math.nan
                 metrics[f"r2_{name}"] = scores.r2 if scores else math.nan
         return metrics
-
-    def to_document(self) -> dict[str, Any]:
-        """The ids and a tensor per column, (N,) or (N, T)."""
-        return {"ids": list(self._ids), **self._joined()}
-
-    def add_document(self, document: Mapping[str, Any]) -> None:
-        """Append what another one gathered."""
-        self._add(list(document["ids"]), {name: document[name] for name in self._columns})
-
-    def _add(self, ids: list[str], columns: Mapping[str, Tensor]) -> None:
-        self._ids.extend(ids)
-        for name, column in columns.items():
-            self._columns[name].append(column)
-
-    def _joined(self) -> dict[str, Tensor]:
-        empty = _empty_columns(self.labels)
-        return {name: torch.cat([empty[name], *parts]) for name, parts in self._columns.items()}
-
-
-def _empty_columns(labels: ImageLabels) -> dict[str, Tensor]:
-    """No rows, but the types and widths that all parts have."""
-    num_targets = len(labels.targets)
-    whole, real = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
-    numbers = torch.empty(0, num_targets, dtype=torch.float64)
-    return {
-        "class_index": whole, "top": whole, "probability": real, "rank": whole,
-        "predicted": numbers, "value": numbers, "known": torch.empty(0, num_targets, dtype=torch.bool),
-    }  # fmt: skip
 
 
 def _tops(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,29 +141,6 @@ def _class_metrics(classes: ScoredClasses) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class ImageTaskSettings:
-    """What is trained, and for which loss.
-
-    Attributes:
-        backbone: see ``build_backbone``.
-        backbone_weights: file; None: from scratch.
-        freeze_epochs: train only the heads for so many epochs first.
-        stage_epochs: then one more stage after every so many; 0: all at once.
-        label_smoothing: share of a class target that is spread over all classes.
-        focal_gamma: of ``class_losses``.
-        regression_weight: of the numbers' loss beside the class's 1.
-    """
-
-    backbone: str = "small_resnet"
-    backbone_weights: Path | None = None
-    freeze_epochs: int = 0
-    stage_epochs: int = 0
-    label_smoothing: float = 0.1
-    focal_gamma: float = 0.0
-    regression_weight: float = 1.0
-
-
 class ImageTask:
     """Label-smoothed cross-entropy on classes beside a Huber loss on numbers, either only where it is known.
 
@@ -213,22 +148,22 @@ class ImageTask:
     however it is split.
     """
 
-    def __init__(self, training: ImageDataset, validation: ImageDataset, settings: ImageTaskSettings) -> None:
+    def __init__(self, training: ImageDataset, validation: ImageDataset, config: RunConfig) -> None:
         self.training_data = training
         self.validation_data = validation
-        self.settings = settings
+        self.config = config
 
     def build_model(self) -> ImageModel:
         """The backbone with new heads, initialised from torch's current random state."""
-        labels = self.training_data.labels
-        backbone = build_backbone(self.settings.backbone, self.settings.backbone_weights)
+        labels, weights = self.training_data.labels, self.config.backbone_weights
+        backbone = build_backbone(self.config.backbone, Path(weights) if weights else None)
         return ImageModel(backbone, len(labels.classes), len(labels.targets))
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
         """Freeze and free the backbone's stages."""
         if not isinstance(model, ImageModel):
             raise TypeError(f"got a {type(model).__name__}, wanted the ImageModel that build_model gives.")
-        freeze, each = self.settings.freeze_epochs, self.settings.stage_epochs
+        freeze, each = self.config.freeze_backbone_epochs, self.config.unfreeze_stage_epochs
         num_stages = len(model.backbone.stages())
         model.train_stages(num_trained_stages(epoch, num_stages, freeze_epochs=freeze, stage_epochs=each))
 
@@ -239,13 +174,13 @@ class ImageTask:
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """The sum over the pictures; each weighs 1."""
-        settings, tensors = self.settings, batch.tensors
+        config, tensors = self.config, batch.tensors
         classes = class_losses(
             outputs["class_logits"], tensors["class_target"],
-            label_smoothing=settings.label_smoothing, focal_gamma=settings.focal_gamma,
+            label_smoothing=config.label_smoothing, focal_gamma=config.focal_gamma,
         )  # fmt: skip
         numbers = value_losses(outputs["values"], tensors["values"], tensors["known"])
-        losses = classes + settings.regression_weight * numbers
+        losses = classes + config.regression_weight * numbers
         return LossSum(losses.sum(), losses.new_tensor(float(len(losses))))
 
     def new_accumulator(self) -> ImageScores:

@@ -1,40 +1,41 @@
-"""Task image from tables to predictions: train on one split, look at the test part once, write what was found."""
+"""Task image from tables to predictions: train on one split, look at the test part once, write what was found; and
+the sweep over batch sizes and resolutions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 import polars as pl
+import psutil
 import torch
+from torch import nn
 
 from fvc_lib.corpus.images import image_root
 from fvc_lib.detectors.frames.backbone import backbone_network, fitting_weights, named_backbone
+from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.ranks import Ranks
+from fvc_lib.engine.memory.preflight import PreflightReport, StepRequest, preflight
+from fvc_lib.engine.memory.training_memory import device_budget
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
+from fvc_lib.engine.task import Accumulator, Batch, LossSum, Outputs, Sample, Task
 from fvc_lib.engine.training_state import TrainingRecord
+from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.memory_policy import SWEEP, MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import (
-    IMAGE_PREDICTIONS,
-    IMAGE_TARGETS,
-    IMAGES,
-    TARGET_PREDICTIONS,
-    frame_of,
-    read_table,
-    write_table,
-)
 from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.image import data
-from fvc_lib.tasks.image.data import ImageAugmentation, ImageDataset, ImageParts, ImageRecords, MixSettings
-from fvc_lib.tasks.image.task import ImageScores, ImageTask, ImageTaskSettings
+from fvc_lib.tasks.image.data import ImageDataset, ImageParts, ImageRecords
+from fvc_lib.tasks.image.task import ImageScores, ImageTask
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 
 DEFAULT_MICRO_BATCH = 8
@@ -82,18 +83,14 @@ def _finish(
 
     def write() -> None:
         data.write_labels(labels_file(paths), parts.labels)
-        write_table(class_predictions(parts.test, scores), IMAGE_PREDICTIONS, paths.image_predictions)
-        write_table(target_predictions(parts.test, scores), TARGET_PREDICTIONS, paths.target_predictions)
+        tables.write_table(class_predictions(parts.test, scores), tables.IMAGE_PREDICTIONS, paths.image_predictions)
+        tables.write_table(target_predictions(parts.test, scores), tables.TARGET_PREDICTIONS, paths.target_predictions)
 
     return Finished([TrainingRecord(**model.record())], write)
 
 
 def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str, Any]:
     """What a checkpoint is bound to beside the data, as JSON values; a fork goes on from one by it.
-
-    Args:
-        config: the run's resolved parameters.
-        fold: None: this task has one split.
 
     Raises:
         UsageError: the file of the backbone's weights cannot be read.
@@ -124,7 +121,8 @@ def require_backbone(config: RunConfig) -> None:
 
 def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImageParts]:
     """The corpus' folder and its split, from the run's tables."""
-    images, targets = read_table(paths.images, IMAGES), read_table(paths.image_targets, IMAGE_TARGETS)
+    images = tables.read_table(paths.images, tables.IMAGES)
+    targets = tables.read_table(paths.image_targets, tables.IMAGE_TARGETS)
     return image_root(config), data.image_parts(images, targets)
 
 
@@ -134,8 +132,7 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
     Raises:
         UsageError: balanced sampling where pictures have no class, or a file of weights that cannot be read.
     """
-    weights = Path(config.backbone_weights) if config.backbone_weights else None
-    task = image_task(root, parts, config, weights)
+    task = image_task(root, parts, config)
     balance = config.class_balance == "sampler"
     if balance and task.training_data.classes is None:
         raise UsageError(
@@ -155,27 +152,14 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
     )
 
 
-def image_task(root: Path, parts: ImageParts, config: RunConfig, weights: Path | None = None) -> ImageTask:
+def image_task(root: Path, parts: ImageParts, config: RunConfig) -> ImageTask:
     """The task of ``config`` on the training and validation parts."""
     balanced = config.class_balance == "loss" and parts.labels.classes
-    class_weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
-    mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha)
-    augmentation = ImageAugmentation(stable_seed("images", config.seed), mixing)
-    size = config.image_size
-    training = ImageDataset(
-        root, parts.train, parts.labels, size, class_weights=class_weights, augmentation=augmentation
-    )
-    validation = ImageDataset(root, parts.validation, parts.labels, size, class_weights=class_weights)
-    settings = ImageTaskSettings(
-        backbone=config.backbone,
-        backbone_weights=weights,
-        freeze_epochs=config.freeze_backbone_epochs,
-        stage_epochs=config.unfreeze_stage_epochs,
-        label_smoothing=config.label_smoothing,
-        focal_gamma=config.focal_gamma,
-        regression_weight=config.regression_weight,
-    )
-    return ImageTask(training, validation, settings)
+    weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
+    mixing = data.MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha)
+    validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
+    training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
+    return ImageTask(training, validation, config)
 
 
 def labels_file(paths: RunPaths) -> Path:
@@ -207,12 +191,12 @@ def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFram
         "probability": found.probabilities,
         "rank_of_class": found.ranks,
     }
-    return frame_of(columns, IMAGE_PREDICTIONS)
+    return tables.frame_of(columns, tables.IMAGE_PREDICTIONS)
 
 
 def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
     """TARGET_PREDICTIONS of ``records`` where a number is known, target by target."""
-    tables = [frame_of(None, TARGET_PREDICTIONS)]
+    of_targets = [tables.frame_of(None, tables.TARGET_PREDICTIONS)]
     for name, unit in zip(scores.labels.targets, scores.labels.units, strict=True):
         found = scores.target(name)
         columns = {
@@ -222,8 +206,8 @@ def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFra
             "value": records.values[found.rows, scores.labels.targets.index(name)],
             "predicted": found.predicted,
         }
-        tables.append(frame_of(columns, TARGET_PREDICTIONS))
-    return pl.concat(tables)
+        of_targets.append(tables.frame_of(columns, tables.TARGET_PREDICTIONS))
+    return pl.concat(of_targets)
 
 
 def _identity(records: ImageRecords, rows: list[int]) -> dict[str, list[str]]:
@@ -236,3 +220,169 @@ def _content(path: Path) -> str:
         return sha256_of_file(path)
     except OSError as error:
         raise UsageError(f"backbone_weights {str(path)!r}: {error.strerror}. Give a readable file.") from error
+
+
+# Batch-size and resolution sweep: the memory preflight of steps with made-up images, one resolution after the other.
+# Its child processes run a few real steps of the run's own network, and may run out of memory: that is a result. The
+# batch size in memory changes time and memory only; the effective batch, and so the result, stays the same.
+
+LARGEST_BATCH = 32
+IMAGE_SIZES = (112, 160, 224, 384, 512, 1024)
+
+
+def batch_size_sweep(
+    paths: RunPaths,
+    config: RunConfig,
+    *,
+    memory: MemoryObserver | None = None,
+    stop: Callable[[], bool] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> pl.DataFrame:
+    """Measure batch sizes at the run's resolution and resolutions with its batch size; write the table of them.
+
+    Without ``config.batch_size_sweep`` nothing is measured or written, and the table is empty. What was measured is
+    kept, so a sweep that was stopped goes on.
+
+    Args:
+        paths: the run; its tables of images are read.
+        config: its parameters.
+        memory: hears that the sweep, and not the training, takes memory now.
+        stop: called before each resolution.
+        progress: called with (resolutions done, resolutions).
+
+    Returns:
+        Rows of ``BATCH_SIZE_SWEEP``. ``fits`` is whether the predicted peak of the whole training is within the budget,
+        null where it is not known; ``seconds_per_epoch`` is of computing alone.
+
+    Raises:
+        StoppedError: ``stop`` said so.
+        UsageError, DataError: as ``train_images``.
+    """
+    rows: list[dict[str, object]] = []
+    if config.batch_size_sweep:
+        observer = memory or NoObserver()
+        observer.at(SWEEP)
+        try:
+            rows = _measured(paths, config, stop or (lambda: False), progress or (lambda done, planned: None))
+        finally:
+            observer.at("setup")
+    table = tables.check_table(
+        tables.frame_of(rows, tables.BATCH_SIZE_SWEEP), tables.BATCH_SIZE_SWEEP, "batch-size sweep"
+    )
+    if config.batch_size_sweep:
+        tables.write_table(table, tables.BATCH_SIZE_SWEEP, paths.batch_size_sweep)
+    return table
+
+
+def recommended(sweep: pl.DataFrame) -> str:
+    """The fastest batch size that fits at the run's resolution and the largest resolution that fits, in one sentence.
+
+    Of batch sizes within 5 % of the fastest the smallest: memory that is not needed is room for everything else.
+    """
+    by_batch, by_size = (
+        sweep.filter((pl.col("varied") == varied) & pl.col("fits").fill_null(value=False))
+        for varied in ("batch_size", "image_size")
+    )
+    if sweep.is_empty():
+        return "No sweep was made: -p batch_size_sweep true measures which batch sizes and resolutions fit."
+    if by_batch.is_empty():
+        return "No batch size that was tried fits at this resolution: lower image_size, or give the run more memory."
+    nearly_fastest = by_batch.filter(pl.col("seconds_per_epoch") <= 1.05 * pl.col("seconds_per_epoch").min())
+    row = nearly_fastest.sort("batch_size").row(0, named=True)
+    beside = by_size.sort("image_size").row(-1, named=True) if by_size.height else None
+    sizes = f" Up to {beside['image_size']} pixels fit with batch_size {beside['batch_size']}." if beside else ""
+    return (
+        f"Take batch_size {row['batch_size']} at {row['image_size']} pixels: {row['seconds_per_epoch']:.3g} s of "
+        f"computing per epoch, predicted peak {row['peak_bytes'] / 1e9:.2f} GB. The result stays the same.{sizes}"
+    )
+
+
+def _measured(
+    paths: RunPaths, config: RunConfig, stop: Callable[[], bool], progress: Callable[[int, int], None]
+) -> list[dict[str, object]]:
+    root, parts = read_image_parts(paths, config)
+    training = image_split_training(root, parts, config)
+    compute, settings = resolve_device(config.device, config.amp), training.settings
+    sample, num_samples = training.task.training_data[0], len(parts.train)
+    own, budget = config.image_size, device_budget(config, compute)
+    sizes = sorted({*IMAGE_SIZES, own})
+    rows: list[dict[str, object]] = []
+    for number, image_size in enumerate((own, *sizes)):
+        if stop():
+            raise StoppedError("stopped as asked in the batch-size sweep; run the notebook again to go on.")
+        largest = LARGEST_BATCH if number == 0 else settings.micro_batch
+        effective = max(settings.effective_batch_size, LARGEST_BATCH)
+        images = MadeUpImages(sample, own, image_size, effective * max(1, settings.num_workers))
+        request = StepRequest(
+            _OnMadeUpImages(training.task, images, images), largest, effective,
+            device=compute.device.type, amp=config.amp, gradient_checkpointing=settings.gradient_checkpointing,
+            num_workers=settings.num_workers,
+        )  # fmt: skip
+        held = int(psutil.Process().memory_info().rss)
+        report = preflight(request, budget=budget, baseline_bytes=held, store=paths.measured_steps)
+        batch_sizes = [1 << power for power in range(largest.bit_length())] if number == 0 else [largest]
+        for batch_size in batch_sizes:
+            row = {"varied": "batch_size" if number == 0 else "image_size", "batch_size": batch_size}
+            result = _outcome(report, batch_size, num_samples)
+            rows.append({**row, "image_size": image_size, **result, "device": compute.describe()})
+        progress(number + 1, 1 + len(sizes))
+    return [{name: row.get(name, "") for name in tables.BATCH_SIZE_SWEEP.columns} for row in rows]
+
+
+def _outcome(report: PreflightReport, batch_size: int, num_samples: int) -> dict[str, object]:
+    peak = report.peak_of(batch_size)
+    if peak is None:
+        known = bool(report.step_bytes_by_micro_batch) or report.micro_batch < batch_size  # larger than what fits
+        return {"fits": False if known else None, "peak_bytes": None, "seconds_per_epoch": None,
+                "detail": report.problem or "smaller batches show that it would not fit"}  # fmt: skip
+    fits = peak + report.reserved_bytes <= report.budget_bytes
+    seconds = report.seconds_per_sample[batch_size] * num_samples
+    detail = "" if fits else f"over the budget of {report.budget_bytes / 1e9:.2f} GB ({report.budget_origin})"
+    return {"fits": fits, "peak_bytes": peak, "seconds_per_epoch": seconds, "detail": detail}
+
+
+@dataclass(frozen=True)
+class MadeUpImages:
+    """``num_samples`` times ``sample``, its pictures of ``own_size`` pixels grey and of ``image_size``: what a step
+    takes does not depend on what it sees.
+    """
+
+    sample: Sample
+    own_size: int
+    image_size: int
+    num_samples: int
+
+    classes = None
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int, /) -> Sample:
+        tensors = dict(self.sample.tensors)
+        for name, tensor in tensors.items():
+            if tensor.ndim >= 2 and tuple(tensor.shape[-2:]) == (self.own_size, self.own_size):
+                grey = 0.5 if tensor.dtype.is_floating_point else 128
+                shape = (*tensor.shape[:-2], self.image_size, self.image_size)
+                tensors[name] = torch.full(shape, grey, dtype=tensor.dtype)
+        return replace(self.sample, sample_id=f"made up {index}", tensors=tensors)
+
+
+@dataclass(frozen=True)
+class _OnMadeUpImages:
+    """``task`` with other data."""
+
+    task: Task
+    training_data: MadeUpImages
+    validation_data: MadeUpImages
+
+    def build_model(self) -> nn.Module:
+        return self.task.build_model()
+
+    def forward(self, model: nn.Module, batch: Batch) -> Outputs:
+        return self.task.forward(model, batch)
+
+    def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
+        return self.task.loss(outputs, batch)
+
+    def new_accumulator(self) -> Accumulator:
+        return self.task.new_accumulator()

@@ -6,7 +6,6 @@ best one for balanced accuracy when the score is a calibrated probability.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,7 @@ import polars as pl
 from fvc_lib.corpus.folds import make_folds
 from fvc_lib.metrics.classification import FloatArray, IntArray, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 
@@ -44,8 +43,7 @@ _MAX_CATEGORIES = 200  # the boosting takes at most 255 a feature
 def all_controls(
     index: pl.DataFrame, folds: pl.DataFrame, predictions: pl.DataFrame, *, seed: int
 ) -> dict[str, pl.DataFrame]:
-    """Every control of ``folds`` (FOLDS schema) by name; ``shuffled_labels`` only where ``predictions`` carry
-    it.
+    """Every control of ``folds`` (FOLDS schema) by name; ``shuffled_labels`` only where ``predictions`` carry it.
 
     Args:
         index: INDEX schema; must hold every video of ``folds``.
@@ -107,8 +105,7 @@ def metadata_only(index: pl.DataFrame, folds: pl.DataFrame) -> pl.DataFrame:
 
 
 def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
-    """An oracle that only recognises a video's group: the share of fakes of the group in training, else the
-    prior.
+    """An oracle that only recognises a video's group: the share of fakes of its group in training, else the prior.
 
     On grouped folds it never meets a group again and is the constant control, or the folds leak. On folds
     split by row (``split_by_row``) it shows how much of a claimed result mere recognition would give.
@@ -125,11 +122,9 @@ def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
 
 
 def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
-    """``folds`` with as many folds drawn over single videos, stratified by label, groups ignored: the naive
-    split.
+    """``folds`` with as many folds drawn over single videos, by label, groups ignored: the naive split.
 
-    Each class is shuffled and dealt out, the second class where the first stopped. Does not depend on the row
-    order.
+    Each class is shuffled and dealt out, the second class where the first stopped. The order of rows does not matter.
     """
     num_folds = folds["fold"].n_unique()
     ordered = folds.sort("video_id")
@@ -143,8 +138,7 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
 
 
 def shuffled_labels(predictions: pl.DataFrame) -> pl.DataFrame | None:
-    """The same training on labels shuffled by group, judged by the shuffled labels; None where it was not
-    run.
+    """The same training on labels shuffled by group, judged by them; None where it was not run.
 
     Only videos with both a control score and a control label count.
     """
@@ -210,6 +204,19 @@ def _boosting(num_training: int) -> HistGradientBoostingClassifier:
     )
 
 
+def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Interval:
+    """AUC within folds of ``scored`` (columns ``label score fold``), with the interval of drawing ``unit``s."""
+    return cluster_bootstrap(
+        fake_labels(scored),
+        scored["score"].to_numpy(),
+        scored[unit].to_list(),
+        within_folds(roc_auc, scored["fold"].to_numpy()),
+        replicates=config.bootstrap_replicates,
+        seed=config.seed,
+        confidence=config.confidence,
+    )
+
+
 _RECOGNITION = {
     "split": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "num_rows": pl.Int64,
     "num_groups": pl.Int64,
@@ -238,15 +245,6 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     scored = {split: group_lookup(rows) for split, rows in dealt.items()}
     found = []
     for split, rows in scored.items():
-        each = cluster_bootstrap(
-            fake_labels(rows),
-            rows["score"].to_numpy(),
-            rows["group_id"].to_list(),
-            within_folds(roc_auc, rows["fold"].to_numpy()),
-            replicates=config.bootstrap_replicates,
-            seed=config.seed,
-            confidence=config.confidence,
-        )
-        ends = (value if math.isfinite(value) else None for value in (each.value, each.low, each.high))
-        found.append((split, *ends, each.num_rows, each.num_groups))
+        each = auc_within_folds(rows, "group_id", config)
+        found.append((split, *each.row()))
     return pl.DataFrame(found, schema=_RECOGNITION, orient="row")

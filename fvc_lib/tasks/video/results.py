@@ -157,10 +157,7 @@ def interval_rows(
         seed=config.seed,
         confidence=config.confidence,
     )
-    return [
-        (_or_none(each.value), _or_none(each.low), _or_none(each.high), each.num_rows, each.num_groups)
-        for each in intervals
-    ]
+    return [each.row() for each in intervals]
 
 
 def _source_rows(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.task import Batch, LossSum, Outputs, require_detached
+from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns
 from fvc_lib.metrics.classification import FloatArray, IntArray, balanced_accuracy, roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.registry import DETECTORS
@@ -58,58 +56,35 @@ class VideoTask:
         return BinaryScores()
 
 
-class BinaryScores:
+class BinaryScores(SampleColumns):
     """Logits, probabilities of fake and labels, per sample, in the order they came.
 
     Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1.
     """
 
     def __init__(self) -> None:
-        self._ids: list[str] = []
-        self._logits: list[Tensor] = []
-        self._labels: list[Tensor] = []
+        super().__init__()
+        self.add([], {"logits": torch.zeros(0, dtype=torch.float64), "labels": torch.zeros(0, dtype=torch.int64)})
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add one batch.
-
-        Raises:
-            ValueError: the outputs still require grad.
-        """
-        logits = require_detached(outputs["logits"], "logits")
-        self._ids.extend(batch.sample_ids)
-        self._logits.append(logits.double())
-        self._labels.append(require_detached(batch.tensors["label"], "label").to(torch.int64))
-
-    @property
-    def sample_ids(self) -> tuple[str, ...]:
-        """The samples, in the order of the scores."""
-        return tuple(self._ids)
+        """Add one batch; ``ValueError`` where the outputs still require grad."""
+        labels = batch.tensors["label"].to(torch.int64)
+        self.add(batch.sample_ids, {"logits": outputs["logits"].double(), "labels": labels})
 
     @property
     def logits(self) -> FloatArray:
         """float64 (N,), the network's output; positive means fake."""
-        return torch.cat(self._logits).numpy() if self._logits else np.zeros(0)
+        return self.column("logits").numpy()
 
     @property
     def scores(self) -> FloatArray:
         """float64 (N,) in [0, 1]: the logits' sigmoid, before any calibration."""
-        return torch.sigmoid(torch.from_numpy(self.logits)).numpy()  # of all at once: parts may round otherwise
+        return torch.sigmoid(self.column("logits")).numpy()  # of all at once: parts may round otherwise
 
     @property
     def labels(self) -> IntArray:
         """int64 (N,) of 0 (real) and 1 (fake)."""
-        return torch.cat(self._labels).numpy() if self._labels else np.zeros(0, dtype=np.int64)
-
-    def to_document(self) -> dict[str, Any]:
-        """Ids, float64 logits (N,) and int64 labels (N,)."""
-        logits, labels = torch.from_numpy(self.logits), torch.from_numpy(self.labels)
-        return {"ids": list(self._ids), "logits": logits, "labels": labels}
-
-    def add_document(self, document: Mapping[str, Any]) -> None:
-        """Append what another one gathered."""
-        self._ids.extend(document["ids"])
-        self._logits.append(document["logits"])
-        self._labels.append(document["labels"])
+        return self.column("labels").numpy()
 
     def compute(self) -> dict[str, float]:
         """ROC-AUC, and balanced accuracy at the threshold 0.5; NaN with one class, or a score that is not finite."""

@@ -7,8 +7,8 @@ whole groups, so an interval covers which groups the model is tested on; it take
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,8 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fvc_lib.metrics.retrieval import RetrievalMetrics
 
 MODEL = "model"
@@ -109,13 +111,23 @@ def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequen
 
 def _retrieval(paths: RunPaths, config: RunConfig, log: Callable[[str], None] | None) -> RetrievalMetrics:
     from fvc_lib.metrics.retrieval import retrieval_metrics  # torch takes seconds to load
-    from fvc_lib.tasks.video_text.training import read_embeddings
 
     stored = read_embeddings(paths.embeddings)
     return retrieval_metrics(
         stored["video_embeddings"], stored["text_embeddings"], stored["pairs"],
         ks=config.recall_at, memory_bytes=config.retrieval_memory_mb * 1_000_000, log=log,
     )  # fmt: skip
+
+
+def read_embeddings(path: Path) -> dict[str, Tensor]:
+    """What the training wrote: ``video_embeddings``, ``text_embeddings`` and ``pairs``; ``DataError`` if damaged."""
+    import safetensors.torch  # with torch
+
+    try:
+        tensors: dict[str, Tensor] = safetensors.torch.load(path.read_bytes())
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path}: cannot be read as embeddings: {error}. Run 20_video_text again.") from error
+    return tensors
 
 
 def _direction_rows(direction: str, ranks: pl.DataFrame, found: RetrievalMetrics, config: RunConfig) -> list[Row]:
@@ -133,7 +145,7 @@ def _direction_rows(direction: str, ranks: pl.DataFrame, found: RetrievalMetrics
     rows = _measured_rows(MODEL, direction, measures, groups, config)
     sizes = ranks.height, len(set(groups))
     plain = ("median_rank", "ndcg", "mean_positive_similarity")
-    rows += [(MODEL, direction, name, "", _or_none(getattr(measured, name)), None, None, *sizes) for name in plain]
+    rows += [(MODEL, direction, name, "", float(getattr(measured, name)), None, None, *sizes) for name in plain]
     chance = chance_metrics(ranks["num_candidates"].to_numpy(), ranks["num_positives"].to_numpy(), config.recall_at)
     return rows + [(CHANCE, direction, name, "", value, None, None, *sizes) for name, value in chance.items()]
 
@@ -168,10 +180,7 @@ def _measured_rows(
         [*measures.values()], groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
     )  # fmt: skip
-    return [
-        (source, subject, name, "", *map(_or_none, (one.value, one.low, one.high)), one.num_rows, one.num_groups)
-        for name, one in zip(measures, intervals, strict=True)
-    ]
+    return [(source, subject, name, "", *one.row()) for name, one in zip(measures, intervals, strict=True)]
 
 
 def _check_queries(pairs: pl.DataFrame, ranks: pl.DataFrame, captions: pl.DataFrame) -> None:
@@ -188,7 +197,3 @@ def _check_queries(pairs: pl.DataFrame, ranks: pl.DataFrame, captions: pl.DataFr
                 f"{name}: {len(foreign)} rows are not of the test part, the first {foreign[0]!r}. Run 20_video_text "
                 "again."
             )
-
-
-def _or_none(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

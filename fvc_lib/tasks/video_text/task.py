@@ -1,23 +1,220 @@
-"""Videos and the texts that describe them: what the task video_text adds to the engine."""
+"""Videos and the texts that describe them: samples, what a pass over them leaves, and the losses."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 from torch import Tensor, nn
 
+from fvc_lib.corpus.video_texts import video_text_root
 from fvc_lib.detectors.own.video_text import JointSpace, NetworkPlan, VideoTextNetwork
-from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleSet, require_detached
+from fvc_lib.detectors.texts.tokenizer import TextTokenizer
+from fvc_lib.engine.random_state import stable_seed
+from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample, SampleColumns, SampleSet
 from fvc_lib.metrics.retrieval import RetrievalMetrics, retrieval_metrics
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.tasks.video.data import ClipSource
+from fvc_lib.video.clips.making import make_originals
+from fvc_lib.video.clips.store import ClipStore
 
-# What a pass over pairs of videos and texts leaves on the CPU: losses, and embeddings to measure retrieval on.
+_logger = logging.getLogger(__name__)
+
+
+def make_clips(
+    config: RunConfig,
+    pairs: pl.DataFrame,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> tuple[ClipSource, tuple[str, ...]]:
+    """Make the clip of every video of ``pairs`` in the shared store, reusing what any run made with these settings.
+
+    Args:
+        config: ``num_frames`` and ``fixed_size`` decide the clips, ``corpus`` and ``data_dir`` where the videos lie.
+        pairs: a VIDEO_TEXTS table.
+        progress: called with (videos done, videos in all).
+        stop: asked after each video.
+
+    Returns:
+        Where the clips are read from, uint8 (num_frames, 3, fixed_size, fixed_size) each; and the ids of the videos
+        that have none, sorted. What is wrong with each of those is logged.
+
+    Raises:
+        DataError: more than ``max_rejected_share`` of the videos have no clip; the first are named.
+        StoppedError: ``stop`` said so; what was made is kept.
+        OSError: clips cannot be written.
+    """
+    videos = pairs.unique("video_id", keep="first", maintain_order=True).sort("video_id")
+
+    def watched(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done, total)
+        if stop is not None and done < total and stop():
+            raise StoppedError(f"stopped after the clips of {done} of {total} videos; run it again to go on.")
+
+    store = ClipStore.of(config)
+    report = make_originals(store, videos, video_text_root(config), progress=watched, workers=config.probe_workers)
+    for video_id, reason in report.failed:
+        _logger.warning("video %s has no clip and takes no part: %s", video_id, reason)
+    if len(report.failed) > config.max_rejected_share * videos.height:
+        reasons = " ".join(reason for _, reason in report.failed[:3])
+        raise DataError(
+            f"{len(report.failed)} of {videos.height} videos have no clip (allowed share: "
+            f"{config.max_rejected_share:g}). {reasons} Index the corpus again in a new run if its files were changed."
+        )
+    return store, tuple(sorted(video_id for video_id, _ in report.failed))
+
+
+def pairs_fingerprint(source: ClipSource, pairs: pl.DataFrame) -> str:
+    """Hex SHA-256 over which clips, made with which settings, stand beside which texts, and in which part."""
+    digest = hashlib.sha256(source.settings_hash.encode())
+    for row in pairs.sort("pair_id").select("pair_id", "text", "part").iter_rows():
+        digest.update(("\x1f".join(row) + "\n").encode())
+    return digest.hexdigest()
+
+
+def numbered(pairs: pl.DataFrame) -> pl.DataFrame:
+    """VIDEO_TEXTS with ``video_index`` and ``text_index``: numbers in the order of the ids, equal for what is equal."""
+    number = {column: pl.col(f"{column}_id").rank("dense").cast(pl.Int64) - 1 for column in ("video", "text")}
+    return pairs.with_columns(video_index=number["video"], text_index=number["text"])
+
+
+class BatchedSamples(Protocol):
+    """A data set that reads several samples at once."""
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, indices: Sequence[int], /) -> Batch: ...
+
+
+class VideoTextDataset:
+    """Pairs as samples, one per row of the table and in its order; nothing is random.
+
+    A sample's tensors are ``frames`` uint8 (T, 3, S, S), ``tokens`` int64 (L,), ``video_index`` int64 () and
+    ``text_index`` int64 (), by which equal videos and equal texts are known.
+
+    Args:
+        source: where the videos' clips are; it must have those of all ``pairs``.
+        pairs: rows of what ``numbered`` gave.
+        tokenizer: gives the tokens.
+        max_tokens: L, beginning and end included.
+
+    Raises:
+        DataError: a clip is missing.
+    """
+
+    classes = None  # there is nothing to draw evenly from
+
+    def __init__(self, source: ClipSource, pairs: pl.DataFrame, tokenizer: TextTokenizer, max_tokens: int) -> None:
+        self._source = source
+        self.sample_ids: tuple[str, ...] = tuple(pairs["pair_id"])
+        self._video_ids = tuple(pairs["video_id"])
+        missing = sorted({video_id for video_id in self._video_ids if not source.has(video_id, 0)})
+        if missing:
+            raise DataError(
+                f"{len(missing)} videos have no clip in the clip store: {', '.join(missing[:10])}. Make them with "
+                "the same num_frames and fixed_size: run 20_video_text again."
+            )
+        self._video_index, self._text_index = (
+            torch.tensor(pairs[name].to_list(), dtype=torch.int64) for name in ("video_index", "text_index")
+        )
+        # Each text once: of a corpus with twenty texts per video, or one beside many, this is what memory goes to.
+        texts = dict(zip(pairs["text_id"], pairs["text"], strict=True))
+        self._tokens = tokenizer.encode(list(texts.values()), max_tokens)
+        place_of = {name: place for place, name in enumerate(texts)}
+        self._token_row = torch.tensor([place_of[name] for name in pairs["text_id"]], dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def __getitem__(self, index: int) -> Sample:
+        return _first(self.__getitems__([index]))
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The samples of ``indices`` as one batch, each clip read straight into its place."""
+        frames = np.empty((len(indices), *self._source.shape), np.uint8)
+        for index, place in zip(indices, frames, strict=True):
+            self._source.load(self._video_ids[index], 0, place)
+        rows = torch.tensor(indices, dtype=torch.int64)
+        tensors = {
+            "frames": torch.from_numpy(frames),
+            "tokens": self._tokens[self._token_row[rows]],
+            "video_index": self._video_index[rows],
+            "text_index": self._text_index[rows],
+        }
+        return Batch(tuple(self.sample_ids[index] for index in indices), tensors)
+
+
+@dataclass(frozen=True)
+class HiddenFrames:
+    """Which ``num_hidden`` frames of a clip masked modelling hides, other ones in every ``epoch``; the same for any
+    order, batch, worker and rank.
+    """
+
+    num_frames: int
+    num_hidden: int
+    seed: int
+    epoch: int = 0
+
+    def of(self, sample_id: str) -> Tensor:
+        """Bool (T,), true where a frame of this sample is hidden."""
+        generator = np.random.default_rng(stable_seed("hidden frames", self.seed, self.epoch, sample_id))
+        hidden = torch.zeros(self.num_frames, dtype=torch.bool)
+        hidden[generator.permutation(self.num_frames)[: self.num_hidden].tolist()] = True
+        return hidden
+
+
+def num_hidden_frames(num_frames: int, share: float) -> int:
+    """The nearest number to ``share`` of ``num_frames`` that hides at least one and leaves at least one."""
+    return min(max(round(share * num_frames), 1), num_frames - 1)
+
+
+@dataclass(frozen=True)
+class PreparedSamples:
+    """``data`` with what the network's options want: ``beside``, tensors (N, ...) by name with a row per sample, and
+    ``hidden`` bool (T,) where frames are hidden.
+    """
+
+    data: BatchedSamples
+    beside: Mapping[str, Tensor]
+    hidden: HiddenFrames | None = None
+
+    @property
+    def classes(self) -> None:
+        """There are none."""
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Sample:
+        return _first(self.__getitems__([index]))
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The samples of ``indices`` as one batch."""
+        batch = self.data.__getitems__(indices)
+        tensors = batch.tensors | {name: rows[list(indices)] for name, rows in self.beside.items()}
+        if self.hidden is not None:
+            tensors["hidden"] = torch.stack([self.hidden.of(sample_id) for sample_id in batch.sample_ids])
+        return Batch(batch.sample_ids, tensors)
+
+    def at_epoch(self, epoch: int) -> PreparedSamples:
+        """The same samples, with the frames hidden that ``epoch`` (0-based) hides."""
+        return self if self.hidden is None else replace(self, hidden=replace(self.hidden, epoch=epoch))
+
+
+def _first(batch: Batch) -> Sample:
+    return Sample(batch.sample_ids[0], {name: tensor[0] for name, tensor in batch.tensors.items()})
 
 
 _LOSSES = ("caption_loss", "token_accuracy", "masked_loss")
@@ -57,19 +254,15 @@ class RetrievalSettings:
     recall_at: tuple[int, ...]
     memory_bytes: int
 
-    def metrics(self, retrieval: RetrievalSet, log: Callable[[str], None] | None = None) -> RetrievalMetrics:
-        """Of both directions, over cosine similarities; ``log`` is told how they were streamed."""
+    def metrics(self, found: RetrievalSet) -> RetrievalMetrics:
+        """Of both directions, over cosine similarities."""
         return retrieval_metrics(
-            retrieval.video_embeddings,
-            retrieval.text_embeddings,
-            retrieval.pairs,
-            ks=self.recall_at,
-            memory_bytes=self.memory_bytes,
-            log=log,
-        )
+            found.video_embeddings, found.text_embeddings, found.pairs,
+            ks=self.recall_at, memory_bytes=self.memory_bytes,
+        )  # fmt: skip
 
 
-class VideoTextOutputs:
+class VideoTextOutputs(SampleColumns):
     """Per pair, in the order they came: embeddings, losses, numbers of video and text, and written captions.
 
     Reads of the outputs what ``VideoTextNetwork.forward`` gives, as far as it is there, and of the batch
@@ -77,78 +270,43 @@ class VideoTextOutputs:
     """
 
     def __init__(self, settings: RetrievalSettings) -> None:
+        super().__init__()
         self._settings = settings
-        self._ids: list[str] = []
-        self._columns: dict[str, list[Tensor]] = {}
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add one batch.
-
-        Raises:
-            ValueError: the outputs still require grad.
-        """
-        self._ids.extend(batch.sample_ids)
+        """Add one batch; ``ValueError`` where the outputs still require grad."""
         found = {name: outputs[name].float() for name in (*_LOSSES, *_EMBEDDINGS) if name in outputs}
         found |= {name: batch.tensors[name] for name in _INDICES}
         if _TOKENS in outputs:
             found[_TOKENS] = outputs[_TOKENS].to(torch.int32)  # the engine hands outputs on as floats
-        self._add({name: require_detached(values, name) for name, values in found.items()})
-
-    @property
-    def sample_ids(self) -> tuple[str, ...]:
-        """The pairs, in order."""
-        return tuple(self._ids)
+        self.add(batch.sample_ids, found)
 
     @property
     def caption_tokens(self) -> Tensor | None:
         """Int32 (P, L), as ``CaptionDecoder.write`` gives them; None where none were written."""
-        return self._column(_TOKENS)
-
-    def to_document(self) -> dict[str, Any]:
-        """Ids and columns (P, ...)."""
-        return {"ids": list(self._ids), "columns": {name: torch.cat(parts) for name, parts in self._columns.items()}}
-
-    def add_document(self, document: Mapping[str, Any]) -> None:
-        """Append what another one gathered."""
-        self._ids.extend(document["ids"])
-        self._add(document["columns"])
+        return self.column(_TOKENS) if _TOKENS in self else None
 
     def retrieval_set(self) -> RetrievalSet | None:
         """What retrieval is measured on; None without embeddings."""
-        videos, texts = (self._column(name) for name in _EMBEDDINGS)
-        video_index, text_index = (self._column(name) for name in _INDICES)
-        if videos is None or texts is None or video_index is None or text_index is None:
+        if not all(name in self for name in _EMBEDDINGS):
             return None
-        _, video_places, video_rows = np.unique(video_index.numpy(), return_index=True, return_inverse=True)
-        _, text_places, text_rows = np.unique(text_index.numpy(), return_index=True, return_inverse=True)
+        videos, texts = (self.column(name) for name in _EMBEDDINGS)
+        (_, video_places, video_rows), (_, text_places, text_rows) = (
+            np.unique(self.column(name).numpy(), return_index=True, return_inverse=True) for name in _INDICES
+        )
         pairs = np.unique(np.stack([video_rows.reshape(-1), text_rows.reshape(-1)], axis=1), axis=0)
         return RetrievalSet(videos[video_places], texts[text_places], pairs, video_places, text_places)
 
     def compute(self) -> dict[str, float]:
         """Means of the losses over pairs; recall@k and MRR in both directions, NaN where an embedding is not finite."""
-        metrics = {name: _mean(column) for name in _LOSSES if (column := self._column(name)) is not None}
+        metrics = {name: float(self.column(name).double().mean()) for name in _LOSSES if name in self}
         retrieval = self.retrieval_set()
-        return metrics if retrieval is None else metrics | self._retrieval(retrieval)
-
-    def _retrieval(self, retrieval: RetrievalSet) -> dict[str, float]:
+        if retrieval is None:
+            return metrics
         found = self._settings.metrics(retrieval).as_metrics() if retrieval.is_finite else {}
         names = [*(f"recall@{k}" for k in self._settings.recall_at), "mrr"]
-        return {
-            f"{direction}/{name}": found.get(f"{direction}/{name}", math.nan)
-            for direction in ("video_to_text", "text_to_video")
-            for name in names
-        }
-
-    def _add(self, columns: Mapping[str, Tensor]) -> None:
-        for name, values in columns.items():
-            self._columns.setdefault(name, []).append(values)
-
-    def _column(self, name: str) -> Tensor | None:
-        return torch.cat(self._columns[name]) if name in self._columns else None
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.double().mean())
+        measured = [f"{direction}/{name}" for direction in ("video_to_text", "text_to_video") for name in names]
+        return metrics | {name: found.get(name, math.nan) for name in measured}
 
 
 @dataclass(frozen=True)
@@ -173,12 +331,9 @@ class VideoTextTask:
         weights: of the losses; above zero for what ``plan`` builds, and only for that.
         retrieval: how retrieval is measured.
         beam_width: of captions, where they are written.
-
-    Raises:
-        ValueError: weights that do not fit the plan.
     """
 
-    joint_tensors = ("video_index", "text_index")
+    joint_tensors = _INDICES
 
     def __init__(
         self,
@@ -190,9 +345,6 @@ class VideoTextTask:
         retrieval: RetrievalSettings,
         beam_width: int = 1,
     ) -> None:
-        built = (plan.contrastive is not None, plan.captions, plan.masked)
-        if built != (weights.contrastive > 0, weights.caption > 0, weights.masked > 0):
-            raise ValueError(f"weights: got {weights}, wanted some above 0 for just what is built of {built}.")
         self.training_data = training
         self.validation_data = validation
         self._plan = plan
@@ -204,7 +356,7 @@ class VideoTextTask:
     @property
     def joint_outputs(self) -> tuple[str, ...]:
         """The embeddings, where they are compared."""
-        return ("video_embedding", "text_embedding") if self._plan.contrastive else ()
+        return _EMBEDDINGS if self._plan.contrastive else ()
 
     def build_model(self) -> nn.Module:
         """The network, initialised from torch's current random state."""
@@ -239,7 +391,7 @@ class VideoTextTask:
         space = model.joint
         if not isinstance(space, JointSpace):
             raise TypeError(f"model: got a {type(model).__name__} without a joint space, wanted the task's own")
-        video, text = outputs["video_embedding"].float(), outputs["text_embedding"].float()
+        video, text = (outputs[name].float() for name in _EMBEDDINGS)
         indices = tensors["video_index"], tensors["text_index"]
         return self._weights.contrastive * space.scale.contrastive(video, text, *indices, rows)
 

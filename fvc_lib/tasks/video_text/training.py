@@ -35,17 +35,14 @@ from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 from fvc_lib.tasks.video.data import ClipSource
-from fvc_lib.tasks.video_text.data import (
-    HiddenFrames,
-    PairNumbers,
+from fvc_lib.tasks.video_text import task as video_text
+from fvc_lib.tasks.video_text.task import (
     PreparedSamples,
-    VideoTextDataset,
-    make_clips,
-    num_hidden_frames,
-    pairs_fingerprint,
-    without_videos,
+    RetrievalSet,
+    RetrievalSettings,
+    VideoTextOutputs,
+    VideoTextTask,
 )
-from fvc_lib.tasks.video_text.task import LossWeights, RetrievalSet, RetrievalSettings, VideoTextOutputs, VideoTextTask
 from fvc_lib.video.clips.store import ClipStore
 
 _logger = logging.getLogger(__name__)
@@ -76,7 +73,7 @@ def train_video_text(
     check_config(config)
     check_retrieval_memory(pairs, config)
     if options.get("ranks") is None and config.num_ranks > 1:
-        make_clips(config, pairs, stop=stop)  # once, before ranks wait for it
+        video_text.make_clips(config, pairs, stop=stop)  # once, before ranks wait for it
 
     def read(ranks: Ranks) -> Training[TrainingRecord]:
         parts = read_parts(paths, config, ranks, stop)
@@ -107,17 +104,12 @@ def _finish(
 
 def refuse_nonfinite(outputs: VideoTextOutputs) -> None:
     """Raise ``DataError`` where an embedding of the test part is no vector of numbers."""
-    retrieval = outputs.retrieval_set()
-    if retrieval is None or retrieval.is_finite:
+    found = outputs.retrieval_set()
+    if found is None or found.is_finite:
         return
-    lost = [
-        outputs.sample_ids[place]
-        for rows, places in (
-            (retrieval.video_embeddings, retrieval.video_places),
-            (retrieval.text_embeddings, retrieval.text_places),
-        )
-        for place in places[~rows.isfinite().all(1).numpy()].tolist()
-    ]
+    videos = found.video_places[~found.video_embeddings.isfinite().all(1).numpy()]
+    texts = found.text_places[~found.text_embeddings.isfinite().all(1).numpy()]
+    lost = [outputs.sample_ids[place] for place in (*videos, *texts)]
     raise DataError(
         f"the network says nothing finite of {len(lost)} test videos or texts, the first in the pairs "
         f"{', '.join(lost[:5])}. Turn amp off, or train with a lower learning_rate."
@@ -162,19 +154,11 @@ def tokenizer_file(paths: RunPaths) -> Path:
 
 @dataclass(frozen=True)
 class VideoTextParts:
-    """What a training is made of.
-
-    Attributes:
-        pairs: VIDEO_TEXTS, those whose video has a clip.
-        source: of the clips.
-        tokenizer: learned from the training part.
-        numbers: of all videos and texts.
-    """
+    """What a training is made of: numbered pairs whose video has a clip, and a tokenizer of the training part."""
 
     pairs: pl.DataFrame
     source: ClipSource
     tokenizer: TextTokenizer
-    numbers: PairNumbers
 
     def of(self, part: str) -> pl.DataFrame:
         """The pairs of train, validation or test."""
@@ -183,11 +167,11 @@ class VideoTextParts:
     def samples(self, part: str, config: RunConfig) -> PreparedSamples:
         """The samples of a part, in the order of ``of(part)``."""
         pairs = self.of(part)
-        data = VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens, self.numbers)
+        data = video_text.VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens)
         hidden = None
         if config.masked_weight:
-            num_hidden = num_hidden_frames(config.num_frames, config.masked_share)
-            hidden = HiddenFrames(config.num_frames, num_hidden, stable_seed(STAGE, config.seed))
+            num_hidden = video_text.num_hidden_frames(config.num_frames, config.masked_share)
+            hidden = video_text.HiddenFrames(config.num_frames, num_hidden, stable_seed(STAGE, config.seed))
         return PreparedSamples(data, _beside(pairs, config), hidden)
 
 
@@ -202,8 +186,8 @@ def read_parts(
     """
     ranks = ranks or Ranks()
     pairs = read_table(paths.video_texts, VIDEO_TEXTS)
-    missing = ranks.from_leader("clips", lambda: list(make_clips(config, pairs, stop=stop)[1]))
-    kept = without_videos(pairs, missing)
+    missing = ranks.from_leader("clips", lambda: list(video_text.make_clips(config, pairs, stop=stop)[1]))
+    kept = video_text.numbered(pairs.filter(~pl.col("video_id").is_in(missing)))
     empty = [part for part in PARTS if part not in set(kept["part"])]
     if empty:
         raise DataError(
@@ -215,7 +199,7 @@ def read_parts(
     _logger.info("%d pairs, a vocabulary of %d tokens", kept.height, tokenizer.vocabulary_size)
     if ranks.rank == 0:
         _say_what_is_cut(kept["text"].unique().to_list(), tokenizer, config)
-    return VideoTextParts(kept, ClipStore.of(config), tokenizer, PairNumbers.of(kept))
+    return VideoTextParts(kept, ClipStore.of(config), tokenizer)
 
 
 def _say_what_is_cut(texts: Sequence[str], tokenizer: TextTokenizer, config: RunConfig) -> None:
@@ -241,12 +225,12 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> Training[Trainin
         parts.samples("train", config),
         parts.samples("validation", config),
         plan=network_plan(config, parts.tokenizer.vocabulary_size),
-        weights=LossWeights(config.contrastive_weight, config.caption_weight, config.masked_weight),
+        weights=video_text.LossWeights(config.contrastive_weight, config.caption_weight, config.masked_weight),
         retrieval=_retrieval_settings(config),
         beam_width=config.beam_width,
     )
     # The tokens are learned from the texts, and by a library whose versions may differ.
-    fingerprint = sha256_of_json([pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint])
+    fingerprint = sha256_of_json([video_text.pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint])
     return Training(
         stage=STAGE,
         model_name=config.model,
@@ -321,8 +305,7 @@ def write_test_tables(
     retrieval = outputs.retrieval_set()
     ranks = frame_of(None, RETRIEVAL_RANKS)
     if retrieval is not None:
-        settings = RetrievalSettings(config.recall_at, config.retrieval_memory_mb * 1_000_000)
-        ranks = retrieval_ranks(pairs, retrieval, settings.metrics(retrieval))
+        ranks = retrieval_ranks(pairs, retrieval, _retrieval_settings(config).metrics(retrieval))
     write_embeddings(paths.embeddings, retrieval)
     write_table(ranks, RETRIEVAL_RANKS, paths.retrieval_ranks)
     write_table(written_captions(pairs, outputs, tokenizer), CAPTIONS, paths.captions)
@@ -386,16 +369,3 @@ def write_embeddings(path: Path, retrieval: RetrievalSet | None) -> None:
     }
     with atomic_output(path) as temporary:
         safetensors.torch.save_file(tensors, temporary)
-
-
-def read_embeddings(path: Path) -> dict[str, torch.Tensor]:
-    """What ``write_embeddings`` wrote.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
-    try:
-        tensors: dict[str, torch.Tensor] = safetensors.torch.load(path.read_bytes())
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path}: cannot be read as embeddings: {error}. Run 20_video_text again.") from error
-    return tensors
