@@ -65,7 +65,7 @@ class TrainingOutcome(Generic[R]):
         peak_device_bytes: of an accelerator; None on the CPU.
         fingerprint: of the parameters and data it was made with.
         num_ranks: processes that shared the training, of the attempt that finished it.
-        finished_utc: when it was finished, ISO 8601; empty for outcomes of older versions.
+        finished_utc: ISO 8601; empty for outcomes of older versions.
         stored: whether this is an earlier training's outcome, and nothing was trained now; not in the file.
     """
 
@@ -136,12 +136,7 @@ class Network:
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A trained network whose test part was not looked at yet, with its memory still under watch.
-
-    Attributes:
-        checkpoints: folder of its checkpoints.
-        seconds: that the training took, by the monotonic clock.
-    """
+    """A trained network whose test part was not looked at yet, with its memory still under watch."""
 
     network: Network
     engine: Engine
@@ -203,7 +198,6 @@ class Training(Generic[R]):
         sizes: ``num_train num_validation num_test`` of the outcome, and its ``num_train_samples`` and ``missing``.
         finish: chooses what is to be chosen, looks at the test part once, and says what there is to write; on every
             rank.
-        record: class of what ``finish`` says of a network.
         outputs: what ``finish`` has written; a training is finished when its outcome and these are there.
     """
 
@@ -215,7 +209,6 @@ class Training(Generic[R]):
     networks: Sequence[Network]
     sizes: Mapping[str, Any]
     finish: Callable[[Sequence[TrainedNetwork]], Finished[R]]
-    record: type[R]
     outputs: Sequence[Path] = ()
 
     @property
@@ -309,7 +302,7 @@ def train(
         return written
     ranks = ranks or Ranks()
     training = read(ranks)
-    found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training))
+    found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training, record))
     if found:
         return replace(outcome_from_json(found, record), stored=True)
 
@@ -376,9 +369,9 @@ def train(
     return outcome_from_json(ranks.from_leader("outcome", written_outcome), record)
 
 
-def _finished(outcome_file: Path, training: Training[Any]) -> str:
+def _finished(outcome_file: Path, training: Training[R], record: type[R]) -> str:
     """The outcome of an earlier attempt, where that came to its end with just these parameters and data; or nothing."""
-    outcome = read_outcome(outcome_file, training.record)
+    outcome = read_outcome(outcome_file, record)
     same = outcome is not None and outcome.fingerprint == training.fingerprint
     return outcome_to_json(outcome) if outcome and same and all(map(Path.exists, training.outputs)) else ""
 
@@ -412,11 +405,7 @@ def settings_of(
 ) -> EngineSettings:
     """The engine's share of ``config`` for one training.
 
-    Args:
-        config: the run's parameters.
-        seed: of everything that the training draws.
-        default_micro_batch: samples in memory at once where ``batch_size`` says nothing.
-        balance_classes: draw classes evenly.
+    ``default_micro_batch`` is taken where ``batch_size`` says nothing; ``balance_classes`` draws classes evenly.
     """
     return EngineSettings(
         epochs=config.epochs,

@@ -70,15 +70,15 @@ def test_the_score_is_the_mean_over_a_text_s_own_tokens():
             logits = made(torch.tensor([text[:place]]), clip[None])[0, -1].detach()
             losses.append(-float(logits.log_softmax(0)[text[place]]))
             right.append(int(logits.argmax()) == text[place])
-        assert float(score.loss[row].detach()) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-        assert float(score.token_accuracy[row]) == pytest.approx(sum(right) / len(right))
+        assert float(score["caption_loss"][row].detach()) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+        assert float(score["token_accuracy"][row]) == pytest.approx(sum(right) / len(right))
 
 
 def test_what_fills_a_text_up_changes_nothing():
     made, memory = decoder(max_tokens=8), memories(2)
     short = torch.tensor([[1, 3, 2], [1, 4, 2]])
     long = torch.cat([short, torch.zeros(2, 5, dtype=torch.int64)], dim=1)
-    torch.testing.assert_close(made.score(long, memory).loss, made.score(short, memory).loss)
+    torch.testing.assert_close(made.score(long, memory)["caption_loss"], made.score(short, memory)["caption_loss"])
 
 
 def test_one_beam_is_the_greedy_search():

@@ -111,7 +111,7 @@ def train(root: Path, config: RunConfig, **arguments: Any):
     training = Training(
         stage=STAGE, model_name="linear", settings=settings_of(config, 5, 2), networks=[Network(LineTask(), "line")],
         parameters={name: getattr(config, name) for name in bound}, sizes=sizes_of(12, 5, 7), finish=finish,
-        record=TrainingRecord, outputs=arguments.pop("outputs", ()),
+        outputs=arguments.pop("outputs", ()),
     )  # fmt: skip
     outcome = recipe.train(
         STAGE, None, paths, config, lambda ranks: training, TrainingRecord, metric_log=log, **arguments

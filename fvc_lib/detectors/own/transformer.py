@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fvc_lib.engine.task import Outputs
 from fvc_lib.services.errors import UsageError
 
 _EXPANSION = 4  # of the hidden layer after each attention, as in the paper
@@ -21,15 +22,7 @@ _INITIAL_DEVIATION = 0.02  # of embeddings, as in GPT-2 and CLIP
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention with several heads.
-
-    Args:
-        width: numbers per position.
-        heads: divides ``width``.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Scaled dot-product attention with several heads, whose number divides ``width``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -65,13 +58,7 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention to oneself, to a memory where there is one, then a small network at each position.
-
-    Args:
-        width: numbers per position.
-        heads: of attention.
-        with_memory: whether there is a memory to look at.
-    """
+    """Attention to oneself, to a memory where there is one, then a small network at each position."""
 
     def __init__(self, width: int, heads: int, *, with_memory: bool = False) -> None:
         super().__init__()
@@ -96,15 +83,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Layers between embeddings with places and a last norm.
-
-    Args:
-        width: numbers per position.
-        heads: of attention.
-        layers: how many.
-        num_places: the longest sequence.
-        with_memory: whether the layers look at a memory.
-    """
+    """Layers between embeddings with ``num_places`` places, the longest sequence, and a last norm."""
 
     def __init__(self, width: int, heads: int, layers: int, num_places: int, *, with_memory: bool = False) -> None:
         super().__init__()
@@ -149,29 +128,10 @@ class TokenNumbers:
     others: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class CaptionScore:
-    """How well texts were foreseen, per sample, over their tokens after the first and up to the end.
-
-    Attributes:
-        loss: float32 (B,), mean cross-entropy in nats per token.
-        token_accuracy: float32 (B,), share of tokens that were the likeliest; without gradient.
-    """
-
-    loss: Tensor
-    token_accuracy: Tensor
-
-
 class CaptionDecoder(nn.Module):
-    """A causal transformer over tokens, with a clip's features as memory.
+    """A causal transformer over V tokens, with a clip's features as memory.
 
-    Args:
-        vocabulary_size: V.
-        max_tokens: of a text with its beginning and end.
-        width: numbers per token and per feature.
-        heads: of attention.
-        layers: of the transformer.
-        numbers: of the special tokens.
+    ``max_tokens`` is of a text with its beginning and end, ``width`` of tokens and of features.
     """
 
     def __init__(
@@ -187,15 +147,19 @@ class CaptionDecoder(nn.Module):
         """Logits (B, L, V) of what follows each of ``tokens`` int64 (B, L); ``memory`` is (B, T, W)."""
         return self._states(tokens, memory) @ self.embedding.weight.T
 
-    def score(self, tokens: Tensor, memory: Tensor) -> CaptionScore:
-        """How well each token of whole texts (B, L) is foreseen from those before it; padding counts for nothing."""
+    def score(self, tokens: Tensor, memory: Tensor) -> Outputs:
+        """How well each token of whole texts (B, L) is foreseen from those before it; padding counts for nothing.
+
+        ``caption_loss`` float32 (B,), mean cross-entropy in nats per token; ``token_accuracy`` float32 (B,), the share
+        of tokens that were the likeliest, without gradient.
+        """
         logits, wanted = self(tokens[:, :-1], memory).float(), tokens[:, 1:]
         counted = (wanted != self._numbers.padding).float()
         counted = counted / counted.sum(1, keepdim=True).clamp_min(1)
         # Flat, because CUDA knows no deterministic cross-entropy over several dimensions.
         losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view_as(wanted)
         right = (logits.detach().argmax(2) == wanted).float()
-        return CaptionScore((losses * counted).sum(1), (right * counted).sum(1))
+        return {"caption_loss": (losses * counted).sum(1), "token_accuracy": (right * counted).sum(1)}
 
     @torch.no_grad()
     def write(self, memory: Tensor, beam_width: int = 1) -> Tensor:

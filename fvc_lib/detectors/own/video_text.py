@@ -91,9 +91,7 @@ class SimilarityScale(nn.Module):
 
     The bias begins where every pair is as likely right as it is: SigLIP's -10 does so for its batch of 32,768.
 
-    Args:
-        loss: softmax or sigmoid.
-        num_together: samples of an effective batch.
+    ``num_together`` are the samples of an effective batch.
     """
 
     def __init__(self, loss: str, num_together: int) -> None:
@@ -124,12 +122,8 @@ class SimilarityScale(nn.Module):
     ) -> Tensor:
         """The share of ``rows`` in the loss of this kind over all samples, scalar.
 
-        Args:
-            video: unit vectors (B, E), and
-            text: (B, E), of all samples.
-            video_index: (B,) and
-            text_index: (B,), as ``positive_pairs`` takes them.
-            rows: whose share; None: of all.
+        ``video`` and ``text`` are unit vectors (B, E) of all samples, the indices (B,) as ``positive_pairs`` takes
+        them; without ``rows`` the share is of all.
         """
         of_all = rows is None or len(rows) == len(video)
         own = slice(None) if rows is None else slice(rows.start, rows.stop)
@@ -271,13 +265,9 @@ class MaskedFrames(nn.Module):
         self.foretell = nn.Linear(plan.width, feature_size)
 
     def forward(self, video: VideoEncoder, features: Tensor, narrowed: Tensor, hidden: Tensor) -> Tensor:
-        """Float32 (B,): mean squared error over the hidden frames' features, each frame's brought to norm 1.
+        """Float32 (B,): mean squared error over the hidden frames' features, each frame's normalised.
 
-        Args:
-            video: whose transformer looks at the frames left.
-            features: (B, T, F) of the trunk.
-            narrowed: (B, T, W) of the same.
-            hidden: bool (B, T), true where a frame is hidden.
+        ``features`` (B, T, F) are the trunk's, ``narrowed`` (B, T, W) the same; ``hidden`` is bool (B, T).
         """
         left = torch.where(hidden[:, :, None], self.hidden_frame.to(narrowed.dtype), narrowed)
         foretold = self.foretell(video(left)).float()
@@ -325,8 +315,7 @@ class VideoTextNetwork(nn.Module):
         if self.joint is not None:
             outputs |= self.joint(memory, tensors)
         if self.captions is not None:
-            score = self.captions.score(tensors["tokens"], memory)
-            outputs |= {"caption_loss": score.loss, "token_accuracy": score.token_accuracy}
+            outputs |= self.captions.score(tensors["tokens"], memory)
             if beam_width:
                 outputs["caption_tokens"] = self.captions.write(memory, beam_width)
         if self.masked is not None:

@@ -50,16 +50,10 @@ def train_images(
     ``labels.json`` (names of classes and targets, and the targets' scaling), ``tables/image_predictions.parquet`` and
     ``tables/target_predictions.parquet``. Goes on from what an earlier attempt saved.
 
-    Args:
-        paths: the run.
-        config: its resolved parameters.
-        fold: None: this task has one split.
-        options: ``metric_log``, ``attempt``, ``memory``, ``stop``, ``progress``, ``ranks``: see ``TrainingOptions``.
-
     Raises:
         DataError: pictures that are gone, an empty part, or a test part of which the network says nothing finite.
         UsageError: the backbone or its weights, or balanced sampling where pictures have no class.
-        FvcError: as ``recipe.train``.
+        FvcError: as ``recipe.train``, which explains the options.
     """
 
     def read(ranks: Ranks) -> Training[TrainingRecord]:
@@ -92,13 +86,14 @@ def _finish(
 def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str, Any]:
     """What a checkpoint is bound to beside the data, as JSON values; a fork goes on from one by it.
 
-    Raises:
-        UsageError: the file of the backbone's weights cannot be read.
+    ``UsageError`` where the file of the backbone's weights cannot be read.
     """
-    parameters = config.training_values()
-    # Not where the file lies but what is in it.
-    parameters["backbone_weights"] = _content(Path(config.backbone_weights)) if config.backbone_weights else ""
-    return parameters
+    weights = config.backbone_weights
+    try:
+        content = sha256_of_file(Path(weights)) if weights else ""  # not where the file lies but what is in it
+    except OSError as error:
+        raise UsageError(f"backbone_weights {weights!r}: {error.strerror}. Give a readable file.") from error
+    return config.training_values() | {"backbone_weights": content}
 
 
 def require_backbone(config: RunConfig) -> None:
@@ -127,11 +122,7 @@ def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImagePar
 
 
 def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Training[TrainingRecord]:
-    """What ``config`` asks to be learned from ``parts``; nothing is scored or written.
-
-    Raises:
-        UsageError: balanced sampling where pictures have no class, or a file of weights that cannot be read.
-    """
+    """What ``config`` asks to be learned from ``parts``; nothing is scored or written. Raises as ``train_images``."""
     task = image_task(root, parts, config)
     balance = config.class_balance == "sampler"
     if balance and task.training_data.classes is None:
@@ -148,7 +139,6 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
         networks=[Network(task, parts.fingerprint)],
         sizes=recipe.sizes_of(len(parts.train), len(parts.validation), len(parts.test)),
         finish=recipe.record_alone,
-        record=TrainingRecord,
     )
 
 
@@ -215,13 +205,6 @@ def _identity(records: ImageRecords, rows: list[int]) -> dict[str, list[str]]:
     return {name: [column[row] for row in rows] for name, column in columns.items()}
 
 
-def _content(path: Path) -> str:
-    try:
-        return sha256_of_file(path)
-    except OSError as error:
-        raise UsageError(f"backbone_weights {str(path)!r}: {error.strerror}. Give a readable file.") from error
-
-
 # Batch-size and resolution sweep: the memory preflight of steps with made-up images, one resolution after the other.
 # Its child processes run a few real steps of the run's own network, and may run out of memory: that is a result. The
 # batch size in memory changes time and memory only; the effective batch, and so the result, stays the same.
@@ -243,12 +226,8 @@ def batch_size_sweep(
     Without ``config.batch_size_sweep`` nothing is measured or written, and the table is empty. What was measured is
     kept, so a sweep that was stopped goes on.
 
-    Args:
-        paths: the run; its tables of images are read.
-        config: its parameters.
-        memory: hears that the sweep, and not the training, takes memory now.
-        stop: called before each resolution.
-        progress: called with (resolutions done, resolutions).
+    ``memory`` hears that the sweep, and not the training, takes memory now; ``stop`` is asked before each resolution,
+    and ``progress`` called with (resolutions done, resolutions).
 
     Returns:
         Rows of ``BATCH_SIZE_SWEEP``. ``fits`` is whether the predicted peak of the whole training is within the budget,

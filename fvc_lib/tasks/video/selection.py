@@ -1,7 +1,7 @@
 """What is chosen for a training (epoch, temperature, threshold) on its inner validation videos, and the record of it.
 
-The record is a file beside the weights, written and synced before the outer fold is opened (``outer_fold``). An attempt
-that was killed after that leaves it, and the next one takes it as it stands: nothing is chosen twice.
+The record is a file beside the weights, written and synced before the outer fold is opened. An attempt that was
+killed after that leaves it, and the next one takes it as it stands: nothing is chosen twice.
 """
 
 from __future__ import annotations
@@ -66,15 +66,10 @@ class Selection:
         """One row per choice: ``chosen value among by reached``."""
         calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
         accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
+        likelihood = "likelihood, held back where videos are few"
         rows = [
             ("epoch", f"{self.best_epoch}", f"{self.num_epochs} trained", "lowest loss", f"{self.validation_loss:.4f}"),
-            (
-                "temperature",
-                f"{self.temperature:.4g}",
-                "0.05 to 20",
-                "likelihood, held back where videos are few",
-                calibrated,
-            ),
+            ("temperature", f"{self.temperature:.4g}", "0.05 to 20", likelihood, calibrated),
             ("threshold", f"{self.threshold:.4f}", "all of 0 to 1", "best balanced accuracy", accuracy),
         ]
         return pl.DataFrame(rows, schema=["chosen", "value", "among", "by", "reached"], orient="row")
@@ -143,16 +138,9 @@ def select(
 ) -> Selection:
     """Choose temperature and threshold for the weights of ``best_epoch`` (1-based).
 
-    Args:
-        history: every epoch's record; the engine chose among them by the inner validation loss.
-        best_epoch: its choice.
-        labels: int (N,) of the inner validation videos, 1 is fake.
-        logits: float (N,), what those weights say of them, ``prior_logit`` added.
-        num_groups: that the videos belong to.
-        prior_logit: what was added; for the record.
-
-    Raises:
-        ValueError: no video, or a logit that is not finite.
+    The engine chose that epoch of ``history`` by the inner validation loss. ``labels`` int (N,) are of the inner
+    validation videos, 1 is fake; ``logits`` float (N,) what those weights say of them, ``prior_logit`` added. Without
+    a video, or with a logit that is not finite, a ``ValueError`` is raised.
     """
     checked = check_labels(labels)
     temperature = fit_temperature(checked, logits)

@@ -51,20 +51,14 @@ class TrainingSummary(TrainingRecord):
 def train_fold(
     paths: RunPaths, config: RunConfig, fold: int, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingSummary]:
-    """Train and score outer fold ``fold``, going on from what an earlier attempt saved.
+    """Train and score outer fold ``fold`` (0-based), going on from what an earlier attempt saved.
 
     Reads ``tables/folds.parquet`` and the clips; writes ``checkpoints/fold_K`` and
     ``tables/predictions_fold_K.parquet``. A finished fold returns its outcome without training.
 
-    Args:
-        paths: the run.
-        config: its resolved parameters.
-        fold: 0-based.
-        options: ``metric_log``, ``attempt``, ``memory``, ``stop``, ``progress``, ``ranks``: see ``TrainingOptions``.
-
     Raises:
         DataError: no such fold, clips that are missing, or a training part of one class.
-        FvcError: as ``recipe.train``.
+        FvcError: as ``recipe.train``, which explains the options.
     """
     return train(STAGE, fold, paths, config, lambda _: fold_training(paths, config, fold), TrainingSummary, **options)
 
@@ -75,11 +69,7 @@ def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:
 
 
 def fold_training(paths: RunPaths, config: RunConfig, fold: int) -> Training[TrainingSummary]:
-    """What there is to train, choose, score and write of one outer fold.
-
-    Raises:
-        DataError: as ``train_fold``.
-    """
+    """What there is to train, choose, score and write of one outer fold; raises as ``train_fold``."""
     source, clips, shuffled = data.read_fold(paths, config, fold)
     both = [clips] if shuffled is None else [clips, shuffled]
 
@@ -107,7 +97,6 @@ def fold_training(paths: RunPaths, config: RunConfig, fold: int) -> Training[Tra
             "missing": clips.missing,
         },
         finish=finish,
-        record=TrainingSummary,
         outputs=[paths.predictions(fold)],
     )
 
@@ -155,8 +144,7 @@ def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config
 def score(trained: TrainedNetwork, clips: FoldClips, recorded: RecordedSelection, source: ClipSource) -> Scored:
     """Open the outer fold, which takes a selection on record, and score its originals.
 
-    Raises:
-        DataError: the network says nothing finite of a test video.
+    ``DataError`` where the network says nothing finite of a test video.
     """
     chosen, outer = recorded.selection, clips.test.open(recorded)
     test = _scores(trained, source, outer.rows)

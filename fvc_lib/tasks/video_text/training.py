@@ -57,17 +57,11 @@ def train_video_text(
     checkpoints, beside them ``tokenizer.json``, and ``tables/retrieval_ranks.parquet``, ``tables/captions.parquet`` and
     ``tables/test_embeddings.safetensors``. Goes on from what an earlier attempt saved.
 
-    Args:
-        paths: the run.
-        config: its resolved parameters.
-        fold: None: this task has one split.
-        options: ``metric_log``, ``attempt``, ``memory``, ``stop``, ``progress``, ``ranks``: see ``TrainingOptions``.
-
     Raises:
         DataError: too many videos without a clip, an empty part, or nothing finite said of the test part.
         UsageError: losses that are all off, sizes that do not fit one another, a text encoder that is not there, or
             too little ``retrieval_memory_mb`` for a part.
-        FvcError: as ``recipe.train``.
+        FvcError: as ``recipe.train``, which explains the options.
     """
     pairs, stop = read_table(paths.video_texts, VIDEO_TEXTS), options.get("stop")
     check_config(config)
@@ -216,11 +210,7 @@ def _say_what_is_cut(texts: Sequence[str], tokenizer: TextTokenizer, config: Run
 
 
 def split_training(parts: VideoTextParts, config: RunConfig) -> Training[TrainingRecord]:
-    """What ``config`` asks to be learned from ``parts``.
-
-    Raises:
-        UsageError: a text encoder that is not there.
-    """
+    """What ``config`` asks to be learned from ``parts``; ``UsageError`` for a text encoder that is not there."""
     task = VideoTextTask(
         parts.samples("train", config),
         parts.samples("validation", config),
@@ -239,16 +229,11 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> Training[Trainin
         networks=[Network(task, fingerprint)],
         sizes=recipe.sizes_of(*(parts.of(part).height for part in ("train", "validation", "test"))),
         finish=recipe.record_alone,
-        record=TrainingRecord,
     )
 
 
 def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str, Any]:
-    """What of ``config`` a checkpoint of this training is bound to; there are no folds.
-
-    Raises:
-        UsageError: a text encoder that is not there.
-    """
+    """What of ``config`` a checkpoint of this training is bound to; raises as ``split_training``."""
     encoder = _encoder_folder(config)
     # Not where the encoder lies but what is in it.
     return config.training_values() | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN}
