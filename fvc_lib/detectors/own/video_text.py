@@ -52,9 +52,8 @@ def positive_pairs(video_index: Tensor, text_index: Tensor, rows: range | None =
 def softmax_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
     """Cross-entropy over texts for each video and over videos for each text, halved, summed over samples; scalar.
 
-    Args:
-        similarities: float (B, B), videos by texts, already multiplied by the scale.
-        positives: bool (B, B), at least one in each row and column.
+    ``similarities`` float (B, B), videos by texts, are already multiplied by the scale; ``positives`` bool (B, B)
+    has at least one in each row and column.
     """
     return 0.5 * (softmax_of_queries(similarities, positives) + softmax_of_queries(similarities.T, positives.T))
 
@@ -66,9 +65,8 @@ def softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
     a sample has several positives each is as right as the others: the target is spread evenly over them, as in J. Yang
     et al., "Unified contrastive learning in image-text-label space" (CVPR 2022).
 
-    Args:
-        similarities: float (Q, C), queries by candidates, already multiplied by the scale.
-        positives: bool (Q, C), at least one in each row.
+    ``similarities`` float (Q, C), queries by candidates, are already multiplied by the scale; ``positives`` bool (Q, C)
+    has at least one in each row.
     """
     wanted = positives.to(similarities.dtype)
     return -(similarities.log_softmax(1) * (wanted / wanted.sum(1, keepdim=True))).sum()
@@ -79,9 +77,8 @@ def sigmoid_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
 
     After X. Zhai et al., "Sigmoid loss for language image pre-training" (SigLIP, ICCV 2023).
 
-    Args:
-        similarities: float (V, T), videos by texts, already multiplied by the scale and with the bias added.
-        positives: bool (V, T).
+    ``similarities`` float (V, T), videos by texts, are already multiplied by the scale and with the bias added;
+    ``positives`` is bool (V, T).
     """
     return -F.logsigmoid(torch.where(positives, similarities, -similarities)).sum()
 
@@ -156,20 +153,15 @@ class NetworkPlan:
     """What is built.
 
     Attributes:
-        trunk: name of a detector with ``build_trunk``.
-        num_frames: of a clip.
-        vocabulary_size: tokens of the texts.
-        max_tokens: of a text, with its beginning and end.
+        trunk: name of a detector with ``build_trunk``, for clips of ``num_frames``.
+        vocabulary_size: tokens of the texts, of at most ``max_tokens`` each with beginning and end.
         numbers: of the special tokens.
         embedding_size: numbers in the space that videos and texts share.
-        width: numbers per frame and token in the transformers.
-        layers: of the text transformer and of the decoder.
-        heads: of attention.
+        width: numbers per frame and token in the transformers, of so many ``layers`` and ``heads``.
         text_encoder: folder of a transformers model; empty: the own text transformer.
         contrastive: the kind of that loss; None: no texts are compared.
         num_together: samples of an effective batch.
-        captions: whether captions are written.
-        masked: whether hidden frames are foretold.
+        captions: whether captions are written; and ``masked``, whether hidden frames are foretold.
     """
 
     trunk: str

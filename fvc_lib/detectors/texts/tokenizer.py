@@ -116,13 +116,16 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, path: Path) -> TextTokenizer:
-        """Read what ``save`` wrote.
+        """Read what ``save`` wrote; ``DataError`` where the file is missing, damaged or something else."""
+        from tokenizers import Tokenizer
 
-        Raises:
-            DataError: the file is missing, damaged or something else; the message says what to do.
-        """
         try:
-            return cls(_byte_pairs_of(json.loads(path.read_text(encoding="utf-8"))))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
+                raise ValueError(f"its format is {content['format']!r}, wanted {_FORMAT!r}")
+            if content["sha256"] != sha256_of_json(content["tokenizer"]):
+                raise ValueError("its checksum does not fit its content")
+            return cls(Tokenizer.from_str(json.dumps(content["tokenizer"])))
         except OSError as error:
             problem = str(error.strerror).lower()
         except (ValueError, KeyError, TypeError) as error:
@@ -138,21 +141,6 @@ class TextTokenizer:
 
     def _document(self) -> Any:
         return json.loads(self._byte_pairs.to_str())
-
-
-def _byte_pairs_of(content: Any) -> Tokenizer:
-    """The learned part of what ``save`` wrote.
-
-    Raises:
-        ValueError, KeyError, TypeError: it is something else.
-    """
-    from tokenizers import Tokenizer
-
-    if content["format"] != _FORMAT:
-        raise ValueError(f"its format is {content['format']!r}, wanted {_FORMAT!r}")
-    if content["sha256"] != sha256_of_json(content["tokenizer"]):
-        raise ValueError("its checksum does not fit its content")
-    return Tokenizer.from_str(json.dumps(content["tokenizer"]))
 
 
 @contextmanager

@@ -57,13 +57,8 @@ class TransformersEncoder(nn.Module):
 def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[str, Tensor]:
     """``encoder_tokens`` and ``encoder_there`` int64 (N, L) of ``texts``, by the tokenizer in ``folder``.
 
-    Args:
-        folder: as for ``TransformersEncoder``.
-        texts: N of them.
-        max_tokens: longer texts are cut, and what is longer than the encoder has places for.
-
-    Raises:
-        UsageError: transformers is not installed, no such folder, or no tokenizer in it that can fill texts up.
+    Texts are cut at ``max_tokens`` and at what the encoder has places for. ``UsageError``: transformers is not
+    installed, no such folder, or no tokenizer in it that can fill texts up.
     """
     require_folder(folder)
     transformers = _transformers()
@@ -84,11 +79,7 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
 
 
 def encoder_fingerprint(folder: str) -> list[list[str]]:
-    """Names and SHA-256 of the files of ``folder``: what a training with its weights depends on.
-
-    Raises:
-        UsageError: no such folder.
-    """
+    """Names and SHA-256 of the files of ``folder``: what a training with its weights depends on."""
     files = sorted(path for path in require_folder(folder).iterdir() if path.is_file())
     return [[path.name, sha256_of_file(path)] for path in files]
 

@@ -29,14 +29,10 @@ _NAMED_AT_MOST = 10
 
 @dataclass(frozen=True)
 class ImageLabels:
-    """Kept with the model: without it the outputs are numbers without names.
+    """The names of the C class logits and the T values, kept with the model: without them the outputs are bare numbers.
 
-    Attributes:
-        classes: C names, in the order of the class logits.
-        targets: T names, in the order of the values.
-        units: of each target, as kcal or g; may be empty.
-        means: of each target over the training pictures that have it.
-        deviations: likewise, the standard deviation; 1 where all are equal.
+    Values have ``units``, as kcal or g, which may be empty; ``means`` are of the training pictures that have the
+    number, ``deviations`` their standard deviation, 1 where all are equal.
     """
 
     classes: tuple[str, ...]
@@ -47,13 +43,11 @@ class ImageLabels:
 
     def scaled(self, values: FloatArray) -> FloatArray:
         """Values (..., T) in their units, as the network sees them: mean 0, deviation 1."""
-        result: FloatArray = (values - np.array(self.means)) / np.array(self.deviations)
-        return result
+        return np.asarray((values - np.array(self.means)) / np.array(self.deviations))
 
     def in_units(self, scaled: FloatArray) -> FloatArray:
         """What the network says, (..., T), in the targets' units."""
-        result: FloatArray = scaled * np.array(self.deviations) + np.array(self.means)
-        return result
+        return np.asarray(scaled * np.array(self.deviations) + np.array(self.means))
 
 
 def labels_of_training(
@@ -61,8 +55,7 @@ def labels_of_training(
 ) -> ImageLabels:
     """The scaling by ``values`` float64 (N, T) of the training part, NaN where not known.
 
-    Raises:
-        DataError: a target that no training picture has.
+    ``DataError`` for a target that no training picture has.
     """
     counts = np.isfinite(values).sum(axis=0)
     unknown = [name for name, count in zip(targets, counts, strict=True) if not count]
@@ -124,12 +117,10 @@ class ImageParts:
 
 
 def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
-    """The parts of ``images`` (IMAGES) with what ``targets`` (IMAGE_TARGETS) says of them.
+    """The parts of ``images`` (IMAGES) with what ``targets`` (IMAGE_TARGETS) says of them, both in the order of names.
 
-    Pictures of which nothing is known take no part. Classes and targets are in the order of their names.
-
-    Raises:
-        DataError: a part is empty; a class or target is unknown to the training part; one target with two units.
+    Pictures of which nothing is known take no part. ``DataError``: a part is empty; a class or target is unknown to
+    the training part; one target has two units.
     """
     classes = tuple(sorted(images["class_label"].drop_nulls().unique().to_list()))
     units = _units(targets)
@@ -309,12 +300,8 @@ def resized(pixels: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class MixSettings:
-    """How often and how pictures are mixed.
-
-    Attributes:
-        share: of the training pictures.
-        mixup_alpha: of the Beta distribution that the first picture's share is drawn from; 0: no mixup.
-        cutmix_alpha: likewise of its area; 0: no cutmix. With both, half of the mixed pictures each.
+    """The share of the training pictures that is mixed, and the Beta distributions that the first picture's share of
+    the mixture (mixup) or of its area (cutmix) is drawn from; 0: none of these. With both, half of the mixtures each.
     """
 
     share: float = 0.0
@@ -324,12 +311,8 @@ class MixSettings:
 
 @dataclass(frozen=True)
 class Mix:
-    """One drawn mixture.
-
-    Attributes:
-        partner: number of the other picture.
-        box: ``(top, bottom, left, right)``, half-open, which shows the partner (cutmix); None: both shine through.
-        share: of the first picture; with a box exactly what that leaves of it.
+    """One drawn mixture: the other picture's number, and the first one's share; where there is a half-open ``box``
+    ``(top, bottom, left, right)``, that shows the partner (cutmix), else both shine through.
     """
 
     partner: int

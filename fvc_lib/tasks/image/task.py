@@ -24,14 +24,9 @@ _UNRANKED = 0  # of a picture without a class, or with scores that are not finit
 
 @dataclass(frozen=True)
 class ScoredClasses:
-    """Of the N pictures that have a class.
-
-    Attributes:
-        rows: int64 (N,), their places among all pictures of the pass.
-        class_indices: int64 (N,), what they are.
-        predicted: int64 (N,), the class with the highest score, the first of equal ones.
-        probabilities: float64 (N,) of the predicted class; NaN where the scores were not finite.
-        ranks: int64 (N,), the place of the true class among all, ties against the model; 0 likewise.
+    """Of the N pictures that have a class, each (N,): their places in the pass, what they are, the class of the highest
+    score (the first of equal ones) with its probability, and the place of the true class among all, ties against the
+    model; NaN and 0 where scores were not finite.
     """
 
     rows: IntArray

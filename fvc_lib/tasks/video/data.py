@@ -25,6 +25,7 @@ from fvc_lib.tasks.video.selection import RecordedSelection
 from fvc_lib.video.clips.shards import ClipShards, shards_folder
 from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, note_use
 
+_logger = logging.getLogger(__name__)
 LABEL_NUMBERS = {label: number for number, label in enumerate(LABELS)}
 
 
@@ -43,7 +44,7 @@ class ClipRow:
 
 
 class ClipSource(Protocol):
-    """Where clips are read from: ``video.clip_store.ClipStore`` and ``video.shard_reading.ClipShards`` are such."""
+    """Where clips are read from: a ``ClipStore`` or ``ClipShards``."""
 
     @property
     def settings_hash(self) -> str:
@@ -110,11 +111,7 @@ def without_missing_originals(videos: pl.DataFrame, source: ClipSource) -> tuple
 
 
 def require_clips(source: ClipSource, rows: Iterable[ClipRow]) -> None:
-    """Check before training that every clip is there.
-
-    Raises:
-        DataError: some are not; up to ten are named.
-    """
+    """Check before training that every clip is there; else raise ``DataError``, which names up to ten."""
     missing = [row.clip_id for row in rows if not source.has(row.video_id, row.augmentation_index)]
     if missing:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
@@ -127,8 +124,7 @@ def require_clips(source: ClipSource, rows: Iterable[ClipRow]) -> None:
 def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
     """Loss weights (real, fake) that give both classes equal influence and average to one over ``rows``.
 
-    Raises:
-        DataError: only one class is there, so nothing can be learned.
+    ``DataError`` where only one class is there, so that nothing can be learned.
     """
     counts = np.bincount([row.label for row in rows], minlength=2)
     if not counts.all():
@@ -147,9 +143,6 @@ def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
     reals: with four fakes to a real even a perfect network would be off by 0.18 (expected calibration error), and no
     temperature undoes a shift. Adding log(fakes / reals) does (C. Elkan, "The foundations of cost-sensitive learning",
     IJCAI 2001, theorem 2). The order of the videos stays as it is. 0 where the classes were left as they are.
-
-    Raises:
-        DataError: as ``class_weights``.
     """
     if class_balance == "none":
         return 0.0
@@ -181,14 +174,8 @@ class SealedFold:
     """The videos that a fold is tested on; before it is opened only how many they are can be known.
 
     Neither their labels nor their ids can be had, so that no network can score them either. ``open`` wants the recorded
-    selection of the very same fold, and does it once. Everything else that would show them, copying and pickling
-    included, raises ``LeakageError`` with the place in the code that tried.
-
-    Args:
-        name: of the fold, for messages.
-        rows: its test clips.
-        group_of: group by video id.
-        clips: fingerprint of the whole fold, which the selection must be of.
+    selection of the very same fold, by the fingerprint ``clips``, and does it once. Everything else that would show
+    them, copying and pickling included, raises ``LeakageError`` with the place in the code that tried.
     """
 
     __slots__ = ("_clips", "_contents", "_name", "_opened_by")
@@ -200,11 +187,7 @@ class SealedFold:
         self._opened_by = ""
 
     def open(self, selection: RecordedSelection) -> OuterFold:
-        """Break the seal.
-
-        Raises:
-            LeakageError: ``selection`` is not recorded, or of another fold or of other labels; or it was opened before.
-        """
+        """Break the seal; ``LeakageError`` for an unrecorded selection or another fold's, or a second time."""
         if not isinstance(selection, RecordedSelection):
             self._refuse("the labels, with a selection that is not recorded,")
         if selection.clips != self._clips:
@@ -257,20 +240,13 @@ def _place(depth: int) -> str:
 # Which clips play which part in one outer fold. From here on the outer fold's labels are under seal.
 
 
-_logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class FoldClips:
     """One outer fold as clips, each part in the order of the video ids.
 
-    Attributes:
-        train: originals and augmented copies of the training videos.
-        validation: originals of the inner validation videos, which choose epoch, temperature and threshold.
-        num_validation_groups: that these belong to.
-        test: originals of the outer fold, under seal.
-        missing: ids of videos, in any part, that have no clip.
-        fingerprint: over all of it and the clips' settings.
+    Training has originals and augmented copies; inner validation, which chooses epoch, temperature and threshold, and
+    the sealed test part have originals. ``missing`` are ids of videos, in any part, that have no clip; ``fingerprint``
+    is over all of it and the clips' settings.
     """
 
     fold: int
