@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import polars as pl
 
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, probe_files
+from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, FileKind, probe_files
 from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
@@ -32,6 +32,7 @@ from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.selection import EarlierOpenings, RecordedSelection
 
 Row = tuple[str, int | None, float | None, str, bool | None]
+T = TypeVar("T")
 
 _WHY = {
     "same_source": "one source id stands in both",
@@ -304,27 +305,18 @@ def image_split_audit(
         root: folder that ``path`` is relative to. Every file is looked at again, where it is not as it was remembered.
         config: ``near_duplicate_bits``, ``cache_dir`` and ``probe_workers``.
         progress: called with (files looked at, files).
-        stop: asked after each file.
-
-    Raises:
-        StoppedError: ``stop`` said so.
+        stop: asked after each file, which may raise ``StoppedError``.
     """
-    files = images.select("path", "part", "group_id", "content_sha256").sort("path")
-    probed, _ = probe_files(
-        IMAGE_FILES, root, files["path"].to_list(), Path(config.cache_dir) / "index",
-        workers=config.probe_workers, progress=progress, stop=stop,
-    )  # fmt: skip
-    found = [probed[path] for path in files["path"]]
+    files, found = _looked_at(IMAGE_FILES, images, root, config, progress, stop)
     known = [each.facts.content_sha256 if each.facts is not None else None for each in found]
-    files = files.with_columns(now=pl.Series(known, dtype=pl.String))
+    seen = [place for place, content in enumerate(known) if content is not None]
     links: Links | None = None
     if config.near_duplicate_bits:
-        seen = [place for place, content in enumerate(known) if content is not None]
         judge = SamePictures([found[place].thumbnail for place in seen])
         hashes = [found[place].perceptual_hash for place in seen]
         near = near_duplicate_links(hashes, config.near_duplicate_bits, judge)
         links = [(seen[one], seen[other]) for one, other in near]
-    return _audit(files, "image", links, [each.perceptual_hash is not None for each in found])
+    return _audit(files, known, "image", links, sum(each.perceptual_hash is None for each in found))
 
 
 def video_text_split_audit(
@@ -336,39 +328,43 @@ def video_text_split_audit(
     stop: Callable[[], bool] | None = None,
 ) -> pl.DataFrame:
     """The same of VIDEO_TEXTS; each video is counted once for all of its texts."""
-    files = pairs.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
-    paths = files["path"].unique(maintain_order=True).to_list()
-    probed, _ = probe_files(
-        VIDEO_FILES,
-        root,
-        paths,
-        Path(config.cache_dir) / "index",
-        workers=config.probe_workers,
-        progress=progress,
-        stop=stop,
-    )
-    found = [probed[path] for path in files["path"]]
+    files, found = _looked_at(VIDEO_FILES, pairs, root, config, progress, stop)
     known = [each.content_sha256 if each.probe is not None else None for each in found]
-    files = files.with_columns(now=pl.Series(known, dtype=pl.String))
-    links: Links | None = None
+    hashes, links = [each.perceptual_hash for each in found], None
     if config.near_duplicate_bits:
-        links = near_duplicate_links([each.perceptual_hash for each in found], config.near_duplicate_bits)
-    return _audit(files, "video", links, [each.perceptual_hash is not None for each in found])
+        links = near_duplicate_links(hashes, config.near_duplicate_bits)
+    return _audit(files, known, "video", links, hashes.count(None))
 
 
-def _audit(files: pl.DataFrame, thing: str, links: Links | None, has_hash: Sequence[bool]) -> pl.DataFrame:
-    """Of ``path part group_id content_sha256 now``, the last the content at present, null of what cannot be read."""
+def _looked_at(
+    kind: FileKind[T], rows: pl.DataFrame, root: Path, config: RunConfig, progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> tuple[pl.DataFrame, list[T]]:  # fmt: skip
+    """``path part group_id content_sha256`` of each file of ``rows``, and what there is of it now."""
+    files = rows.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
+    probed, _ = probe_files(
+        kind, root, files["path"].to_list(), Path(config.cache_dir) / "index",
+        workers=config.probe_workers, progress=progress, stop=stop,
+    )  # fmt: skip
+    return files, [probed[path] for path in files["path"]]
+
+
+def _audit(
+    files: pl.DataFrame, known: Sequence[str | None], thing: str, links: Links | None, num_without_hash: int
+) -> pl.DataFrame:
+    """``known`` is the content at present, None of what cannot be read."""
+    files = files.with_columns(now=pl.Series(known, dtype=pl.String))
     rows = [
         _in_two(files, "part", "group_id", "groups_in_two_parts", "group"),
         _in_two(files, "part", "path", "files_in_two_parts", "file"),
         _in_two(files, "part", "now", "contents_in_two_parts", "file content"),
-        _near_copies(files, thing, links, has_hash),
+        _near_copies(files, thing, links, num_without_hash),
         _as_indexed(files),
     ]
     return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")
 
 
-def _near_copies(files: pl.DataFrame, thing: str, links: Links | None, has_hash: Sequence[bool]) -> Row:
+def _near_copies(files: pl.DataFrame, thing: str, links: Links | None, without: int) -> Row:
     """Connected by as few links as possible, so 0 across parts is 0 pairs across parts."""
     check = "near_copies_in_two_parts"
     if links is None:
@@ -376,7 +372,6 @@ def _near_copies(files: pl.DataFrame, thing: str, links: Links | None, has_hash:
     part, path = files["part"].to_list(), files["path"].to_list()
     across = [(path[one], path[other]) for one, other in links if part[one] != part[other]]
     example = f", e.g. {across[0][0]!r} and {across[0][1]!r}" if across else ""
-    without = len(has_hash) - sum(has_hash)
     unknown = f"; {_counted(without, thing)} too plain to be compared" if without else ""
     finding = (
         f"{len(across):,} of {_counted(len(links), 'link')} between {thing}s that look alike go from one part to "
