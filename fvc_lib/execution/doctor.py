@@ -48,19 +48,12 @@ _INSTALL = "python -m pip install --requirement requirements.lock (with make: ma
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Attributes:
-        name: what.
-        state: ok; a warning, with which a run works but worse; a problem, with which it fails or lies.
-        found: what is there, in words.
-        remedy: what to do; empty only where all is well.
-    """
-
-    name: str
-    state: State
-    found: str
-    remedy: str = ""
+    name: str  # what
+    state: State  # ok; a warning, with which a run works but worse; a problem, with which it fails or lies
+    found: str  # what is there, in words
+    remedy: str = ""  # what to do; empty only where all is well
 
     def __post_init__(self) -> None:
         if self.state != "ok" and not self.remedy:

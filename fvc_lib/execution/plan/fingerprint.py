@@ -26,21 +26,13 @@ _seen: dict[Path, tuple[tuple[int, ...], str]] = {}
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Hashes of everything a stage's result depends on.
+    """Hashes of everything a stage's result depends on."""
 
-    Attributes:
-        parameters: what the notebook reads of the configuration.
-        inputs: content of each file it reads of the run, by path in the run folder.
-        notebook: its code cells.
-        helpers: content of each module of ours behind it, by dotted name.
-        corpus: what the corpus lists, where the notebook reads it.
-    """
-
-    parameters: dict[str, object]
-    inputs: dict[str, str]
-    notebook: str
-    helpers: dict[str, str]
-    corpus: str
+    parameters: dict[str, object]  # what the notebook reads of the configuration
+    inputs: dict[str, str]  # content of each file it reads of the run, by path in the run folder
+    notebook: str  # its code cells
+    helpers: dict[str, str]  # content of each module of ours behind it, by dotted name
+    corpus: str  # what the corpus lists, where the notebook reads it
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,14 @@ class PlannedTask:
     """One task and the decision about it.
 
     Attributes:
-        run: whether this command runs it.
-        finished_before: it has been finished at some time, with whatever parameters and code.
         redo: what it wrote before counts no more and makes room; otherwise it goes on from what is there. Also of a
             task that does not run itself now but rests on one that is made anew.
     """
 
     task: Task
-    run: bool
+    run: bool  # whether this command runs it
     reason: str
-    finished_before: bool = False
+    finished_before: bool = False  # it has been finished at some time, with whatever parameters and code
     redo: bool = False
 
 

@@ -139,21 +139,13 @@ def _measured_step(preflight: Path, num_workers: int) -> int | None:
 
 @dataclass(frozen=True)
 class MemoryShares:
-    """How the tasks of a plan share a budget.
+    """How the tasks of a plan share a budget."""
 
-    Attributes:
-        budget: of the whole run.
-        for_kernels_bytes: of it what is left beside the runner itself.
-        at_once: how many tasks may run while one of this stage does, itself counted; by stage name.
-        sharers: how many tasks a task's share is reckoned for, by its key; 1: it never has company.
-        lines: what the terminal is to say of it.
-    """
-
-    budget: MemoryBudget
-    for_kernels_bytes: int
-    at_once: Mapping[str, int]
-    sharers: Mapping[str, int]
-    lines: tuple[str, ...]
+    budget: MemoryBudget  # of the whole run
+    for_kernels_bytes: int  # of it what is left beside the runner itself
+    at_once: Mapping[str, int]  # how many tasks may run while one of this stage does, itself counted; by stage name
+    sharers: Mapping[str, int]  # how many tasks a task's share is reckoned for, by its key; 1: it never has company
+    lines: tuple[str, ...]  # what the terminal is to say of it
 
     def environment(self, task: Task) -> dict[str, str]:
         """What ``task``'s kernel gets beside its other variables; nothing when it never has company."""

@@ -43,23 +43,14 @@ _SECONDS = 20.0
 
 @dataclass(frozen=True)
 class CodeState:
-    """The code as it is now.
+    """The code as it is now."""
 
-    Attributes:
-        commit: full hash of HEAD; None outside a git checkout.
-        branch: its name; None when HEAD is detached.
-        changed_since_commit: whether anything differs from the commit; None outside a git checkout.
-        patch: what ``git apply`` makes the commit into this code with; empty when nothing is changed.
-        left_out: what the patch does not hold, each with the reason.
-        problem: why git could not tell, in its own words.
-    """
-
-    commit: str | None = None
-    branch: str | None = None
-    changed_since_commit: bool | None = None
-    patch: bytes = b""
-    left_out: tuple[str, ...] = ()
-    problem: str | None = None
+    commit: str | None = None  # full hash of HEAD; None outside a git checkout
+    branch: str | None = None  # its name; None when HEAD is detached
+    changed_since_commit: bool | None = None  # whether anything differs from the commit; None outside a git checkout
+    patch: bytes = b""  # what ``git apply`` makes the commit into this code with; empty when nothing is changed
+    left_out: tuple[str, ...] = ()  # what the patch does not hold, each with the reason
+    problem: str | None = None  # why git could not tell, in its own words
 
     @property
     def patch_sha256(self) -> str | None:

@@ -36,17 +36,12 @@ class CellError:
 
 @dataclass(frozen=True)
 class KernelOutcome:
-    """How an execution ended: ``error`` when a cell raised, ``died`` when the kernel went away by itself.
-
-    Attributes:
-        return_code: of the kernel's process when it died; negative for a signal.
-        never_started: why there was no kernel to run a cell; None where there was one.
-    """
+    """How an execution ended: ``error`` when a cell raised, ``died`` when the kernel went away by itself."""
 
     error: CellError | None
     died: bool
-    return_code: int | None
-    never_started: str | None = None
+    return_code: int | None  # of the kernel's process when it died; negative for a signal
+    never_started: str | None = None  # why there was no kernel to run a cell; None where there was one
 
     @property
     def ok(self) -> bool:

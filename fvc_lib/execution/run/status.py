@@ -39,42 +39,26 @@ class StageError(BaseModel):
 
 
 class StageStatus(BaseModel):
-    """One task's truth, of its last attempt. Times are UTC and inform; durations come from a monotonic clock.
-
-    Attributes:
-        state: where it stands.
-        attempts: how often it was begun.
-        reason: why it runs, or what ended it, in words.
-        exit_code: FVC's, of README's table.
-        peak_rss_bytes: of the kernel and its children.
-        last_step: what its progress said last, for example ``steps 12/40``.
-        last_metric: what it measured last, for example ``loss 0.31 at step 12 of epoch 3``.
-        killed_by: the signal that ended the kernel, for example ``SIGKILL``.
-        oom_kills: how often the system killed for memory meanwhile.
-        next_setting: what to try next, as options of the command line.
-        error: the exception that ended it.
-        host: where it ran.
-        job_id: SLURM's, ``123`` or ``123_4``.
-    """
+    """One task's truth, of its last attempt. Times are UTC and inform; durations come from a monotonic clock."""
 
     model_config = ConfigDict(extra="ignore")
 
-    state: StageState = "pending"
-    attempts: int = 0
-    reason: str | None = None
+    state: StageState = "pending"  # where it stands
+    attempts: int = 0  # how often it was begun
+    reason: str | None = None  # why it runs, or what ended it, in words
     started_utc: str | None = None
     finished_utc: str | None = None
     duration_seconds: float | None = None
-    exit_code: int | None = None
-    peak_rss_bytes: int | None = None
-    last_step: str | None = None
-    last_metric: str | None = None
-    killed_by: str | None = None
-    oom_kills: int | None = None
-    next_setting: str | None = None
-    host: str | None = None
-    job_id: str | None = None
-    error: StageError | None = None
+    exit_code: int | None = None  # FVC's, of README's table
+    peak_rss_bytes: int | None = None  # of the kernel and its children
+    last_step: str | None = None  # what its progress said last, for example ``steps 12/40``
+    last_metric: str | None = None  # what it measured last, for example ``loss 0.31 at step 12 of epoch 3``
+    killed_by: str | None = None  # the signal that ended the kernel, for example ``SIGKILL``
+    oom_kills: int | None = None  # how often the system killed for memory meanwhile
+    next_setting: str | None = None  # what to try next, as options of the command line
+    host: str | None = None  # where it ran
+    job_id: str | None = None  # SLURM's, ``123`` or ``123_4``
+    error: StageError | None = None  # the exception that ended it
 
 
 class RunStatus(BaseModel):
@@ -82,24 +66,21 @@ class RunStatus(BaseModel):
 
     Attributes:
         state: where it stands; while ``shared`` it follows from the tasks' states, as do the fields after it.
-        attempt: how often a runner has begun on it, from 1.
-        duration_seconds: at work, summed over attempts; of jobs what their tasks took, together.
-        shared: jobs work on it, each on tasks of its own; no process has it as a whole.
     """
 
     model_config = ConfigDict(extra="ignore")
 
     run_id: str
     state: RunState = "running"
-    attempt: int = 1
+    attempt: int = 1  # how often a runner has begun on it, from 1
     started_utc: str
     finished_utc: str | None = None
-    duration_seconds: float | None = None
+    duration_seconds: float | None = None  # at work, summed over attempts; of jobs what their tasks took, together
     peak_rss_bytes: int | None = None
     exit_code: int | None = None
     runner_pid: int | None = None
     runner_host: str | None = None
-    shared: bool = False
+    shared: bool = False  # jobs work on it, each on tasks of its own; no process has it as a whole
     stages: dict[str, StageStatus] = Field(default_factory=dict)
 
     @field_validator("state", mode="before")

@@ -117,29 +117,17 @@ class KernelWatch:
 
 @dataclass
 class KernelRequest:
-    """What the runner has the papermill engine do beside running the cells.
+    """What the runner has the papermill engine do beside running the cells."""
 
-    Attributes:
-        record: the executed copy, never more than a fraction of a second behind.
-        root: the folder from which files are named in texts, the run's.
-        folder: the kernel's working directory.
-        environment: the kernel's whole environment.
-        log: gets what the kernel process and native libraries write past the notebook; appended to, bounded.
-        on_start: called with the kernel's process id.
-        overflow: folder for outputs that the record cannot hold; None: beside the log.
-        redactor: hides secrets in all that is written; None: those of ``environment``.
-        outcome: set by the engine.
-    """
-
-    record: Path
-    root: Path
-    folder: Path
-    environment: Mapping[str, str]
-    log: Path
-    on_start: Callable[[int], None]
-    overflow: Path | None = None
-    redactor: Redactor | None = None
-    outcome: KernelOutcome | None = None
+    record: Path  # the executed copy, never more than a fraction of a second behind
+    root: Path  # the folder from which files are named in texts, the run's
+    folder: Path  # the kernel's working directory
+    environment: Mapping[str, str]  # the kernel's whole environment
+    log: Path  # gets what the kernel process and native libraries write past the notebook; appended to, bounded
+    on_start: Callable[[int], None]  # called with the kernel's process id
+    overflow: Path | None = None  # folder for outputs that the record cannot hold; None: beside the log
+    redactor: Redactor | None = None  # hides secrets in all that is written; None: those of ``environment``
+    outcome: KernelOutcome | None = None  # set by the engine
 
 
 # How fast a task goes and when it will be done, from what its progress said in this attempt.
@@ -239,25 +227,15 @@ def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """Where a task is, for the terminal.
+    """Where a task is, for the terminal."""
 
-    Attributes:
-        key: the task's.
-        elapsed_seconds: since it began.
-        rss_bytes: what its kernel and the kernel's children hold now.
-        progress: what it said last that it had done; None before it said anything.
-        peak_rss_bytes: the most they held.
-        loss: what it logged last.
-        seconds_left: until what ``progress`` counts is done; None while nobody knows.
-    """
-
-    key: str
-    elapsed_seconds: float
-    rss_bytes: int
-    progress: Progress | None
-    peak_rss_bytes: int = 0
-    loss: float | None = None
-    seconds_left: float | None = None
+    key: str  # the task's
+    elapsed_seconds: float  # since it began
+    rss_bytes: int  # what its kernel and the kernel's children hold now
+    progress: Progress | None  # what it said last that it had done; None before it said anything
+    peak_rss_bytes: int = 0  # the most they held
+    loss: float | None = None  # what it logged last
+    seconds_left: float | None = None  # until what ``progress`` counts is done; None while nobody knows
 
 
 class TaskRun:

@@ -43,17 +43,11 @@ Change = tuple[object, object]
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What a fork takes over.
+    """What a fork takes over."""
 
-    Attributes:
-        kept: finished tasks that still hold, copied with all they wrote.
-        carried: trainings that go on from the checkpoint they had come to.
-        anew: other tasks, each with the reason.
-    """
-
-    kept: tuple[Task, ...]
-    carried: tuple[Task, ...]
-    anew: tuple[tuple[Task, str], ...]
+    kept: tuple[Task, ...]  # finished tasks that still hold, copied with all they wrote
+    carried: tuple[Task, ...]  # trainings that go on from the checkpoint they had come to
+    anew: tuple[tuple[Task, str], ...]  # other tasks, each with the reason
 
     def lines(self) -> list[str]:
         """For the terminal: what becomes of each task."""

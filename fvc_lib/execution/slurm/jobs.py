@@ -170,33 +170,19 @@ PIPELINE = "pipeline"
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One job, or one array of jobs.
+    """One job, or one array of jobs."""
 
-    Attributes:
-        name: of its script and in the queue.
-        stages: in the order they run.
-        folds: the tasks of the array, ascending; None: no array.
-        needs: names of the jobs that must have ended well before.
-        memory_mib: on one node.
-        memory_why: where that number is from, in words.
-        cpus: of one process.
-        ranks: processes that share one fold's training; 1 where nothing is shared.
-        gpus: on one node.
-        trains: whether a stage that fans out over folds is among its stages.
-        at_once: how many folds it runs at once, where it is no array.
-    """
-
-    name: str
-    stages: tuple[str, ...]
-    folds: tuple[int, ...] | None
-    needs: tuple[str, ...]
-    memory_mib: int
-    memory_why: str
-    cpus: int
-    ranks: int = 1
-    gpus: int = 0
-    trains: bool = False
-    at_once: int = 1
+    name: str  # of its script and in the queue
+    stages: tuple[str, ...]  # in the order they run
+    folds: tuple[int, ...] | None  # the tasks of the array, ascending; None: no array
+    needs: tuple[str, ...]  # names of the jobs that must have ended well before
+    memory_mib: int  # on one node
+    memory_why: str  # where that number is from, in words
+    cpus: int  # of one process
+    ranks: int = 1  # processes that share one fold's training; 1 where nothing is shared
+    gpus: int = 0  # on one node
+    trains: bool = False  # whether a stage that fans out over folds is among its stages
+    at_once: int = 1  # how many folds it runs at once, where it is no array
 
 
 def plan_jobs(

@@ -24,25 +24,16 @@ from fvc_lib.services.run_paths import RunPaths, stage_key
 
 
 class SubmittedJob(BaseModel):
-    """One job as it was handed in.
-
-    Attributes:
-        job_id: SLURM's number; of an array that of all its tasks.
-        name: of the job and its script.
-        stages: that it runs.
-        folds: the tasks of the array; None: no array.
-        after: the job ids it waits for.
-        cluster: where SLURM manages several; empty: the only one.
-    """
+    """One job as it was handed in."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    job_id: str
-    name: str
-    stages: tuple[str, ...]
-    folds: tuple[int, ...] | None = None
-    after: tuple[str, ...] = ()
-    cluster: str = ""
+    job_id: str  # SLURM's number; of an array that of all its tasks
+    name: str  # of the job and its script
+    stages: tuple[str, ...]  # that it runs
+    folds: tuple[int, ...] | None = None  # the tasks of the array; None: no array
+    after: tuple[str, ...] = ()  # the job ids it waits for
+    cluster: str = ""  # where SLURM manages several; empty: the only one
 
     def task_of(self, fold: int | None) -> str:
         """What the job, or its array task ``fold``, works on: a task's key, or stages joined by a comma."""
@@ -128,23 +119,14 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 
 
 @dataclass(frozen=True)
 class JobState:
-    """Where one job or array task is.
+    """Where one job or array task is."""
 
-    Attributes:
-        job_id: ``12``, or ``12_3`` of an array.
-        name: the job's.
-        task: what it works on: a task's key, or stages joined by a comma.
-        state: SLURM's word: ``PENDING``, ``RUNNING``, ``COMPLETED`` and so on.
-        reason: why it waits or ended so, in SLURM's word; empty: it gives none.
-        nodes: where it runs; empty: nowhere yet.
-    """
-
-    job_id: str
-    name: str
-    task: str
-    state: str
-    reason: str
-    nodes: str
+    job_id: str  # ``12``, or ``12_3`` of an array
+    name: str  # the job's
+    task: str  # what it works on: a task's key, or stages joined by a comma
+    state: str  # SLURM's word: ``PENDING``, ``RUNNING``, ``COMPLETED`` and so on
+    reason: str  # why it waits or ended so, in SLURM's word; empty: it gives none
+    nodes: str  # where it runs; empty: nowhere yet
 
     @property
     def ended(self) -> bool:
