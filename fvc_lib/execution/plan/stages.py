@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import graphlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,12 +190,7 @@ def load_document(path: Path) -> Any:
         return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
     except OSError as error:
         raise UsageError(f"notebook {str(path)!r}: {error.strerror}. Is this a complete checkout?") from error
-    except (
-        nbformat.reader.NotJSONError,
-        nbformat.ValidationError,
-        json.JSONDecodeError,
-        UnicodeDecodeError,
-    ) as error:
+    except (ValueError, nbformat.ValidationError) as error:
         raise UsageError(f"notebook {str(path)!r} is not a readable notebook: {error}") from error
 
 
@@ -210,30 +204,22 @@ def parse_parameters(source: str, path: Path) -> dict[str, Any]:
         statements = ast.parse(source).body
     except SyntaxError as error:
         raise UsageError(f"notebook {str(path)!r}: the parameters cell is not valid Python: {error}") from error
-    return dict(_assignment(statement, path) for statement in statements)
-
-
-def _assignment(statement: ast.stmt, path: Path) -> tuple[str, Any]:
-    target: ast.expr
-    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        target, value = statement.target, statement.value
-    elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target, value = statement.targets[0], statement.value
-    else:
-        raise _not_a_literal(statement, path)
-    if not isinstance(target, ast.Name):
-        raise _not_a_literal(statement, path)
-    try:
-        return target.id, ast.literal_eval(value)
-    except ValueError:
-        raise _not_a_literal(statement, path) from None
-
-
-def _not_a_literal(statement: ast.stmt, path: Path) -> UsageError:
-    return UsageError(
-        f"notebook {str(path)!r}: the parameters cell has {ast.unparse(statement)!r}, wanted 'name: type = literal'. "
-        "Move the line to the next cell."
-    )
+    found: dict[str, Any] = {}
+    for statement in statements:
+        targets: list[ast.expr] = []
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        try:
+            (name,) = (target.id if isinstance(target, ast.Name) else "" for target in targets)
+            if not name:
+                raise ValueError
+            found[name] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
+        except ValueError:
+            raise UsageError(
+                f"notebook {str(path)!r}: the parameters cell has {ast.unparse(statement)!r}, wanted 'name: type = "
+                "literal'. Move the line to the next cell."
+            ) from None
+    return found
 
 
 def _title(document: Any) -> str:
