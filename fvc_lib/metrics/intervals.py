@@ -404,23 +404,15 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums) -> Metric:
     return classification.sums_metric(own_columns)(own_sums)
 
 
-def weighted_value(columns: FloatArray, of_sums: OfSums, weights: npt.ArrayLike | None) -> float | FloatArray:
-    """The metric itself: a float, or with ``weights`` (..., N) an array of shape (...).
-
-    Raises:
-        ValueError: see ``weighting.check_weights``.
-    """
-    if weights is None:
-        return float(of_sums(columns.sum(axis=0, keepdims=True))[0])
-    table = classification.check_weights(weights, len(columns))
-    return of_sums(table.reshape(-1, len(columns)) @ columns).reshape(table.shape[:-1])
+def value_of_rows(columns: FloatArray, of_sums: OfSums) -> float:
+    """The metric of ``measure_of_rows`` with all weights one."""
+    return float(of_sums(columns.sum(axis=0, keepdims=True))[0])
 
 
 def intervals_over_groups(
     measures: Sequence[Metric],
     groups: npt.ArrayLike,
     *,
-    row_weights: npt.ArrayLike | None = None,
     replicates: int = 2000,
     seed: int = 0,
     confidence: float = 0.95,
@@ -433,7 +425,6 @@ def intervals_over_groups(
     Args:
         measures: made by ``top_k_measure``, ``macro_f1_measure``, ``regression_measures`` and the like.
         groups: (N,) of group ids, all text or all numbers.
-        row_weights: float (N,), what each row counts by itself; all one if not given.
         replicates: how often the groups are drawn.
         seed: of the draws; they depend on it and on ``groups`` only, so intervals of several models are paired.
         confidence: coverage in (0, 1).
@@ -444,21 +435,8 @@ def intervals_over_groups(
     Raises:
         ValueError: no rows, measures of another number of rows, no replicate, or a confidence outside (0, 1).
     """
-    drawn = replicates_over_groups(measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
-    return percentile_intervals(drawn, confidence)
-
-
-def replicates_over_groups(
-    measures: Sequence[Metric],
-    groups: npt.ArrayLike,
-    *,
-    row_weights: npt.ArrayLike | None = None,
-    replicates: int = 2000,
-    seed: int = 0,
-) -> ReplicateValues:
-    """The measures in every replicate, for differences between them. Arguments: see ``intervals_over_groups``."""
     nothing = np.zeros(np.asarray(groups, dtype=object).shape[0])
-    return replicate_values(
-        nothing, [(measure, nothing) for measure in measures], groups,
-        row_weights=row_weights, replicates=replicates, seed=seed,
-    )  # fmt: skip
+    measured = [(measure, nothing) for measure in measures]
+    return percentile_intervals(
+        replicate_values(nothing, measured, groups, replicates=replicates, seed=seed), confidence
+    )

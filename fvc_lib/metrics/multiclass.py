@@ -1,9 +1,7 @@
 """Metrics of a decision between many classes, numbered 0 .. C - 1.
 
-Everything is written over rows that carry weights, as in ``weighting``: a plain value has weights one, a replicate of a
-bootstrap the number of times each row was drawn. For intervals over groups bind a metric to its rows
-(``top_k_measure``, ``macro_measures``) and give it to ``row_measures.intervals_over_groups``. A value is NaN where all
-weights are zero.
+For intervals over groups bind a metric to its rows (``top_k_measure``, ``macro_measures``) and give it to
+``intervals_over_groups``. A value is NaN where all weights are zero.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, check_weights, divide
+from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, divide
 from fvc_lib.metrics.declaration import declare
-from fvc_lib.metrics.intervals import measure_of_rows, weighted_value
+from fvc_lib.metrics.intervals import measure_of_rows, value_of_rows
 
 # Scores compared with the label's own at once: the comparison must not take several times the scores' memory.
 _SCORES_PER_BLOCK = 1 << 20
@@ -76,21 +74,17 @@ def check_classes(classes: npt.ArrayLike, num_classes: int | None, name: str) ->
 
 @declare("top1", "Top-1 accuracy", "higher", "Share of rows whose class is the likeliest one.", is_share=True)
 @declare("top5", "Top-5 accuracy", "higher", "Share of rows whose class is among the five likeliest.", is_share=True)
-def top_k_accuracy(ranks: npt.ArrayLike, k: int, weights: npt.ArrayLike | None = None) -> float | FloatArray:
+def top_k_accuracy(ranks: npt.ArrayLike, k: int) -> float:
     """Share of the rows whose true class is among the first ``k``.
 
     Args:
         ranks: int (N,), of ``ranks_of_class`` (the column ``rank_of_class``).
         k: at least 1; from the number of classes on the answer is 1.
-        weights: float (..., N); without them all one.
-
-    Returns:
-        A float, or with ``weights`` an array (...).
 
     Raises:
-        ValueError: ranks or ``k`` below 1, or weights of another length.
+        ValueError: ranks or ``k`` below 1.
     """
-    return weighted_value(_hits(ranks, k), _mean, weights)
+    return value_of_rows(_hits(ranks, k), _mean)
 
 
 def top_k_measure(ranks: npt.ArrayLike, k: int) -> Metric:
@@ -112,24 +106,20 @@ def _mean(sums: FloatArray) -> FloatArray:
     return divide(sums[:, 0], sums[:, 1])
 
 
-def confusion_matrix(
-    labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: int, weights: npt.ArrayLike | None = None
-) -> FloatArray:
-    """How often each class was taken for each: float64 (C, C), true classes down, predicted ones across.
+def confusion_matrix(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: int) -> IntArray:
+    """How often each class was taken for each: int64 (C, C), true classes down, predicted ones across.
 
     Args:
         labels: int (N,) of 0 .. C - 1.
         predicted: int (N,) likewise.
         num_classes: C.
-        weights: float (N,); without them the entries are counts.
 
     Raises:
         ValueError: classes out of range or of unequal length.
     """
     true_classes, taken = _checked_pair(labels, predicted, num_classes)
-    counted = None if weights is None else check_weights(weights, true_classes.size)
-    cells = np.bincount(true_classes * num_classes + taken, counted, minlength=num_classes**2)
-    return cells.reshape(num_classes, num_classes).astype(np.float64)
+    cells = np.bincount(true_classes * num_classes + taken, minlength=num_classes**2)
+    return cells.reshape(num_classes, num_classes)
 
 
 @dataclass(frozen=True)
@@ -156,7 +146,7 @@ def class_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: i
     Raises:
         ValueError: as ``confusion_matrix``.
     """
-    matrix = confusion_matrix(labels, predicted, num_classes)
+    matrix = confusion_matrix(labels, predicted, num_classes).astype(np.float64)
     return _scores_of(np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0))
 
 
@@ -167,42 +157,18 @@ def _scores_of(hits: FloatArray, support: FloatArray, called: FloatArray) -> Cla
     return ClassScores(precision, divide(hits, support), divide(2 * hits, support + called), support)
 
 
-@dataclass(frozen=True)
-class MacroScores:
-    """Means over the classes that occur among the labels, each class counting alike.
+def macro_f1(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
+    """F1 averaged over the classes that occur among the labels, each class counting alike.
 
     A class that is never predicted has precision and F1 of 0 and so lowers the mean; a class that is only predicted is
     not averaged, but its rows are missed by their own classes. Macro F1 is the mean of the classes' F1, not the F1 of
     the mean precision and recall (J. Opitz and S. Burst, "Macro F1 and Macro F1", 2019). The same as scikit-learn's
-    ``precision_recall_fscore_support`` with ``average="macro"``, ``zero_division=0`` and ``labels=np.unique(labels)``.
-    """
-
-    precision: float
-    recall: float
-    f1: float
-
-
-def macro_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> MacroScores:
-    """Macro precision, recall and F1 of int (N,) ``labels`` and ``predicted``.
+    ``f1_score`` with ``average="macro"``, ``zero_division=0`` and ``labels=np.unique(labels)``.
 
     Raises:
         ValueError: negative classes, no rows, or unequal lengths.
     """
-    columns = _class_columns(labels, predicted)
-    return MacroScores(*(float(weighted_value(columns, of_sums, None)) for of_sums in _MACRO.values()))
-
-
-def macro_f1(
-    labels: npt.ArrayLike, predicted: npt.ArrayLike, weights: npt.ArrayLike | None = None
-) -> float | FloatArray:
-    """Macro F1 (see ``MacroScores``): a float, or with ``weights`` (..., N) an array (...).
-
-    A class whose rows all have weight zero does not occur.
-
-    Raises:
-        ValueError: as ``macro_scores``, or weights of another length.
-    """
-    return weighted_value(_class_columns(labels, predicted), _macro_f1, weights)
+    return value_of_rows(_class_columns(labels, predicted), _macro_f1)
 
 
 def macro_measures(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:

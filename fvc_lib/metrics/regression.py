@@ -2,7 +2,7 @@
 
 The mean predictor stands beside them by the same functions: ``predicted`` is then the training part's mean, for the
 test part's own mean is not known when one predicts. Its R2 is therefore 0 at most, and below it where the parts'
-means differ. Written over weighted rows, as in ``weighting``; a value is NaN where all weights are zero.
+means differ. A value is NaN where all weights are zero.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fvc_lib.metrics.classification import FloatArray, Metric, divide
 from fvc_lib.metrics.declaration import declare
-from fvc_lib.metrics.intervals import measure_of_rows, weighted_value
+from fvc_lib.metrics.intervals import measure_of_rows, value_of_rows
 
 # Sums of squares about the weighted mean below this share of those about a fixed centre are rounding: the rows that
 # carry weight have one value.
@@ -42,37 +42,7 @@ def regression_scores(values: npt.ArrayLike, predicted: npt.ArrayLike) -> Regres
         ValueError: not (N,) finite numbers, or no rows.
     """
     columns = _columns(values, predicted)
-    return RegressionScores(*(float(weighted_value(columns, of_sums, None)) for of_sums in _OF_SUMS.values()))
-
-
-@declare("mae", "Mean absolute error", "lower", "Mean of |predicted - value|.", unit="target", per_target=True)
-def mean_absolute_error(
-    values: npt.ArrayLike, predicted: npt.ArrayLike, weights: npt.ArrayLike | None = None
-) -> float | FloatArray:
-    """Mean of |predicted - value|: a float, or with ``weights`` (..., N) an array (...). Raises as all of them."""
-    return weighted_value(_columns(values, predicted), _absolute, weights)
-
-
-@declare("rmse", "Root mean squared error", "lower", "Root of the mean squared error.", unit="target", per_target=True)
-def root_mean_squared_error(
-    values: npt.ArrayLike, predicted: npt.ArrayLike, weights: npt.ArrayLike | None = None
-) -> float | FloatArray:
-    """Root of the mean of (predicted - value) squared: a float, or with ``weights`` (..., N) an array (...)."""
-    return weighted_value(_columns(values, predicted), _root_mean_square, weights)
-
-
-@declare("r2", "R²", "higher", "Share of the values' variation that is explained.", per_target=True)
-def r_squared(
-    values: npt.ArrayLike, predicted: npt.ArrayLike, weights: npt.ArrayLike | None = None
-) -> float | FloatArray:
-    """1 - sum of squared errors / sum of squares about the values' own (weighted) mean; 1 is best, below 0 is possible.
-
-    NaN where all values are equal: there is no variation to explain, and 0 / 0 or minus infinity would say nothing
-    about the model (scikit-learn's 1 or 0 there looks like a finding).
-
-    A float, or with ``weights`` (..., N) an array (...).
-    """
-    return weighted_value(_columns(values, predicted), _explained, weights)
+    return RegressionScores(*(value_of_rows(columns, of_sums) for of_sums in _OF_SUMS.values()))
 
 
 def regression_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
@@ -106,23 +76,28 @@ def _finite(numbers: npt.ArrayLike, name: str) -> FloatArray:
     return array
 
 
+@declare("mae", "Mean absolute error", "lower", "Mean of |predicted - value|.", unit="target", per_target=True)
 def _absolute(sums: FloatArray) -> FloatArray:
     return divide(sums[:, 0], sums[:, 4])
 
 
+@declare("rmse", "Root mean squared error", "lower", "Root of the mean squared error.", unit="target", per_target=True)
 def _root_mean_square(sums: FloatArray) -> FloatArray:
     return np.sqrt(divide(sums[:, 1], sums[:, 4]))
 
 
+@declare("r2", "R²", "higher", "Share of the values' variation that is explained.", per_target=True)
 def _explained(sums: FloatArray) -> FloatArray:
+    """1 - sum of squared errors / sum of squares about the values' own (weighted) mean; 1 is best.
+
+    NaN where all values are equal: there is no variation to explain, and 0 / 0 or minus infinity would say nothing
+    about the model (scikit-learn's 1 or 0 there looks like a finding).
+    """
     _, squared_errors, total, total_square, rows = sums.T
     about_mean = total_square - divide(total**2, rows)
     varies = about_mean > _CONSTANT * total_square
     return 1 - divide(squared_errors, np.where(varies, about_mean, 0.0))
 
 
-_OF_SUMS: dict[str, Callable[[FloatArray], FloatArray]] = {
-    "mae": _absolute,
-    "rmse": _root_mean_square,
-    "r2": _explained,
-}
+_OF_SUMS: dict[str, Callable[[FloatArray], FloatArray]]
+_OF_SUMS = {"mae": _absolute, "rmse": _root_mean_square, "r2": _explained}

@@ -12,13 +12,17 @@ from fvc_lib.metrics.multiclass import (
     confusion_matrix,
     macro_f1,
     macro_measures,
-    macro_scores,
     ranks_of_class,
     top_k_accuracy,
     top_k_measure,
 )
 
 CLASSES = 5
+
+
+def macro_scores(labels: np.ndarray, predicted: np.ndarray) -> list[float]:
+    nothing = np.zeros(len(labels))
+    return [measure(nothing, nothing) for measure in macro_measures(labels, predicted).values()]
 
 
 @st.composite
@@ -82,9 +86,8 @@ def test_class_scores_and_macro_equal_scikit_learn_with_zero_division_zero(
     averaged = sklearn.metrics.precision_recall_fscore_support(
         labels, predicted, labels=present, average="macro", zero_division=0
     )[:3]
-    macro = macro_scores(labels, predicted)
-    np.testing.assert_allclose((macro.precision, macro.recall, macro.f1), averaged, atol=1e-12)
-    assert macro_f1(labels, predicted) == macro.f1
+    np.testing.assert_allclose(macro_scores(labels, predicted), averaged, atol=1e-12)
+    assert macro_f1(labels, predicted) == pytest.approx(averaged[-1], abs=1e-12)
 
 
 @settings(max_examples=20)
@@ -92,9 +95,6 @@ def test_class_scores_and_macro_equal_scikit_learn_with_zero_division_zero(
 def test_the_confusion_matrix_equals_scikit_learn(sample: tuple[np.ndarray, np.ndarray]) -> None:
     expected = sklearn.metrics.confusion_matrix(*sample, labels=np.arange(CLASSES))
     assert confusion_matrix(*sample, CLASSES).tolist() == expected.tolist()
-    weights = (1 + np.arange(sample[0].size)) / 3
-    weighted = sklearn.metrics.confusion_matrix(*sample, labels=np.arange(CLASSES), sample_weight=weights)
-    np.testing.assert_allclose(confusion_matrix(*sample, CLASSES, weights), weighted, atol=1e-12)
 
 
 def test_what_a_class_is_given_that_is_never_predicted_or_never_there() -> None:
@@ -102,7 +102,7 @@ def test_what_a_class_is_given_that_is_never_predicted_or_never_there() -> None:
     np.testing.assert_array_equal(scores.precision, [0.5, 0.0, 0.0, np.nan])  # 1 never predicted, 2 never true
     np.testing.assert_array_equal(scores.recall, [0.5, 0.0, np.nan, np.nan])
     np.testing.assert_array_equal(scores.f1, [0.5, 0.0, 0.0, np.nan])
-    assert macro_scores(np.array([0, 0, 1]), np.array([0, 2, 0])).f1 == 0.25  # of the classes 0 and 1
+    assert macro_f1(np.array([0, 0, 1]), np.array([0, 2, 0])) == 0.25  # of the classes 0 and 1
 
 
 @settings(max_examples=20)
@@ -110,8 +110,9 @@ def test_what_a_class_is_given_that_is_never_predicted_or_never_there() -> None:
 def test_whole_weights_mean_repeated_rows(sample: tuple[np.ndarray, np.ndarray], seed: int) -> None:
     labels, predicted = sample
     counts = np.random.default_rng(seed).integers(0, 3, (2, labels.size))
-    values = macro_f1(labels, predicted, counts)
-    hits = top_k_accuracy(predicted + 1, 2, counts)
+    nothing = np.zeros(labels.size)
+    values = macro_measures(labels, predicted)["macro_f1"](nothing, nothing, counts)
+    hits = top_k_measure(predicted + 1, 2)(nothing, nothing, counts)
     for row, value, hit in zip(counts, values, hits, strict=True):
         if not row.sum():
             assert np.isnan(value)
@@ -134,7 +135,7 @@ def test_intervals_are_those_of_naive_resampling_of_whole_groups() -> None:
     drawn = [np.repeat(np.arange(36), row[groups]) for row in counts]
     accuracies = [float((labels[rows] == predicted[rows]).mean()) for rows in drawn]
     macros = [macro_scores(labels[rows], predicted[rows]) for rows in drawn]
-    columns = [accuracies, [m.precision for m in macros], [m.recall for m in macros], [m.f1 for m in macros]]
+    columns = [accuracies, *zip(*macros, strict=True)]
     for interval, values in zip(intervals, columns, strict=True):
         assert (interval.low, interval.high) == pytest.approx(np.quantile(values, [0.025, 0.975]), abs=1e-12)
         assert interval.low < interval.value < interval.high

@@ -54,7 +54,7 @@ def confusion(paths: RunPaths) -> pl.DataFrame:
     classes, labels, predicted = _numbered(predictions, ())
     if not classes:
         return pl.DataFrame(schema={"class_label": pl.String, "predicted_label": pl.String, "count": pl.Int64})
-    matrix = confusion_matrix(labels, predicted, len(classes)).astype(np.int64)
+    matrix = confusion_matrix(labels, predicted, len(classes))
     truth, taken = np.nonzero(matrix)
     return pl.DataFrame(
         {

@@ -130,9 +130,9 @@ def _class_metrics(classes: ScoredClasses) -> dict[str, float]:
     if (classes.ranks == _UNRANKED).any():
         return dict.fromkeys(("top1", "top5", "macro_f1"), math.nan)
     return {
-        "top1": float(top_k_accuracy(classes.ranks, 1)),
-        "top5": float(top_k_accuracy(classes.ranks, 5)),
-        "macro_f1": float(macro_f1(classes.class_indices, classes.predicted)),
+        "top1": top_k_accuracy(classes.ranks, 1),
+        "top5": top_k_accuracy(classes.ranks, 5),
+        "macro_f1": macro_f1(classes.class_indices, classes.predicted),
     }
 
 
