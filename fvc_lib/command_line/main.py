@@ -31,7 +31,7 @@ from fvc_lib.execution.slurm.jobs import Site, SlurmJob, plan_jobs, plan_one_job
 from fvc_lib.execution.slurm.queue import describe, submit
 from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, run_config
 from fvc_lib.services.errors import FvcError, UsageError
-from fvc_lib.services.memory_advice import MORE_MEMORY
+from fvc_lib.services.memory_policy import MORE_MEMORY
 from fvc_lib.services.run_paths import RunPaths, find_run
 
 NOTEBOOKS = CHECKOUT / "notebooks"

@@ -55,8 +55,7 @@ from fvc_lib.engine.training_state import EpochRecord, TrainingCheckpoints, Trai
 from fvc_lib.engine.watching import MetricSink, TrainingWatch
 from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
-from fvc_lib.services.memory_advice import memory_advice
-from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy
+from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy, memory_advice
 
 MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
 

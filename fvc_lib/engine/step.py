@@ -37,7 +37,7 @@ from fvc_lib.engine.random_state import RawRandomState, put_back_random_state, t
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError, UsageError
-from fvc_lib.services.memory_advice import memory_advice
+from fvc_lib.services.memory_policy import memory_advice
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -10,8 +10,7 @@ from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, OutOfMemoryFo
 from fvc_lib.engine.step import MemoryExhaustedError
 from fvc_lib.engine.task import Batch
 from fvc_lib.engine.training_state import TrainingState
-from fvc_lib.services.memory_advice import memory_advice
-from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
+from fvc_lib.services.memory_policy import MemoryObserver, NoObserver, memory_advice
 
 _logger = logging.getLogger(__name__)
 

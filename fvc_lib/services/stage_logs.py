@@ -20,9 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fvc_lib.services.memory_advice import memory_advice
 from fvc_lib.services.memory_budget import ProcessTree, memory_budget, reset_high_water
-from fvc_lib.services.memory_policy import MEASURING, PREFLIGHT, DeviceMemory, EventDetail
+from fvc_lib.services.memory_policy import MEASURING, PREFLIGHT, DeviceMemory, EventDetail, memory_advice
 
 _logger = logging.getLogger(__name__)
 COLUMNS = ("run_id", "ts", "step", "epoch", "phase", "metric", "value", "flag", "fold", "attempt")
@@ -331,12 +330,7 @@ class MemorySampler:
         self._thread.start()
 
     def at(
-        self,
-        phase: str,
-        *,
-        epoch: int | None = None,
-        batch_idx: int | None = None,
-        global_step: int | None = None,
+        self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
     ) -> None:
         """Say where the stage is. A change of phase is sampled before and after: each peak belongs to its own phase."""
         position = (phase, epoch, batch_idx, global_step)

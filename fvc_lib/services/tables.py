@@ -32,18 +32,15 @@ def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) ->
     try:
         return schema.validate(frame, lazy=True)
     except SchemaErrors as error:
-        cases = error.failure_cases.head(5)
         found = "; ".join(
             f"column {row.get('column')!r}: {row.get('check')} (got {row.get('failure_case')!r})"
-            for row in cases.iter_rows(named=True)
+            for row in error.failure_cases.head(5).iter_rows(named=True)
         )
-        raise DataError(
-            f"{origin}: does not fit the {schema.name} schema: {found}. Run the stage that writes it again."
-        ) from error
+        failed: Exception = error
     except SchemaError as error:
-        raise DataError(
-            f"{origin}: does not fit the {schema.name} schema: {error}. Run the stage that writes it again."
-        ) from error
+        found, failed = str(error), error
+    message = f"{origin}: does not fit the {schema.name} schema: {found}. Run the stage that writes it again."
+    raise DataError(message) from failed
 
 
 def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: Path) -> None:

@@ -15,8 +15,7 @@ from fvc_lib.analysis.memory import findings
 from fvc_lib.analysis.memory.findings import MemoryFindings
 from fvc_lib.analysis.read.records import read_json_object
 from fvc_lib.analysis.wording import bytes_text, count_text, duration_text
-from fvc_lib.services.memory_advice import next_settings
-from fvc_lib.services.memory_policy import MEASURING, PREFLIGHT
+from fvc_lib.services.memory_policy import MEASURING, PREFLIGHT, next_settings
 from fvc_lib.services.run_paths import RunPaths
 
 NO_SAMPLES = "No memory samples are recorded"

@@ -38,8 +38,8 @@ from fvc_lib.engine.task import Task
 from fvc_lib.services.atomic_files import sha256_of_json, write_json
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import Answer, run_isolated
-from fvc_lib.services.memory_advice import memory_advice
 from fvc_lib.services.memory_budget import MEASURING_BYTES, MemoryBudget
+from fvc_lib.services.memory_policy import memory_advice
 
 _logger = logging.getLogger(__name__)
 

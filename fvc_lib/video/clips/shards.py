@@ -105,11 +105,7 @@ def shards_folder(store: ClipStore, clips: pl.DataFrame) -> Path:
 
 
 def write_shards(
-    store: ClipStore,
-    clips: pl.DataFrame,
-    *,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    progress: Progress | None = None,
+    store: ClipStore, clips: pl.DataFrame, *, shard_bytes: int = DEFAULT_SHARD_BYTES, progress: Progress | None = None
 ) -> Path:
     """Write shards of ``clips`` (AUGMENTED) from the store, unless they are there and whole; returns their folder.
 

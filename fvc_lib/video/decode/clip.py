@@ -212,11 +212,7 @@ def _clip(sink: FrameSink, pts_seconds: Seconds, num_source_frames: int, *, resa
 
 
 def _check_arguments(
-    num_frames: int,
-    size: int | None,
-    start_seconds: float | None,
-    end_seconds: float | None,
-    on_truncated: str,
+    num_frames: int, size: int | None, start_seconds: float | None, end_seconds: float | None, on_truncated: str
 ) -> None:
     if not 1 <= num_frames <= MAX_FRAMES:
         raise ValueError(f"num_frames: got {num_frames}, wanted 1 to {MAX_FRAMES:,}")
