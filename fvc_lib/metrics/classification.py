@@ -97,11 +97,7 @@ def sums_metric(columns: Callable[..., FloatArray]) -> Callable[[Callable[[Float
 
 
 def check_labels(labels: npt.ArrayLike) -> IntArray:
-    """``labels`` as int64 (N,), N >= 1.
-
-    Raises:
-        ValueError: another shape, no rows, or a value other than 0 (real) and 1 (fake).
-    """
+    """``labels`` as int64 (N,), N >= 1; ``ValueError`` for other shapes and values than 0 (real) and 1 (fake)."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"labels: got shape {array.shape}, wanted (N,) with at least one row.")
@@ -112,11 +108,7 @@ def check_labels(labels: npt.ArrayLike) -> IntArray:
 
 
 def check_scores(scores: npt.ArrayLike, num_rows: int) -> FloatArray:
-    """``scores`` as float64 (N,).
-
-    Raises:
-        ValueError: not ``num_rows`` numbers, or a value that is NaN or infinite.
-    """
+    """``scores`` as float64 (N,); ``ValueError`` where they are not ``num_rows`` finite numbers."""
     array = np.asarray(scores, dtype=np.float64)
     if array.shape != (num_rows,):
         raise ValueError(f"scores: got shape {array.shape}, wanted ({num_rows},), one score per label.")
@@ -127,22 +119,14 @@ def check_scores(scores: npt.ArrayLike, num_rows: int) -> FloatArray:
 
 
 def check_probabilities(scores: FloatArray) -> FloatArray:
-    """``scores`` unchanged.
-
-    Raises:
-        ValueError: a value outside [0, 1].
-    """
+    """``scores`` unchanged; ``ValueError`` for a value outside [0, 1]."""
     if scores.min() < 0 or scores.max() > 1:
         raise ValueError(f"scores: got [{scores.min():g}, {scores.max():g}], wanted probabilities in [0, 1].")
     return scores
 
 
 def check_weights(weights: npt.ArrayLike, num_rows: int) -> FloatArray:
-    """``weights`` as float64 (..., N).
-
-    Raises:
-        ValueError: the last axis is not ``num_rows`` long, or a value is negative, NaN or infinite.
-    """
+    """``weights`` as float64 (..., N); ``ValueError`` for another length and for negative, NaN or infinite values."""
     array = np.asarray(weights, dtype=np.float64)
     if array.ndim == 0 or array.shape[-1] != num_rows:
         raise ValueError(f"weights: got shape {array.shape}, wanted (..., {num_rows}), one weight per row.")
@@ -249,13 +233,7 @@ class RankedRows:
 
 
 def rank_rows(labels: IntArray, scores: FloatArray, rows: IntArray | None = None) -> RankedRows:
-    """Sort ``rows`` (all, if not given) by falling score.
-
-    Args:
-        labels: int64 (N,) of 0 and 1.
-        scores: float64 (N,).
-        rows: int64 (n,), n >= 1.
-    """
+    """Sort ``rows``, int64 (n,), n >= 1 (all, if not given), by falling score; labels and scores are (N,)."""
     chosen = np.arange(scores.size) if rows is None else rows
     order = chosen[np.argsort(-scores[chosen], kind="stable")]
     descending, is_fake = scores[order], labels[order] == 1
@@ -269,13 +247,7 @@ def rank_rows(labels: IntArray, scores: FloatArray, rows: IntArray | None = None
 
 
 def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -> ConfusionCurve:
-    """Sort once, then two cumulative sums for all R sets of weights: O(N log N + R N).
-
-    Args:
-        labels: int64 (N,) of 0 and 1.
-        scores: float64 (N,).
-        weights: float64 (R, N).
-    """
+    """Of labels and scores (N,) under weights (R, N): one sort and two cumulative sums for all R sets of weights."""
     ranked = rank_rows(labels, scores)
     return ranked.curve(weights[:, ranked.rows])
 

@@ -201,22 +201,8 @@ def cluster_bootstrap_many(
 ) -> tuple[Interval, ...]:
     """The intervals of several metrics at once, each exactly as ``cluster_bootstrap`` gives it, for less time.
 
-    Groups are drawn once, and ranking metrics of the same scores are read from one curve.
-
-    Args:
-        labels: int (N,) of 0 (real) and 1 (fake).
-        measures: each a metric and the float (N,) it takes: scores or decisions.
-        groups: (N,) of group ids, all text or all numbers.
-        row_weights: float (N,), see ``cluster_bootstrap``.
-        replicates: how often the groups are drawn.
-        seed: of the draws.
-        confidence: coverage in (0, 1).
-
-    Returns:
-        An interval per measure, in their order.
-
-    Raises:
-        ValueError: as ``cluster_bootstrap``.
+    Groups are drawn once, and ranking metrics of the same scores are read from one curve. ``measures`` are each a
+    metric and the float (N,) it takes, scores or decisions; the rest is as for ``cluster_bootstrap``.
     """
     check_confidence(confidence)
     drawn = replicate_values(labels, measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
@@ -422,18 +408,8 @@ def intervals_over_groups(
     There is one stratum, so a replicate may lack a class; a metric over the classes that occur is then one over the
     classes of the replicate. With fewer than two groups the values stand without intervals.
 
-    Args:
-        measures: made by ``top_k_measure``, ``macro_f1_measure``, ``regression_measures`` and the like.
-        groups: (N,) of group ids, all text or all numbers.
-        replicates: how often the groups are drawn.
-        seed: of the draws; they depend on it and on ``groups`` only, so intervals of several models are paired.
-        confidence: coverage in (0, 1).
-
-    Returns:
-        An interval per measure, in their order.
-
-    Raises:
-        ValueError: no rows, measures of another number of rows, no replicate, or a confidence outside (0, 1).
+    ``measures`` are made by ``top_k_measure``, ``regression_measures`` and the like. The draws depend on ``seed`` and
+    ``groups`` only, so intervals of several models are paired. Errors are those of ``cluster_bootstrap``.
     """
     nothing = np.zeros(np.asarray(groups, dtype=object).shape[0])
     measured = [(measure, nothing) for measure in measures]

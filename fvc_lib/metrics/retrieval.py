@@ -31,21 +31,16 @@ class DirectionMetrics:
     """How well the queries of one direction find what belongs to them.
 
     Attributes:
-        ks: where recall was measured.
-        recall_at_k: per ``ks``, the share of queries whose best positive has rank k or better; so 1 where k is
-            not less than the number of candidates.
-        median_rank: of the best positive of each query, from 1.
-        mean_rank: likewise.
-        mrr: mean reciprocal rank of the best positive.
+        ks, recall_at_k: where recall was measured, and the share of queries whose best positive has rank k or better;
+            so 1 where k is not less than the number of candidates.
+        median_rank, mean_rank, mrr: of the rank of each query's best positive, from 1; the last of its reciprocal.
         ndcg: mean normalised discounted cumulative gain of all positives over the whole ranking, with gain 1 and
             discount 1 / log2(1 + rank). Source: K. Järvelin and J. Kekäläinen, "Cumulated gain-based evaluation of IR
             techniques", ACM TOIS 20 (2002).
         mean_positive_similarity: over all pairs of a query and a positive.
-        num_queries: queries with at least one positive.
-        num_candidates: rows that were searched.
-        query_indices: int64 (num_queries,), rows of the queries; rows without a positive are none.
-        ranks: int64 (num_queries,), of the best positive, from 1.
-        num_positives: int64 (num_queries,).
+        num_queries, num_candidates: queries with at least one positive, and rows that were searched.
+        query_indices, ranks, num_positives: int64 (num_queries,), of each such query its row, the rank of its best
+            positive and the number of its positives.
     """
 
     ks: tuple[int, ...]

@@ -42,14 +42,9 @@ _SAMPLE = 64, 128  # videos and texts whose scores tell which format to take
 class RetrievalPlan:
     """How a retrieval is streamed; the result does not depend on it.
 
-    Attributes:
-        num_videos: rows of the dense matrix.
-        num_texts: its columns.
-        dimensions: numbers per embedding.
-        video_block: videos per block.
-        text_block: texts per block.
-        kept_blocks: blocks of texts whose 8-bit numbers are kept for all videos.
-        more_pairs: pairs that belong together beyond one per video.
+    ``num_videos`` and ``num_texts`` rows of ``dimensions`` numbers are compared in blocks of ``video_block`` x
+    ``text_block``. The 8-bit numbers of ``kept_blocks`` blocks of texts are kept for all videos. ``more_pairs`` belong
+    together beyond one per video.
     """
 
     num_videos: int

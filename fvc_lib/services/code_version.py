@@ -46,15 +46,9 @@ _sources: dict[Path, _Source] = {}
 def helpers_hash(
     sources: Iterable[str], *, package: Path | None = None, leaving_out: Collection[str] = NOT_RUN_HEADLESS
 ) -> str:
-    """Hex SHA-256 over every module of ours that ``sources`` depend on, as the files are now.
+    """Hex SHA-256 over every module of ours that ``sources`` (code, say of a notebook's cells) depend on, as it is now.
 
-    Args:
-        sources: code, for example of a notebook's cells.
-        package: the package's folder; none: ``fvc_lib``'s.
-        leaving_out: modules that do not count and are not followed.
-
-    Raises:
-        OSError: a module cannot be read.
+    Modules ``leaving_out`` do not count and are not followed; ``package`` is a folder, by default ``fvc_lib``'s.
     """
     return sha256_of_json(code_behind(sources, package=package, leaving_out=leaving_out))
 

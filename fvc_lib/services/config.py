@@ -97,22 +97,13 @@ def split_numbers(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class NameIn:
-    """Marks a field whose value is a name in ``registry``, or several; nothing is imported to check a known one.
-
-    Attributes:
-        registry: what has the names.
-        or_else: a value beside them.
-    """
+    """Marks a field whose value is a name in ``registry``, or several, or ``or_else``; checking imports none."""
 
     registry: Registry[Any]
     or_else: str | None = None
 
     def check(self, value: Any) -> Any:
-        """``value`` itself.
-
-        Raises:
-            UsageError: a name that nothing has registered; the message has the nearest.
-        """
+        """``value`` itself; ``UsageError`` with the nearest name for one that nothing has registered."""
         for name in [value] if isinstance(value, str) else value:
             if name != self.or_else:
                 self.registry.check(name)
@@ -168,13 +159,13 @@ _OF_IMAGES, _OF_PAIRS = (stages.IMAGE_RECOGNITION,), (stages.VIDEO_TEXT,)
 _FOLD_STAGES = (stages.FOLD_ASSIGNMENT, stages.KFOLD_RESULTS)
 _CORPUS_STAGES = (*_INDEX, *_AUGMENT, *_FOLD_STAGES, *_OF_IMAGES, *_OF_PAIRS)
 _RESULT_STAGES = (stages.KFOLD_RESULTS, *_OF_IMAGES, *_OF_PAIRS)
-_NETWORK_STAGES = (stages.FOLD_TRAINING, *_OF_PAIRS)
-_CLIP_STAGES = (*_AUGMENT, *_NETWORK_STAGES)
+_NET_STAGES = (stages.FOLD_TRAINING, *_OF_PAIRS)
+_CLIP_STAGES = (*_AUGMENT, *_NET_STAGES)
 # What to give instead where a task does not read a field
 _ONE_SPLIT = "There is one split: split_validation_share and split_test_share say how large its parts are."
 _BY_LABEL = "Labels are shuffled where videos are told real from fake."
 _SIDE = "The side of an image is image_size, of a video's frames fixed_size."
-_NETWORK = "The network on images is backbone, on videos model."
+_NET = "The network on images is backbone, on videos model."
 _STORE = "Other tasks read the store's files."
 _CORPUS_OF = {
     "image": "folder or manifest of images; empty: the generated pictures of dishes",
@@ -257,18 +248,12 @@ class RunConfig(BaseModel):
     augmentation_strength: float = field(1.0, "weights", "scales every operation; 1 is moderate", _VIDEO, ge=0, le=3)
     # Not to be changed on resume: shards are written in a stage that would be skipped as finished.
     clip_source: Literal["store", "shards"] = field(
-        "store",
-        "nothing",
-        "clips from files or tar shards: equal results",
-        _VIDEO,
-        resume=False,
-        memory=_AUGMENT,
-        instead=_STORE,
+        "store", "nothing", "clips as files or tar shards", _VIDEO, resume=False, memory=_AUGMENT, instead=_STORE
     )
 
     # Training
     model: Annotated[str, NameIn(DETECTORS)] = field(
-        "frame_cnn", "weights", "network that sees a video's frames", _CLIPS, memory=_NETWORK_STAGES, instead=_NETWORK
+        "frame_cnn", "weights", "network that sees a video's frames", _CLIPS, memory=_NET_STAGES, instead=_NET
     )
     epochs: int = field(20, "recipe", "at most this many passes over the training part", ge=1)
     # Hashed as ever, because folders are named by the hash; so are device and retrieval_memory_mb.
@@ -376,7 +361,7 @@ class RunConfig(BaseModel):
         "small_resnet, torchvision:NAME, timm:NAME",
         _IMAGE,
         memory=_OF_IMAGES,
-        instead=_NETWORK,
+        instead=_NET,
     )
     backbone_weights: str = field("", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE)
     freeze_backbone_epochs: int = field(0, "recipe", "train only the heads for so many epochs first", _IMAGE, ge=0)
@@ -539,11 +524,7 @@ def environment_values(environ: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def parse_text_value(name: str, text: str) -> Any:
-    """A value given as text (command line or environment), typed as the field ``name`` says.
-
-    Raises:
-        UsageError: unknown name (with a suggestion) or a text that is not of the field's type.
-    """
+    """A text of the command line or environment, typed as the field ``name`` says; else ``UsageError``."""
     _require_known(name)
     if text.strip().lower() in {"none", "null"} and RunConfig.model_fields[name].default is None:
         return None

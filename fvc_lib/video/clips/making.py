@@ -137,14 +137,8 @@ def make_originals(
 ) -> ClipReport:
     """Make the original clip of every video that has none, for tasks without labels and augmented copies.
 
-    Args:
-        store: where clips are kept.
-        videos: columns ``video_id``, ``path`` and ``content_sha256``, one row per video.
-        corpus_root: what ``path`` is relative to.
-        progress: called with (videos done, videos in all); what it raises ends the work, and what was made stays.
-        workers: as for ``make_clips``.
-        timeout_seconds: as for ``make_clips``.
-        decode_function: as for ``make_clips``.
+    ``videos`` has the columns ``video_id``, ``path`` and ``content_sha256``, one row per video. What ``progress``
+    raises ends the work, and what was made stays. Other arguments are those of ``make_clips``.
 
     Raises:
         OSError, FvcError: as ``make_clips``.

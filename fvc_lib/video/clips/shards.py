@@ -18,7 +18,6 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
@@ -221,28 +220,24 @@ _OPEN_FILES = 64
 _MOST_ROW_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """A shard that was found to be what the manifest says, its state then, and where each clip's pixels begin."""
-
-    file_state: tuple[int, ...]
-    pixels_offsets: tuple[int, ...]
+# What a shard's file was when it was found to be what the manifest says, and where each clip's pixels begin in it.
+_Checked = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class _OpenShard:
     """A checked shard's open file. Whoever reads from it keeps it open; the last one to let go closes it."""
 
     def __init__(self, path: Path, entry: ShardEntry, shape: Shape, known: _Checked | None) -> None:
+        self.descriptor = -1
         try:
             self.descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
-            self.descriptor = -1
             raise DataError(f"shard {str(path)!r}: {error.strerror}. {REMEDY}") from error
         status = os.fstat(self.descriptor)
         state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        if known is None or known.file_state != state:
+        if known is None or known[0] != state:
             with open(self.descriptor, "rb", closefd=False) as stream:
-                known = _Checked(state, tuple(_checked_offsets(stream, path, entry, shape)))
+                known = state, tuple(_checked_offsets(stream, path, entry, shape))
         self.checked = known
 
     def __del__(self) -> None:
@@ -297,14 +292,16 @@ class ClipShards:
             ValueError: ``frames`` is not such an array.
         """
         clip_store.check_pixels(frames, self.shape)
-        number = self._number(video_id, augmentation_index)
-        shard, pixels_offset = self._find(number)
+        number = self._number_of.get((video_id, augmentation_index))
+        if number is None:
+            clip = f"clip {video_id!r} number {augmentation_index}"
+            raise DataError(f"{clip} is not in the shards of {str(self.folder)!r}. {REMEDY}")
+        place = int(np.searchsorted(self._first, number, side="right")) - 1
+        shard = self._shard(place)
+        pixels_offset = shard.checked[1][number - int(self._first[place])]
         if os.preadv(shard.descriptor, [frames.data], pixels_offset) != frames.nbytes:
-            raise DataError(f"{self._name(number)}: it became shorter while it was read. {REMEDY}")
-
-    def shard_of(self, number: int) -> int:
-        """Which shard, as numbered in the manifest, holds ``clips[number]``."""
-        return int(np.searchsorted(self._first, number, side="right")) - 1
+            path = str(self.folder / self.manifest.shards[place].name)
+            raise DataError(f"shard {path!r}: it became shorter while it was read. {REMEDY}")
 
     def verify(self) -> None:
         """Check every shard now, on all cores.
@@ -314,23 +311,6 @@ class ClipShards:
         """
         with ThreadPoolExecutor(available_cores()) as pool:
             list(pool.map(self._shard, range(len(self.manifest.shards))))
-
-    def _number(self, video_id: str, augmentation_index: int) -> int:
-        number = self._number_of.get((video_id, augmentation_index))
-        if number is None:
-            where = str(self.folder)
-            raise DataError(
-                f"clip {video_id!r} number {augmentation_index} is not in the shards of {where!r}. {REMEDY}"
-            )
-        return number
-
-    def _name(self, number: int) -> str:
-        return f"shard {str(self.folder / self.manifest.shards[self.shard_of(number)].name)!r}"
-
-    def _find(self, number: int) -> tuple[_OpenShard, int]:
-        shard = self.shard_of(number)
-        found = self._shard(shard)
-        return found, found.checked.pixels_offsets[number - int(self._first[shard])]
 
     def _shard(self, shard: int) -> _OpenShard:
         found = self._open.get(shard)
