@@ -44,6 +44,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # so that what is left at the exit is not reported as leaked
+
+
 def _write(path: Path, seed: int, num_frames: int, crf: int) -> None:
     # Blobs that differ from seed to seed and drift a little: no two seeds are near-duplicates.
     generator = np.random.default_rng(seed)

@@ -21,8 +21,7 @@ from fvc_lib.services.run_paths import RunPaths, list_runs
 @pytest.fixture
 def run(tmp_path: Path) -> RunPaths:
     folders = {name: str(tmp_path / name) for name in ("runs_dir", "cache_dir", "data_dir")}
-    # Few pixels: what a training would take is measured before each run that a command begins or plans.
-    config = RunConfig(**folders, epochs=3, num_frames=1, effective_batch_size=2, experiment="first ones")
+    config = RunConfig(**folders, epochs=3, memory_preflight=False, experiment="first ones")
     return begin_run(config, command="test")
 
 

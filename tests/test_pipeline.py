@@ -111,7 +111,7 @@ def test_the_straight_pass_elsewhere_gives_the_same_bits_and_tracks_nothing(fini
     measured beforehand.
     """
     monkeypatch.setenv("USE_MLOPS_PIPELINE", "false")
-    run, shown = elsewhere.run(num_workers=2, probe_workers=2, clip_source="shards", memory_preflight=False)
+    run, shown = elsewhere.run(num_workers=1, probe_workers=2, clip_source="shards", memory_preflight=False)
     assert len(list((elsewhere.folder / "cache").rglob("*.tar"))) == 1
     assert_same_results(run, finished[0])
     ends = [line.split()[0] for line in shown.splitlines() if " done " in line]

@@ -66,8 +66,6 @@ def test_reports_of_all_ranks_arrive(tmp_path, monkeypatch):
     [
         (("waits", "finds broken data"), DataError, "clip 'a#0' is damaged"),
         (("waits", "is killed"), RankLostError, "rank 1 was ended by SIGKILL .*ranks.log"),
-        (("loses the others", "is killed"), RankLostError, "rank 1 was ended by SIGKILL"),
-        (("waits", "is terminated"), StoppedError, "stopped as asked"),
     ],
 )
 def test_the_ranks_end_together_with_the_reason_of_the_one_that_failed(tmp_path, ranks, kind, message):

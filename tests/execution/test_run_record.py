@@ -127,8 +127,8 @@ def test_what_was_prepared_is_recorded(config):
     assert json.loads(run.run_json.read_text())["forked_from"] == f"the one before {run.run_id}"
 
 
-def test_ten_jobs_that_resume_at_once_all_stand_in_the_record(run, config):
-    """Ten processes, released together, on a slow disk: without a lock, all but a few attempts are lost."""
+def test_four_jobs_that_resume_at_once_all_stand_in_the_record(run, config):
+    """Four processes, released together, on a slow disk: without a lock, most attempts are lost."""
     program = f"""
 import sys, time
 from pathlib import Path
@@ -145,7 +145,7 @@ run, config = RunPaths(Path({str(run.root)!r})), RunConfig(runs_dir={config.runs
 for part in "ab":
     record_resumption(run, config, command=sys.argv[1] + part)
 """
-    names = [f"job {number}" for number in range(10)]
+    names = [f"job {number}" for number in range(4)]
     jobs = [
         subprocess.Popen(
             [sys.executable, "-c", program, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -161,7 +161,7 @@ for part in "ab":
         job.stdin.flush()
     for job in jobs:
         job.communicate()
-    assert [job.returncode for job in jobs] == [0] * 10
+    assert [job.returncode for job in jobs] == [0] * 4
     commands = [attempt["command"] for attempt in json.loads(run.run_json.read_text())["attempts"]]
     assert sorted(commands) == sorted(["first", *(f"{name}{part}" for name in names for part in "ab")])
 

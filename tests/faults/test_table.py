@@ -44,8 +44,10 @@ def run_suite(folder: Path, source: str, *options: str) -> str:
     (folder / "conftest.py").write_text('pytest_plugins = ["tests.faults.table"]')
     (folder / "test_suite.py").write_text(source)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers", *options, str(folder)],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "xdist", "--strict-markers", *options,
+         str(folder)],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     return done.stdout + done.stderr
 

@@ -8,7 +8,6 @@ import sys
 import time
 
 from fvc_lib.engine.distributed.launch import Launch, RankReports, end_with_parent
-from fvc_lib.engine.distributed.ranks import RankLostError
 from fvc_lib.services.errors import DataError, StoppedError
 
 
@@ -34,13 +33,8 @@ def main() -> None:
     if what == "finds broken data":
         reports.failed(DataError("clip 'a#0' is damaged. Make it again."))
         sys.exit(3)
-    if what == "loses the others":
-        reports.failed(RankLostError("gone"))
-        sys.exit(1)
     if what == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "is terminated":
-        os.kill(os.getpid(), signal.SIGTERM)
     if what == "waits":
         time.sleep(600)
 
