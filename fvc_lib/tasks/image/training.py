@@ -123,7 +123,12 @@ def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImagePar
 
 def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Training[TrainingRecord]:
     """What ``config`` asks to be learned from ``parts``; nothing is scored or written. Raises as ``train_images``."""
-    task = image_task(root, parts, config)
+    balanced = config.class_balance == "loss" and parts.labels.classes
+    weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
+    mixing = data.MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha)
+    validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
+    training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
+    task = ImageTask(training, validation, config)
     balance = config.class_balance == "sampler"
     if balance and task.training_data.classes is None:
         raise UsageError(
@@ -140,16 +145,6 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
         sizes=recipe.sizes_of(len(parts.train), len(parts.validation), len(parts.test)),
         finish=recipe.record_alone,
     )
-
-
-def image_task(root: Path, parts: ImageParts, config: RunConfig) -> ImageTask:
-    """The task of ``config`` on the training and validation parts."""
-    balanced = config.class_balance == "loss" and parts.labels.classes
-    weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
-    mixing = data.MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha)
-    validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
-    training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
-    return ImageTask(training, validation, config)
 
 
 def labels_file(paths: RunPaths) -> Path:
