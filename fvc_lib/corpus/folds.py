@@ -266,7 +266,7 @@ def split_for_fold(folds: pl.DataFrame, fold: int, *, inner_validation_share: fl
     ]
     if few:
         raise DataError(
-            f"fold {fold}: the other folds hold {_counted(len(groups))}, {' and '.join(few)}; wanted at least "
+            f"fold {fold}: the other folds hold {len(groups)} groups, {' and '.join(few)}; wanted at least "
             "2 with each label, one to train on and one for inner validation. Raise num_folds so that more groups stay "
             "for training, or add videos of other events."
         )
@@ -343,13 +343,9 @@ def _require_groups(groups: pl.DataFrame, num_folds: int) -> None:
         else f"Fewer folds do not help, since the least are two; {add}."
     )
     raise DataError(
-        f"num_folds: got {num_folds}, but the index has {_counted(groups.height)}, {got}; wanted a group with real and "
+        f"num_folds: got {num_folds}, but the index has {groups.height} groups, {got}; wanted a group with real and "
         f"one with fake videos for every fold. {remedy}"
     )
-
-
-def _counted(num_groups: int) -> str:
-    return "1 group" if num_groups == 1 else f"{num_groups} groups"
 
 
 def _refuse_shared(frame: pl.DataFrame, column: str, part: str) -> None:

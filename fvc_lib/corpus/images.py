@@ -11,28 +11,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus.copies.images import (
-    Copies,
-    copies_among,
-    groups_of_images,
-    known_parts,
-    settle_contents,
-    without_copies_across,
-)
+from fvc_lib.corpus import listing
+from fvc_lib.corpus.copies import images as alike
+from fvc_lib.corpus.copies.images import Copies
 from fvc_lib.corpus.folds import split_parts
 from fvc_lib.corpus.index import video_ids
-from fvc_lib.corpus.listing import (
-    NOT_A_LOSS,
-    CorpusFiles,
-    ImageListing,
-    ListedImage,
-    Refusal,
-    Rejections,
-    counted,
-    list_images,
-    refuse_lost,
-    written_when_refused,
-)
+from fvc_lib.corpus.listing import NOT_A_LOSS, CorpusFiles, ImageListing, ListedImage, Refusal, Rejections
 from fvc_lib.corpus.probing import IMAGE_FILES, probe_files
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
 from fvc_lib.services.config import RunConfig
@@ -87,7 +71,9 @@ def class_notes(images: pl.DataFrame) -> list[str]:
 
 def rejection_notes(rejected: pl.DataFrame) -> list[str]:
     """A sentence that counts what is left out, by reason."""
-    counts = ", ".join(f"{count:,} x {reason}" for reason, count in counted(rejected["reason"].to_list()).items())
+    counts = ", ".join(
+        f"{count:,} x {reason}" for reason, count in listing.counted(rejected["reason"].to_list()).items()
+    )
     return [f"Left out: {counts}."] if counts else []
 
 
@@ -172,7 +158,7 @@ def joined_units(listings: Iterable[ImageListing]) -> dict[str, str]:
         UsageError: a target has two units.
     """
     units: dict[str, str] = {}
-    for name, unit in (item for listing in listings for item in listing.units.items()):
+    for name, unit in (item for each in listings for item in each.units.items()):
         if units.setdefault(name, unit) != unit:
             raise UsageError(
                 f"target {name!r}: has the unit {units[name]!r} in one part of the corpus and {unit!r} in another. "
@@ -206,27 +192,16 @@ def _quarter(values: Mapping[str, float], edges: Mapping[str, list[float]]) -> s
 
 @dataclass(frozen=True)
 class ImageIndex:
-    """What a run of task image works on.
+    """What a run of task image works on."""
 
-    Attributes:
-        images: IMAGES table, sorted by ``image_id``.
-        targets: IMAGE_TARGETS table, sorted by image and target: what is known, nothing else.
-        rejected: REJECTED table of all that is left out.
-        root: absolute folder that every path is relative to.
-        classes: the classes that occur, sorted.
-        units: the unit of each target, in the order the targets were asked for.
-        layout: food101, nutrition5k, combined, folder or manifest.
-        notes: sentences on what was found and done, with counts.
-    """
-
-    images: pl.DataFrame
-    targets: pl.DataFrame
-    rejected: pl.DataFrame
-    root: Path
-    classes: tuple[str, ...]
-    units: Mapping[str, str]
-    layout: str
-    notes: tuple[str, ...]
+    images: pl.DataFrame  # IMAGES table, sorted by ``image_id``
+    targets: pl.DataFrame  # IMAGE_TARGETS table, sorted by image and target: what is known, nothing else
+    rejected: pl.DataFrame  # REJECTED table of all that is left out
+    root: Path  # absolute folder that every path is relative to
+    classes: tuple[str, ...]  # the classes that occur, sorted
+    units: Mapping[str, str]  # the unit of each target, in the order the targets were asked for
+    layout: str  # food101, nutrition5k, combined, folder or manifest
+    notes: tuple[str, ...]  # sentences on what was found and done, with counts
 
 
 @dataclass(frozen=True)
@@ -297,26 +272,26 @@ def index_images(
         StoppedError: ``stop`` said so.
     """
     corpus = image_corpus(config, progress=progress, stop=stop)
-    files, layout, listings = list_images(corpus, config.image_layout if config.corpus else "manifest")
+    files, layout, listings = listing.list_images(corpus, config.image_layout if config.corpus else "manifest")
     units = asked_targets(config.targets, joined_units(listings))
-    rejections = Rejections([row for listing in listings for row in listing.rejections.rows])
-    with written_when_refused(rejections, rejected_path):
+    rejections = Rejections([row for each in listings for row in each.rejections.rows])
+    with listing.written_when_refused(rejections, rejected_path):
         listed = _learnable(listings, units, rejections)
         readable, facts, copies = _examined(files.root, listed, rejections, config, progress, stop)
-        groups, group_notes = groups_of_images(readable, copies)
+        groups, group_notes = alike.groups_of_images(readable, copies)
         contents = {path: found.content_sha256 for path, found in facts.items()}
-        kept, content_notes = settle_contents(readable, contents, rejections)
-        refuse_lost(files.root, "image", rejections.frame(), len(kept), config.max_rejected_share, _NO_LOSS)
-        places, across_notes = without_copies_across(kept, known_parts(kept), copies, rejections)
+        kept, content_notes = alike.settle_contents(readable, contents, rejections)
+        listing.refuse_lost(files.root, "image", rejections.frame(), len(kept), config.max_rejected_share, _NO_LOSS)
+        places, across_notes = alike.without_copies_across(kept, alike.known_parts(kept), copies, rejections)
         placed, split_notes = _placed([kept[place] for place in places], listings, units, facts, groups, config)
-        places, corpora_notes = without_copies_across(
+        places, corpora_notes = alike.without_copies_across(
             [item.image for item in placed], [item.part for item in placed], copies, rejections
         )
         placed, dev_notes = _subset([placed[place] for place in places], config)
         images, targets = _tables(placed, units)
         refuse_unlearnable(images, targets)
     rejected = rejections.frame()
-    notes = [note for listing in listings for note in listing.notes]
+    notes = [note for each in listings for note in each.notes]
     notes += [*group_notes, *content_notes, *across_notes, *corpora_notes, *split_notes, *dev_notes]
     notes += [*class_notes(images), *rejection_notes(rejected)]
     return ImageIndex(images, targets, rejected, files.root, classes_of(images), units, layout, tuple(notes))
@@ -325,7 +300,7 @@ def index_images(
 def _learnable(listings: Sequence[ImageListing], units: Mapping[str, str], rejections: Rejections) -> list[ListedImage]:
     """Images with a class or one of the numbers asked for; other numbers are dropped."""
     learnable = []
-    for image in (image for listing in listings for image in listing.images):
+    for image in (image for each in listings for image in each.images):
         targets = tuple((name, value) for name, value in image.targets if name in units)
         if image.class_label is None and not targets:
             asked = f"none of {', '.join(units)}" if units else "no number was asked for (targets)"
@@ -360,7 +335,11 @@ def _examined(
         else:
             readable.append(image)
             facts[image.path] = found.facts
-    return readable, facts, copies_among([probed[path] for path in sorted(facts)], config.near_duplicate_bits)
+    return (
+        readable,
+        facts,
+        alike.copies_among([probed[path] for path in sorted(facts)], config.near_duplicate_bits),
+    )
 
 
 def _placed(
@@ -376,8 +355,8 @@ def _placed(
     strata = dict(zip(kept, strata_of(kept, list(units)), strict=True))
     placed: list[_Placed] = []
     notes: list[str] = []
-    for listing in listings:
-        images = [image for image in kept if image.corpus == listing.folder]
+    for each in listings:
+        images = [image for image in kept if image.corpus == each.folder]
         if not images:
             continue
         ids = [id_of[facts[image.path].content_sha256] for image in images]
@@ -386,7 +365,7 @@ def _placed(
             groups, [strata[image] for image in images], [image.part for image in images],
             validation_share=config.split_validation_share, test_share=config.split_test_share, seed=config.seed,
         )  # fmt: skip
-        prefix = f"{listing.folder}: " if listing.folder else ""
+        prefix = f"{each.folder}: " if each.folder else ""
         notes.extend(prefix + note for note in split.notes)
         placed.extend(
             _Placed(image, name, group, strata[image], part, source, facts[image.path])

@@ -13,13 +13,7 @@ import polars as pl
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
 from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, read_corpus, refuse_lost
-from fvc_lib.corpus.probing import (
-    DEFAULT_PROBE_FUNCTION,
-    DEFAULT_TIMEOUT_SECONDS,
-    VIDEO_FILES,
-    ProbeResult,
-    probe_files,
-)
+from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, LABELS, REJECTED, write_table
 from fvc_lib.video.decode.clip import VideoProbe
@@ -77,43 +71,24 @@ def _sources(listing: Listing) -> list[str]:
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What the index holds and what it leaves out, for printing.
+    """What the index holds and what it leaves out, for printing."""
 
-    Attributes:
-        root: the corpus folder that ``path`` is relative to.
-        kind: name of the corpus' loader.
-        num_listed: rows or files of the label source, used or not.
-        num_indexed: videos in the index.
-        num_known: files that were not probed again because they are unchanged.
-        labels: videos per label, real and fake.
-        rejected: rows of the rejected table per reason, most frequent first.
-        rejected_share: share of labelled videos that were lost (see ``lost_labelled``).
-        num_stated_groups: groups the label source stated, over all its rows.
-        num_groups: leakage groups in the index.
-        largest_group: videos in the largest of them.
-        mixed_groups: groups that hold both labels.
-        merges: links that joined what the label source kept apart.
-        num_near_copies: readable files of different contents that look like another one, whatever their group.
-        total_seconds: duration of all videos whose duration is known.
-        total_bytes: size of all videos.
-    """
-
-    root: Path
-    kind: str
-    num_listed: int
-    num_indexed: int
-    num_known: int
-    labels: dict[str, int]
-    rejected: dict[str, int]
-    rejected_share: float
-    num_stated_groups: int
-    num_groups: int
-    largest_group: int
-    mixed_groups: int
-    merges: tuple[Merge, ...]
-    num_near_copies: int
-    total_seconds: float
-    total_bytes: int
+    root: Path  # the corpus folder that ``path`` is relative to
+    kind: str  # name of the corpus' loader
+    num_listed: int  # rows or files of the label source, used or not
+    num_indexed: int  # videos in the index
+    num_known: int  # files that were not probed again because they are unchanged
+    labels: dict[str, int]  # videos per label, real and fake
+    rejected: dict[str, int]  # rows of the rejected table per reason, most frequent first
+    rejected_share: float  # share of labelled videos that were lost (see ``lost_labelled``)
+    num_stated_groups: int  # groups the label source stated, over all its rows
+    num_groups: int  # leakage groups in the index
+    largest_group: int  # videos in the largest of them
+    mixed_groups: int  # groups that hold both labels
+    merges: tuple[Merge, ...]  # links that joined what the label source kept apart
+    num_near_copies: int  # readable files of different contents that look like another one, whatever their group
+    total_seconds: float  # duration of all videos whose duration is known
+    total_bytes: int  # size of all videos
 
     def summary_table(self) -> pl.DataFrame:
         """``what value``: the report as a short table of text; without a video, what the label source alone says."""
@@ -256,8 +231,8 @@ def build_index(
     annotations_only: bool = False,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    probe_function: str = DEFAULT_PROBE_FUNCTION,
+    timeout_seconds: float = VIDEO_FILES.timeout_seconds,
+    probe_function: str = VIDEO_FILES.function,
 ) -> IndexReport:
     """Probe a corpus and write its index, what was rejected, what joined groups, and every annotation.
 

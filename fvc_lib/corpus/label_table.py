@@ -81,21 +81,13 @@ class LabelTable:
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """One data row of a manifest of files.
+    """One data row of a manifest of files."""
 
-    Attributes:
-        number: 1-based.
-        path: table text, relative to the root of the corpus.
-        refusal: why there is no such file, if there is none.
-        cells: by column.
-        name: of the row, for messages.
-    """
-
-    number: int
-    path: str
-    refusal: Refusal | None
-    cells: Mapping[str, str]
-    name: str
+    number: int  # 1-based
+    path: str  # table text, relative to the root of the corpus
+    refusal: Refusal | None  # why there is no such file, if there is none
+    cells: Mapping[str, str]  # by column
+    name: str  # of the row, for messages
 
     def why_not(self, *others: Refusal | None) -> Refusal | None:
         """Why the row is not used: its own refusal or the first of ``others``; the detail names the row."""

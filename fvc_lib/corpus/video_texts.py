@@ -202,19 +202,12 @@ _SAMPLE_FOLDER = "sample_captions"
 
 @dataclass(frozen=True)
 class VideoTextIndex:
-    """What a corpus of videos and texts holds.
+    """What a corpus of videos and texts holds."""
 
-    Attributes:
-        pairs: VIDEO_TEXTS table, sorted by ``pair_id``.
-        rejected: REJECTED table of the manifest's rows that are not used.
-        root: folder that ``path`` is relative to.
-        notes: sentences on what was found and done, with counts.
-    """
-
-    pairs: pl.DataFrame
-    rejected: pl.DataFrame
-    root: Path
-    notes: tuple[str, ...]
+    pairs: pl.DataFrame  # VIDEO_TEXTS table, sorted by ``pair_id``
+    rejected: pl.DataFrame  # REJECTED table of the manifest's rows that are not used
+    root: Path  # folder that ``path`` is relative to
+    notes: tuple[str, ...]  # sentences on what was found and done, with counts
 
 
 def video_text_root(config: RunConfig) -> Path:

@@ -93,10 +93,3 @@ def test_a_stretch_of_the_donor_is_spliced_in(seed, base, donor):
     assert 0.3 * FRAMES <= foreign.sum() <= 0.55 * FRAMES
     assert (np.diff(np.flatnonzero(foreign)) == 1).all(), "one stretch"
     assert not foreign[0]
-
-
-def test_unknown_names_and_unequal_shapes_are_refused(base, donor):
-    with pytest.raises(ValueError, match="wanted one of region_splice"):
-        forge("face_swap", base, donor)
-    with pytest.raises(ValueError, match="differ in shape"):
-        forge("region_splice", base, donor[1:])

@@ -35,12 +35,6 @@ def test_footage_is_camera_like():
     assert frames.max() <= 240
 
 
-@pytest.mark.parametrize("size", [(0, 120), (158, 120), (160, 118)])
-def test_sides_that_cannot_be_packed_are_refused(size):
-    with pytest.raises(ValueError, match="multiple of 4"):
-        render_shot(shot(width=size[0], height=size[1]))
-
-
 @pytest.mark.parametrize("target", [(5, 9), (20, 30), (33, 47), (1, 1)])
 def test_resize_equals_interpolation_point_by_point(target):
     plane = generator_for("plane").uniform(0, 255, (20, 30))

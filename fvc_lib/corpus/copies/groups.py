@@ -20,19 +20,12 @@ _Node = tuple[str, str]  # ("group", stated group), or ("source", source id) of 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One video file as far as its group is concerned.
+    """One video file as far as its group is concerned."""
 
-    Attributes:
-        path: names the file in merge reports; unique.
-        source_id: what the label source calls the video.
-        content_sha256: hash of the file's content; none: a row of a label table, whatever became of its video.
-        stated_group: the group the label source gave, if any.
-    """
-
-    path: str
-    source_id: str
-    content_sha256: str | None
-    stated_group: str | None = None
+    path: str  # names the file in merge reports; unique
+    source_id: str  # what the label source calls the video
+    content_sha256: str | None  # hash of the file's content; none: a row of a label table, whatever became of its video
+    stated_group: str | None = None  # the group the label source gave, if any
 
     @property
     def own_name(self) -> tuple[str, str]:
@@ -42,21 +35,13 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class Merge:
-    """One link that joined two sets of videos which the label source kept apart.
+    """One link that joined two sets of videos which the label source kept apart."""
 
-    Attributes:
-        group_id: the group they are in now.
-        why: what linked them.
-        evidence: the source id, the start of the content hash, or the two near-duplicate paths.
-        first: the stated group, or the path of a video that had none, on one side.
-        second: the same on the other side.
-    """
-
-    group_id: str
-    why: Why
-    evidence: str
-    first: str
-    second: str
+    group_id: str  # the group they are in now
+    why: Why  # what linked them
+    evidence: str  # the source id, the start of the content hash, or the two near-duplicate paths
+    first: str  # the stated group, or the path of a video that had none, on one side
+    second: str  # the same on the other side
 
 
 @dataclass(frozen=True)

@@ -24,22 +24,10 @@ _SAID = {"train": "training", "validation": "validation"}
 
 @dataclass(frozen=True)
 class Copies:
-    """Which pictures are copies of one another.
+    """Which pictures are copies of one another."""
 
-    Attributes:
-        of: for each path what all copies of it share: the smallest content hash among them.
-        looked_for: whether near-copies were looked for, beside equal files.
-    """
-
-    of: Mapping[str, str]
-    looked_for: bool
-
-    def sharing(self, paths: Iterable[str]) -> dict[str, list[str]]:
-        """Those of ``paths`` that are copies of one another, by what they share; pictures without a copy too."""
-        found: defaultdict[str, list[str]] = defaultdict(list)
-        for path in paths:
-            found[self.of[path]].append(path)
-        return dict(found)
+    of: Mapping[str, str]  # for each path what all copies of it share: the smallest content hash among them
+    looked_for: bool  # whether near-copies were looked for, beside equal files
 
 
 def copies_among(probed: Sequence[ProbedImage], near_duplicate_bits: int) -> Copies:
@@ -154,10 +142,12 @@ def _copies_notes(images: Sequence[ListedImage], copies: Copies) -> Iterable[str
     if not copies.looked_for:
         return
     classes: defaultdict[str, set[str]] = defaultdict(set)
+    sharing: defaultdict[str, set[str]] = defaultdict(set)
     for image in images:
+        sharing[copies.of[image.path]].add(image.path)
         if image.class_label is not None:
             classes[copies.of[image.path]].add(image.class_label)
-    found = {name: paths for name, paths in copies.sharing({image.path for image in images}).items() if len(paths) > 1}
+    found = {name: sorted(paths) for name, paths in sharing.items() if len(paths) > 1}
     if not found:
         yield f"No two of {len(images):,} images are copies of one another."
         return
@@ -198,7 +188,7 @@ def settle_contents(
     sharing: defaultdict[str, list[ListedImage]] = defaultdict(list)
     for image in images:
         sharing[contents[image.path]].append(image)
-    kept, counts = [], {"class": 0, "number": 0, "copy": 0, "split": 0}
+    kept, counts = [], dict.fromkeys(_LEFT_OUT, 0)
     for copies in sharing.values():
         if len(copies) == 1:
             kept.append(copies[0])
@@ -216,17 +206,13 @@ def settle_contents(
             why = f"of the official {first.part} part, so it is not trained on" if across else "which is used"
             reason = "copy_across_split" if across else "duplicate_content"
             _refuse([copy], Refusal(reason, f"same content as {first.path!r}, {why}."), rejections)
-    return sorted(kept, key=lambda image: image.path), list(_notes(counts))
+    return sorted(kept, key=lambda image: image.path), [
+        f"{counts[what]:,} {how}" for what, how in _LEFT_OUT.items() if counts[what]
+    ]
 
 
 def _preference(image: ListedImage) -> tuple[int, bool, int, str, int]:
-    return (
-        PREFERRED[image.part],
-        image.class_label is None,
-        -len(image.targets),
-        image.path,
-        image.row or 0,
-    )
+    return PREFERRED[image.part], image.class_label is None, -len(image.targets), image.path, image.row or 0
 
 
 def _dispute(copies: Sequence[ListedImage]) -> Refusal | None:
@@ -252,12 +238,9 @@ def _refuse(images: Iterable[ListedImage], refusal: Refusal, rejections: Rejecti
         rejections.add_file(image.path, refusal, image.class_label, image.row)
 
 
-def _notes(counts: Mapping[str, int]) -> Iterable[str]:
-    if counts["class"]:
-        yield f"{counts['class']:,} images whose content has two classes are left out, all of them."
-    if counts["number"]:
-        yield f"{counts['number']:,} images whose content has two numbers for one target are left out, all of them."
-    if counts["copy"]:
-        yield f"{counts['copy']:,} exact copies of other images are left out."
-    if counts["split"]:
-        yield f"{counts['split']:,} training images are exact copies of official test or validation images: left out."
+_LEFT_OUT = {
+    "class": "images whose content has two classes are left out, all of them.",
+    "number": "images whose content has two numbers for one target are left out, all of them.",
+    "copy": "exact copies of other images are left out.",
+    "split": "training images are exact copies of official test or validation images: left out.",
+}

@@ -42,19 +42,6 @@ _DOWN = np.array([down for down, _ in perceptual_hash.WINDOWS])
 _RIGHT = np.array([right for _, right in perceptual_hash.WINDOWS])
 
 
-@dataclass(frozen=True)
-class Thumbnails:
-    """N small pictures.
-
-    Attributes:
-        luma: uint8 (N, 24, 24).
-        colour: uint8 (N, 2, 8, 8): blue and red less luma, halved, 128 for none.
-    """
-
-    luma: npt.NDArray[np.uint8]
-    colour: npt.NDArray[np.uint8]
-
-
 def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
     """The thumbnail of one picture, uint8 (3, H, W) RGB with (160, 160) of ``luma_grids``, in Base64."""
     # As products of matrices: ten times as fast as grid_average, whose exactness nothing here needs.
@@ -68,23 +55,11 @@ def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
     return base64.b64encode(b"".join(values.tobytes() for values in small)).decode("ascii")
 
 
-def parse_thumbnails(texts: Sequence[str]) -> Thumbnails:
-    """What ``thumbnail_text`` gave.
-
-    Raises:
-        ValueError: a text that is no thumbnail.
-    """
-    luma = np.empty((len(texts), THUMBNAIL_SIDE, THUMBNAIL_SIDE), np.uint8)
-    colour = np.empty((len(texts), 2, COLOUR_SIDE, COLOUR_SIDE), np.uint8)
-    for place, text in enumerate(texts):
-        values = np.frombuffer(base64.b64decode(text), np.uint8)
-        luma[place] = values[: luma[0].size].reshape(luma.shape[1:])
-        colour[place] = values[luma[0].size :].reshape(colour.shape[1:])
-    return Thumbnails(luma, colour)
-
-
 class SamePictures:
     """Judges pairs for ``near_duplicate_links``, by what ``thumbnail_text`` gave of each picture.
+
+    Attributes:
+        looks: for each picture all that the answer depends on: its thumbnail.
 
     Raises:
         ValueError: a text that is no thumbnail.
@@ -92,8 +67,13 @@ class SamePictures:
 
     def __init__(self, thumbnails: Sequence[str]) -> None:
         self.looks = thumbnails
-        small = parse_thumbnails(thumbnails)
-        self._luma, self._colour = small.luma, small.colour
+        size = THUMBNAIL_SIDE**2
+        values = np.empty((len(thumbnails), size + 2 * COLOUR_SIDE**2), np.uint8)
+        for place, text in enumerate(thumbnails):
+            values[place] = np.frombuffer(base64.b64decode(text), np.uint8)
+        self._luma = values[:, :size].reshape(-1, THUMBNAIL_SIDE, THUMBNAIL_SIDE)
+        # Blue and red less luma, halved, 128 for none.
+        self._colour = values[:, size:].reshape(-1, 2, COLOUR_SIDE, COLOUR_SIDE)
 
     def __call__(self, one: Places, other: Places, window: Places, mirror: Codes) -> npt.NDArray[np.bool_]:
         """(K,): whether ``one``, mirrored where ``mirror`` says so, shows what the ``window`` of ``other`` does.
@@ -255,10 +235,10 @@ class SameFootage:
         """(K,): whether ``one``, mirrored where ``mirror`` says so, shows what the ``window`` of ``other`` does.
 
         Args:
-            one: (K,).
-            other: (K,).
-            window: (K,).
-            mirror: (K,).
+            one: (K,), as are ``other``, ``window`` and ``mirror``.
+            other: what it is compared with.
+            window: of the other.
+            mirror: what the one is turned by.
             view: the T frames of the one and of the other that are compared.
             is_near: (K, T), those of them whose hashes agree; at least one of each pair.
         """

@@ -20,13 +20,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.corpus.copies.groups import Components
-from fvc_lib.corpus.copies.likeness import SameFootage
+from fvc_lib.corpus.copies.likeness import SameFootage, SamePictures
 from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
 
 # All pairs of 64-bit codes that differ in few bits, exactly. Multi-index hashing (Norouzi, Punjani and Fleet 2012):
@@ -158,17 +157,6 @@ def _block_mask(block: int) -> np.uint64:
 TimeView = tuple[tuple[int, int], ...]  # the frames of the one and of the other that are compared
 
 
-class Confirmation(Protocol):
-    """Has the last word where hashes are too little to go by, as those of single pictures are."""
-
-    @property
-    def looks(self) -> Sequence[str]:
-        """For each hash all else that the answer depends on."""
-
-    def __call__(self, one: Places, other: Places, window: Places, mirror: Codes) -> npt.NDArray[np.bool_]:
-        """(K,): which candidates are right, by the places of their hashes."""
-
-
 _CLOSER_BITS = 3  # a middle frame must agree in so many bits more than the others
 _CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # what may have been cut from the start and from the end
 _BLOCK_PAIRS = 1 << 16
@@ -194,7 +182,7 @@ class _Candidates:
 
 
 def near_duplicate_links(
-    hashes: Sequence[str | None], max_bits: int, confirm: Confirmation | None = None
+    hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None
 ) -> list[tuple[int, int]]:
     """Index pairs (i < j), ascending, of videos that show the same footage: as few as connect all that do.
 
@@ -240,7 +228,7 @@ class _Judge:
     table: Hashes
     looks: SameFootage | None
     max_bits: int
-    confirm: Confirmation | None
+    confirm: SamePictures | None
 
     def hashes_agree(self, found: _Candidates) -> npt.NDArray[np.bool_]:
         return _show_the_same(self.table, None, found, self.max_bits)
@@ -291,12 +279,10 @@ def _gathered(candidates: Iterator[_Candidates], distinct: Places, clusters: Com
 
 
 def _concatenated(parts: Sequence[_Candidates]) -> _Candidates:
-    return _Candidates(
-        np.concatenate([part.one for part in parts]),
-        np.concatenate([part.other for part in parts]),
-        np.concatenate([part.window for part in parts]),
-        np.concatenate([part.mirror for part in parts]),
+    one, other, window = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("one", "other", "window")
     )
+    return _Candidates(one, other, window, np.concatenate([part.mirror for part in parts]))
 
 
 def _link(clusters: Components, judge: _Judge, candidates: _Candidates) -> Iterator[tuple[int, int]]:

@@ -6,8 +6,6 @@ read in training, though every two of its words were. Whoever finds the right on
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, encode_frames, make_missing, write_if_other
+from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, csv_text, encode_frames, generate
 from fvc_lib.corpus.samples.scenes import Plane, Planes, generator_for, texture
 
 # One drawn thing that moves over a ground. Colours differ in chroma by more than encoding takes away, grounds carry
@@ -126,9 +124,7 @@ def _inside(shape: str, row: float, column: float, radius: float) -> npt.NDArray
         return np.asarray((np.abs(y) <= 0.95) & (np.abs(x) <= (y + 0.95) * 0.55))
     if shape == "cross":
         return np.asarray((np.minimum(np.abs(x), np.abs(y)) <= 0.3) & (far <= 1))
-    if shape == "ring":
-        return np.asarray((x * x + y * y <= 1) & (x * x + y * y >= 0.3))
-    raise ValueError(f"shape: got {shape!r}, wanted one of {', '.join(SHAPES)}")
+    return np.asarray((x * x + y * y <= 1) & (x * x + y * y >= 0.3))  # ring
 
 
 def _levels(colour: tuple[int, int, int]) -> Plane:
@@ -140,9 +136,6 @@ def _levels(colour: tuple[int, int, int]) -> Plane:
 
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "1"
-MANIFEST = "manifest.csv"
-RECORD = "sample_captions.json"
-NOTICE = "NOTICE.txt"
 _PARTS = (("test", 64, 8), ("validation", 40, 0), ("train", 280, 40))  # captions, and how many have a second clip
 _NOTICE_TEXT = """This corpus is synthetic.
 
@@ -183,30 +176,17 @@ def generate_sample_captions(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
-    """Write the corpus to ``folder``, or what is missing of it.
+    """Write the corpus to ``folder``, or what is missing of it; see ``files.generate``.
 
-    Clips that an earlier call finished are recognised by their checksums and kept; damaged, missing or foreign ones are
-    written again. Equal versions of this code, numpy and PyAV write equal bytes.
-
-    Args:
-        folder: created when missing; files in it that the corpus does not name are left alone.
-        progress: called with (clips done, clips in all) after each clip.
-        stop: asked after each clip.
+    Equal versions of this code, numpy and PyAV write equal bytes.
 
     Returns:
         The path of ``manifest.csv``: columns path, text, split (train, validation, test), group.
-
-    Raises:
-        StoppedError: ``stop`` said so; a later call goes on.
-        OSError: as the file system gave it; a later call finishes what was begun.
     """
-    folder = Path(folder)
     clips = plan_clips()
     files = [PlannedFiles((clip.path,), partial(_contents, clip)) for clip in clips]
-    make_missing(folder, folder / RECORD, CORPUS_VERSION, files, progress, stop)
-    write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
-    write_if_other(folder / MANIFEST, manifest_text(clips))
-    return folder / MANIFEST
+    manifest = manifest_text(clips)
+    return generate(Path(folder), "sample_captions", CORPUS_VERSION, files, _NOTICE_TEXT, manifest, progress, stop)
 
 
 def _contents(clip: CaptionedClip) -> list[bytes]:
@@ -215,8 +195,5 @@ def _contents(clip: CaptionedClip) -> list[bytes]:
 
 def manifest_text(clips: Sequence[CaptionedClip]) -> str:
     """The manifest's CSV text, one row per clip."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["path", "text", "split", "group"])
-    writer.writerows([clip.path, clip.drawing.caption, clip.part, clip.drawing.name] for clip in clips)
-    return text.getvalue()
+    rows = ((clip.path, clip.drawing.caption, clip.part, clip.drawing.name) for clip in clips)
+    return csv_text([("path", "text", "split", "group"), *rows])

@@ -7,7 +7,6 @@ Some dishes were weighed only, some not at all, and of a few nobody wrote down t
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import os
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fvc_lib.corpus.samples.files import PlannedFiles, make_missing, write_if_other
+from fvc_lib.corpus.samples.files import PlannedFiles, csv_text, generate
 from fvc_lib.corpus.samples.scenes import generator_for
 
 # Drawn photographs of dishes. A food is told by the shape of its pieces alone: colours, plate, table, light and camera
@@ -47,19 +46,12 @@ _BERRY_COLOURS: tuple[Colour, ...] = ((200, 20, 60), (60, 40, 150))
 
 @dataclass(frozen=True)
 class Dish:
-    """What lies on a plate, the same in all its photographs.
+    """What lies on a plate, the same in all its photographs."""
 
-    Attributes:
-        name: seeds everything that is drawn of it.
-        food: a key of ``SHAPES``.
-        num_pieces: of the food.
-        num_berries: at the rim.
-    """
-
-    name: str
-    food: str
-    num_pieces: int
-    num_berries: int
+    name: str  # seeds everything that is drawn of it
+    food: str  # a key of ``SHAPES``
+    num_pieces: int  # of the food
+    num_berries: int  # at the rim
 
 
 @dataclass(frozen=True)
@@ -242,9 +234,6 @@ def _exposed(canvas: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
 
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "1"
-MANIFEST = "manifest.csv"
-RECORD = "sample_dishes.json"
-NOTICE = "NOTICE.txt"
 DISHES_PER_FOOD = 40
 PHOTOGRAPHS_PER_DISH = 3
 MOST_PIECES = 4
@@ -340,30 +329,17 @@ def generate_sample_dishes(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
-    """Write the corpus to ``folder``, or what is missing of it.
+    """Write the corpus to ``folder``, or what is missing of it; see ``files.generate``.
 
-    Pictures that an earlier call finished are recognised by their checksums and kept; damaged, missing or foreign ones
-    are written again. Equal versions of this code, numpy and Pillow write equal bytes.
-
-    Args:
-        folder: created when missing; files in it that the corpus does not name are left alone.
-        progress: called with (pictures done, pictures in all) after each dish.
-        stop: asked after each dish.
+    Equal versions of this code, numpy and Pillow write equal bytes.
 
     Returns:
         The path of ``manifest.csv``: columns path, class, group and ``TARGETS``; an empty cell is not known.
-
-    Raises:
-        StoppedError: ``stop`` said so; a later call goes on.
-        OSError: as the file system gave it; a later call finishes what was begun.
     """
-    folder = Path(folder)
     plan = plan_dishes()
     files = [PlannedFiles(planned.paths, partial(_photographs, planned)) for planned in plan]
-    make_missing(folder, folder / RECORD, CORPUS_VERSION, files, progress, stop)
-    write_if_other(folder / NOTICE, _NOTICE_TEXT.format(version=CORPUS_VERSION))
-    write_if_other(folder / MANIFEST, manifest_text(plan))
-    return folder / MANIFEST
+    manifest = manifest_text(plan)
+    return generate(Path(folder), "sample_dishes", CORPUS_VERSION, files, _NOTICE_TEXT, manifest, progress, stop)
 
 
 def _photographs(planned: PlannedDish) -> list[bytes]:
@@ -372,11 +348,9 @@ def _photographs(planned: PlannedDish) -> list[bytes]:
 
 def manifest_text(plan: Sequence[PlannedDish]) -> str:
     """The manifest's CSV text, one row per photograph."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["path", "class", "group", *TARGETS])
+    rows: list[Sequence[object]] = [("path", "class", "group", *TARGETS)]
     for planned in plan:
         amounts = planned.amounts
         cells = [amounts[name] if name in planned.known else "" for name in TARGETS]
-        writer.writerows([path, planned.class_label, planned.dish.name, *cells] for path in planned.paths)
-    return text.getvalue()
+        rows += [(path, planned.class_label, planned.dish.name, *cells) for path in planned.paths]
+    return csv_text(rows)

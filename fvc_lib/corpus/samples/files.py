@@ -6,12 +6,13 @@ rate would give the label away. Every file is therefore encoded again until it h
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,30 +144,41 @@ class PlannedFiles:
     make: Callable[[], Sequence[bytes]]
 
 
-def make_missing(
+def generate(
     folder: Path,
-    record: Path,
+    name: str,
     version: str,
     plan: Sequence[PlannedFiles],
+    notice: str,
+    manifest: str,
     progress: Callable[[int, int], None] | None,
     stop: Callable[[], bool] | None = None,
-) -> None:
-    """Write what a generated corpus plans and ``folder`` does not have, on a few threads.
+) -> Path:
+    """Write a generated corpus to ``folder``, or what is missing of it, on a few threads.
 
-    The encoders leave the interpreter alone meanwhile, and files depend on nothing but their plan.
+    Files that an earlier call finished are recognised by their checksums and kept; damaged, missing or foreign ones are
+    written again, and files that the corpus does not name are left alone. The encoders leave the interpreter alone
+    meanwhile, and files depend on nothing but their plan.
 
     Args:
-        folder: of the corpus.
-        record: where checksums are kept, also of a call that is interrupted.
+        folder: created when missing.
+        name: of the file of checksums, which also a call that is interrupted writes.
         version: of the generator; files of another one are made anew.
         plan: what is drawn.
+        notice: says what the corpus is, ``{version}`` in it is filled in.
+        manifest: text of ``manifest.csv``.
         progress: called with (files done, files in all) after each part of the plan.
-        stop: called after each part; true ends the call.
+        stop: asked after each part.
+
+    Returns:
+        The path of ``manifest.csv``.
 
     Raises:
-        StoppedError: ``stop`` was true; a later call goes on.
+        StoppedError: ``stop`` said so; a later call goes on.
+        OSError: as the file system gave it; a later call finishes what was begun.
     """
-    known = read_checksums(record, version)
+    record = folder / f"{name}.json"
+    known = _read_checksums(record, version)
     checksums, total, done = dict(known), sum(len(files.paths) for files in plan), 0
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, _MAX_THREADS)) as makers:
         try:
@@ -174,7 +186,8 @@ def make_missing(
                 done += len(some)
                 if not some.items() <= checksums.items():
                     checksums.update(some)
-                    write_checksums(record, version, checksums)
+                    document = {"version": version, "sha256": checksums}
+                    _write_if_other(record, json.dumps(document, indent=1, sort_keys=True) + "\n")
                 if progress is not None:
                     progress(done, total)
                 if stop is not None and stop():
@@ -182,24 +195,25 @@ def make_missing(
         except BaseException:
             makers.shutdown(cancel_futures=True)
             raise
+    _write_if_other(folder / "NOTICE.txt", notice.format(version=version))
+    _write_if_other(folder / "manifest.csv", manifest)
+    return folder / "manifest.csv"
 
 
-def read_checksums(record: Path, version: str) -> dict[str, str]:
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows, the header first, as the text of a manifest."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _read_checksums(record: Path, version: str) -> dict[str, str]:
     """What an earlier call of this version recorded, by path in the corpus; anything else counts as nothing."""
     try:
         document = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return dict(document["sha256"]) if document["version"] == version else {}
+    except (OSError, ValueError, TypeError, KeyError):
         return {}
-    if not isinstance(document, dict) or document.get("version") != version:
-        return {}
-    checksums = document.get("sha256")
-    return dict(checksums) if isinstance(checksums, dict) else {}
-
-
-def write_checksums(record: Path, version: str, checksums: dict[str, str]) -> None:
-    """For ``read_checksums``."""
-    document = {"version": version, "sha256": checksums}
-    write_if_other(record, json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
 def _kept_or_made(folder: Path, files: PlannedFiles, known: dict[str, str]) -> dict[str, str]:
@@ -216,7 +230,7 @@ def _kept_or_made(folder: Path, files: PlannedFiles, known: dict[str, str]) -> d
     return {path: made.get(path) or known[path] for path in files.paths}
 
 
-def write_if_other(path: Path, text: str) -> None:
+def _write_if_other(path: Path, text: str) -> None:
     """Replace ``path`` atomically where it does not hold just ``text``: an unchanged file keeps its time."""
     if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)

@@ -51,27 +51,12 @@ def generator_for(*parts: object) -> np.random.Generator:
 def draw_camera(name: str) -> Camera:
     """A handheld camera; all shots, real or to be manipulated, draw from these ranges."""
     rng = generator_for("camera", name)
-    return Camera(
-        noise_sigma=rng.uniform(2.5, 4.5),
-        shake_pixels=rng.uniform(1.0, 3.5),
-        pan_pixels=rng.uniform(-18.0, 18.0),
-        exposure_drift=rng.uniform(-0.18, 0.18),
-        vignette=rng.uniform(0.05, 0.25),
-        warmth=rng.uniform(-8.0, 8.0),
-    )
+    ranges = ((2.5, 4.5), (1.0, 3.5), (-18.0, 18.0), (-0.18, 0.18), (0.05, 0.25), (-8.0, 8.0))
+    return Camera(*(rng.uniform(*limits) for limits in ranges))
 
 
 def render_shot(shot: Shot) -> Planes:
-    """Render ``shot``.
-
-    Returns:
-        uint8 (T, 3*H/2, W), planar yuv420p, video range.
-
-    Raises:
-        ValueError: width or height is not a positive multiple of 4.
-    """
-    if shot.width % 4 or shot.height % 4 or min(shot.width, shot.height) < 4:
-        raise ValueError(f"shot of {shot.width}x{shot.height}: got a side that is no positive multiple of 4")
+    """uint8 (T, 3*H/2, W), planar yuv420p, video range; width and height are multiples of 4."""
     rng = generator_for("shot", shot.name)
     place = _draw_place(rng, shot)
     things = [_draw_thing(rng, shot) for _ in range(int(rng.integers(1, 4)))]

@@ -6,19 +6,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from fvc_lib.corpus import listing
 from fvc_lib.corpus.label_table import PART_NAMES, tables_in
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    CorpusLoader,
-    ImageListing,
-    ListedImage,
-    Refusal,
-    by_rank,
-    folders_of,
-    is_named_as,
-    joined,
-    parts_below,
-)
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, ImageListing, ListedImage, Refusal
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS
@@ -33,28 +23,28 @@ def list_folder(files: CorpusFiles, below: str = "") -> ImageListing:
     Where those folders are all called train, val, validation or test, they are parts, and the class is the next one.
     Images beside the class folders have no class and are left out.
     """
-    listing = ImageListing()
-    paths = list(files.walk(below, listing.rejections))
-    folders = {parts[0] for path in paths if len(parts := parts_below(path, below)) > 1}
+    found = ImageListing()
+    paths = list(files.walk(below, found.rejections))
+    folders = {parts[0] for path in paths if len(parts := listing.parts_below(path, below)) > 1}
     has_parts = bool(folders) and all(name.lower() in _PART_FOLDERS for name in folders)
     depth = 1 if has_parts else 0
     for path in paths:
-        names = parts_below(path, below)
+        names = listing.parts_below(path, below)
         text, refusal = path_to_text(path), files.check(path)
         if refusal is None and len(names) < depth + 2:
             refusal = Refusal("no_class", f"{path!r} lies in no folder of a class. Move it into one.")
         if refusal is not None:
-            listing.rejections.add_file(text, refusal)
+            found.rejections.add_file(text, refusal)
             continue
         part = PART_NAMES[names[0].lower()] if has_parts else None
-        listing.images.append(ListedImage(text, "folder", class_label=escape_text(names[depth]), part=part))
-    num_classes = len({image.class_label for image in listing.images})
+        found.images.append(ListedImage(text, "folder", class_label=escape_text(names[depth]), part=part))
+    num_classes = len({image.class_label for image in found.images})
     kept = f"; the folders {', '.join(sorted(folders))} are kept as parts" if has_parts else ""
     where = f" in {below!r}" if below else ""
-    listing.notes.append(f"folder{where}: {len(listing.images):,} images in {num_classes:,} folders of classes{kept}.")
+    found.notes.append(f"folder{where}: {len(found.images):,} images in {num_classes:,} folders of classes{kept}.")
     if not has_parts:
-        listing.note_empty_classes(escape_text(name) for name in folders_of(files.root / below))
-    return listing
+        found.note_empty_classes(escape_text(name) for name in listing.folders_of(files.root / below))
+    return found
 
 
 def _lacks(folder: Path) -> str:
@@ -63,7 +53,7 @@ def _lacks(folder: Path) -> str:
         return ""
     tables = tables_in(folder)
     hint = f" Did you mean {str(folder / tables[0])!r}?" if tables else ""
-    num_images = sum(is_named_as("image", name) for name in os.listdir(folder))  # noqa: PTH208 - names, not paths
+    num_images = sum(listing.is_named_as("image", name) for name in os.listdir(folder))  # noqa: PTH208 - names, not paths
     return (
         f"{num_images:,} images and no folders, so no image has a class or a number to learn.{hint} Sort the images "
         "into one folder per class, or list their classes or numbers in a manifest."
@@ -71,7 +61,7 @@ def _lacks(folder: Path) -> str:
 
 
 def list_combined(files: CorpusFiles, below: str = "") -> tuple[ImageListing, ...]:
-    """A listing for each folder that is a corpus by itself; a plain folder of classes is one, too.
+    """A found for each folder that is a corpus by itself; a plain folder of classes is one, too.
 
     Classes of one name are one class. Groups of equal names in two of them are two groups.
 
@@ -79,14 +69,16 @@ def list_combined(files: CorpusFiles, below: str = "") -> tuple[ImageListing, ..
         UsageError: there is no folder.
     """
     listings = []
-    for name in folders_of(files.root):
-        listing = (_inner(files.root / name) or IMAGE_LAYOUTS.get("folder")).read(files, name)
+    for name in listing.folders_of(files.root):
+        found = (_inner(files.root / name) or IMAGE_LAYOUTS.get("folder")).read(files, name)
         folder = escape_text(name)
         images = [
-            replace(image, corpus=folder, stated_group=image.stated_group and joined(folder, image.stated_group))
-            for image in listing.images
+            replace(
+                image, corpus=folder, stated_group=image.stated_group and listing.joined(folder, image.stated_group)
+            )
+            for image in found.images
         ]
-        listings.append(replace(listing, images=images, folder=folder))
+        listings.append(replace(found, images=images, folder=folder))
     if not listings:
         raise UsageError(f"corpus {str(files.root)!r}: has no folders to combine. Put each corpus into one of its own.")
     return tuple(listings)
@@ -94,7 +86,7 @@ def list_combined(files: CorpusFiles, below: str = "") -> tuple[ImageListing, ..
 
 def _inner(folder: Path) -> CorpusLoader | None:
     """The loader of a folder in it; none for a folder that is neither a published corpus nor has a manifest."""
-    loaders = [loader for loader in by_rank(IMAGE_LAYOUTS) if loader.rank < _COMBINED_RANK]
+    loaders = [loader for loader in listing.by_rank(IMAGE_LAYOUTS) if loader.rank < _COMBINED_RANK]
     return next((loader for loader in loaders if loader.recognises(folder)), None)
 
 
@@ -102,7 +94,7 @@ IMAGE_LAYOUTS.register(
     CorpusLoader(
         name="combined",
         accepted="a folder that holds several such folders",
-        recognises=lambda path: path.is_dir() and any(_inner(path / name) for name in folders_of(path)),
+        recognises=lambda path: path.is_dir() and any(_inner(path / name) for name in listing.folders_of(path)),
         read=list_combined,
         rank=_COMBINED_RANK,
     )
@@ -111,7 +103,7 @@ IMAGE_LAYOUTS.register(
     CorpusLoader(
         name="folder",
         accepted="a folder with one folder per class",
-        recognises=lambda path: path.is_dir() and bool(folders_of(path)),
+        recognises=lambda path: path.is_dir() and bool(listing.folders_of(path)),
         read=list_folder,
         lacks=_lacks,
         rank=3,

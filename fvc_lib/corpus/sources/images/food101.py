@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    CorpusLoader,
-    ImageListing,
-    ListedImage,
-    Refusal,
-    joined,
-    parts_below,
-    read_lines,
-)
+from fvc_lib.corpus import listing
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, ImageListing, ListedImage, Refusal
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 
@@ -39,43 +31,43 @@ def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
     Raises:
         UsageError: one of the three lists is missing.
     """
-    listing = ImageListing()
+    listed = ImageListing()
     meta = files.root / below / "meta"
-    classes = {line for line in read_lines(meta / "classes.txt") if line}
-    found = _found(files, joined(below, "images"), listing)
+    classes = {line for line in listing.read_lines(meta / "classes.txt") if line}
+    found = _found(files, listing.joined(below, "images"), listed)
     parts: dict[str, str] = {}
     for part, name in _LISTS:
-        for row, key in enumerate(read_lines(meta / name), start=1):
+        for row, key in enumerate(listing.read_lines(meta / name), start=1):
             if not key:
                 continue
-            path = found.get(key) or joined(below, "images", f"{key}.jpg")
+            path = found.get(key) or listing.joined(below, "images", f"{key}.jpg")
             label = escape_text(key.partition("/")[0])
             refusal = _row_refusal(files, key, classes, path, parts.get(key))
             if refusal is not None:
                 refusal = Refusal(refusal.reason, f"{name} row {row}: {refusal.detail}")
-                listing.rejections.add_file(path_to_text(path), refusal, label, row)
+                listed.rejections.add_file(path_to_text(path), refusal, label, row)
                 parts.setdefault(key, "refused")
                 continue
             parts[key] = part
-            listing.images.append(ListedImage(path_to_text(path), "food101", class_label=label, part=part, row=row))
-    _refuse_rest(found, parts, classes, listing)
-    counts = [sum(image.part == part for image in listing.images) for part in ("train", "test")]
-    listing.notes.append(
+            listed.images.append(ListedImage(path_to_text(path), "food101", class_label=label, part=part, row=row))
+    _refuse_rest(found, parts, classes, listed)
+    counts = [sum(image.part == part for image in listed.images) for part in ("train", "test")]
+    listed.notes.append(
         f"Food-101: {len(classes):,} classes, {counts[0]:,} images in train.txt and {counts[1]:,} in test.txt; its own "
         "split is kept."
     )
-    listing.note_empty_classes(classes)
-    return listing
+    listed.note_empty_classes(classes)
+    return listed
 
 
-def _found(files: CorpusFiles, top: str, listing: ImageListing) -> dict[str, str]:
+def _found(files: CorpusFiles, top: str, listed: ImageListing) -> dict[str, str]:
     """``class/name without extension`` to path; of several files of one name a .jpg goes first."""
     found: dict[str, str] = {}
-    for path in sorted(files.walk(top, listing.rejections), key=lambda path: (not path.endswith(".jpg"), path)):
-        key = str(PurePosixPath(*parts_below(path, top)).with_suffix(""))
+    for path in sorted(files.walk(top, listed.rejections), key=lambda path: (not path.endswith(".jpg"), path)):
+        key = str(PurePosixPath(*listing.parts_below(path, top)).with_suffix(""))
         if key in found:
             detail = f"{path!r} has the name of {found[key]!r}, which is used. Remove one of them."
-            listing.rejections.add_file(path_to_text(path), Refusal("not_listed", detail))
+            listed.rejections.add_file(path_to_text(path), Refusal("not_listed", detail))
         else:
             found[key] = path
     return found
@@ -96,7 +88,7 @@ def _row_refusal(files: CorpusFiles, key: str, classes: set[str], path: str, tak
     return files.check(path) if normalized == path else malformed  # pie/../soup/1 is no picture of a pie
 
 
-def _refuse_rest(found: dict[str, str], parts: dict[str, str], classes: set[str], listing: ImageListing) -> None:
+def _refuse_rest(found: dict[str, str], parts: dict[str, str], classes: set[str], listed: ImageListing) -> None:
     for key, path in found.items():
         if key in parts:
             continue
@@ -105,7 +97,7 @@ def _refuse_rest(found: dict[str, str], parts: dict[str, str], classes: set[str]
             refusal = Refusal("not_listed", f"{path!r} is in neither train.txt nor test.txt. List it, or leave it.")
         else:
             refusal = Refusal("unknown_class", f"{path!r}: the class {label!r} is not in classes.txt. Add it there.")
-        listing.rejections.add_file(path_to_text(path), refusal, escape_text(label))
+        listed.rejections.add_file(path_to_text(path), refusal, escape_text(label))
 
 
 IMAGE_LAYOUTS.register(

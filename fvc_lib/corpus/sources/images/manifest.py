@@ -7,17 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from fvc_lib.corpus import label_table
+from fvc_lib.corpus import label_table, listing
 from fvc_lib.corpus.label_table import LabelTable, cell_text
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    CorpusLoader,
-    ImageListing,
-    ListedImage,
-    Rejections,
-    counts_text,
-    joined,
-)
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, ImageListing, ListedImage, Rejections
 from fvc_lib.services.atomic_files import escape_text
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 
@@ -50,23 +42,23 @@ def list_manifest(files: CorpusFiles, below: str = "") -> ImageListing:
     path = table.require(("path", "image_path", "image"))
     label = table.optional(("class", "label", "class_label"))
     group, split = table.optional(label_table.GROUP_COLUMNS), table.optional(label_table.SPLIT_COLUMNS)
-    listing = ImageListing()
-    targets = _target_columns(table, {path, label, group, split}, listing)
-    listing.units.update({target.name: target.unit for target in targets})
-    folder = joined(*manifest.relative_to(files.root).parts[:-1])
+    listed = ImageListing()
+    targets = _target_columns(table, {path, label, group, split}, listed)
+    listed.units.update({target.name: target.unit for target in targets})
+    folder = listing.joined(*manifest.relative_to(files.root).parts[:-1])
     others = [label, group, split, *(target.column for target in targets)]
-    for row in label_table.file_rows(table, files, listing.rejections, path, others, folder):
+    for row in label_table.file_rows(table, files, listed.rejections, path, others, folder):
         class_label, (part, no_part) = cell_text(row.cells, label), label_table.stated_part(row.cells, split)
         refusal = row.why_not(no_part)
         if refusal is not None:
-            listing.rejections.add_file(row.path, refusal, class_label, row.number)
+            listed.rejections.add_file(row.path, refusal, class_label, row.number)
             continue
         values = {target.name: _number(row.cells[target.column]) for target in targets}
         known = tuple(sorted((name, value) for name, value in values.items() if value is not None))
         stated = cell_text(row.cells, group)
-        listing.images.append(ListedImage(row.path, "manifest", class_label, stated, part, known, row.number))
-    listing.notes.insert(0, _what_was_read(table, listing))
-    return listing
+        listed.images.append(ListedImage(row.path, "manifest", class_label, stated, part, known, row.number))
+    listed.notes.insert(0, _what_was_read(table, listed))
+    return listed
 
 
 def _number(cell: str) -> float | None:
@@ -77,7 +69,7 @@ def _number(cell: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _target_columns(table: LabelTable, known: Iterable[str | None], listing: ImageListing) -> list[_TargetColumn]:
+def _target_columns(table: LabelTable, known: Iterable[str | None], listed: ImageListing) -> list[_TargetColumn]:
     """Columns of which at least half the filled cells are numbers; notes on what the others of their cells were."""
     wanted = [name for name in table.columns if name and name not in known]
     ignored, split_names = [], [_split_unit(name) for name in wanted]
@@ -90,15 +82,15 @@ def _target_columns(table: LabelTable, known: Iterable[str | None], listing: Ima
             ignored.append(column)
             continue
         if strange:
-            listing.notes.append(
+            listed.notes.append(
                 f"{table.name}: {len(strange)} cells of {column!r} hold no number and count as not known: "
-                f"{counts_text(strange, 4)}."
+                f"{listing.counts_text(strange, 4)}."
             )
         # mass_g beside mass_kg: both keep their full names.
         found.append(_TargetColumn(column, stem if stems.count(stem) == 1 else column, unit))
     if ignored:
         shown = ", ".join(repr(escape_text(name)) for name in ignored[:8])
-        listing.notes.append(f"{table.name}: columns without numbers are not read: {shown}.")
+        listed.notes.append(f"{table.name}: columns without numbers are not read: {shown}.")
     return found
 
 
@@ -107,10 +99,10 @@ def _split_unit(column: str) -> tuple[str, str]:
     return (stem, suffix) if underscore and stem and suffix.lower() in UNITS else (column, "")
 
 
-def _what_was_read(table: LabelTable, listing: ImageListing) -> str:
-    units = [f"{name} ({unit})" if unit else name for name, unit in listing.units.items()]
+def _what_was_read(table: LabelTable, listed: ImageListing) -> str:
+    units = [f"{name} ({unit})" if unit else name for name, unit in listed.units.items()]
     numbers = f"; numbers: {', '.join(units)}" if units else "; no column of numbers"
-    with_class = sum(image.class_label is not None for image in listing.images)
+    with_class = sum(image.class_label is not None for image in listed.images)
     return f"{table.name}: {len(table.rows):,} rows, {with_class:,} of the usable ones with a class{numbers}."
 
 

@@ -14,17 +14,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    CorpusLoader,
-    ImageListing,
-    ListedImage,
-    Refusal,
-    is_named_as,
-    joined,
-    parts_below,
-    read_lines,
-)
+from fvc_lib.corpus import listing
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, ImageListing, ListedImage, Refusal
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import LeakageError, UsageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS
@@ -56,56 +47,56 @@ def list_nutrition5k(files: CorpusFiles, below: str = "") -> ImageListing:
     Raises:
         UsageError: no table can be read, or one of the two official lists is missing.
     """
-    listing = ImageListing(units=dict(UNITS))
+    pictured = ImageListing(units=dict(UNITS))
     folder = files.root / below
-    dishes = _read_dishes(folder / "metadata", below, listing)
+    dishes = _read_dishes(folder / "metadata", below, pictured)
     parts = _read_parts(folder / "dish_ids" / "splits")
-    pictures, num_videos = _pictures(files, joined(below, "imagery"), dishes, listing)
+    pictures, num_videos = _pictures(files, listing.joined(below, "imagery"), dishes, pictured)
     listed = {name: dish for name, dish in dishes.items() if not parts or name in parts}
     for name, dish in dishes.items():
-        where = joined(below, "metadata", dish.table)
+        where = listing.joined(below, "metadata", dish.table)
         if name not in listed:
             detail = f"{dish.table} row {dish.row}: {name!r} is in none of {' and '.join(SPLITS.values())}."
-            listing.rejections.add_file(where, Refusal("not_listed", detail), row=dish.row)
+            pictured.rejections.add_file(where, Refusal("not_listed", detail), row=dish.row)
         elif not pictures.get(name):
             detail = f"{dish.table} row {dish.row}: no picture of {name!r} below imagery. Fetch it, or leave it."
-            listing.rejections.add_file(where, Refusal("no_picture", detail), row=dish.row)
+            pictured.rejections.add_file(where, Refusal("no_picture", detail), row=dish.row)
         else:
             part = min(parts.get(name, ()), default=None)
             for path in pictures[name]:
                 text, refusal = path_to_text(path), files.check(path)
                 if refusal is not None:
-                    listing.rejections.add_file(text, refusal)
+                    pictured.rejections.add_file(text, refusal)
                     continue
                 group = escape_text(name)
                 image = ListedImage(text, "nutrition5k", None, group, part, targets=dish.targets, row=dish.row)
-                listing.images.append(image)
+                pictured.images.append(image)
     both = sorted(name for name in listed if len(parts.get(name, ())) > 1)
     if both:
         shown = ", ".join(repr(name) for name in both[:20])
         raise LeakageError(
             f"leakage: {len(both)} dishes are in {' and in '.join(SPLITS.values())}: {shown}. Remove them from one."
         )
-    listing.notes.extend(_notes(listing, parts, num_videos, sorted(set(parts) - set(dishes))))
-    return listing
+    pictured.notes.extend(_notes(pictured, parts, num_videos, sorted(set(parts) - set(dishes))))
+    return pictured
 
 
-def _read_dishes(folder: Path, below: str, listing: ImageListing) -> dict[str, _Dish]:
+def _read_dishes(folder: Path, below: str, pictured: ImageListing) -> dict[str, _Dish]:
     """Every dish that is described once, or alike each time."""
     found: defaultdict[str, list[_Dish]] = defaultdict(list)
     present = [name for name in TABLES if (folder / name).is_file()]
     if not present:
         raise UsageError(f"{str(folder)!r}: has none of {', '.join(TABLES)}. Restore them, or choose an image_layout.")
     for table in present:
-        where = joined(below, "metadata", table)
-        for row, line in enumerate(read_lines(folder / table), start=1):
+        where = listing.joined(below, "metadata", table)
+        for row, line in enumerate(listing.read_lines(folder / table), start=1):
             # Line by line: a quote that is not closed must not swallow the dishes below it.
             cells = next(csv.reader([line]), [])
             if not cells:
                 continue
             values = _numbers(cells)
             if isinstance(values, Refusal):
-                listing.rejections.add_file(
+                pictured.rejections.add_file(
                     where, Refusal(values.reason, f"{table} row {row}: {values.detail}"), row=row
                 )
             else:
@@ -120,7 +111,9 @@ def _read_dishes(folder: Path, below: str, listing: ImageListing) -> dict[str, _
             how = "with other numbers" if differing else "in the same words"
             detail = f"{dish.table} row {dish.row}: {name!r} is described {len(described)} times, {how}. Keep one row."
             reason = "conflicting_targets" if differing else "duplicate_row"
-            listing.rejections.add_file(joined(below, "metadata", dish.table), Refusal(reason, detail), row=dish.row)
+            pictured.rejections.add_file(
+                listing.joined(below, "metadata", dish.table), Refusal(reason, detail), row=dish.row
+            )
     return dishes
 
 
@@ -145,39 +138,39 @@ def _read_parts(folder: Path) -> dict[str, set[str]]:
     parts: defaultdict[str, set[str]] = defaultdict(set)
     if present:
         for part, name in SPLITS.items():
-            for line in read_lines(folder / name):
+            for line in listing.read_lines(folder / name):
                 if line:
                     parts[line].add(part)
     return dict(parts)
 
 
 def _pictures(
-    files: CorpusFiles, top: str, dishes: dict[str, _Dish], listing: ImageListing
+    files: CorpusFiles, top: str, dishes: dict[str, _Dish], pictured: ImageListing
 ) -> tuple[dict[str, list[str]], int]:
     """Dish to paths of its pictures, and how many videos there are, which nothing is read from."""
     pictures: defaultdict[str, list[str]] = defaultdict(list)
     num_videos = 0
     for path, is_folder in files.walk_all(top):
-        below = parts_below(path, top)
+        below = listing.parts_below(path, top)
         dish = next((name for name in below[:-1] if name in dishes), None)
         if is_folder:
-            listing.rejections.add_file(path_to_text(path), files.link_refusal(path))
-        elif not is_named_as("image", path):
+            pictured.rejections.add_file(path_to_text(path), files.link_refusal(path))
+        elif not listing.is_named_as("image", path):
             num_videos += PurePosixPath(path).suffix in (".h264", ".mp4")
         elif PurePosixPath(path).name.startswith("depth"):
             continue
         elif dish is None:
             detail = f"{path!r} lies in no folder of a dish that can be used. See what was rejected of the tables."
-            listing.rejections.add_file(path_to_text(path), Refusal("not_listed", detail))
+            pictured.rejections.add_file(path_to_text(path), Refusal("not_listed", detail))
         else:
             pictures[dish].append(path)
     return dict(pictures), num_videos
 
 
-def _notes(listing: ImageListing, parts: dict[str, set[str]], num_videos: int, unknown: list[str]) -> list[str]:
-    num_dishes = len({image.stated_group for image in listing.images})
+def _notes(pictured: ImageListing, parts: dict[str, set[str]], num_videos: int, unknown: list[str]) -> list[str]:
+    num_dishes = len({image.stated_group for image in pictured.images})
     kept = "its own split is kept" if parts else "it has no lists of its split here, so one is made"
-    notes = [f"Nutrition5k: {len(listing.images):,} pictures of {num_dishes:,} dishes, without classes; {kept}."]
+    notes = [f"Nutrition5k: {len(pictured.images):,} pictures of {num_dishes:,} dishes, without classes; {kept}."]
     if num_videos:
         notes.append(
             f"Nutrition5k: {num_videos:,} videos of side angles are not read. Extract frames into the dishes' folders "
