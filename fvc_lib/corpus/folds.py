@@ -21,6 +21,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fvc_lib.corpus.index import refuse_empty_index
+from fvc_lib.corpus.listing import some_of
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import FOLDS, LABELS, PARTS, check_table
 
@@ -221,7 +222,7 @@ def check_folds(folds: pl.DataFrame) -> None:
     lonely = folds.filter(pl.col("group_id").is_null() | (pl.col("group_id") == ""))
     if lonely.height:
         raise LeakageError(
-            f"{lonely.height} videos have no group: {_listed(lonely['video_id'])}. Build the index again."
+            f"{lonely.height} videos have no group: {some_of(lonely['video_id'].to_list())}. Build the index again."
         )
     for column in ("group_id", "video_id"):
         _refuse_shared(folds, column, "fold")
@@ -363,12 +364,9 @@ def _refuse_shared(frame: pl.DataFrame, column: str, part: str) -> None:
         )
     if column == "video_id" and places.height < frame.height:
         twice = places.filter(pl.col("rows") > 1)["video_id"]
-        raise LeakageError(f"leakage: {len(twice)} videos are listed twice: {_listed(twice)}. Make the folds again.")
-
-
-def _listed(names: pl.Series) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(repr(name) for name in names.head(_MOST_LISTED)) + more
+        raise LeakageError(
+            f"leakage: {len(twice)} videos are listed twice: {some_of(twice.to_list())}. Make the folds again."
+        )
 
 
 # --- One split into train, validation and test instead of folds: even in every stratum, official where given.
@@ -380,17 +378,11 @@ def _listed(names: pl.Series) -> str:
 
 @dataclass(frozen=True)
 class PartSplit:
-    """In which part each row is.
+    """In which part each row is."""
 
-    Attributes:
-        parts: ``train``, ``validation`` or ``test`` of each row, in the order of the rows.
-        sources: ``official`` where a row is in the part that its corpus says, else ``made``.
-        notes: sentences about what was made, with counts.
-    """
-
-    parts: tuple[str, ...]
-    sources: tuple[str, ...]
-    notes: tuple[str, ...]
+    parts: tuple[str, ...]  # ``train``, ``validation`` or ``test`` of each row, in the order of the rows
+    sources: tuple[str, ...]  # ``official`` where a row is in the part that its corpus says, else ``made``
+    notes: tuple[str, ...]  # sentences about what was made, with counts
 
     @property
     def empty_parts(self) -> tuple[str, ...]:
@@ -544,9 +536,8 @@ def _notes(
     elif len(stated) < len(part_of):
         yield f"{len(part_of) - len(stated):,} groups without an official part are trained on."
     if rare:
-        names = ", ".join(repr(name[1:]) if name else "those without a class" for name in rare[:_MOST_LISTED])
-        more = f" and {len(rare) - _MOST_LISTED} more" if len(rare) > _MOST_LISTED else ""
-        yield f"{len(rare)} strata have too few groups to be in every part and are trained on: {names}{more}."
+        names = some_of([name[1:] or "without a class" for name in rare])
+        yield f"{len(rare)} strata have too few groups to be in every part and are trained on: {names}."
 
 
 def _hash(seed: int, *parts: str) -> int:

@@ -29,7 +29,6 @@ from fvc_lib.video.decode.still_image import ImageFacts
 
 # Left out without anything being wrong with the corpus.
 _NO_LOSS = NOT_A_LOSS | {"copy_across_split", "duplicate_row", "no_picture", "nothing_to_learn"}
-_MOST_CLASSES = 8
 
 
 def classes_of(images: pl.DataFrame) -> tuple[str, ...]:
@@ -65,7 +64,7 @@ def class_notes(images: pl.DataFrame) -> list[str]:
     never = [name for name in classes_of(images) if name not in trained]
     if not never:
         return []
-    names = ", ".join(repr(name) for name in never[:_MOST_CLASSES])
+    names = listing.some_of(never, 8)
     return [f"{len(never):,} classes have no training image, so none of their test images can be right: {names}."]
 
 
@@ -218,10 +217,7 @@ class _Placed:
 
 
 def image_corpus(
-    config: RunConfig,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    config: RunConfig, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
 ) -> Path:
     """The user's corpus, or the sample of drawn dishes, generated in ``data_dir`` where it is not complete yet.
 
@@ -335,11 +331,8 @@ def _examined(
         else:
             readable.append(image)
             facts[image.path] = found.facts
-    return (
-        readable,
-        facts,
-        alike.copies_among([probed[path] for path in sorted(facts)], config.near_duplicate_bits),
-    )
+    copies = alike.copies_among([probed[path] for path in sorted(facts)], config.near_duplicate_bits)
+    return readable, facts, copies
 
 
 def _placed(

@@ -153,6 +153,12 @@ def counted(values: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
 
 
+def some_of(names: Sequence[str], limit: int = 20) -> str:
+    """The first of ``names``, quoted, and how many more there are."""
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(map(repr, names[:limit])) + more
+
+
 def counts_text(values: Iterable[str], limit: int = 8) -> str:
     """``133 x 'unlabelled', 2 x 'parody'``: the commonest values first, at most ``limit`` of them."""
     counts = list(counted(values).items())
@@ -435,9 +441,8 @@ class ImageListing:
         """Add a sentence on those classes that the corpus names and has no image of, if there are any."""
         empty = sorted(set(names) - {image.class_label for image in self.images})
         if empty:
-            more = f" and {len(empty) - 8:,} more" if len(empty) > 8 else ""
-            shown = ", ".join(repr(escape_text(name)) for name in empty[:8])
-            self.notes.append(f"{len(empty):,} classes have no image, so nothing is said of them: {shown}{more}.")
+            shown = some_of([escape_text(name) for name in empty], 8)
+            self.notes.append(f"{len(empty):,} classes have no image, so nothing is said of them: {shown}.")
 
 
 def folders_of(folder: Path) -> list[str]:

@@ -24,7 +24,7 @@ from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, counts_text
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.captions import generate_sample_captions
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table
 
 # --- The manifest: any separator, one row per pair.
@@ -246,27 +246,16 @@ def index_video_texts(
         LeakageError: the manifest's own split has a group or a video on two sides.
         StoppedError: ``stop`` said so.
     """
-    watched = _stopping(progress, stop)
     if config.corpus:
         listing = read_pairs(label_table.find_table(Path(config.corpus), ACCEPTED), config.manifest_separator)
     else:
-        listing = read_pairs(generate_sample_captions(video_text_root(config), progress=watched))
+        listing = read_pairs(generate_sample_captions(video_text_root(config), progress=progress, stop=stop))
     probes, _ = probe_files(
         VIDEO_FILES, listing.root, sorted({row.path for row in listing.rows}), Path(config.cache_dir) / "index",
-        workers=config.probe_workers, progress=watched,
+        workers=config.probe_workers, progress=progress, stop=stop,
     )  # fmt: skip
     with written_when_refused(listing.rejections, rejected_path):
         return _index(listing, probes, config)
-
-
-def _stopping(progress: Progress | None, stop: Callable[[], bool] | None) -> Progress:
-    def watched(done: int, total: int) -> None:
-        if progress is not None:
-            progress(done, total)
-        if stop is not None and done < total and stop():
-            raise StoppedError(f"stopped after {done} of {total} files; what was done is kept. Run it again to go on.")
-
-    return watched
 
 
 def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunConfig) -> VideoTextIndex:

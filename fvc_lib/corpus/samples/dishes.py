@@ -280,17 +280,11 @@ BERRY = Composition(6.0, 0.1, 1.2, 0.0)
 
 @dataclass(frozen=True)
 class PlannedDish:
-    """A dish and what is known of it.
+    """A dish and what is known of it."""
 
-    Attributes:
-        dish: what is drawn.
-        class_label: the food, or the empty text where nobody wrote it down.
-        known: which of ``TARGETS`` were measured.
-    """
-
-    dish: Dish
-    class_label: str
-    known: frozenset[str]
+    dish: Dish  # what is drawn
+    class_label: str  # the food, or the empty text where nobody wrote it down
+    known: frozenset[str]  # which of ``TARGETS`` were measured
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def _target_columns(table: LabelTable, known: Iterable[str | None], listed: Imag
         # mass_g beside mass_kg: both keep their full names.
         found.append(_TargetColumn(column, stem if stems.count(stem) == 1 else column, unit))
     if ignored:
-        shown = ", ".join(repr(escape_text(name)) for name in ignored[:8])
+        shown = listing.some_of([escape_text(name) for name in ignored], 8)
         listed.notes.append(f"{table.name}: columns without numbers are not read: {shown}.")
     return found
 

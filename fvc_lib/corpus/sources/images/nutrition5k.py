@@ -73,9 +73,9 @@ def list_nutrition5k(files: CorpusFiles, below: str = "") -> ImageListing:
                 pictured.images.append(image)
     both = sorted(name for name in listed if len(parts.get(name, ())) > 1)
     if both:
-        shown = ", ".join(repr(name) for name in both[:20])
+        where = " and in ".join(SPLITS.values())
         raise LeakageError(
-            f"leakage: {len(both)} dishes are in {' and in '.join(SPLITS.values())}: {shown}. Remove them from one."
+            f"leakage: {len(both)} dishes are in {where}: {listing.some_of(both)}. Remove them from one."
         )
     pictured.notes.extend(_notes(pictured, parts, num_videos, sorted(set(parts) - set(dishes))))
     return pictured
