@@ -216,19 +216,6 @@ class _Placed:
     facts: ImageFacts
 
 
-def image_corpus(
-    config: RunConfig, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
-) -> Path:
-    """The user's corpus, or the sample of drawn dishes, generated in ``data_dir`` where it is not complete yet.
-
-    Raises:
-        StoppedError: ``stop`` said so while the sample was generated.
-    """
-    if config.corpus:
-        return Path(config.corpus)
-    return generate_sample_dishes(_sample_folder(config), progress=progress, stop=stop)
-
-
 def image_root(config: RunConfig) -> Path:
     """The absolute folder that the paths of the index are relative to. Nothing is read or generated."""
     if not config.corpus:
@@ -267,8 +254,11 @@ def index_images(
             is on both sides of the official split.
         StoppedError: ``stop`` said so.
     """
-    corpus = image_corpus(config, progress=progress, stop=stop)
-    files, layout, listings = listing.list_images(corpus, config.image_layout if config.corpus else "manifest")
+    if config.corpus:
+        files, layout, listings = listing.list_images(Path(config.corpus), config.image_layout)
+    else:
+        sample = generate_sample_dishes(_sample_folder(config), progress=progress, stop=stop)
+        files, layout, listings = listing.list_images(sample, "manifest")
     units = asked_targets(config.targets, joined_units(listings))
     rejections = Rejections([row for each in listings for row in each.rejections.rows])
     with listing.written_when_refused(rejections, rejected_path):

@@ -93,12 +93,7 @@ class IndexReport:
     def summary_table(self) -> pl.DataFrame:
         """``what value``: the report as a short table of text; without a video, what the label source alone says."""
         rows = {"rows of the label source": f"{self.num_listed:,}", "videos in the index": f"{self.num_indexed:,}"}
-        rows |= self._videos() if self.num_indexed else {"stated groups": f"{self.num_stated_groups:,}"}
-        rows["joined beyond what was stated"] = f"{len(self.merges):,} links"
-        return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
-
-    def _videos(self) -> dict[str, str]:
-        return {
+        videos = {
             **{f"  labelled {label}": f"{count:,}" for label, count in self.labels.items()},
             "  with a near-copy among all files": f"{self.num_near_copies:,}",
             "labelled videos lost": f"{self.rejected_share:.1%}",
@@ -108,6 +103,9 @@ class IndexReport:
             "  videos in the largest": f"{self.largest_group:,}",
             "  with both labels": f"{self.mixed_groups:,}",
         }
+        rows |= videos if self.num_indexed else {"stated groups": f"{self.num_stated_groups:,}"}
+        rows["joined beyond what was stated"] = f"{len(self.merges):,} links"
+        return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
 
     def rejected_table(self) -> pl.DataFrame:
         """``reason videos``, most frequent first."""

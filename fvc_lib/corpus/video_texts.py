@@ -183,19 +183,6 @@ def _known_texts(pairs: pl.DataFrame) -> str:
     )
 
 
-def refuse_empty_parts(empty: Sequence[str], num_groups: int) -> None:
-    """Stop on a split that leaves nothing to learn from, to choose the epoch by, or to be tested on.
-
-    Raises:
-        DataError: names the part that is empty.
-    """
-    if empty:
-        raise DataError(
-            f"split: no pair is left for {' and '.join(empty)}; got {num_groups:,} groups, wanted some in each of "
-            f"{', '.join(PARTS)}. Add videos that are not of one group, or change the manifest's split."
-        )
-
-
 Progress = Callable[[int, int], None]
 _SAMPLE_FOLDER = "sample_captions"
 
@@ -271,7 +258,13 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
         [group_of[row.path] for row in rows], [None] * len(rows), _official_parts(rows, group_of),
         validation_share=config.split_validation_share, test_share=config.split_test_share, seed=config.seed,
     )  # fmt: skip
-    refuse_empty_parts(split.empty_parts, len(set(group_of.values())))
+    if split.empty_parts:
+        raise DataError(
+            f"split: no pair is left for {' and '.join(split.empty_parts)}; "
+            f"got {len(set(group_of.values())):,} groups, "
+            f"wanted some in each of {', '.join(PARTS)}. Add videos that are not of one group, or change the "
+            "manifest's split."
+        )
     places = _distinct(rows, videos, rejections)
     pairs = _table(places, rows, videos, group_of, split.parts, split.sources)
     num_copies = len({row.path for row in rows}) - pairs["video_id"].n_unique()

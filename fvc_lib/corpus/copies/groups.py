@@ -96,7 +96,13 @@ def join_groups(
     """
     groups_of = _groups_by_source(members, memberships)
     ordered = sorted(members, key=lambda member: member.path)
-    home_of = {member.path: _home(member, groups_of) for member in ordered}
+    # The node that stands for a member: a stated group of its source, or the source itself.
+    home_of: dict[str, _Node] = {
+        member.path: ("group", groups_of[member.source_id][0])
+        if member.source_id in groups_of
+        else ("source", member.source_id)
+        for member in ordered
+    }
     named: dict[_Node, str] = {("group", group): group for groups in groups_of.values() for group in groups}
     for member in ordered:
         named.setdefault(home_of[member.path], member.path)
@@ -131,12 +137,6 @@ def join_groups(
         tuple(Merge(group_ids[int(components.label[place])], why, evidence, a, b)
               for place, why, evidence, a, b in links if int(components.label[place]) in group_ids),
     )  # fmt: skip
-
-
-def _home(member: GroupMember, groups_of: dict[str, list[str]]) -> _Node:
-    """The node that stands for a member: a stated group of its source, or the source itself."""
-    listed = groups_of.get(member.source_id)
-    return ("group", listed[0]) if listed else ("source", member.source_id)
 
 
 def _groups_by_source(members: Iterable[GroupMember], memberships: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -194,18 +193,6 @@ _LUMA_AVERAGES = span_averages(perceptual_hash.LOOK_LUMA_SIDE, 10)
 _COLOUR_PLACES = span_averages(perceptual_hash.LOOK_COLOUR_SIDE, 5)
 
 
-@dataclass(frozen=True)
-class _Measures:
-    """(K,) each."""
-
-    is_plain: _Flags
-    hue: _Values
-    luma: _Values
-    motion: _Values
-    saturation: _Values
-    gain: _Values
-
-
 class SameFootage:
     """Judges pairs of videos by the looks of their frames.
 
@@ -247,11 +234,10 @@ class SameFootage:
         for start in range(0, len(asked), _PAIRS_AT_ONCE):
             some = asked[start : start + _PAIRS_AT_ONCE]
             is_mirrored = mirror[some] == perceptual_hash.MIRROR_BITS
-            measured = self._measures(one[some], other[some], window[some], is_mirrored, view, is_near[some])
-            same[some] = _agree(measured, is_mirrored)
+            same[some] = self._agree(one[some], other[some], window[some], is_mirrored, view, is_near[some])
         return same
 
-    def _measures(
+    def _agree(
         self,
         one: Places,
         other: Places,
@@ -259,7 +245,7 @@ class SameFootage:
         is_mirrored: _Flags,
         view: tuple[tuple[int, int], ...],
         is_near: _Flags,
-    ) -> _Measures:
+    ) -> _Flags:
         ones, others = ([pair[side] for pair in view] for side in (0, 1))
 
         def both(table: npt.NDArray[np.uint8], averages: npt.NDArray[np.float32]) -> tuple[_Frames, _Frames]:
@@ -278,31 +264,13 @@ class SameFootage:
         colours = [2 * (values - np.median(values, axis=(3, 4), keepdims=True)) for values in colour]
         hue, saturation = _colours(colours[0], colours[1], used)
         energy = [_total(values**2 * used) for values in (first, second)]
-        return _Measures(
-            is_plain,
-            hue,
-            _ratio(_total(first * second * used), np.sqrt(energy[0] * energy[1])),
-            _motion_alike((first, second), (colours[0], colours[1]), used),
-            saturation,
-            np.sqrt(_ratio(np.maximum(*energy), np.minimum(*energy))),
-        )
-
-
-def _agree(measured: _Measures, is_mirrored: _Flags) -> _Flags:
-    alike = (
-        (measured.hue >= _LEAST_HUE_ALIKE)
-        & (measured.luma >= _LEAST_LUMA_ALIKE)
-        & (measured.motion >= _LEAST_MOTION_ALIKE)
-    )
-    told = (
-        (measured.hue >= _PLAIN_HUE_ALIKE)
-        & (measured.luma >= _PLAIN_LUMA_ALIKE)
-        & (measured.motion >= _PLAIN_MOTION_ALIKE)
-        & (measured.saturation >= _PLAIN_SATURATION_ALIKE)
-        & (measured.gain <= _PLAIN_MOST_GAIN)
-        & ~is_mirrored
-    )
-    return np.asarray(np.where(measured.is_plain, told, alike))
+        luma_alike = _ratio(_total(first * second * used), np.sqrt(energy[0] * energy[1]))
+        motion = _motion_alike((first, second), (colours[0], colours[1]), used)
+        gain = np.sqrt(_ratio(np.maximum(*energy), np.minimum(*energy)))
+        alike = (hue >= _LEAST_HUE_ALIKE) & (luma_alike >= _LEAST_LUMA_ALIKE) & (motion >= _LEAST_MOTION_ALIKE)
+        told = (hue >= _PLAIN_HUE_ALIKE) & (luma_alike >= _PLAIN_LUMA_ALIKE) & (motion >= _PLAIN_MOTION_ALIKE)
+        told &= (saturation >= _PLAIN_SATURATION_ALIKE) & (gain <= _PLAIN_MOST_GAIN) & ~is_mirrored
+        return np.asarray(np.where(is_plain, told, alike))
 
 
 def _total(values: _Frames) -> _Values:

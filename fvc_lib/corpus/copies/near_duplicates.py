@@ -37,6 +37,7 @@ Places = npt.NDArray[np.int64]
 
 # Every third bit: the neighbours of a bit (frequencies next to each other) are spread over the blocks.
 _BLOCKS = tuple(tuple(range(start, 64, 4)) for start in range(4))
+_BLOCK_MASKS = tuple(np.uint64(sum(1 << bit for bit in bits)) for bits in _BLOCKS)
 _MOST_CANDIDATES = 1 << 18  # compared at a time
 
 
@@ -68,7 +69,7 @@ def codes_within(queries: Codes, entries: Codes, max_bits: int) -> Iterator[tupl
             difference = queries[query] ^ entries[entry]
             is_new = np.ones(len(query), np.bool_)
             for earlier in range(block):  # which has found the pair already
-                is_new &= np.bitwise_count(difference & _block_mask(earlier)) > radii[earlier]
+                is_new &= np.bitwise_count(difference & _BLOCK_MASKS[earlier]) > radii[earlier]
             if is_new.any():
                 yield query[is_new], entry[is_new]
 
@@ -148,10 +149,6 @@ def _masks(num_bits: int, radius: int) -> Iterator[int]:
     for flipped in range(radius + 1):
         for chosen in itertools.combinations(range(num_bits), flipped):
             yield sum(1 << bit for bit in chosen)
-
-
-def _block_mask(block: int) -> np.uint64:
-    return np.uint64(sum(1 << bit for bit in _BLOCKS[block]))
 
 
 TimeView = tuple[tuple[int, int], ...]  # the frames of the one and of the other that are compared
