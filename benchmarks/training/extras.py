@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.clips import NoLog
-from fvc_lib.engine.watching import MetricSink
+from fvc_lib.engine.training_state import MetricSink
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.memory_policy import DeviceMemory, EventDetail, MemoryObserver, NoObserver
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog

@@ -11,9 +11,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.services import memory_policy
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory_policy import DeviceKind, DeviceMemory, MemoryPolicy
+from fvc_lib.services.memory_policy import DeviceKind, DeviceMemory, MemoryPolicy, resolve_memory_policy
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
             f"device: got {request!r}, which torch {torch.__version__} does not find; it has: {have}, auto."
         )
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-    policy = memory_policy.resolve_memory_policy(
+    policy = resolve_memory_policy(
         _kind(device), amp="auto" if amp == "auto" else "off", bf16_supported=_bf16_supported(device)
     )
     return ComputeDevice(device, getattr(torch, policy.amp_dtype) if policy.amp_dtype else None, _device_name(device))
@@ -54,7 +53,7 @@ def resolve_policy(
     compute: ComputeDevice, *, amp: Literal["auto", "off"] = "auto", clear_cache_batches: int | None = None
 ) -> MemoryPolicy:
     """The memory policy of a training on ``compute``; the arguments are those of ``resolve_memory_policy``."""
-    return memory_policy.resolve_memory_policy(
+    return resolve_memory_policy(
         _kind(compute.device),
         amp=amp,
         bf16_supported=_bf16_supported(compute.device),

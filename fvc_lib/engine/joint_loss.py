@@ -11,7 +11,6 @@ of their comparison, and the activations of one micro-batch. A share that is one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +121,7 @@ def first_pass(
         with precision.autocast():
             outputs = task.forward(model, part)
             loss = task.loss(outputs, part)
-        return FirstPass(_on_cpu(compared_of(joint, outputs, part)), (outputs, loss))
+        return FirstPass(Compared(**compared_of(joint, outputs, part).to_document()), (outputs, loss))
     found = []
     for start in range(0, len(batch), micro_batch):
         part = batch.part(start, start + micro_batch).to(device)
@@ -174,18 +173,12 @@ def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, b
         ComparedMemoryError: out of memory.
     """
     device = next((parameter.device for parameter in model.parameters()), _CPU)
-    with compared_errors(), torch.inference_mode():
-        everyone = Compared.joined([compared_of(joint, outputs, batch).to_document()], device)
-        blocks = _blocks(range(len(batch)), len(batch))
-        parts = [joint.joint_loss(model, everyone.outputs, everyone.tensors, block) for block in blocks]
-        return torch.stack(parts).sum().cpu()
-
-
-@contextmanager
-def compared_errors() -> Iterator[None]:
-    """An out-of-memory in here leaves as ``ComparedMemoryError``."""
     try:
-        yield
+        with torch.inference_mode():
+            everyone = Compared.joined([compared_of(joint, outputs, batch).to_document()], device)
+            blocks = _blocks(range(len(batch)), len(batch))
+            parts = [joint.joint_loss(model, everyone.outputs, everyone.tensors, block) for block in blocks]
+            return torch.stack(parts).sum().cpu()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -197,7 +190,3 @@ def _blocks(rows: range, num_samples: int) -> Iterator[range]:
     step = max(1, PAIRS_AT_ONCE // max(1, num_samples))
     for start in range(rows.start, rows.stop, step):
         yield range(start, min(start + step, rows.stop))
-
-
-def _on_cpu(compared: Compared) -> Compared:
-    return Compared(**compared.to_document())

@@ -15,31 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine import oom_detection
-from fvc_lib.engine.device import (
-    CacheClearing,
-    ComputeDevice,
-    Precision,
-    deterministic_algorithms,
-    learning_rate_at,
-    release_cached_memory,
-)
+from fvc_lib.engine import device as devices, oom_detection, step as stepping, training_state
+from fvc_lib.engine.device import ComputeDevice, Precision
 from fvc_lib.engine.distributed.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import batch_size_of, batches_per_epoch, effective_batches, epoch_order, load_batches, share
 from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory, OutOfMemoryFolder
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
-from fvc_lib.engine.step import (
-    BatchGradients,
-    BatchTransaction,
-    MemoryExhaustedError,
-    StepLostError,
-    Stepper,
-    comparison_too_large,
-    recompute_activations,
-    smaller_micro_batch,
-    take_together,
-)
+from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
 from fvc_lib.engine.task import (
     Accumulator,
     Batch,
@@ -51,8 +34,7 @@ from fvc_lib.engine.task import (
     SampleSet,
     Task,
 )
-from fvc_lib.engine.training_state import EpochRecord, TrainingCheckpoints, TrainingState, copy_weights, numerics
-from fvc_lib.engine.watching import MetricSink, TrainingWatch
+from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch
 from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
 from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy, memory_advice
@@ -139,20 +121,13 @@ class Engine:
         self._stop = stop or (lambda: False)
         self._progress = progress or (lambda done, planned: None)
         self._precision = Precision(compute)
-        self._after_training_batch = CacheClearing(compute.device, self._policy.clear_cache_training_batches)
+        self._after_training_batch = devices.CacheClearing(compute.device, self._policy.clear_cache_training_batches)
         self._batches_per_epoch = batches_per_epoch(len(task.training_data), settings.effective_batch_size)
         self._total_steps = self._batches_per_epoch * settings.epochs
         self._lost_steps: list[int] = []  # in a row, without a step beyond the furthest of them
         self._watch = TrainingWatch(metrics, memory, oom_folder)
-        self._evaluation = Evaluation(
-            task,
-            self._precision,
-            compute.device,
-            self._ranks,
-            batch_size=settings.effective_batch_size,
-            watch=self._watch,
-            load=self._load,
-            after_batch=CacheClearing(compute.device, self._policy.clear_cache_validation_batches).after_batch,
+        self._after_validation_batch = devices.CacheClearing(
+            compute.device, self._policy.clear_cache_validation_batches
         )
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
 
@@ -190,10 +165,15 @@ class Engine:
 
     def _train(self) -> None:
         seed = stable_seed("engine", self.settings.seed)
-        with forked_random_state(seed, self.compute.device), deterministic_algorithms(self.compute.device):
+        with forked_random_state(seed, self.compute.device), devices.deterministic_algorithms(self.compute.device):
             self._set_up()
             while not self.state.finished:
-                self._train_epoch_or_go_back()
+                try:
+                    self._train_epoch()
+                    continue
+                except StepLostError as error:
+                    event = OutOfMemory("optimizer_step", error.memory, None, None, {}, 0)
+                self._restore_checkpoint(event)  # from outside the handler, whose traceback holds tensors
         self._checkpoints.finish()
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
@@ -206,8 +186,8 @@ class Engine:
         model.load_state_dict(weights)
         self._watch.at("test")
         plan = MicroBatchPlan(self.state.micro_batch)
-        with deterministic_algorithms(self.compute.device):
-            loss = self._evaluation.run(model, data, accumulator, plan, self.state.step)
+        with devices.deterministic_algorithms(self.compute.device):
+            loss = self._evaluate(model, data, accumulator, plan, self.state.step)
         if len(plan.changes) > 1:
             self.state.inexact_because.append("out of memory while a finished model was scored")
         return loss
@@ -224,7 +204,7 @@ class Engine:
         settings, device = self.settings, self.compute.device
         self._model = self.task.build_model().to(device)
         if settings.gradient_checkpointing:
-            recompute_activations(self._model)
+            stepping.recompute_activations(self._model)
         self._stepper = Stepper(
             self._model,
             self._precision,
@@ -254,7 +234,7 @@ class Engine:
 
     def _begin_alike(self) -> None:
         """Every rank with rank 0's weights, and with random draws of its own."""
-        refuse_unequal_ranks(self._ranks, numerics(self.compute, self._ranks.size))
+        refuse_unequal_ranks(self._ranks, training_state.numerics(self.compute, self._ranks.size))
         self._model.load_state_dict(self._ranks.from_leader("weights", self._model.state_dict))
         if self._ranks.rank:
             seed_generators(stable_seed("engine", self.settings.seed, "rank", self._ranks.rank))
@@ -272,14 +252,6 @@ class Engine:
     def _save(self, *, epoch_ended: bool) -> None:
         self._checkpoints.save(self._model, self._stepper, self.state, epoch_ended=epoch_ended)
 
-    def _train_epoch_or_go_back(self) -> None:
-        try:
-            self._train_epoch()
-            return
-        except StepLostError as error:
-            memory = error.memory
-        self._restore_checkpoint(OutOfMemory.of_step(memory))
-
     def _restore_checkpoint(self, event: OutOfMemory) -> None:
         """Out of memory while weights were changed: what they are now is not known, the last checkpoint's are."""
         at_step = self.state.step
@@ -288,7 +260,7 @@ class Engine:
         self._lost_steps.append(at_step)
         times_lost = len(self._lost_steps)
         self._model.zero_grad(set_to_none=True)
-        release_cached_memory(self.compute.device)
+        devices.release_cached_memory(self.compute.device)
         self._watch.out_of_memory(event)
         if times_lost > 1:
             self._stepper.save_memory()
@@ -334,10 +306,12 @@ class Engine:
         self._watch.at("train")
         before = state.micro_batch
         result = self._transaction.gradients(batch, state.micro_batches.to_try, num_samples)
-        rate = learning_rate_at(state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share)
+        rate = devices.learning_rate_at(
+            state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share
+        )
         due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
         usable = result if is_usable(result.loss) else None
-        norm, due = take_together(self._stepper, self._ranks, usable, rate, save_is_due=due)
+        norm, due = stepping.take_together(self._stepper, self._ranks, usable, rate, save_is_due=due)
         # Counted only now: had memory run out in the step, nothing of this batch would have happened.
         state.micro_batches.done(state.step, result.micro_batch)
         state.step += 1
@@ -373,7 +347,7 @@ class Engine:
         self._watch.at("validation")
         collected = self.task.new_accumulator()
         data, plan = self.task.validation_data, state.micro_batches
-        loss = self._evaluation.run(self._model, data, collected, plan, state.step).mean()
+        loss = self._evaluate(self._model, data, collected, plan, state.step).mean()
         state.epochs_done += 1
         metrics = {"loss": loss, **self._ranks.from_leader("metrics", collected.compute)}
         train_loss = state.epoch_loss.mean()
@@ -381,7 +355,7 @@ class Engine:
         state.epoch_loss, state.batches_done = LossMean(), 0
         if loss < state.best_loss:
             state.best_loss, state.best_epoch = loss, state.epochs_done
-            state.best_model = copy_weights(self._model)
+            state.best_model = training_state.copy_weights(self._model)
         state.finished = self._is_last_epoch()
         self._watch.epoch_metrics("train", {"epoch_loss": train_loss})
         self._watch.epoch_metrics("validation", metrics)
@@ -391,6 +365,67 @@ class Engine:
             due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
             if self._ranks.from_leader("due", lambda: due):
                 self._save_if_possible()
+
+    def _evaluate(
+        self, model: nn.Module, data: SampleSet, accumulator: Accumulator, micro_batches: MicroBatchPlan, step: int
+    ) -> LossMean:
+        """The loss over all of ``data``, on every rank; ``accumulator`` is whole on rank 0 alone.
+
+        ``micro_batches`` is given what had to be lowered, on every rank the same. A rank's part is a run of whole
+        effective batches: split elsewhere, a convolution or a float32 sum may round otherwise. So scores, metrics and
+        losses are those of a single process to the bit, if each rank has as many threads.
+        """
+        model.eval()
+        size, num_before = self.settings.effective_batch_size, len(micro_batches.changes)
+        batches = effective_batches(np.arange(len(data)), size)
+        numbers = share(list(range(len(batches))), self._ranks.rank, self._ranks.size)
+        losses = []
+        for number, batch in zip(numbers, self._load(data, [batches[number] for number in numbers]), strict=True):
+            sample = number * size
+            planned = micro_batches.in_validation(step, sample)
+            outputs, loss, fitted = evaluate_batch(
+                self.task, model, batch, self._precision, self.compute.device, planned, self._watch.out_of_memory
+            )
+            if fitted < planned:
+                micro_batches.fitted_in_validation(step, sample, fitted)
+            accumulator.update(outputs, batch)
+            losses.append((float(loss.total), float(loss.weight)))
+            if not math.isfinite(losses[-1][0]):
+                self._watch.evaluated_nonfinite(batch)
+            self._after_validation_batch.after_batch()
+        if self._ranks.size > 1:
+            losses = self._joined(losses, numbers, micro_batches, num_before, step)
+            self._ranks.to_leader("evaluated", accumulator.to_document(), accumulator.add_document)
+        mean = LossMean()
+        for total, weight in losses:  # one by one, in the order of the samples: so it rounds as in one process
+            mean.add(LossMean(total, weight))
+        return mean
+
+    def _joined(
+        self,
+        losses: list[tuple[float, float]],
+        numbers: list[int],
+        micro_batches: MicroBatchPlan,
+        num_before: int,
+        step: int,
+    ) -> list[tuple[float, float]]:
+        """All ranks' losses in order; their changes of the micro-batch go into every rank's plan.
+
+        A change holds to the end of the pass, so after a rank that had one the next begins with what was planned.
+        """
+        own = [(change.micro_batch, change.validation_sample) for change in micro_batches.changes[num_before:]]
+        del micro_batches.changes[num_before:]
+        first = numbers[0] * self.settings.effective_batch_size if numbers else None
+        joined: list[tuple[float, float]] = []
+        found: list[tuple[int, int]] = []
+        everyones: list[Any] = self._ranks.everyone("evaluation", [losses, own, first])
+        for its_losses, its_changes, its_first in everyones:
+            joined.extend((total, weight) for total, weight in its_losses)
+            if found and its_first is not None:
+                found.append((micro_batches.in_validation(step, its_first), its_first))
+            found.extend((micro_batch, sample) for micro_batch, sample in its_changes)
+        micro_batches.changes.extend(MicroBatchChange(step, size, sample) for size, sample in found)
+        return joined
 
     def _is_last_epoch(self) -> bool:
         patience = self.settings.early_stopping_epochs
@@ -425,104 +460,6 @@ class Engine:
             self._watch.save_skipped(error)
 
 
-class Evaluation:
-    """Runs data through models of one task.
-
-    A rank's part is a run of whole effective batches: split elsewhere, a convolution or a float32 sum may round
-    otherwise. So scores, metrics and losses are those of a single process to the bit, if each rank has as many threads.
-
-    Args:
-        task: whose model, loss and accumulators these are.
-        precision: as in training.
-        device: where the model is.
-        ranks: that share the work.
-        batch_size: samples loaded at once.
-        watch: hears of every out-of-memory and of losses that are not finite.
-        load: batches from lists of sample numbers.
-        after_batch: called after each.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        precision: Precision,
-        device: torch.device,
-        ranks: Ranks,
-        *,
-        batch_size: int,
-        watch: TrainingWatch,
-        load: Callable[[SampleSet, list[list[int]]], Iterator[Batch]],
-        after_batch: Callable[[], None],
-    ) -> None:
-        self._task = task
-        self._precision = precision
-        self._device = device
-        self._ranks = ranks
-        self._batch_size = batch_size
-        self._watch = watch
-        self._load = load
-        self._after_batch = after_batch
-
-    def run(
-        self, model: nn.Module, data: SampleSet, accumulator: Accumulator, micro_batches: MicroBatchPlan, step: int
-    ) -> LossMean:
-        """The loss over all of ``data``, on every rank; ``accumulator`` is whole on rank 0 alone.
-
-        ``micro_batches`` is given what had to be lowered, on every rank the same.
-        """
-        model.eval()
-        size, num_before = self._batch_size, len(micro_batches.changes)
-        batches = effective_batches(np.arange(len(data)), size)
-        numbers = share(list(range(len(batches))), self._ranks.rank, self._ranks.size)
-        losses = []
-        for number, batch in zip(numbers, self._load(data, [batches[number] for number in numbers]), strict=True):
-            sample = number * size
-            planned = micro_batches.in_validation(step, sample)
-            outputs, loss, fitted = evaluate_batch(
-                self._task, model, batch, self._precision, self._device, planned, self._watch.out_of_memory
-            )
-            if fitted < planned:
-                micro_batches.fitted_in_validation(step, sample, fitted)
-            accumulator.update(outputs, batch)
-            losses.append((float(loss.total), float(loss.weight)))
-            if not math.isfinite(losses[-1][0]):
-                self._watch.evaluated_nonfinite(batch)
-            self._after_batch()
-        if self._ranks.size > 1:
-            losses = self._joined(losses, numbers, micro_batches, num_before, step)
-            self._ranks.to_leader("evaluated", accumulator.to_document(), accumulator.add_document)
-        mean = LossMean()
-        for total, weight in losses:  # one by one, in the order of the samples: so it rounds as in one process
-            mean.add(LossMean(total, weight))
-        return mean
-
-    def _joined(
-        self,
-        losses: list[tuple[float, float]],
-        numbers: list[int],
-        micro_batches: MicroBatchPlan,
-        num_before: int,
-        step: int,
-    ) -> list[tuple[float, float]]:
-        """All ranks' losses in order; their changes of the micro-batch go into every rank's plan.
-
-        A change holds to the end of the pass, so after a rank that had one the next begins with what was planned.
-        """
-        own = [(change.micro_batch, change.validation_sample) for change in micro_batches.changes[num_before:]]
-        del micro_batches.changes[num_before:]
-        first = numbers[0] * self._batch_size if numbers else None
-        joined: list[tuple[float, float]] = []
-        found: list[tuple[int, int]] = []
-        everyones: list[Any] = self._ranks.everyone("evaluation", [losses, own, first])
-        for its_losses, its_changes, its_first in everyones:
-            joined.extend((total, weight) for total, weight in its_losses)
-            if found and its_first is not None:
-                found.append((micro_batches.in_validation(step, its_first), its_first))
-            found.extend((micro_batch, sample) for micro_batch, sample in its_changes)
-        micro_batches.changes.extend(MicroBatchChange(step, size, sample) for size, sample in found)
-        return joined
-
-
 def evaluate_batch(
     task: Task,
     model: nn.Module,
@@ -554,14 +491,14 @@ def evaluate_batch(
             comparing = isinstance(error, ComparedMemoryError)
             failure = oom_detection.memory_state(error, device, model.parameters())
         gc.collect()
-        release_cached_memory(device)
+        devices.release_cached_memory(device)
         used = min(micro_batch, len(batch))
         following = used if again else None if comparing else used // 2 or None
         report(OutOfMemory("validation", failure, used, following, oom_detection.sample_shapes(batch), len(batch)))
         if not again and comparing:
-            raise MemoryExhaustedError(comparison_too_large(failure, len(batch)))
+            raise MemoryExhaustedError(stepping.comparison_too_large(failure, len(batch)))
         if not again:
-            micro_batch = smaller_micro_batch(failure, used, batch, validation=True)
+            micro_batch = stepping.smaller_micro_batch(failure, used, batch, validation=True)
         again = not again and micro_batch == 1
 
 

@@ -130,8 +130,8 @@ class OutOfMemory:
         state: what memory held.
         micro_batch: samples in memory at once; None in the optimizer's step.
         micro_batch_next: what is tried next; None when there is nothing smaller.
-        batch: shape and dtype of one sample's tensors, by name.
-        num_samples: of the effective (or validation) batch.
+        batch: shape and dtype of one sample's tensors, by name; empty in the optimizer's step, where none is at hand.
+        num_samples: of the effective (or validation) batch; 0 there.
     """
 
     where: Place
@@ -140,11 +140,6 @@ class OutOfMemory:
     micro_batch_next: int | None
     batch: dict[str, str]
     num_samples: int
-
-    @classmethod
-    def of_step(cls, state: MemoryState) -> OutOfMemory:
-        """In the optimizer's step, where no batch is at hand."""
-        return cls("optimizer_step", state, None, None, {}, 0)
 
 
 def sample_shapes(batch: Batch) -> dict[str, str]:

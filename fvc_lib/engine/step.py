@@ -33,7 +33,7 @@ from fvc_lib.engine.device import Precision, build_optimizer, finish_gradients, 
 from fvc_lib.engine.distributed.ranks import Agreement, OwnGradients, Ranks, is_usable
 from fvc_lib.engine.joint_loss import Compared, FirstPass, JointPart
 from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
-from fvc_lib.engine.random_state import RawRandomState, put_back_random_state, take_random_state
+from fvc_lib.engine.random_state import capture_random_state, restore_random_state
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError, UsageError
@@ -78,7 +78,7 @@ class _Work:
 
     batch: Batch
     num_samples: int
-    random_state: RawRandomState
+    random_state: dict[str, Tensor]
     buffers: dict[str, Tensor]
 
     def parts(self, micro_batch: int) -> list[tuple[int, Batch]]:
@@ -141,7 +141,7 @@ class BatchTransaction:
         """
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         number = len(batch) if num_samples is None else num_samples
-        work = _Work(batch, number, take_random_state(self._device), buffers)
+        work = _Work(batch, number, capture_random_state(self._device), buffers)
         joint = joint_loss.joint_part(self._task)
         self._comparing_failed = self._alone_failed = False
         while True:
@@ -233,7 +233,7 @@ class BatchTransaction:
         losses = [LossSum(compared.total, torch.zeros_like(compared.total))]
         self._where = "forward"
         if found.with_graph is None and len(work.batch):
-            put_back_random_state(work.random_state, self._device)
+            restore_random_state(work.random_state, self._device)
             self._put_back_buffers(work)
         for start, part in work.parts(micro_batch):
             self._where = "forward"
@@ -321,7 +321,7 @@ class BatchTransaction:
         self._before_retry()
         gc.collect()
         release_cached_memory(self._device)
-        put_back_random_state(work.random_state, self._device)
+        restore_random_state(work.random_state, self._device)
         self._put_back_buffers(work)
 
     def _put_back_buffers(self, work: _Work) -> None:

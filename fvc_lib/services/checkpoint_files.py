@@ -205,30 +205,6 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def are_weights_in(path: Path, weights: Mapping[str, Tensor], description: Mapping[str, Any]) -> bool:
-    """Whether a whole ``path`` holds just these weights and this description."""
-    try:
-        found = load_weights(path)
-        with safetensors.safe_open(path, "pt") as opened:
-            described = opened.metadata() == _metadata(description)
-    except DamagedCheckpointError:
-        return False
-    equal = all(name in found and found[name].equal(tensor.cpu()) for name, tensor in weights.items())
-    return described and equal and found.keys() == weights.keys()
-
-
-def remove_with_digest(path: Path) -> None:
-    """Remove ``path`` and, before it, what vouches for it: a kill between them leaves a file that nobody trusts."""
-    _digest_path(path).unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-
-
-def set_aside(path: Path) -> None:
-    """Rename ``path`` to ``<name>.unusable``, and drop what vouched for it: out of the way, and not lost."""
-    _digest_path(path).unlink(missing_ok=True)
-    path.replace(path.with_name(path.name + ".unusable"))
-
-
 def copied_to_cpu(value: Any, into: Any = None) -> Any:
     """``value`` with every tensor in it, at any depth of dicts, lists and tuples, copied: what training may go on
     changing is not what is being written.
@@ -411,16 +387,7 @@ class CheckpointFolder:
             "best_model": dict(best_model),
             "state": self._copy,
         }
-        try:
-            self._written = self._writer.submit(self._write, document, epoch_ended and epoch > 0)
-        except RuntimeError:  # no room for a thread
-            self._writer = ThreadPoolExecutor(1, "fvc-checkpoint")
-            self._written = Future()
-            try:
-                self._write(document, epoch_ended and epoch > 0)
-                self._written.set_result(None)
-            except Exception as error:  # noqa: BLE001 - raised by finish, like the thread's
-                self._written.set_exception(error)
+        self._written = self._writer.submit(self._write, document, epoch_ended and epoch > 0)
 
     def finish(self) -> None:
         """Wait until what was saved is on the disk.
@@ -444,14 +411,10 @@ class CheckpointFolder:
                 "previous checkpoint is intact: make room or make the folder writable, then resume."
             ) from error
 
-    def wait(self) -> None:
-        """The same without an error, on the way out of another one."""
-        if self._written is not None:
-            self._written.exception()
-
     def give_memory_back(self) -> None:
         """Wait until what was saved is written, and keep no copy of it: for when memory is short."""
-        self.wait()
+        if self._written is not None:
+            self._written.exception()  # raised by ``finish``
         self._copy = None
 
     def load(self) -> Checkpoint | None:
@@ -483,7 +446,8 @@ class CheckpointFolder:
     def _set_unusable_aside(self) -> None:
         unusable = [path for path in (*self._newest_first(), self.folder / BEST) if path.exists()]
         for path in unusable:
-            set_aside(path)
+            _digest_path(path).unlink(missing_ok=True)
+            path.replace(path.with_name(path.name + ".unusable"))
         if unusable:
             self._report(f"no checkpoint in {str(self.folder)!r} can be used: training begins at step 0.")
 
@@ -558,12 +522,22 @@ class CheckpointFolder:
         """After a kill between the two files, or a fallback to an older checkpoint, the best model may be another's."""
         if not checkpoint.best_model:
             return
-        if not are_weights_in(self.folder / BEST, checkpoint.best_model, self._description(checkpoint.best_epoch)):
+        if not self._is_best_on_disk(checkpoint):
             try:
                 self._write_best(checkpoint.best_epoch, checkpoint.best_model)
             except OSError as error:
                 raise CheckpointWriteError(f"{str(self.folder / BEST)!r}: {error.strerror or error}.") from error
         self._best_epoch_on_disk = checkpoint.best_epoch
+
+    def _is_best_on_disk(self, checkpoint: Checkpoint) -> bool:
+        try:
+            found = load_weights(self.folder / BEST)
+            with safetensors.safe_open(self.folder / BEST, "pt") as opened:
+                described = opened.metadata() == _metadata(self._description(checkpoint.best_epoch))
+        except DamagedCheckpointError:
+            return False
+        best = checkpoint.best_model
+        return described and found.keys() == best.keys() and all(found[name].equal(best[name]) for name in found)
 
     def _write_best(self, best_epoch: int, best_model: Mapping[str, Tensor]) -> None:
         if best_model:
@@ -579,7 +553,8 @@ class CheckpointFolder:
 
     def _drop_old_epochs(self) -> None:
         for _, path in sorted(self._epoch_files(), reverse=True)[self._keep_last :]:
-            remove_with_digest(path)
+            _digest_path(path).unlink(missing_ok=True)  # first: a kill between them leaves a file that nobody trusts
+            path.unlink(missing_ok=True)
 
 
 def load_best_model(folder: Path) -> dict[str, Tensor]:

@@ -19,9 +19,8 @@ import torch
 
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.launch import Launch, Progress, RankReports, end_with_parent
-from fvc_lib.engine.distributed.processes import ProcessRanks, RankPlace, loopback, rank_place
-from fvc_lib.engine.distributed.ranks import Ranks
-from fvc_lib.engine.watching import MetricSink, NoMetrics
+from fvc_lib.engine.distributed.ranks import ProcessRanks, RankPlace, Ranks, loopback, rank_place
+from fvc_lib.engine.training_state import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryShare, memory_budget

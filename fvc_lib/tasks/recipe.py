@@ -25,8 +25,7 @@ from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Accumulator, SampleSet, Task
-from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord, TrainingState
-from fvc_lib.engine.watching import MetricSink
+from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig

@@ -16,7 +16,7 @@ import pytest
 
 from fvc_lib.engine.distributed.launch import RankReports, ReportReader, _reason, run_ranks
 from fvc_lib.engine.distributed.ranks import RankFailedError, RankLostError
-from fvc_lib.engine.watching import NoMetrics
+from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import LATEST, load_document
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
@@ -33,7 +33,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from fvc_lib.tasks.video.training import train_fold
-from fvc_lib.engine.watching import NoMetrics
+from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 paths, config = RunPaths(Path(sys.argv[1])), RunConfig.model_validate_json(sys.argv[2])

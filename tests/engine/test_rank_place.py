@@ -1,6 +1,6 @@
 import pytest
 
-from fvc_lib.engine.distributed.processes import RankPlace, first_host, rank_place
+from fvc_lib.engine.distributed.ranks import RankPlace, first_host, rank_place
 from fvc_lib.services.errors import UsageError
 
 TORCHRUN = {

@@ -6,8 +6,7 @@ import pytest
 
 from fvc_lib.engine.memory.training_memory import ControlMemory
 from fvc_lib.engine.oom_detection import MemoryState, MicroBatchPlan, OutOfMemory, OutOfMemoryFolder
-from fvc_lib.engine.training_state import TrainingState
-from fvc_lib.engine.watching import TrainingWatch
+from fvc_lib.engine.training_state import TrainingState, TrainingWatch
 from fvc_lib.services.memory_policy import NoObserver
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fvc_lib.engine.watching import NoMetrics
+from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import AUGMENTED, read_table

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.distributed.processes import ProcessRanks, loopback
-from fvc_lib.engine.distributed.ranks import Ranks
+from fvc_lib.engine.distributed.ranks import ProcessRanks, Ranks, loopback
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.oom_detection import OutOfMemoryFolder
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from fvc_lib.engine.distributed.ranks import RankLostError
-from fvc_lib.engine.watching import NoMetrics
+from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import PREDICTIONS, read_table
@@ -149,7 +149,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from fvc_lib.tasks.video.training import train_fold
-from fvc_lib.engine.watching import NoMetrics
+from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 paths, config = RunPaths(Path(sys.argv[1])), RunConfig.model_validate_json(sys.argv[2])

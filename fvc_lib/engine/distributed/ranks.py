@@ -8,21 +8,36 @@ announces, so no rank ever waits for one that has turned back.
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
+import psutil
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.task import LossMean
-from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 
 BUCKET_BYTES = 25 << 20  # what torch's DistributedDataParallel takes: large enough that latency does not count
 Meet = Callable[..., list[tuple[float, ...]]]
+# A rank that dies is noticed at once, because its connections close. This is for one that only hangs, or whose machine
+# went away: no rank is so much slower than another.
+PATIENCE_SECONDS = 600.0
+_MOST_VALUES = 6  # of one meeting
+# Below the ports that Linux gives to outgoing connections (32768 on), above those of services.
+_FIRST_PORT, _NUM_PORTS = 20_000, 12_000
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
@@ -286,3 +301,266 @@ def refuse_unequal_ranks(ranks: Ranks, numerics: dict[str, str]) -> None:
                 f"ranks {ranks.rank} and {rank} would compute otherwise: {'; '.join(differing)}. Start all ranks on "
                 "machines of one kind, with as many threads (OMP_NUM_THREADS) and the same torch."
             )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Ranks that are processes: which of them this one is, and their exchanges over torch.distributed.
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """One process among the ranks of a training.
+
+    Attributes:
+        rank: from 0.
+        size: how many there are.
+        local_rank: from 0 on this machine; which GPU it takes.
+        local_size: how many share this machine's memory.
+        address: where rank 0 is; empty when there is one rank.
+        port: where it listens.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str = ""
+    port: int = 0
+
+
+def rank_place(environ: Mapping[str, str] | None = None) -> RankPlace:
+    """The place that torchrun's variables give, else srun's; without either, one rank.
+
+    srun's count where this process is a task of one (``SLURM_STEP_ID`` is set); in a job's batch script it is not.
+
+    Raises:
+        UsageError: the variables contradict each other or are incomplete.
+    """
+    environ = os.environ if environ is None else environ
+    place = RankPlace(0, 1, 0, 1)
+    try:
+        if "RANK" in environ:
+            size = int(environ["WORLD_SIZE"])
+            local = int(environ.get("LOCAL_RANK", environ["RANK"])), int(environ.get("LOCAL_WORLD_SIZE", size))
+            place = RankPlace(int(environ["RANK"]), size, *local, environ["MASTER_ADDR"], int(environ["MASTER_PORT"]))
+        elif environ.get("SLURM_STEP_ID", "").isdecimal() and "SLURM_PROCID" in environ:
+            place = _of_srun(environ)
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"ranks: the environment is incomplete ({error!r}). Start with torchrun or srun, which set all of RANK, "
+            "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, or of SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, "
+            "SLURM_STEP_NODELIST; or alone, with none of them."
+        ) from error
+    if not (0 <= place.rank < place.size and 0 <= place.local_rank < place.local_size <= place.size):
+        raise UsageError(f"ranks: {place} cannot be: ranks count from 0 to the size, on every machine as well.")
+    return place
+
+
+def _of_srun(environ: Mapping[str, str]) -> RankPlace:
+    size = int(environ.get("SLURM_STEP_NUM_TASKS") or environ["SLURM_NTASKS"])
+    job, step = int(environ["SLURM_JOB_ID"]), int(environ["SLURM_STEP_ID"])
+    # One that no other step has, as far as may be: jobs that share a node mostly have neighbouring numbers.
+    port = _FIRST_PORT + (job * 17 + step) % _NUM_PORTS
+    counts: list[int] = []  # tasks of each node, of "2(x3),1"
+    for part in filter(None, environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(",")):
+        count, _, times = part.rstrip(")").partition("(x")
+        counts.extend([int(count)] * int(times or 1))
+    node = int(environ.get("SLURM_NODEID", "0"))
+    local_size = counts[node] if node < len(counts) else size
+    # A node's name need not resolve on the node itself, and need not where there is no other.
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_NODELIST"]
+    address = "127.0.0.1" if local_size == size else first_host(nodes)
+    return RankPlace(int(environ["SLURM_PROCID"]), size, int(environ["SLURM_LOCALID"]), local_size, address, port)
+
+
+def first_host(nodes: str) -> str:
+    """The first machine of a SLURM node list: ``gpu03`` of ``gpu[03-05,09],cpu1``, ``a-1-x`` of ``a-[1-2]-x``.
+
+    Raises:
+        ValueError: it names none.
+    """
+    text = re.split(r",(?![^\[]*\])", nodes.strip(), maxsplit=1)[0]
+    host = re.sub(r"\[(\d+)[^\]]*\]", r"\1", text)
+    if not re.fullmatch(r"[\w.-]+", host):
+        raise ValueError(f"no host in the node list {nodes!r}")
+    return host
+
+
+def loopback() -> dict[str, str]:
+    """What gloo must be told to meet on this machine's own device, where nobody else can reach it."""
+    name = next((name for name in psutil.net_if_addrs() if name in ("lo", "lo0")), "")
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}
+
+
+class ProcessRanks(Ranks):
+    """Ranks in processes of their own, over torch.distributed's default group.
+
+    Meetings and everything but gradients of CUDA tensors go over gloo, which notices a dead peer when its connection
+    closes. Nothing that is received is unpickled freely: values are loaded weights-only.
+
+    Raises:
+        RankLostError: the others did not come within ``patience_seconds``.
+    """
+
+    def __init__(self, rank: int, size: int, *, cuda: bool = False, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self.rank = rank
+        self.size = size
+        self._over = False
+        with _loss_noticed("setup"):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=patience_seconds),
+            )
+
+    def meet(self, place: str, *mine: float) -> list[tuple[float, ...]]:
+        """As ``Ranks.meet``: one exchange of 64 bytes per rank."""
+        rows = self._exchange(place, False, mine)
+        self._stop_where_one_failed(rows)
+        if any(row[0] != rows[0][0] for row in rows):
+            places = [text.decode() for text in self._everyones_bytes(place, place.encode())]
+            raise RuntimeError(f"ranks came to different places, {places}: they do not run the same training")
+        return [row[2 : 2 + len(mine)] for row in rows]
+
+    def from_leader(self, place: str, make: Callable[[], T]) -> T:
+        """As ``Ranks.from_leader``."""
+        value = make() if self.rank == 0 else None
+        blob = _packed(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
+        size = int(self.meet(place, blob.numel())[0][0])
+        with self._committed(place):
+            if self.rank:
+                blob = torch.empty(size, dtype=torch.uint8)
+            dist.broadcast(blob, src=0)
+        return value if self.rank == 0 else _unpacked(blob)  # type: ignore[return-value]
+
+    def everyone(self, place: str, value: T) -> list[T]:
+        """As ``Ranks.everyone``."""
+        blob = None
+        try:
+            blob = _packed(value)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        sizes = [int(row[0]) for row in self.meet(place, -1 if blob is None else blob.numel())]
+        if blob is None or -1 in sizes:
+            raise MemoryError(f"memory ended on rank {sizes.index(-1)} at {place!r}")
+        return [_unpacked(part) for part in self._everyones_blobs(place, blob, sizes)]
+
+    def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:
+        """As ``Ranks.to_leader``; rank 0 holds one at a time."""
+        blob = _packed(value) if self.rank else torch.empty(0, dtype=torch.uint8)
+        sizes = [int(row[0]) for row in self.meet(place, blob.numel())]
+        with self._committed(place):
+            if self.rank:
+                dist.send(blob, dst=0)
+                return
+            for rank in range(1, self.size):
+                blob = torch.empty(sizes[rank], dtype=torch.uint8)
+                dist.recv(blob, src=rank)
+                take(_unpacked(blob))
+
+    def shared_gradients(self, model: nn.Module) -> GradientSum:
+        """Their sum over all ranks, in buckets."""
+        return GradientSum(model, self.meet, self._sum, rank=self.rank, everyone=self.everyone)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """As ``Ranks.telling``."""
+        try:
+            yield
+        except BaseException as error:
+            if not self._over and not isinstance(error, RankLostError):
+                self._tell(error)
+            raise
+
+    def close(self) -> None:
+        """Leave the group; only where all ranks do."""
+        dist.destroy_process_group()
+
+    def _tell(self, error: BaseException) -> None:
+        self._over = True
+        try:
+            self._exchange("failure", True, ())
+            self._reasons(error)
+        except RankLostError:
+            pass  # whoever was to be told is gone as well
+
+    def _stop_where_one_failed(self, rows: Sequence[tuple[float, ...]]) -> None:
+        """Raise what the ranks that cannot go on say; a stop is said last."""
+        if not any(row[1] for row in rows):
+            return
+        self._over = True
+        reasons = [(rank, reason) for rank, reason in enumerate(self._reasons()) if reason]
+        rank, (name, message) = min(reasons, key=lambda item: (item[1][0] == StoppedError.__name__, item[0]))
+        raise error_named(name, f"rank {rank} of {self.size}: {message}")
+
+    def _reasons(self, error: BaseException | None = None) -> list[list[str] | None]:
+        """What every failed rank gives as its reason: its error's class and text."""
+        mine = [type(error).__name__, str(error)] if error is not None else None
+        return [json.loads(text) for text in self._everyones_bytes("failure", json.dumps(mine).encode())]
+
+    def _exchange(self, place: str, failed: bool, mine: Sequence[float]) -> list[tuple[float, ...]]:
+        if self._over and not failed:
+            raise RankLostError(f"this rank has left the others already and cannot meet them at {place!r}.")
+        if len(mine) > _MOST_VALUES:
+            raise ValueError(f"a meeting takes {_MOST_VALUES} values, got {len(mine)}")
+        padding = [0.0] * (_MOST_VALUES - len(mine))
+        words = torch.tensor([zlib.crc32(place.encode()), failed, *mine, *padding], dtype=torch.float64)
+        heard = torch.empty(self.size * words.numel(), dtype=torch.float64)
+        with _loss_noticed(place):
+            dist.all_gather_single(heard, words)
+        return [tuple(row) for row in heard.view(self.size, -1).tolist()]
+
+    def _everyones_bytes(self, place: str, text: bytes) -> list[bytes]:
+        """Without a meeting before: for what is said after one went wrong."""
+        size = torch.tensor([len(text)])
+        sizes = torch.empty(self.size, dtype=torch.int64)
+        with _loss_noticed(place):
+            dist.all_gather_single(sizes, size)
+        blob = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        return [part.numpy().tobytes() for part in self._everyones_blobs(place, blob, sizes.tolist())]
+
+    def _everyones_blobs(self, place: str, blob: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        with self._committed(place):
+            padded = torch.zeros(max(sizes), dtype=torch.uint8)
+            padded[: blob.numel()] = blob
+            heard = torch.empty(self.size * padded.numel(), dtype=torch.uint8)
+            dist.all_gather_single(heard, padded)
+        return [row[:size] for row, size in zip(heard.view(self.size, -1), sizes, strict=True)]
+
+    def _sum(self, place: str, tensor: Tensor) -> None:
+        with self._committed(place):
+            dist.all_reduce(tensor)
+
+    @contextmanager
+    def _committed(self, place: str) -> Iterator[None]:
+        """The others are in the same exchange: an error in here cannot be told to them, only this process's end can."""
+        told, self._over = self._over, True
+        with _loss_noticed(place):
+            yield
+        self._over = told
+
+
+@contextmanager
+def _loss_noticed(place: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # all that gloo, nccl and the store raise
+        if is_out_of_memory(error):
+            raise
+        told = str(error).partition(". This is typically")[0].partition("\n")[0]
+        raise RankLostError(
+            f"the other ranks were lost at {place!r}: {told}. One of them has ended or hangs; its own log says why, "
+            "unless it was killed (for memory, most often). The last checkpoint stands: resume."
+        ) from error
+
+
+def _packed(value: Any) -> Tensor:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
+
+
+def _unpacked(blob: Tensor) -> Any:
+    return torch.load(io.BytesIO(blob.numpy().tobytes()), map_location="cpu", weights_only=True)

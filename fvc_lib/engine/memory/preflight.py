@@ -25,11 +25,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from fvc_lib.engine.device import ComputeDevice, resolve_device
 from fvc_lib.engine.joint_loss import COMPARING, joint_part
@@ -46,7 +46,6 @@ _logger = logging.getLogger(__name__)
 TIME_LIMIT_SECONDS = 120.0
 PREFETCHED_BATCHES = 2  # torch's loader keeps so many effective batches ready per process
 _AFTER_TRAINING_BYTES = 50_000_000  # tables and figures after training: 29 to 47 MB in four folds
-_FORMAT = 2  # of the file
 # torch loads this with its first optimizer, and it is by far the largest part of what a first training loads.
 _LOADED_BY_TRAINING = "torch._dynamo"
 # How a child ends when memory does: killed by the system, aborted by a library that cannot go on without, or reading
@@ -500,10 +499,26 @@ def circumstances(request: StepRequest) -> dict[str, Any]:
         "gradient_checkpointing": request.gradient_checkpointing,
         "loader_processes": request.num_workers > 0,
         "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "platform": platform.platform(),
         "allocator": allocator,
     }
+
+
+class _Measured(BaseModel):
+    circumstances: dict[str, Any]  # for a reader's eyes
+    found: StepMeasurement
+
+
+class _Decided(BaseModel):
+    micro_batch: int
+    problem: str
+
+
+class _Stored(BaseModel):
+    format: Literal[2] = 2
+    measurements: dict[str, _Measured]
+    decisions: dict[str, _Decided]
 
 
 class PreflightStore:
@@ -520,41 +535,32 @@ class PreflightStore:
 
     def look_up(self, key: str, decision_key: str) -> tuple[StepMeasurement | None, Decision | None]:
         """What was found under these circumstances, and what was decided."""
-        document = self._read()
-        try:
-            entry, decided = document["measurements"].get(key), document["decisions"].get(decision_key)
-            found = None if entry is None else StepMeasurement.from_document(entry["found"])
-            decision = None if decided is None else (int(decided["micro_batch"]), str(decided["problem"]))
-            return found, decision
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            _logger.warning("%s: entry %s is not understood (%r) and measured again", self._path, key[:12], error)
-            return None, None
+        stored = self._read()
+        measured, decided = stored.measurements.get(key), stored.decisions.get(decision_key)
+        return (
+            None if measured is None else measured.found,
+            None if decided is None else (decided.micro_batch, decided.problem),
+        )
 
     def keep(
         self, key: str, described: dict[str, Any], found: StepMeasurement, decision_key: str, decision: Decision
     ) -> None:
-        """Remember both; the circumstances stand beside them for a reader's eyes."""
+        """Remember both."""
         if self._path is None:
             return
-        document = self._read()  # again: another fold may have written meanwhile
-        document["measurements"][key] = {"circumstances": described, "found": asdict(found)}
-        document["decisions"][decision_key] = {"micro_batch": decision[0], "problem": decision[1]}
+        stored = self._read()  # again: another fold may have written meanwhile
+        stored.measurements[key] = _Measured(circumstances=described, found=found)
+        stored.decisions[decision_key] = _Decided(micro_batch=decision[0], problem=decision[1])
         try:
-            write_json(self._path, document)
+            write_json(self._path, stored.model_dump(mode="json"))
         except OSError as error:
             _logger.warning("%s: not written (%s); the next fold measures again", self._path, error.strerror or error)
 
-    def _read(self) -> dict[str, Any]:
-        empty: dict[str, Any] = {"format": _FORMAT, "measurements": {}, "decisions": {}}
-        if self._path is None or not self._path.exists():
-            return empty
-        try:
-            document = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            _logger.warning("%s: not readable (%s); measuring again", self._path, error)
-            return empty
-        tables = isinstance(document, dict) and [document.get("measurements"), document.get("decisions")]
-        if not tables or document.get("format") != _FORMAT or not all(isinstance(each, dict) for each in tables):
-            _logger.warning("%s: not a preflight file of format %d; measuring again", self._path, _FORMAT)
-            return empty
-        return dict(document)
+    def _read(self) -> _Stored:
+        if self._path is not None and self._path.exists():
+            try:
+                return _Stored.model_validate_json(self._path.read_bytes())
+            except (OSError, ValueError) as error:
+                reason = str(error).partition("\n")[0]
+                _logger.warning("%s: not a preflight file (%s); measuring again", self._path, reason)
+        return _Stored(measurements={}, decisions={})

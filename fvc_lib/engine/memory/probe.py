@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fvc_lib.engine.device import Precision, deterministic_algorithms, release_cached_memory
 from fvc_lib.engine.distributed.ranks import OwnGradients, is_usable
@@ -30,6 +30,7 @@ from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper, recomp
 from fvc_lib.engine.task import Batch
 from fvc_lib.engine.training_state import copy_weights
 from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.checkpoint_files import copied_to_cpu
 from fvc_lib.services.memory_budget import ProcessTree, own_bytes, peak_rss_bytes, reset_high_water
 
 _LEAST_ROOM_BYTES = 1 << 30
@@ -151,7 +152,7 @@ class StepProbe:
                 if is_usable(result.loss):
                     stepper.take(result, 1e-6)
                 seconds = (computed - started) / len(part) + (_now(device) - computed) / len(batch)
-                beside[1:] = [_on_cpu([model.state_dict(), stepper.state_dict()])]
+                beside[1:] = [copied_to_cpu([model.state_dict(), stepper.state_dict()])]
         return seconds
 
 
@@ -245,15 +246,6 @@ def _worker_bytes(request: StepRequest) -> int:
         memory = tree.measure()
         idle = memory.tree_bytes - memory.rss_bytes
     return max(0, idle)
-
-
-def _on_cpu(value: Any) -> Any:
-    """A copy of nested dicts and lists with every tensor on the CPU, as a checkpoint's snapshot makes it."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: _on_cpu(entry) for key, entry in value.items()}
-    return [_on_cpu(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def _now(device: torch.device) -> float:

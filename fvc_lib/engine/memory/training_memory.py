@@ -18,15 +18,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from fvc_lib.engine.device import (
-    ComputeDevice,
-    apply_policy,
-    device_memory_probe,
-    release_cached_memory,
-    resolve_device,
-    resolve_policy,
-    verify_policy,
-)
+from fvc_lib.engine import device as devices
+from fvc_lib.engine.device import ComputeDevice, device_memory_probe, resolve_device
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.memory.preflight import StepRequest, footprint_of, preflight
 from fvc_lib.engine.oom_detection import OutOfMemoryFolder
@@ -44,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 def policy_of(compute: ComputeDevice, config: RunConfig) -> MemoryPolicy:
     """The memory policy of a training on ``compute`` with this run's parameters."""
-    return resolve_policy(compute, amp=config.amp, clear_cache_batches=config.clear_cache_batches)
+    return devices.resolve_policy(compute, amp=config.amp, clear_cache_batches=config.clear_cache_batches)
 
 
 def memory_setup(config: RunConfig) -> list[str]:
@@ -54,8 +47,8 @@ def memory_setup(config: RunConfig) -> list[str]:
         UsageError: the requested device is not there.
     """
     policy = policy_of(resolve_device(config.device, config.amp), config)
-    with apply_policy(policy):
-        return [*policy.describe(), *verify_policy(policy)]
+    with devices.apply_policy(policy):
+        return [*policy.describe(), *devices.verify_policy(policy)]
 
 
 def refuse_impossible_budget(
@@ -170,13 +163,13 @@ def training_memory(
     )
     made = None
     try:
-        with apply_policy(policy), recording as made, memory_policy.frozen_garbage():
+        with devices.apply_policy(policy), recording as made, memory_policy.frozen_garbage():
             folder = paths.oom_contexts(stage, fold)
             oom_folder = OutOfMemoryFolder(folder / f"rank_{rank}" if rank else folder)  # one writer each
             try:
                 yield TrainingMemory(policy, observer, ControlMemory(observer), oom_folder)
             finally:
-                release_cached_memory(compute.device)
+                devices.release_cached_memory(compute.device)
                 # What a recording's own reports and a notebook's tables and figures take is not the training's.
                 observer.at("report")
     finally:
