@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from fvc_lib.engine.memory.training_memory import recorded_allocations, require_memray
+from fvc_lib.engine.memory.training_memory import recorded_allocations
 from fvc_lib.services.errors import UsageError
 
 CPU = torch.device("cpu")
@@ -116,8 +116,3 @@ def test_on_cuda_torch_s_own_history_is_written(tmp_path):
     assert recording.path.suffix == ".pickle"
     assert recording.path.stat().st_size > 1000
     assert "memory_viz" in recording.describe()
-
-
-def test_memray_is_found_when_it_is_there():
-    pytest.importorskip("memray")
-    require_memray()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import logging
 import math
@@ -352,36 +351,23 @@ def recorded_allocations(folder: Path, device: torch.device) -> Iterator[Allocat
         UsageError: memray is not installed, or something else is recording in this process; before any work.
     """
     cuda = device.type == "cuda"
-    if not cuda:
-        require_memray()
-    folder.mkdir(parents=True, exist_ok=True)
     recording = AllocationRecording(_free_path(folder, "snapshot", ".pickle") if cuda else _free_path(folder))
     with _torch_history(recording.path, device) if cuda else _memray_tracker(recording.path):
         yield recording
     _logger.info("%s", recording.describe())
 
 
-def require_memray() -> None:
-    """Check before any work that memray is there.
-
-    Raises:
-        UsageError: it is not; the message says how to get it.
-    """
+@contextmanager
+def _memray_tracker(path: Path) -> Iterator[None]:
     try:
-        there = importlib.util.find_spec("memray") is not None
-    except ValueError:  # sys.modules holds a None or a stump of that name
-        there = False
-    if not there:
+        import memray
+    except ImportError as error:
         raise UsageError(
             "profile_memory: on this device memray records the allocations, and it is not installed. Install it "
             "(pip install 'fvc_lib[profile]', or pip install memray; Linux and macOS only), or turn profile_memory off."
-        )
+        ) from error
 
-
-@contextmanager
-def _memray_tracker(path: Path) -> Iterator[None]:
-    import memray
-
+    path.parent.mkdir(parents=True, exist_ok=True)
     tracker = memray.Tracker(path)
     # Memray leaves out as many frames of the thread that started it as that had on its stack, counted from the bottom.
     # That hides memray's own command, but here it would hide the training: so a thread that has nothing to hide.
@@ -400,6 +386,7 @@ def _memray_tracker(path: Path) -> Iterator[None]:
 @contextmanager
 def _torch_history(path: Path, device: torch.device) -> Iterator[None]:
     memory = torch.cuda.memory
+    path.parent.mkdir(parents=True, exist_ok=True)
     memory._record_memory_history(max_entries=_MOST_CUDA_ENTRIES, device=device)
     try:
         yield
