@@ -19,7 +19,7 @@ import psutil
 import torch
 from torch import nn
 
-from fvc_lib.engine.device import Precision, deterministic_algorithms, release_cached_memory
+from fvc_lib.engine.device import Precision, deterministic_algorithms, peak_device_bytes, release_cached_memory
 from fvc_lib.engine.distributed.ranks import OwnGradients, is_usable
 from fvc_lib.engine.joint_loss import COMPARING
 from fvc_lib.engine.loading import load_batches
@@ -73,7 +73,6 @@ class StepProbe:
     def __init__(self, request: StepRequest) -> None:
         self._request = request
         self._compute = request.compute
-        self._meter = Meter(self._compute.device)
         self._reference = self._own_bytes = 0
 
     def begin(self, known: StepMeasurement, device_free_bytes: int | None = None) -> StepMeasurement:
@@ -84,12 +83,12 @@ class StepProbe:
             device_free_bytes: free memory of the GPU before this process came; None elsewhere.
         """
         device = self._compute.device
-        before = self._meter.now()
+        before = self._held()
         layer = nn.Linear(1, 1).to(device)  # one step of nothing, so that torch loads what every training loads
         optimizer = torch.optim.AdamW(layer.parameters())
         layer(torch.ones(1, 1, device=device)).sum().backward()
         optimizer.step()
-        self._reference = self._meter.now()
+        self._reference = self._held()
         # On CUDA what is counted is the device's memory, and nothing in it is shared.
         self._own_bytes = self._reference if device.type == "cuda" else own_bytes()
         first_use = self._reference - before
@@ -112,7 +111,13 @@ class StepProbe:
 
     def with_measured(self, found: StepMeasurement, micro_batch: int) -> StepMeasurement:
         """``found`` with what ``micro_batch`` took, or with the reason why it does not fit."""
-        self._meter.reset()
+        device = self._compute.device
+        preflight.give_back_unused()
+        release_cached_memory(device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            reset_high_water()  # without Linux's /proc the peak is that of the process's whole life
         try:
             seconds = self._train_a_little(micro_batch)
         except (_DoesNotFitError, StepLostError) as error:
@@ -122,8 +127,22 @@ class StepProbe:
                 raise
             failure = str(error).partition("\n")[0] or type(error).__name__
         else:
-            return found.with_step(micro_batch, max(0, self._meter.peak() - self._reference), seconds)
+            peak = peak_device_bytes(device)
+            peak = peak_rss_bytes() + self._driver_bytes() if peak is None else peak
+            return found.with_step(micro_batch, max(0, peak - self._reference), seconds)
         return found.with_failure(micro_batch, failure)
+
+    def _held(self) -> int:
+        """Memory of this process that a training runs out of: resident memory, on CUDA what torch has allocated there.
+
+        Apple's GPU shares main memory; its driver keeps what was ever needed, so that counts as well.
+        """
+        if self._compute.device.type == "cuda":
+            return torch.cuda.memory_allocated(self._compute.device)
+        return int(psutil.Process().memory_info().rss) + self._driver_bytes()
+
+    def _driver_bytes(self) -> int:
+        return torch.mps.driver_allocated_memory() if self._compute.device.type == "mps" else 0
 
     def _train_a_little(self, micro_batch: int) -> float:
         """Train as the engine does, with the best epoch's weights and a checkpoint's copy beside; returns the seconds
@@ -178,39 +197,6 @@ class _AllRanksSamples(OwnGradients):
         """Own outputs, repeated."""
         num_own = max(1, len(next(iter(value["outputs"].values()), ())))
         return [value] * -(-self._num_samples // num_own)
-
-
-class Meter:
-    """Memory of this process that a training on ``device`` runs out of, in bytes: resident memory, on CUDA what torch
-    has allocated there. Apple's GPU shares main memory; its driver keeps what was ever needed, so that counts as well.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def now(self) -> int:
-        """Held at this moment."""
-        if self._device.type == "cuda":
-            return torch.cuda.memory_allocated(self._device)
-        return int(psutil.Process().memory_info().rss) + self._driver_bytes()
-
-    def reset(self) -> None:
-        """Forget the peak, after giving back what nothing uses."""
-        preflight.give_back_unused()
-        release_cached_memory(self._device)
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            reset_high_water()  # without Linux's /proc the peak is that of the process's whole life
-
-    def peak(self) -> int:
-        """The most that was held since ``reset``."""
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
-        return peak_rss_bytes() + self._driver_bytes()
-
-    def _driver_bytes(self) -> int:
-        return torch.mps.driver_allocated_memory() if self._device.type == "mps" else 0
 
 
 def _limit_growth(room_bytes: int) -> None:
