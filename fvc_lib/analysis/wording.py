@@ -83,6 +83,11 @@ def bytes_text(size_bytes: float | None) -> str:
     return f"{size_bytes / 1e3:.0f} kB" if size_bytes >= 1e4 else f"{size_bytes / 1e3:.1f} kB"
 
 
+def megabytes_text(megabytes: float | None) -> str:
+    """``629 MB``; the logs' megabytes are 1e6 bytes."""
+    return bytes_text(None if megabytes is None else megabytes * 1e6)
+
+
 def duration_text(seconds: float | None) -> str:
     """Seconds as ``42 s``, ``3 min 05 s`` or ``2 h 14 min``."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:

@@ -96,6 +96,8 @@ class TaskSpec:
         headline: in order of preference, how subject and metric of the one number begin, and what is judged by it;
             none: the results over folds have one.
         no_headline: the measure's name and what is judged, while there is no number yet.
+        curves: metrics whose learning curves tell most, at most three, with the run's parameters in braces; of those
+            that match a ``*`` the first that has been logged.
     """
 
     name: str
@@ -107,6 +109,7 @@ class TaskSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     headline: tuple[tuple[str, str, str], ...] = ()
     no_headline: tuple[str, str] = ("", "")
+    curves: tuple[str, ...] = ("loss",)
 
     @property
     def training_stage(self) -> Stage:
@@ -209,6 +212,7 @@ _IMAGE = TaskSpec(
     defaults={"effective_batch_size": 24, "learning_rate": 2e-3, "early_stopping_epochs": 0},
     headline=(("all", "top1", "image"), ("target:", "r2", "image")),
     no_headline=("Top-1 accuracy", "image"),
+    curves=("loss", "top1", "r2_*"),
 )  # fmt: skip
 
 _VIDEO_TEXT = TaskSpec(
@@ -235,6 +239,7 @@ _VIDEO_TEXT = TaskSpec(
     defaults={"effective_batch_size": 32, "learning_rate": 1e-3, "epochs": 30, "early_stopping_epochs": 0},
     headline=(("text_to_video", "recall@", "text"), ("captions", "content_word_recall", "video")),
     no_headline=("Recall, text to video", "text"),
+    curves=("loss", "text_to_video/recall@{recall_at[0]}", "caption_loss*"),
 )  # fmt: skip
 
 TASKS: Mapping[str, TaskSpec] = {spec.name: spec for spec in (_VIDEO, _IMAGE, _VIDEO_TEXT)}

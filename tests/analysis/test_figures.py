@@ -18,7 +18,6 @@ from fvc_lib.analysis.figures.corpus import (
     index_overview_figure,
     label_kinds_figure,
 )
-from fvc_lib.analysis.figures.pipeline import pipeline_figure, pipeline_spans
 from fvc_lib.analysis.figures.results import (
     audit_figure,
     controls_figure,
@@ -28,7 +27,13 @@ from fvc_lib.analysis.figures.results import (
     slices_figure,
 )
 from fvc_lib.analysis.figures.roc_and_calibration import calibration_figure, pr_figure, risk_coverage_figure, roc_figure
-from fvc_lib.analysis.figures.training import learning_curves_figure, memory_timeline_figure, smoothed
+from fvc_lib.analysis.figures.training import (
+    learning_curves_figure,
+    memory_timeline_figure,
+    pipeline_figure,
+    pipeline_spans,
+    smoothed,
+)
 from fvc_lib.analysis.memory.figures import growth_figure, phase_peaks_figure, stage_timeline_figure
 from fvc_lib.analysis.memory.findings import run_memory
 from fvc_lib.analysis.read import queries

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.analysis.memory.findings import run_memory
-from fvc_lib.analysis.memory.wording import advice_table, memory_facts, run_advice
+from fvc_lib.analysis.memory.findings import memory_facts, run_memory
+from fvc_lib.analysis.memory.report import advice_table, run_advice
 from fvc_lib.analysis.read.queries import memory_peaks
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fvc_lib.analysis.memory.findings import run_memory
-from fvc_lib.analysis.memory.wording import largest_tensors
+from fvc_lib.analysis.memory.report import largest_tensors
 from fvc_lib.engine.oom_detection import OutOfMemory, OutOfMemoryFolder, memory_state
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths

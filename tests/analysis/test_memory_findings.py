@@ -4,8 +4,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.memory.findings import MemoryFindings, run_memory
-from fvc_lib.analysis.memory.wording import parts_sentence, peak_sentence
+from fvc_lib.analysis.memory.findings import MemoryFindings, parts_sentence, peak_sentence, run_memory
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
 

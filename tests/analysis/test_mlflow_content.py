@@ -8,8 +8,14 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from fvc_lib.analysis.mlflow.content import MAX_KEY, fitted, key_of, run_content
-from fvc_lib.analysis.mlflow.export import default_tracking_uri, export_run, shown_uri
+from fvc_lib.analysis.mlflow.export import (
+    MAX_KEY,
+    default_tracking_uri,
+    export_run,
+    key_of,
+    run_content,
+    shown_uri,
+)
 from fvc_lib.command_line import commands as mlflow_command
 from fvc_lib.command_line.commands import export_mlflow, export_when_asked
 from fvc_lib.command_line.main import Commands
@@ -102,13 +108,11 @@ def test_usual_names_stay_as_they_are():
     assert key_of("train", "max_xyz 0.5-a") == "train/max_xyz 0.5-a"
 
 
-def test_names_that_are_too_long_stay_apart_and_are_named():
-    notes: list[str] = []
-    first, second = fitted("a" * 300, "metric", notes), fitted("a" * 299 + "b", "metric", notes)
+def test_names_that_are_too_long_stay_apart():
+    first, second = key_of("a" * 300), key_of("a" * 299 + "b")
     assert len(first) <= MAX_KEY
     assert first != second
-    assert len(notes) == 2
-    assert fitted("a" * MAX_KEY, "metric", notes) == "a" * MAX_KEY
+    assert key_of("a" * MAX_KEY) == "a" * MAX_KEY
 
 
 @pytest.mark.parametrize(

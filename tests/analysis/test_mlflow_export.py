@@ -217,16 +217,15 @@ def test_what_is_not_finite_is_a_gap_with_its_steps_named(short_run, uri):
     assert not export_run(short_run, tracking_uri=uri).changed
 
 
-def test_what_mlflow_refuses_is_named_and_never_cut(short_run, uri):
+def test_of_what_mlflow_refuses_a_value_is_named_and_a_name_shortened(short_run, uri):
     params = {"corpus": "c" * 6001, "n" * 300: 1, "model": "frame_cnn"}
     short_run.params_yaml.write_text(yaml.safe_dump(params))
     with MetricLog(short_run.metrics(TRAINING, 0), run_id="x", fold=0) as log:
         log.log(step=1, epoch=0, phase="train", metrics={"m" * 260: 1.0})
     report = export_run(short_run, tracking_uri=uri)
     assert "parameter 'corpus' was left out: it has 6,001 characters, and MLflow takes 6,000" in notes(report)
-    assert f"metric 'train/{'m' * 74}'... is called" in notes(report)
-    assert f"parameter '{'n' * 80}'... is called" in notes(report)
     assert "corpus" not in whole(uri)["params"]
+    assert sum(name.startswith("nnn") for name in whole(uri)["params"]) == 1
     assert sum(key.startswith("train/mmm") for key, *_ in fold(uri, 0)["points"]) == 1
 
 

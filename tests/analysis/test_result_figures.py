@@ -12,7 +12,6 @@ from hypothesis import given, settings, strategies as st
 from sklearn.metrics import average_precision_score
 
 from fvc_lib.analysis.figures.gallery import CLIP_GONE, mistakes_gallery, worst_mistakes
-from fvc_lib.analysis.figures.pipeline import BEFORE, pipeline_figure, pipeline_spans
 from fvc_lib.analysis.figures.results import (
     audit_figure,
     audit_table,
@@ -31,6 +30,7 @@ from fvc_lib.analysis.figures.roc_and_calibration import (
     risk_coverage_figure,
     share_of_fakes,
 )
+from fvc_lib.analysis.figures.training import BEFORE, pipeline_figure, pipeline_spans
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import audit_facts

@@ -14,7 +14,7 @@ from fvc_lib.analysis.dashboard.dashboard import Dashboard
 from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, default_selection, is_nothing, panels
 from fvc_lib.analysis.figures.theme import STANDING_COLORS
 from fvc_lib.analysis.memory.findings import run_memory
-from fvc_lib.analysis.mlflow.content import run_tags
+from fvc_lib.analysis.mlflow.export import run_tags
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.pages.notebook_html import clean_html
 from fvc_lib.analysis.pages.report import interval_bar, summary_lines, write_run_report

@@ -98,8 +98,3 @@ def test_thousands_of_epochs_are_judged_by_a_part_of_them(count: int) -> None:
     found = judged(*(600 + 3.0 * np.arange(count)))
     assert found.verdict == "leak"
     assert found.slope_mb == pytest.approx(3)
-
-
-def test_epochs_must_ascend() -> None:
-    with pytest.raises(ValueError, match="wanted one ascending epoch each"):
-        growth(np.array([1.0, 1.0]), np.array([5.0, 6.0]))

@@ -41,9 +41,7 @@ _AT_WORK = frozenset({"running", "waiting"})
 class LiveRefresh:
     """A task in the running event loop that calls ``look`` every so many seconds until it says that all is over.
 
-    Args:
-        look: looks once; whether there is anything left to wait for.
-        told: is given one plain sentence when the task has ended by itself.
+    ``told`` is given one plain sentence when the task has ended by itself.
     """
 
     def __init__(self, look: Callable[[], Awaitable[bool]], told: Callable[[str], None]) -> None:
@@ -155,12 +153,8 @@ _HELP = "Hold Ctrl to choose several. A click on a fold's curve or bar highlight
 class Controls:
     """The widgets, and what follows when they are moved.
 
-    Args:
-        runs_dir: where runs are looked for.
-        selection: what is chosen at first.
-        choose: is called with the fields of ``Selection`` that have changed, and returns all of it.
-        refresh: is called when the reader asks for it.
-        follow: is called with seconds, or None, when the reader wants the figures refreshed by themselves.
+    ``choose`` is called with the fields of ``Selection`` that have changed and returns all of it, ``refresh`` when the
+    reader asks for it, ``follow`` with seconds, or None, when the figures shall be refreshed by themselves.
     """
 
     def __init__(
@@ -243,7 +237,6 @@ class Controls:
 
 
 def _shown(highlight: int | None) -> int:
-    """``Selection.highlight`` as the widgets hold it."""
     return NO_FOLD if highlight is None else highlight
 
 

@@ -8,6 +8,8 @@ choice that it follows or a file that it reads has changed, so a slider answers 
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,28 +28,23 @@ from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.registry import Registry
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
+from fvc_lib.services.tasks import TASKS
 
 MOST_RUNS = 8  # chosen by default; more are chosen by hand
 MOST_METRICS = 3  # of which learning curves are drawn at once
-_DEFAULT_METRIC = "loss"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What the dashboard shows.
+    """What the dashboard shows: the chosen runs, of which ``detail`` (None: the first) is shown in detail.
 
-    Attributes:
-        runs: the chosen runs, which are compared.
-        detail: the one of them that is shown in detail; None: the first.
-        metrics: the metrics whose learning curves are drawn, at most three.
-        folds: the folds shown; empty means all.
-        smoothing: of the learning curves, in [0, 1).
-        highlight: a fold that stands out in every figure that shows folds.
+    Learning curves are of at most three ``metrics``; without ``folds`` all are shown; ``smoothing`` is in [0, 1); the
+    fold to ``highlight`` stands out in every figure that shows folds.
     """
 
     runs: tuple[RunPaths, ...]
     detail: RunPaths | None = None
-    metrics: tuple[str, ...] = (_DEFAULT_METRIC,)
+    metrics: tuple[str, ...] = ("loss",)
     folds: tuple[int, ...] = ()
     smoothing: float = 0.0
     highlight: int | None = None
@@ -72,22 +69,15 @@ def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
 
 
 def default_metrics(run: RunPaths) -> tuple[str, ...]:
-    """The curves that tell most of a run of its task: the loss, and what is judged beside it, also before it is there.
-
-    Of image recognition top-1 and the R2 of the first target; of video-text the recall at the first k from text to
-    video, and the loss of the captions.
-    """
+    """The curves that tell most of a run of its task (``TaskSpec.curves``), also before they are there."""
     asked = run_parameters(run)
-    task = run_task(asked)
-    if task == "image":
-        targets = sorted(name for name in _logged(run) if name.startswith("r2_"))
-        return (_DEFAULT_METRIC, "top1", *targets[:1])
-    if task == "video_text":
-        given = asked.get("recall_at")
-        first = given[0] if isinstance(given, list) and given else RunConfig().recall_at[0]
-        captions = {"caption_loss"} & _logged(run)
-        return (_DEFAULT_METRIC, f"text_to_video/recall@{first}", *captions)
-    return (_DEFAULT_METRIC,)
+    curves = TASKS[run_task(asked)].curves
+    logged: list[str] = []
+    if any("*" in name for name in curves):
+        logged = sorted(learning_curves([run], phases=["validation"]).frame["metric"].unique())
+    given = {**RunConfig().model_dump(), **asked}
+    found = (fnmatch.filter(logged, name)[:1] if "*" in name else [name.format_map(given)] for name in curves)
+    return tuple(itertools.chain.from_iterable(found))
 
 
 def run_options(runs_dir: Path) -> list[tuple[str, RunPaths]]:
@@ -107,10 +97,6 @@ def metric_options(run: RunPaths) -> tuple[list[str], list[int]]:
     return sorted({*default_metrics(run), *curves["metric"].unique()}), folds
 
 
-def _logged(run: RunPaths) -> set[str]:
-    return set(learning_curves([run], phases=["validation"]).frame["metric"].unique())
-
-
 # --- Panels
 
 
@@ -126,15 +112,10 @@ _NO_PLACE = {"text/html": '<div style="display:none"></div>'}  # text alone woul
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure, table or text of the dashboard.
+    """One figure, table or text of the dashboard; panels stand in ascending order of ``at``.
 
-    Attributes:
-        name: what it shows.
-        at: panels stand in ascending order of it.
-        draw: makes it.
-        follows: the fields of ``Selection`` that it depends on.
-        reads: files and folders in a run's folder that it depends on.
-        tasks: of the runs in detail of which it has something to show; empty: all.
+    ``follows`` are the fields of ``Selection`` and ``reads`` the files and folders in a run's folder that it depends
+    on; ``tasks`` are those of the run in detail with something to show (empty: all).
     """
 
     name: str

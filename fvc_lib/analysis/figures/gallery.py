@@ -121,14 +121,7 @@ def image_cards(
     read: ReadPicture,
     told: Callable[[Mapping[str, object]], tuple[str, ...]],
 ) -> tuple[Card, ...]:
-    """A card for each of ``rows``, which have a ``path``.
-
-    Args:
-        rows: in the order shown.
-        root: what the paths are relative to.
-        read: gives the pixels of a file, or raises for one that cannot be read.
-        told: title and lines of a row.
-    """
+    """A card for each of ``rows``, which have a ``path`` below ``root``; ``told`` gives title and lines of a row."""
     cards = []
     for row in rows:
         title, *lines = told(row)
@@ -147,14 +140,9 @@ def _picture(root: Path, path: str, read: ReadPicture) -> bytes | None:
 def example_images(
     images: pl.DataFrame, targets: pl.DataFrame, root: Path, read: ReadPicture, *, count: int = 18
 ) -> Gallery:
-    """Training images of as many classes as there is room for, each class in turn, one of a group.
+    """At most ``count`` training images of as many classes as there is room for, each class in turn, one of a group.
 
-    Args:
-        images: rows of ``task_tables.IMAGES``.
-        targets: rows of ``task_tables.IMAGE_TARGETS``.
-        root: what their paths are relative to.
-        read: gives the pixels of a file.
-        count: at most so many.
+    ``images`` and ``targets`` are the tables of that name, whose paths are below ``root``.
     """
     known: dict[str, list[str]] = {}
     for row in targets.iter_rows(named=True):
@@ -174,12 +162,7 @@ def example_images(
 
 
 def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
-    """The samples of one batch as the network gets them.
-
-    Args:
-        samples: uint8, pictures (B, 3, H, W) or clips (B, T, 3, H, W).
-        names: what each is called.
-    """
+    """The named samples of one batch as the network gets them: uint8 pictures (B, 3, H, W) or clips (B, T, 3, H, W)."""
     is_clip = samples.ndim == 5
     cards = [
         Card(strip(sample) if is_clip else thumbnail(sample.transpose(1, 2, 0)), f"sample {name}", name)
@@ -190,15 +173,7 @@ def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
 
 
 def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, root: Path, read: ReadPicture) -> Gallery:
-    """Wrongly recognised images, in the order given.
-
-    Args:
-        mistakes: rows of ``task_tables.IMAGE_PREDICTIONS``.
-        num_images: that were judged.
-        num_wrong: of them, decided wrongly.
-        root: what their paths are relative to.
-        read: gives the pixels of a file.
-    """
+    """Wrongly recognised images (``tables.IMAGE_PREDICTIONS``) in the order given, of so many judged and wrong."""
     cards = image_cards(mistakes.iter_rows(named=True), root, read, _mistake_text)
     shown = "all of them" if len(cards) == num_wrong else f"the {len(cards)} decided with most certainty"
     told = f"{num_wrong:,} of n = {num_images:,} test images are recognised wrongly"
@@ -226,13 +201,7 @@ def clip_cards(rows: Iterable[Mapping[str, object]], read_clip: ReadClip) -> tup
 
 
 def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
-    """Training videos with all texts that stand beside them, as strips of frames.
-
-    Args:
-        pairs: rows of ``task_tables.VIDEO_TEXTS``.
-        read_clip: gives a video's clip.
-        count: at most so many.
-    """
+    """Training videos of ``tables.VIDEO_TEXTS`` with all texts that stand beside them, as strips of frames."""
     training = pairs.filter(pl.col("part") == "train")
     videos = training.sort("video_id").group_by("video_id", maintain_order=True).agg(
         pl.col("path", "group_id").first(), pl.col("text").unique(maintain_order=True)
@@ -244,12 +213,9 @@ def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -
 
 
 def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
-    """What the model wrote about test videos, beside what people had written.
+    """What the model wrote about test videos (``tables.CAPTIONS``), beside what people had written.
 
-    Args:
-        captions: rows of ``task_tables.CAPTIONS``.
-        read_clip: gives a video's clip.
-        count: at most so many; half of them (the ids decide which) of those that repeat no reference, if there are any.
+    Half of them (the ids decide which) of those that repeat no reference, if there are any.
     """
     references = pl.col("references").str.split("\n")
     repeats = references.list.contains(pl.col("caption"))
@@ -298,14 +264,7 @@ def worst_mistakes(predictions: pl.DataFrame, index: pl.DataFrame, count: int = 
 
 
 def mistakes_gallery(predictions: pl.DataFrame, index: pl.DataFrame, read_clip: ReadClip, count: int = 8) -> Gallery:
-    """The worst mistakes with a few frames of each.
-
-    Args:
-        predictions: one run's rows of ``tables.PREDICTIONS``.
-        index: its rows of ``tables.INDEX``.
-        read_clip: gives a video's original clip when asked for number 0, or raises ``DataError`` where it is gone.
-        count: at most so many.
-    """
+    """The worst mistakes of one run's predictions with a few frames of each; ``index`` has the videos' paths."""
     wrong = int(((predictions["score"] >= predictions["threshold"]) != (predictions["label"] == "fake")).sum())
     if not wrong:
         return Gallery((), "No video is decided wrongly.")

@@ -79,7 +79,9 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     subtitle = f"{_judged(predictions)}{left_out}; darker: a larger share of the class"
     figure = theme.figure(_confusion_finding(predictions), subtitle, height=150 + 26 * max(4, len(classes)))
     numbers = [str(place) for place in range(1, len(classes) + 1)]
-    rows = [f"{figure_text(_short(name, 18))}  {number}" for number, name in zip(numbers, classes, strict=True)]
+    rows = [
+        f"{figure_text(theme.shortened(name, 18))}  {number}" for number, name in zip(numbers, classes, strict=True)
+    ]
     figure.add_trace(
         go.Heatmap(
             z=shares.round(4), x=numbers, y=rows, zmin=0, zmax=1, xgap=1, ygap=1, showscale=False,
@@ -98,11 +100,7 @@ def target_scatter_figure(
 ) -> go.Figure:
     """Predicted over true numbers of the test images, a panel per target in its unit, with what the mean would say.
 
-    Args:
-        predictions: rows of ``tables.TARGET_PREDICTIONS``.
-        results: rows of ``tables.TASK_RESULTS``.
-        means: of each target over the training part.
-        confidence: coverage of the intervals.
+    ``predictions`` are rows of ``tables.TARGET_PREDICTIONS``, ``means`` those of each target over the training part.
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Predicted numbers", "No number of a test image was predicted.")
@@ -111,9 +109,11 @@ def target_scatter_figure(
     columns = min(_PANELS_PER_ROW, len(shown))
     num_rows = -(-len(shown) // columns)
     height = 130 + 290 * num_rows
+    scores = [(target, tasks.model_score(results, f"target:{target}", "r2")) for target, _ in shown]
+    titles = [f"{_short(name)}: R² {number_text(score.value)}" if score else _short(name) for name, score in scores]
     figure = make_subplots(
         rows=num_rows, cols=columns, horizontal_spacing=0.09, vertical_spacing=96 / height if num_rows > 1 else 0,
-        subplot_titles=[figure_text(_panel_title(results, target)) for target, _ in shown],
+        subplot_titles=[figure_text(title) for title in titles],
     )  # fmt: skip
     finding, subtitle = _target_finding(predictions, results, shown[0], confidence)
     more = f"; {len(targets) - len(shown)} more targets are in the table" if len(targets) > len(shown) else ""
@@ -133,12 +133,7 @@ def target_scatter_figure(
 
 
 def sweep_figure(sweep: pl.DataFrame, varied: str) -> go.Figure:
-    """Predicted peak memory and time per epoch of each batch size, or of each resolution, that was tried.
-
-    Args:
-        sweep: rows of ``tables.BATCH_SIZE_SWEEP``.
-        varied: ``batch_size`` or ``image_size``.
-    """
+    """Predicted peak memory and time per epoch of each ``batch_size`` or ``image_size`` (``varied``) that was tried."""
     rows = sweep.filter(pl.col("varied") == varied).sort(varied)
     what = {"batch_size": "Images at once", "image_size": "Side of an image (pixels)"}[varied]
     measured = rows.filter(pl.col("peak_bytes").is_not_null())
@@ -192,7 +187,7 @@ def _unique_ticks(names: list[str]) -> dict[str | None, str]:
     """Names for an axis, shortened and escaped; two that would be one there are numbered."""
     ticks: dict[str | None, str] = {}
     for number, name in enumerate(names):
-        text = figure_text(name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…")
+        text = figure_text(_short(name))
         ticks[name] = text if text not in ticks.values() else f"{text} ({number})"
     return ticks
 
@@ -228,7 +223,6 @@ def _most_confused(predictions: pl.DataFrame) -> list[str]:
 
 
 def _numbers(counts: np.ndarray, num_classes: int) -> dict[str, object]:
-    """How many, in each field that has any, where there is room."""
     if num_classes > _NUMBERS_UP_TO:
         return {}
     return {"text": [[f"{n:,}" if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
@@ -252,8 +246,8 @@ def _confusion_finding(predictions: pl.DataFrame) -> str:
     return often if count > 1 else f"No mistake is made twice; one is {_short(true)} called {_short(called)}"
 
 
-def _short(name: str, characters: int = _MOST_CHARACTERS) -> str:
-    return name if len(name) <= characters else f"{name[: characters - 1]}…"
+def _short(name: str) -> str:
+    return theme.shortened(name, _MOST_CHARACTERS)
 
 
 def _judged(predictions: pl.DataFrame) -> str:
@@ -261,11 +255,6 @@ def _judged(predictions: pl.DataFrame) -> str:
     groups = count_text(predictions["group_id"].n_unique(), "group")
     share = f"{right:.1%} of them right" if isinstance(right, float) else ""
     return f"n = {count_text(predictions.height, 'test image')} in {groups}, {share}"
-
-
-def _panel_title(results: pl.DataFrame, target: str) -> str:
-    score = tasks.model_score(results, f"target:{target}", "r2")
-    return f"{_short(target)}: R² {number_text(score.value)}" if score else _short(target)
 
 
 def _target_finding(

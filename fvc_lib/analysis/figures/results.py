@@ -1,4 +1,4 @@
-"""Figures of a result: the model beside its controls and beside other runs, and how its scores lie.
+"""Figures of a result: the model beside its controls and beside other runs, pair by pair, and how its scores lie.
 
 ``results``, ``slices``, ``audit`` and ``predictions`` are one run's rows of the tables of that name;
 ``confidence`` is the coverage that the intervals were made with.
@@ -6,22 +6,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
 import polars.selectors as cs
 
-from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown, confidence_of, of_folds, table_of
+from fvc_lib.analysis.dashboard import panels
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, value_label, videos_and_groups
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import headline
+from fvc_lib.analysis.read.comparison import Comparison, compare, difference_text, lines, p_text
 from fvc_lib.analysis.read.headline import Score
-from fvc_lib.analysis.read.queries import compare_runs, fold_table, results as read_results
+from fvc_lib.analysis.read.queries import compare_runs, fold_table, parameter_differences, results as read_results
+from fvc_lib.analysis.read.records import run_names
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, number_text, source_name
 from fvc_lib.metrics.declaration import UNCALIBRATED, declaration, direction
 from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import SLICES
 
 # --- Tables of a result: every metric by video and by group, and what each fold chose before it saw its test videos
@@ -39,11 +46,9 @@ def better_direction(metric: str) -> str:
 
 
 def metric_table(results: pl.DataFrame) -> pl.DataFrame:
-    """The model's metrics over all folds, with intervals: a vote for each video, and a vote for each group.
+    """The model's metrics over all folds: ``metric better by_video by_group fold_mean fold_std``.
 
-
-    Returns:
-        ``metric better by_video by_group fold_mean fold_std``; the two columns between are text with intervals.
+    The two columns between, a vote for each video and a vote for each group, are text with intervals.
     """
     model = results.filter(pl.col("source") == "model")
     by_group = {row["metric"]: row for row in model.filter(pl.col("scope") == BY_GROUP).iter_rows(named=True)}
@@ -77,13 +82,9 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
 def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int, int, int]] | None = None) -> pl.DataFrame:
     """What each fold's inner validation part chose, and the test videos that it was then applied to, once.
 
-    Args:
-        predictions: one run's rows of ``tables.PREDICTIONS``.
-        epochs: by fold the epoch chosen, and the videos and groups of the inner validation part that chose it.
-
-    Returns:
-        ``fold epoch temperature threshold num_inner_videos num_inner_groups num_test_videos num_test_groups
-        called_fake_share`` in the order of the folds; null is not recorded.
+    ``epochs`` has by fold the epoch chosen, and the videos and groups that chose it. Columns: ``fold epoch temperature
+    threshold num_inner_videos num_inner_groups num_test_videos num_test_groups called_fake_share``; null is not
+    recorded.
     """
     known = epochs or {}
     inner = pl.DataFrame(
@@ -125,11 +126,7 @@ def controls_figure(
 ) -> go.Figure:
     """The model's number and its controls' as points with interval bars: the first figure of a report.
 
-    Args:
-        results: one run's rows of ``tables.RESULTS``.
-        metric: the metric compared; its chance line at 0.5 is drawn for the AUC and balanced accuracy.
-        confidence: the coverage the intervals were made with, for the subtitle.
-        leaks: findings of the run's leakage audit that did not pass, where it is known already.
+    ``leaks`` are findings of the run's leakage audit that did not pass, where it is known already.
     """
     scores = [score for score in headline.overall_scores(results, metric) if score.value is not None]
     if not scores:
@@ -140,20 +137,15 @@ def controls_figure(
         f"{_counts(results)}; bars: {confidence:.0%} cluster-bootstrap intervals over groups",
         height=150 + 44 * len(scores),
     )
-    for score in scores:
-        figure.add_trace(_score_point(score))
-        figure.add_annotation(value_label(_tick(score), score))
+    shown = theme.range_of(scores, 0.4)
+    theme.draw_intervals(figure, [(_score_point(s), s) for s in scores], "Scored by", metric_name(metric), shown)
     chance = _chance(metric)
+    theme.draw_chance(figure, chance)
     if chance is not None:
-        figure.add_vline(x=chance, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
         small = {"size": 11, "color": theme.NEUTRAL}
         figure.add_annotation(x=chance, y=1, yref="paper", yanchor="bottom", text="chance", showarrow=False, font=small)
     if verdict:
         _stamp(figure, verdict.standing)
-    figure.update_yaxes(categoryorder="array", categoryarray=[_tick(s) for s in reversed(scores)], showgrid=False)
-    figure.update_yaxes(title_text="Scored by")
-    figure.update_xaxes(title_text=figure_text(metric_name(metric)), range=_score_range(scores))
-    figure.update_layout(showlegend=False, margin={"r": 170})
     return figure
 
 
@@ -186,12 +178,7 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
 
 
 def run_comparison_figure(comparison: pl.DataFrame, metric: str = headline.HEADLINE_METRIC) -> go.Figure:
-    """The same metric of several runs as points with their intervals.
-
-    Args:
-        comparison: rows of ``queries.compare_runs``.
-        metric: which of them.
-    """
+    """The same metric of several runs, rows of ``queries.compare_runs``, as points with their intervals."""
     rows = comparison.filter((pl.col("metric") == metric) & pl.col("value").is_not_null())
     if rows.is_empty():
         return theme.nothing_to_show("Runs compared", f"No chosen run has recorded its {metric_name(metric)}.")
@@ -209,25 +196,19 @@ def run_comparison_figure(comparison: pl.DataFrame, metric: str = headline.HEADL
         "pairwise comparison does; the best of many runs is partly luck; runs on other folds or data do not compare",
         height=150 + 40 * rows.height,
     )
+    points = []
     for row in rows.iter_rows(named=True):
         score = Score("model", row["value"], row["low"], row["high"])
         label = f"{row['run_id']} ({count_text(row['num_videos'], 'video')}, {count_text(row['num_groups'], 'group')})"
-        figure.add_trace(interval_point(figure_text(label), score, theme.MODEL))
-        figure.add_annotation(value_label(figure_text(label), score))
-    figure.update_yaxes(title_text="Run", autorange="reversed", showgrid=False, type="category")
-    figure.update_xaxes(title_text=figure_text(metric_name(metric)))
-    figure.update_layout(showlegend=False, margin={"r": 170})
+        points.append((interval_point(figure_text(label), score, theme.MODEL), score))
+    theme.draw_intervals(figure, points, "Run", metric_name(metric))
     return figure
 
 
-def _tick(score: Score) -> str:
-    name = figure_text(source_name(score.source))
-    return f"{name}<br><i>not an honest split</i>" if score.source in headline.DISHONEST_CONTROLS else name
-
-
 def _score_point(score: Score) -> go.Scatter:
-    color = theme.MODEL if score.source == "model" else theme.CONTROL
-    return interval_point(_tick(score), score, color, hollow=score.source in headline.DISHONEST_CONTROLS)
+    is_dishonest = score.source in headline.DISHONEST_CONTROLS
+    name = figure_text(source_name(score.source)) + "<br><i>not an honest split</i>" * is_dishonest
+    return interval_point(name, score, theme.MODEL if score.source == "model" else theme.CONTROL, hollow=is_dishonest)
 
 
 def _stamp(figure: go.Figure, standing: str) -> None:
@@ -237,12 +218,6 @@ def _stamp(figure: go.Figure, standing: str) -> None:
         x=1, xref="paper", y=1, yref="paper", xanchor="left", yanchor="bottom", xshift=14, yshift=6, showarrow=False,
         text=f"<b>{standing}</b>", font={"size": 13, "color": color}, bordercolor=color, borderwidth=1.5, borderpad=4,
     )  # fmt: skip
-
-
-def _score_range(scores: Sequence[Score]) -> list[float]:
-    """From a little below the lowest value shown to a little above the highest, at least [0.4, 1]."""
-    values = [v for s in scores for v in (s.value, s.low, s.high) if v is not None]
-    return [min(0.4, *values) - 0.03, max(1.0, *values) + 0.03]
 
 
 def _counts(results: pl.DataFrame) -> str:
@@ -331,10 +306,7 @@ def slices_figure(
 ) -> go.Figure:
     """One metric in each slice as a point with its interval, grouped by what the slices are by; small ones are pale.
 
-    Args:
-        slices: one run's rows of ``tables.SLICES``.
-        metric: which metric; a slice where it is undefined is listed without a point.
-        confidence: coverage of the intervals, for the subtitle.
+    A slice where the metric is undefined is listed without a point.
     """
     rows = slices.filter(pl.col("metric") == metric)
     if rows.is_empty():
@@ -343,12 +315,9 @@ def slices_figure(
     figure = theme.figure(
         _slice_finding(rows, metric), _slice_subtitle(rows, confidence), height=150 + 27 * rows.height
     )
-    names: list[list[str]] = [[], []]
-    for row in rows.iter_rows(named=True):
-        _add_slice(figure, row, names)
-    chance = _chance(metric)
-    if chance is not None:
-        figure.add_vline(x=chance, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
+    for position, row in enumerate(rows.iter_rows(named=True)):
+        _add_slice(figure, row, position)
+    theme.draw_chance(figure, _chance(metric))
     shown = [v for v in (*rows["number"], *rows["low"], *rows["high"]) if v is not None]
     low, high = (min(0.4, *shown), max(1.0, *shown)) if shown else (0.0, 1.0)
     figure.update_xaxes(title_text=figure_text(metric_name(metric)), range=[low - 0.03, high + 0.03])
@@ -358,14 +327,13 @@ def slices_figure(
     return figure
 
 
-def _add_slice(figure: go.Figure, row: dict[str, object], names: list[list[str]]) -> None:
-    """A point, or a note where there is none, and its numbers; ``names`` collects what stands on the axis."""
+def _add_slice(figure: go.Figure, row: dict[str, Any], position: int) -> None:
     by = figure_text(str(row["slice_by"]).replace("_", " "))
     small = ", small" if row["is_small"] else ""
-    tick = f"{figure_text(_shortened(row['value']))} (n = {row['num_videos']:,}{small})"
-    score = Score("slice", *(_number(row[name]) for name in ("number", "low", "high")))
+    tick = f"{figure_text(theme.shortened(row['value'], 32))} (n = {row['num_videos']:,}{small})"
+    score = Score("slice", row["number"], row["low"], row["high"])
     color = theme.translucent(theme.CONTROL, 0.75) if row["is_small"] else theme.MODEL
-    point = interval_point(tick, score, color, hollow=bool(row["is_small"]), size=9)
+    point = interval_point(tick, score, color, hollow=row["is_small"], size=9)
     point.y = [[by], [tick]]
     point.customdata = [[figure_text(row["value"]), row["num_real"], row["num_fake"], row["num_groups"]]]
     point.hovertemplate = (
@@ -373,9 +341,6 @@ def _add_slice(figure: go.Figure, row: dict[str, object], names: list[list[str]]
         "<extra></extra>"
     )
     figure.add_trace(point)
-    position = len(names[0])
-    names[0].append(by)
-    names[1].append(tick)
     text = interval_text(score.value, score.low, score.high, 2) if score.value is not None else "one class only"
     ink = theme.CONTROL if row["is_small"] or score.value is None else theme.MODEL
     figure.add_annotation(
@@ -416,16 +381,7 @@ def _num_videos(rows: pl.DataFrame) -> int:
 
 
 def _named(row: dict[str, object]) -> str:
-    return f"{str(row['slice_by']).replace('_', ' ')} {_shortened(row['value'])}"
-
-
-def _shortened(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 32 else f"{text[:31]}…"
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    return f"{str(row['slice_by']).replace('_', ' ')} {theme.shortened(row['value'], 32)}"
 
 
 # --- What a careless split would have claimed, beside what this one claims; and the list of what was looked at
@@ -452,29 +408,21 @@ def audit_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
         f"is what a split by row lets leak; bars: {confidence:.0%} cluster bootstrap over groups",
         height=290,
     )
+    points = []
     for source, tick in _SHOWN.items():
-        row = known.get(source)
-        if row is None:
-            continue
-        score = Score(source, row["value"], row["low"], row["high"])
-        color = {"model": theme.MODEL, "group_lookup_by_row": theme.NOT_ABOVE_CONTROL}.get(source, theme.CONTROL)
-        figure.add_trace(interval_point(tick, score, color, hollow=source == "group_lookup_by_row"))
-        figure.add_annotation(value_label(tick, score))
-    figure.add_vline(x=0.5, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
-    figure.update_xaxes(title_text=figure_text(metric_name(headline.HEADLINE_METRIC)), range=[0.37, 1.03])
-    figure.update_yaxes(title_text="Scored by", autorange="reversed", showgrid=False)
-    figure.update_layout(showlegend=False, margin={"r": 170})
+        if row := known.get(source):
+            score = Score(source, row["value"], row["low"], row["high"])
+            color = {"model": theme.MODEL, "group_lookup_by_row": theme.NOT_ABOVE_CONTROL}.get(source, theme.CONTROL)
+            points.append((interval_point(tick, score, color, hollow=source == "group_lookup_by_row"), score))
+    theme.draw_intervals(figure, points, "Scored by", metric_name(headline.HEADLINE_METRIC), [0.37, 1.03])
+    theme.draw_chance(figure, 0.5)
     return figure
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
     """The audit as a reader meets it: ``check finding verdict``; what was counted or measured is in the finding."""
-    verdict = (
-        pl.when(pl.col("passed"))
-        .then(pl.lit("passed"))
-        .when(pl.col("passed").is_null())
-        .then(pl.lit("for information"))
-        .otherwise(pl.lit("FAILED"))
+    verdict = pl.col("passed").replace_strict(
+        {True: "passed", False: "FAILED", None: "for information"}, return_dtype=pl.String
     )
     return audit.select(pl.col("check").str.replace_all("_", " ", literal=True), "finding", verdict=verdict)
 
@@ -482,6 +430,67 @@ def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
 def failed_checks(audit: pl.DataFrame) -> list[str]:
     """The findings of checks that did not pass."""
     return audit.filter(~pl.col("passed").fill_null(value=True))["finding"].to_list()
+
+
+# --- Pairwise differences of runs as points with interval bars around zero
+
+
+_MOST_PAIRS = 20  # beyond that a chart is no longer read; the table has all
+
+
+def difference_figure(comparison: Comparison) -> go.Figure:
+    """Each pair's difference with its interval; filled where a difference is shown, hollow where none is.
+
+    Without a pair the figure says why in words.
+    """
+    name = metric_name(comparison.metric)
+    if not comparison.pairs:
+        # A reason may end with a command, after which the next must not seem to go on.
+        reasons = " | ".join(refusal.reason for refusal in comparison.refusals)
+        return theme.nothing_to_show(f"Differences in {name}", reasons or "Choose two or more runs.")
+    pairs = comparison.pairs[:_MOST_PAIRS]
+    subtitle = _pairs_subtitle(comparison, len(pairs))
+    figure = theme.figure(_pairs_finding(comparison), subtitle, height=170 + 46 * len(pairs))
+    for pair in pairs:
+        tick = f"{figure_text(pair.second)}<br>minus {figure_text(pair.first)}"
+        color = theme.MODEL if pair.is_shown else theme.NEUTRAL
+        ends = (pair.difference.value, pair.difference.low, pair.difference.high)
+        score = Score("pair", *(end if math.isfinite(end) else None for end in ends))
+        point = interval_point(tick, score, color, hollow=not pair.is_shown)
+        figure.add_trace(point.update(hovertemplate="%{x:+.3f}<extra></extra>"))
+        told = figure_text(f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}")
+        look = {"text": told, "align": "left", "font": {"size": 12, "color": color}}
+        figure.add_annotation({**value_label(tick, score), **look})
+    figure.add_vline(x=0, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"})
+    better = f"{'below' if direction(comparison.metric) == 'lower' else 'above'} 0: the second is better"
+    # Around zero, so that how far a bar lies from it is seen.
+    every = [end for pair in pairs for end in (pair.difference.value, pair.difference.low, pair.difference.high)]
+    reach = 1.1 * (max((abs(end) for end in every if math.isfinite(end)), default=0.0) or 0.01)
+    title = figure_text(f"{name}, second run minus first ({better})")
+    figure.update_xaxes(title_text=title, range=[-reach, reach])
+    figure.update_yaxes(title_text="Pair of runs", autorange="reversed", showgrid=False, type="category")
+    figure.update_layout(showlegend=False, margin={"r": 270})
+    return figure
+
+
+def _pairs_finding(comparison: Comparison) -> str:
+    if len(comparison.pairs) == 1:
+        return comparison.pairs[0].finding
+    shown = sum(pair.is_shown for pair in comparison.pairs)
+    pairs = f"{count_text(len(comparison.pairs), 'pair')} of runs"
+    return f"{shown or 'None'} of {pairs} show a difference in {metric_name(comparison.metric)}"
+
+
+def _pairs_subtitle(comparison: Comparison, num_shown: int) -> str:
+    sizes = sorted({(pair.difference.num_rows, pair.difference.num_groups) for pair in comparison.pairs})
+    parts = [f"n = {count_text(rows, 'video')} in {count_text(groups, 'group')}" for rows, groups in sizes]
+    parts.append(f"bars: {comparison.confidence:.0%} cluster bootstrap over groups, same draws for both runs")
+    parts.append("p adjusted for all pairs (Holm)")
+    if num_shown < len(comparison.pairs):
+        parts.append(f"the first {num_shown} of {len(comparison.pairs)} pairs")
+    if comparison.refusals:
+        parts.append(f"{count_text(len(comparison.refusals), 'refusal')}, told below")
+    return "; ".join(parts)
 
 
 # --- Panels of the dashboard
@@ -499,15 +508,65 @@ def _folds_panel(selection: Selection) -> Shown:
         ~cs.by_name("run_id", require_all=False) & ~cs.ends_with(UNCALIBRATED)
     )
     run_id = path_to_text(selection.detailed.run_id)
-    return HtmlTable(of_folds(selection, table), caption=f"{run_id}: the network on each outer fold")
+    return HtmlTable(panels.of_folds(selection, table), caption=f"{run_id}: the network on each outer fold")
 
 
 @PANELS.register_panel("slices", at=44, tasks=("video",))
 def _slices_panel(selection: Selection) -> Shown:
     run = selection.detailed
-    return slices_figure(table_of(run, run.slices, SLICES), confidence=confidence_of(run))
+    return slices_figure(panels.table_of(run, run.slices, SLICES), confidence=confidence_of(run))
 
 
 @PANELS.register_panel("runs", at=70, follows=("runs",), tasks=("video",))
 def _runs_panel(selection: Selection) -> Shown:
     return run_comparison_figure(compare_runs(selection.runs).frame)
+
+
+_REPLICATES = 1000
+
+
+@PANELS.register_panel("parameters", at=72, follows=("runs",), reads=("params.yaml",))
+def _parameters_panel(selection: Selection) -> Shown:
+    """A row for each parameter that differs, a column for each run; where several differ no result has one cause.
+
+    Of runs of one task: what another task is asked differs in nearly everything.
+    """
+    runs = panels.runs_alike(selection)
+    if len(runs) < 2:
+        return NOTHING
+    differing = parameter_differences(runs).frame
+    beside = "chosen runs" if len(runs) == len(selection.runs) else "chosen runs of this task"
+    if differing.is_empty():
+        return f"Parameters of the {len(runs)} {beside}: no difference."
+    columns = [f"run {number}" for number in range(len(runs))]  # not their ids: a copy has the same
+    grouped = differing.group_by("parameter", maintain_order=True).agg("value", pl.col("changes_numbers").first())
+    values = [pl.col("value").list.get(number).alias(name) for number, name in enumerate(columns)]
+    names = dict(zip(columns, map(path_to_text, run_names(runs)), strict=True))
+    table = grouped.select("parameter", *values, "changes_numbers")
+    verb = "differs" if table.height == 1 else "differ"
+    caption = f"{count_text(table.height, 'parameter')} {verb} between the {len(columns)} {beside}"
+    return HtmlTable(table, caption=caption, names={**names, "changes_numbers": "Can change a number"})
+
+
+@PANELS.register_panel("comparison", at=73, follows=("runs",), tasks=("video",))
+def _difference_panel(selection: Selection) -> Shown:
+    return difference_figure(_compared(selection))
+
+
+@PANELS.register_panel("comparison in words", at=74, follows=("runs",), tasks=("video",))
+def _words_panel(selection: Selection) -> Shown:
+    compared = _compared(selection)
+    # Without a pair the figure itself says why there is none.
+    return "\n".join(lines(compared)) if compared.pairs else NOTHING
+
+
+def _compared(selection: Selection) -> Comparison:
+    files = tuple(stamp for run in selection.runs for stamp in panels.stamps(run, panels.TABLES))
+    return _comparison(selection.runs, files)
+
+
+@lru_cache(maxsize=4)
+def _comparison(runs: tuple[RunPaths, ...], files: tuple[object, ...]) -> Comparison:
+    """Of ``runs`` as their files are now; asked for by two panels."""
+    del files
+    return compare(runs, replicates=_REPLICATES)

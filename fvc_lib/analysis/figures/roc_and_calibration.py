@@ -40,16 +40,11 @@ Heights = Callable[[IntArray, FloatArray, FloatArray, FloatArray], FloatArray]
 
 @dataclass(frozen=True)
 class CurveBand:
-    """A mean curve over folds on a grid of G points in [0, 1].
+    """A mean curve over folds on a grid of G points in [0, 1], ascending from 0 to 1.
 
-    Attributes:
-        grid: float64 (G,), ascending from 0 to 1.
-        mean: float64 (G,).
-        low: float64 (G,), pointwise lower end; NaN where a class has fewer than two groups.
-        high: float64 (G,), pointwise upper end.
-        area: the exact value of the curve's own area metric within folds.
-        folds: the folds that hold both classes.
-        fold_heights: float64 (F, G), each such fold's own curve.
+    ``grid``, ``mean``, ``low`` and ``high`` (pointwise; NaN where a class has fewer than two groups) are float64 (G,),
+    ``area`` is the exact value of the curve's own area metric within folds, ``fold_heights``, float64 (F, G), the own
+    curves of ``folds``, those that hold both classes.
     """
 
     grid: FloatArray
@@ -80,18 +75,9 @@ def curve_band(
 ) -> CurveBand:
     """The folds' curves averaged, with a band of a cluster bootstrap over groups. ``roc_band`` and ``pr_band`` use it.
 
-    Vertical averaging: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006).
-
-    Args:
-        labels: int (N,), 1 is fake.
-        scores: float (N,).
-        groups: (N,) group ids.
-        folds: int (N,).
-        heights: the kind of curve.
-        area: the metric that is the area under one such curve.
-        replicates: how often the groups are drawn.
-        seed: of the draws.
-        confidence: pointwise coverage in (0, 1).
+    Vertical averaging: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006). ``labels``
+    are int (N,), 1 is fake, ``scores`` float (N,), ``folds`` int (N,); ``area`` is the metric that is the area under
+    one curve of ``heights``.
 
     Raises:
         ValueError: labels are not 0 and 1, or scores are not finite or not as many.
@@ -238,7 +224,6 @@ def pr_figure(
 
 
 def _columns(predictions: pl.DataFrame) -> tuple[IntArray, FloatArray, list[str], IntArray]:
-    """Labels, scores, groups and folds."""
     scores, groups = predictions["score"].to_numpy(), predictions["group_id"].to_list()
     return fake_labels(predictions), scores, groups, predictions["fold"].to_numpy()
 
@@ -270,15 +255,9 @@ def _curve_figure(predictions: pl.DataFrame, band: CurveBand, confidence: float,
 
 @dataclass(frozen=True)
 class BinnedShares:
-    """The filled ones of the bins of a reliability diagram, B of them.
+    """The filled ones of the bins of a reliability diagram, B of them, each (B,).
 
-    Attributes:
-        mean_scores: float64 (B,).
-        fake_shares: float64 (B,).
-        low: float64 (B,), lower end of the share's interval; NaN where a bin holds fewer than two groups.
-        high: float64 (B,).
-        counts: int64 (B,), videos.
-        num_groups: int64 (B,).
+    ``low`` and ``high`` are NaN where a bin holds fewer than two groups; ``counts`` are videos.
     """
 
     mean_scores: FloatArray
@@ -326,15 +305,7 @@ def binned_shares(
 def calibration_figure(
     predictions: pl.DataFrame, num_bins: int = 10, *, replicates: int = 1000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """Share of fakes against mean score in bins, with intervals; the score before its temperature behind it.
-
-    Args:
-        predictions: one run's rows of ``tables.PREDICTIONS``.
-        num_bins: bins of one width over [0, 1].
-        replicates: bootstrap replicates of each bin's interval.
-        seed: of the draws.
-        confidence: coverage of each bin's interval.
-    """
+    """Share of fakes against mean score in bins, with intervals; the score before its temperature behind it."""
     if predictions.is_empty():
         return theme.nothing_to_show("Calibration", "No predictions are recorded.")
     labels, scores = fake_labels(predictions), predictions["score"].to_numpy()
@@ -392,7 +363,6 @@ def _bins_trace(shares: BinnedShares) -> go.Scatter:
 
 
 def _probabilities(logits: FloatArray) -> FloatArray:
-    """The logistic function, without overflow."""
     return np.exp(-np.logaddexp(0.0, -logits))
 
 
@@ -407,11 +377,7 @@ def risk_coverage_figure(
 ) -> go.Figure:
     """The share of wrong decisions against the share of videos decided, the surest first, with a band over groups.
 
-    Args:
-        predictions: one run's rows of ``tables.PREDICTIONS``; each fold decides by its own threshold.
-        replicates: how often the groups are drawn for the band.
-        seed: of the draws.
-        confidence: pointwise coverage of the band.
+    Each fold decides by its own threshold.
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Abstaining", "No predictions are recorded.")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
@@ -15,11 +16,10 @@ from fvc_lib.analysis import wording
 from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown, confidence_of, runs_alike, task_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.results import better_direction
-from fvc_lib.analysis.figures.theme import interval_point, value_label
+from fvc_lib.analysis.figures.theme import interval_point
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import MeasuredScores, Score, judge, measured_scores
 from fvc_lib.analysis.read.records import run_names
-from fvc_lib.metrics.declaration import direction
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import PARTS
 
@@ -32,39 +32,30 @@ def beside_controls_figure(
 ) -> go.Figure:
     """Numbers without a unit as points with intervals, and below each in grey what the best control reaches.
 
-    Args:
-        results: rows of ``tables.TASK_RESULTS``.
-        shown: subject and metric of each row; those that are not recorded are left out. Higher must be better.
-        counted: what was judged, in the singular and in the plural, for the n.
-        confidence: coverage of the intervals.
+    ``shown`` has subject and metric of each row; those not recorded are left out; higher must be better. ``counted`` is
+    what was judged, in the singular and in the plural.
     """
     rows = [row for each in shown if (row := _row(results, *each)) is not None]
     if not rows:
         return theme.nothing_to_show("The model beside its controls", "None of these numbers is recorded.")
     scores = [each for name, model, control in rows for each in _named(name, model, control)]
     figure = theme.figure(_finding(rows), _subtitle(results, shown, counted, confidence), height=150 + 36 * len(scores))
-    for tick, score in scores:
-        is_model = score.source == "model"
-        color = theme.MODEL if is_model else theme.CONTROL
-        figure.add_trace(interval_point(tick, _drawn(score), color, size=11 if is_model else 9))
-        figure.add_annotation(value_label(tick, score))
-    ticks = [tick for tick, _ in scores]
-    figure.update_yaxes(title_text="Metric", categoryorder="array", categoryarray=ticks[::-1], showgrid=False)
-    known = [v for _, s in scores for v in (_drawn(s).value, _drawn(s).low, s.high) if v is not None]
-    figure.update_xaxes(title_text="Value (no unit)", range=[min(0.0, *known) - 0.03, max(1.0, *known) + 0.03])
-    figure.update_layout(showlegend=False, margin={"r": 170})
+    shown_range = theme.range_of([_drawn(score) for _, score in scores], 0.0)
+    theme.draw_intervals(figure, [_point(*each) for each in scores], "Metric", "Value (no unit)", shown_range)
     return figure
+
+
+def _point(tick: str, score: Score) -> tuple[go.Scatter, Score]:
+    color, size = (theme.MODEL, 11) if score.source == "model" else (theme.CONTROL, 9)
+    return interval_point(tick, _drawn(score), color, size=size), score
 
 
 def runs_beside_controls_figure(
     runs: Sequence[tuple[str, MeasuredScores]], *, num_left_out: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """The one number of several runs of a task, and below each in grey what its best control reaches.
+    """The one number of several named runs of a task, and below each in grey what its best control reaches.
 
-    Args:
-        runs: what each run is called, and its scores; those of another measure than the first's are left out.
-        num_left_out: chosen runs that are of other tasks, for the subtitle.
-        confidence: coverage of the intervals.
+    Runs of another measure than the first's are left out; ``num_left_out`` are of other tasks.
     """
     scored = [
         (name, found) for name, found in runs if any(s.source == "model" and s.value is not None for s in found.scores)
@@ -85,60 +76,43 @@ def runs_beside_controls_figure(
         f"tell whether a difference is one; the best of many runs is partly luck{beside}",
         height=150 + 36 * len(rows),
     )
-    for tick, score in rows:
-        is_model = score.source == "model"
-        figure.add_trace(
-            interval_point(tick, score, theme.MODEL if is_model else theme.CONTROL, size=11 if is_model else 9)
-        )
-        figure.add_annotation(value_label(tick, score))
-    figure.update_yaxes(title_text="Run", autorange="reversed", showgrid=False, type="category")
-    known = [v for _, s in rows for v in (s.value, s.low, s.high) if v is not None]
-    figure.update_xaxes(
-        title_text=wording.figure_text(measure), range=[min(0.0, *known) - 0.03, max(1.0, *known) + 0.03]
-    )
-    figure.update_layout(showlegend=False, margin={"r": 170})
+    shown_range = theme.range_of([_drawn(score) for _, score in rows], 0.0)
+    theme.draw_intervals(figure, [_point(*each) for each in rows], "Run", measure, shown_range)
     return figure
 
 
 def best_control(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
     """The control with the best value of ``metric``; None where there is none."""
-    found = results.filter(pl.col("subject") == subject, pl.col("metric") == metric, pl.col("source") != "model")
-    found = found.drop_nulls("value").sort("value", "source", descending=[direction(metric) == "higher", False])
-    return Score(*found.select("source", "value", "low", "high").row(0)) if found.height else None
+    return _best(results.filter(pl.col("source") != "model"), subject, metric)
 
 
 def model_score(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
     """The model's ``metric``; None where it is not recorded or not defined."""
-    found = results.filter(pl.col("subject") == subject, pl.col("metric") == metric, pl.col("source") == "model")
-    found = found.drop_nulls("value")
+    return _best(results.filter(pl.col("source") == "model"), subject, metric)
+
+
+def _best(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
+    found = results.filter(pl.col("subject") == subject, pl.col("metric") == metric).drop_nulls("value")
+    found = found.sort("value", "source", descending=[better_direction(metric) == "higher", False])
     return Score(*found.select("source", "value", "low", "high").row(0)) if found.height else None
 
 
 def _row(results: pl.DataFrame, subject: str, metric: str) -> tuple[str, Score, Score | None] | None:
-    model = model_score(results, subject, metric)
-    if model is None:
-        return None
-    named = wording.metric_name(metric)
-    return (
-        named if subject == "all" else f"{named}, {wording.subject_name(subject)}",
-        model,
-        best_control(results, subject, metric),
-    )
+    model, named = model_score(results, subject, metric), wording.metric_name(metric)
+    name = named if subject == "all" else f"{named}, {wording.subject_name(subject)}"
+    return (name, model, best_control(results, subject, metric)) if model else None
 
 
 def _finding(rows: Sequence[tuple[str, Score, Score | None]]) -> str:
     name, model, control = rows[0]
     told = f"{name} is {wording.interval_text(model.value, model.low, model.high)}"
-    return f"{told}; {_control_text(control)}" if control else f"{told}, without a control beside it"
-
-
-def _control_text(control: Score) -> str:
+    if control is None:
+        return f"{told}, without a control beside it"
     reached = wording.interval_text(control.value, control.low, control.high)
-    return f"{wording.source_name(control.source).lower()} reaches {reached}"
+    return f"{told}; {wording.source_name(control.source).lower()} reaches {reached}"
 
 
 def _of_run(name: str, found: MeasuredScores) -> list[tuple[str, Score]]:
-    """A run's own score and its best control's, each with what stands on the axis."""
     model = found.scores[0]
     shown = wording.figure_text(name)
     groups = wording.count_text(found.num_groups or 0, "group")
@@ -147,9 +121,8 @@ def _of_run(name: str, found: MeasuredScores) -> list[tuple[str, Score]]:
     controls = [score for score in found.scores[1:] if score.value is not None]
     if controls:
         best = max(controls, key=lambda score: score.value or 0.0)
-        rows.append(
-            (f"<i>{wording.figure_text(wording.source_name(best.source).lower())}<br>of {shown}</i>", _drawn(best))
-        )
+        source = wording.figure_text(wording.source_name(best.source).lower())
+        rows.append((f"<i>{source}<br>of {shown}</i>", _drawn(best)))
     return rows
 
 
@@ -172,14 +145,11 @@ def _subtitle(
 
 
 def _named(name: str, model: Score, control: Score | None) -> list[tuple[str, Score]]:
-    """What stands on the axis beside the model's number, and beside its best control's."""
-    shown = wording.figure_text(name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…")
+    shown = wording.figure_text(theme.shortened(name, _MOST_CHARACTERS))
     if control is None:
         return [(shown, model)]
-    return [
-        (shown, model),
-        (f"<i>{shown}, {wording.figure_text(wording.source_name(control.source).lower())}</i>", control),
-    ]
+    source = wording.figure_text(wording.source_name(control.source).lower())
+    return [(shown, model), (f"<i>{shown}, {source}</i>", control)]
 
 
 # --- How far predicted numbers are off, of all targets in one figure, beside what always says the mean
@@ -238,7 +208,7 @@ def _rows(results: pl.DataFrame) -> list[tuple[str, Score, str, str]]:
         unit = results.filter(of_it)["unit"][0]
         told = f"{_number(model.value)} {unit}".strip() + f" (mean: {_number(mean.value)})"
         name = wording.subject_name(subject)
-        tick = wording.figure_text(name if len(name) <= _LONGEST_TARGET else f"{name[: _LONGEST_TARGET - 1]}…")
+        tick = wording.figure_text(theme.shortened(name, _LONGEST_TARGET))
         rows.append((tick, Score("model", *ends), name, told))
     return rows
 
@@ -273,14 +243,10 @@ _DIGITS_WITH_UNIT = 2
 
 
 def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
-    """What each part of the split holds, in the order train, validation, test.
+    """What each part of the split holds, in the order train, validation, test: ``part split num_rows`` and ``counted``.
 
-    Args:
-        rows: of ``tables.IMAGES`` or ``VIDEO_TEXTS``.
-        counted: names of columns of the answer, and the columns of ``rows`` whose different values they count.
-
-    Returns:
-        ``part split num_rows`` and the columns ``counted`` names; a part without rows is there with zeros.
+    ``counted`` names columns of the answer, and the columns of ``rows`` whose different values they count. A part
+    without rows is there with zeros.
     """
     parts = pl.DataFrame({"part": PARTS})
     found = rows.group_by("part").agg(
@@ -318,15 +284,10 @@ def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
 
 
 def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> pl.DataFrame:
-    """Every metric of ``subjects`` beside the controls that have it.
+    """Every metric of ``subjects`` in this order, beside the controls that have it; ``target:`` means all targets.
 
-    Args:
-        results: rows of ``tables.TASK_RESULTS``.
-        subjects: those shown, in this order; one that ends with a colon stands for all that begin so.
-
-    Returns:
-        ``of`` (where there are several subjects), ``metric unit better model``, a column for each control,
-        ``num_samples num_groups``; numbers are text with their intervals.
+    Columns: ``of`` (where there are several subjects), ``metric unit better model``, one for each control,
+    ``num_samples num_groups``; numbers are text with their intervals.
     """
     rows = pl.concat([results.filter(_about(subject)) for subject in subjects]) if subjects else results.clear()
     controls = rows.filter(pl.col("source") != _MODEL)["source"].unique(maintain_order=True).to_list()
@@ -384,18 +345,14 @@ def _about(subject: str) -> pl.Expr:
     return named.str.starts_with(subject) if subject.endswith(":") else named == subject
 
 
-def _text(row: dict[str, float | str | None] | None) -> str:
+def _text(row: dict[str, Any] | None) -> str:
     if row is None:
         return "none"
-    value, low, high = (_table_number(row[name]) for name in ("value", "low", "high"))
+    value, low, high = row["value"], row["low"], row["high"]
     if value is None:
         return "undefined"
     digits = _DIGITS_WITH_UNIT if row["unit"] or abs(value) >= 10 else 3
     return wording.interval_text(value, low, high, digits) if low is not None else wording.number_text(value, digits)
-
-
-def _table_number(value: float | str | None) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 # --- Panels of the dashboard
@@ -414,7 +371,6 @@ def _standing_panel(selection: Selection) -> Shown:
 
 @PANELS.register_panel("runs of the task", at=71, follows=("runs",), tasks=_TASKS)
 def _runs_panel(selection: Selection) -> Shown:
-    """Of the chosen runs those that are about the same as the one in detail."""
     named = dict(zip(selection.runs, map(path_to_text, run_names(selection.runs)), strict=True))
     alike = runs_alike(selection)
     scored = [(named[run], measured_scores(run, task_of(run))) for run in alike]

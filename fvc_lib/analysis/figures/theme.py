@@ -7,6 +7,7 @@ differs too, so a grey print still tells real from fake and model from control.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,12 +75,10 @@ TEMPLATE = go.layout.Template(
 
 
 def figure(finding: str, subtitle: str, *, height: int = HEIGHT) -> go.Figure:
-    """An empty figure in this look.
+    """An empty figure in this look; ``height`` is in pixels at one title line, and more lines add their own.
 
-    Args:
-        finding: the title: one sentence saying what is to be seen. Plain text; wrapped and escaped here.
-        subtitle: n and how it was computed. Plain text.
-        height: pixels of the whole figure at one title line; more lines add their own height.
+    ``finding`` is the title, one sentence saying what is to be seen, ``subtitle`` n and how it was computed; plain
+    text.
     """
     title, title_lines = _wrapped(finding, _TITLE_CHARACTERS)
     below, subtitle_lines = _wrapped(subtitle, _TITLE_CHARACTERS + 24)
@@ -210,3 +209,36 @@ def value_label(tick: str, score: Score) -> dict[str, object]:
         "text": interval_text(score.value, score.low, score.high),
         "font": {"size": 12, "color": MODEL if score.source == "model" else NEUTRAL},
     }  # fmt: skip
+
+
+Points = Sequence[tuple[go.Scatter, Score]]  # of ``interval_point``
+
+
+def draw_intervals(
+    figure: go.Figure, points: Points, names: str, values: str, shown: list[float] | None = None
+) -> None:
+    """Points from top to bottom, their numbers beside them; with titles of the axes and the range of values."""
+    for point, score in points:
+        figure.add_trace(point)
+        figure.add_annotation(value_label(point.y[0], score))
+    figure.update_yaxes(title_text=names, autorange="reversed", showgrid=False, type="category")
+    figure.update_xaxes(title_text=figure_text(values), range=shown)
+    figure.update_layout(showlegend=False, margin={"r": 170})
+
+
+def draw_chance(figure: go.Figure, value: float | None) -> None:
+    """A dashed line behind the points at what knowing nothing scores, where that is known."""
+    if value is not None:
+        figure.add_vline(x=value, line={"color": NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
+
+
+def range_of(scores: Iterable[Score], low: float, high: float = 1.0) -> list[float]:
+    """From a little below the lowest value shown to a little above the highest, at least [low, high]."""
+    known = [end for score in scores for end in (score.value, score.low, score.high) if end is not None]
+    return [min(low, *known) - 0.03, max(high, *known) + 0.03]
+
+
+def shortened(text: object, characters: int) -> str:
+    """``text`` with at most so many characters."""
+    whole = str(text)
+    return whole if len(whole) <= characters else f"{whole[: characters - 1]}…"

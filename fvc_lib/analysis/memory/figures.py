@@ -10,9 +10,9 @@ import polars as pl
 from plotly.subplots import make_subplots
 
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.memory import wording
-from fvc_lib.analysis.memory.findings import NEAR_LIMIT_PERCENT, PROCESS, MemoryFindings, epoch_medians
-from fvc_lib.analysis.wording import count_text, duration_text, figure_text
+from fvc_lib.analysis.memory import findings
+from fvc_lib.analysis.memory.findings import NEAR_LIMIT_PERCENT, PROCESS, MemoryFindings, phase_text, where_text
+from fvc_lib.analysis.wording import count_text, duration_text, figure_text, megabytes_text
 
 # --- The look that figures of memory share: a colour for each phase, and the budget as a line where it is in sight
 
@@ -32,7 +32,7 @@ def far_budget_text(found: MemoryFindings) -> str:
     known = _budget(found)
     if known is None:
         return "; no budget is recorded"
-    return f"; budget {wording.megabytes_text(known[0])}, out of sight" if known[0] > _NEAR_FACTOR * known[1] else ""
+    return f"; budget {megabytes_text(known[0])}, out of sight" if known[0] > _NEAR_FACTOR * known[1] else ""
 
 
 def draw_budget(figure: go.Figure, found: MemoryFindings, *, horizontal: bool) -> None:
@@ -44,12 +44,17 @@ def draw_budget(figure: go.Figure, found: MemoryFindings, *, horizontal: bool) -
     for value, text, dash in ((known[0], "budget", "solid"), (near, f"{NEAR_LIMIT_PERCENT:.0f}%", "dot")):
         line = {"color": theme.NOT_ABOVE_CONTROL, "width": 1.2, "dash": dash}
         note = {"text": text, "font": {"size": 11, "color": theme.NOT_ABOVE_CONTROL}, "showarrow": False}
-        if horizontal:
-            figure.add_shape(type="line", x0=0, x1=1, xref="x domain", y0=value, y1=value, line=line)
-            figure.add_annotation(x=1, xref="x domain", y=value, xanchor="right", yanchor="bottom", **note)
-        else:
-            figure.add_shape(type="line", x0=value, x1=value, y0=0, y1=1, yref="y domain", line=line)
-            figure.add_annotation(x=value, y=1, yref="y domain", xanchor="center", yanchor="bottom", **note)
+        near, far = ("y", "x") if horizontal else ("x", "y")
+        span: dict[str, Any] = {
+            f"{near}0": value,
+            f"{near}1": value,
+            f"{far}0": 0,
+            f"{far}1": 1,
+            f"{far}ref": f"{far} domain",
+        }
+        figure.add_shape(type="line", line=line, **span)
+        end: dict[str, Any] = {near: value, far: 1, f"{far}ref": f"{far} domain", "yanchor": "bottom"}
+        figure.add_annotation(xanchor="right" if horizontal else "center", **end, **note)
 
 
 def _budget(found: MemoryFindings) -> tuple[float, float] | None:
@@ -72,7 +77,7 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
     highest = max(bars["used_mb"].to_list())
     samples, stages = int(rows["num_samples"].sum()), rows.select("run_id", "stage", "fold").n_unique()
     figure = theme.figure(
-        wording.peak_sentence(found),
+        findings.peak_sentence(found),
         f"n = {count_text(samples, 'sample')} of {count_text(stages, 'stage')}, processes with their children; "
         f"marks: single folds{far_budget_text(found)}",
         height=140 + 30 * bars.height,
@@ -81,7 +86,7 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
         go.Bar(
             x=bars["used_mb"].to_list(), y=_texts(bars["name"]), orientation="h",
             marker={"color": [PHASE_COLORS.get(phase, theme.NEUTRAL) for phase in bars["phase"]]},
-            text=[f" {wording.megabytes_text(value)} " for value in bars["used_mb"]], cliponaxis=False,
+            text=[f" {megabytes_text(value)} " for value in bars["used_mb"]], cliponaxis=False,
             # At the foot of a long bar the text is clear of the budget's lines and of the marks.
             insidetextanchor="start",
             textposition=["inside" if value > highest / 2 else "outside" for value in bars["used_mb"]],
@@ -107,12 +112,12 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
 
 def growth_figure(found: MemoryFindings) -> go.Figure:
     """The median memory of each training epoch with its fitted slope; leaks stand out."""
-    points = epoch_medians(found.usage)
+    points = findings.epoch_medians(found.usage)
     if points.is_empty():
         return theme.nothing_to_show("Memory from epoch to epoch", "No training epoch has been sampled yet.")
     judged = found.growth.sort(pl.col("verdict") != "leak", maintain_order=True)
     figure = theme.figure(
-        wording.growth_sentence(found),
+        findings.growth_sentence(found),
         f"n = {count_text(judged.height, 'training')}, {count_text(points.height, 'epoch')}; "
         "median of the samples of each epoch; lines: Theil-Sen slope without the first epoch",
     )
@@ -150,10 +155,10 @@ def prediction_figure(found: MemoryFindings) -> go.Figure:
     """The preflight's predicted peak beside the measured one, for each training."""
     rows = found.predictions.filter(pl.col("measured_mb").is_not_null())
     if rows.is_empty():
-        return theme.nothing_to_show("Prediction and measurement", wording.prediction_sentence(found) + ".")
+        return theme.nothing_to_show("Prediction and measurement", findings.prediction_sentence(found) + ".")
     names = [figure_text(_training_name(row, rows)) for row in rows.iter_rows(named=True)]
     figure = theme.figure(
-        wording.prediction_sentence(found),
+        findings.prediction_sentence(found),
         f"n = {count_text(rows.height, 'training')}; measured: the highest of training and validation",
         height=150 + 40 * rows.height,
     )
@@ -190,13 +195,13 @@ def _pad_flat_range(figure: go.Figure, values: pl.Series) -> None:
 
 def _bar_name(row: dict[str, Any]) -> str:
     place = "" if row["place"] == PROCESS else f", {row['place']}"
-    return f"{row['stage']}: {wording.phase_text(row['phase'])}{place}"
+    return f"{row['stage']}: {phase_text(row['phase'])}{place}"
 
 
 def _training_name(row: dict[str, Any], among: pl.DataFrame) -> str:
     parts = [str(row["stage"])] if row["fold"] is None else [f"fold {row['fold']}"]
     parts += [f"attempt {row['attempt']}"] if among["attempt"].n_unique() > 1 else []
-    parts += [wording.phase_text(row["phase"])] if "phase" in row and among["phase"].n_unique() > 1 else []
+    parts += [phase_text(row["phase"])] if "phase" in row and among["phase"].n_unique() > 1 else []
     parts += [str(row["place"])] if among["place"].n_unique() > 1 else []
     return ", ".join(parts)
 
@@ -284,7 +289,7 @@ def _course(found: MemoryFindings, rows: pl.DataFrame) -> str:
     half = rows.filter(pl.col("place") == peak["place"], pl.col("used_mb") > peak["used_mb"] / 2)
     above = half.select("run_id", "stage", "fold").n_unique()
     stages = rows.select("run_id", "stage", "fold").n_unique()
-    highest = wording.megabytes_text(peak["used_mb"])
+    highest = megabytes_text(peak["used_mb"])
     return f"{above} of {count_text(stages, 'stage')} rise above half of the peak of {highest}"
 
 
@@ -295,7 +300,7 @@ def _course_line(points: pl.DataFrame, start: float, place: str, color: str, das
         mode="lines" if points.height > 1 else "markers", marker={"size": 5, "color": color},
         line={"color": color, "dash": dash, "width": 1.8},
         customdata=[
-            f"{figure_text(wording.where_text(row))}<br>{figure_text(wording.phase_text(row['phase']))}{_epoch_text(row['epoch'])}"
+            f"{figure_text(where_text(row))}<br>{figure_text(phase_text(row['phase']))}{_epoch_text(row['epoch'])}"
             for row in points.select("stage", "fold", "phase", "epoch").iter_rows(named=True)
         ],
         hovertemplate="%{y:.0f} MB<br>%{customdata}<extra></extra>",
@@ -322,10 +327,10 @@ def _draw_band(
     number = str(stage["stage"]).split("_", 1)[0]
     names = (number,) if stage["fold"] is None else (f"{number}, fold {stage['fold']}", f"fold {stage['fold']}")
     room = (end - start) / (total or 1.0) / _LETTER_SHARE
-    text = next((name for name in (wording.where_text(stage), *names) if len(name) <= room), "")
+    text = next((name for name in (where_text(stage), *names) if len(name) <= room), "")
     figure.add_annotation(
         x=(start + end) / 2, y=1, yref="y domain", yanchor="bottom", yshift=1, text=figure_text(text), showarrow=False,
-        font={"size": 11, "color": theme.NEUTRAL}, hovertext=figure_text(wording.where_text(stage)),
+        font={"size": 11, "color": theme.NEUTRAL}, hovertext=figure_text(where_text(stage)),
     )  # fmt: skip
 
 
@@ -344,7 +349,7 @@ def _draw_phases(figure: go.Figure, rows: pl.DataFrame, bands: Sequence[Band], m
         figure.add_trace(
             go.Bar(
                 base=[begin for begin, _ in spans[phase]], x=lengths, y=[0] * len(lengths), orientation="h",
-                width=1, name=figure_text(wording.phase_text(phase)), hoverinfo="name",
+                width=1, name=figure_text(phase_text(phase)), hoverinfo="name",
                 marker={"color": PHASE_COLORS.get(phase, theme.NEUTRAL), "line": {"width": 0}},
             ), 2, 1,
         )  # fmt: skip

@@ -3,27 +3,389 @@
 One MLflow run for the whole and one nested for each fold, in an experiment of the same name. What MLflow holds of a run
 is found by the tag ``fvc.run_key``. It is skipped where it is complete and up to date, else replaced as a whole (the
 earlier one goes to MLflow's trash). So exporting twice doubles nothing; the next export repeats one that was killed.
+
+Keys of metrics: ``train/loss`` and ``validation/roc_auc`` as the training logged them (``STAGE/phase/metric`` of other
+stages); ``all/model/roc_auc`` with ``/low`` and ``/high`` for results over all folds, ``all/metadata_only/roc_auc`` for
+a control, ``outer_fold/model/roc_auc`` in a fold's own run; ``test/model/all/top1`` for a task without folds.
 """
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import importlib
+import json
 import logging
+import math
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from fvc_lib.analysis.mlflow.content import Content, RunContent, run_content
-from fvc_lib.analysis.wording import count_text
+import polars as pl
+
+from fvc_lib.analysis.read.headline import ReportHeadline, run_headline, run_parameters
+from fvc_lib.analysis.read.queries import learning_curves, predictions, results, task_results
+from fvc_lib.analysis.read.records import read_json_object, read_tables, run_status
+from fvc_lib.analysis.wording import clean_text, count_text, interval_text, source_name
+from fvc_lib.services import tables
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.redaction import REPLACEMENT, Redactor
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.tasks import FOLD_TRAINING
+
+# --- What MLflow shall hold of a run, read from its folder without MLflow
+
+
+# MLflow's own limits of version 3 (mlflow.utils.validation): characters of a key, a parameter and a run's tag.
+MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6_000, 8_000
+
+# ':' is legal on a POSIX server and not on a Windows one; '/' separates the parts of a key.
+_REFUSED = re.compile(r"[^\w.\- ]")
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
+_SCHEMA = {"key": pl.String, "step": pl.Int64, "timestamp": pl.Int64, "value": pl.Float64}
+_LATEST_MS = 2**50  # beyond the year 37,000 a clock was wrong
+_STEPS_NAMED = 20
+# A state that is missing here, such as "stopped without a word", is KILLED.
+_STATUSES = {
+    "done": "FINISHED", "by hand": "FINISHED", "interactive": "FINISHED", "failed": "FAILED", "running": "RUNNING",
+    "waiting": "RUNNING", "pending": "RUNNING", "requeue": "RUNNING",
+}  # fmt: skip
+Times = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Content:
+    """One MLflow run as it shall be; ``status`` is MLflow's, and ``end_ms`` is None while it is running.
+
+    ``points`` has ``key step timestamp value``, one row per key and step, in milliseconds, NaN where there is no
+    number; ``artifacts`` their content by path; ``notes`` say what MLflow takes differently or not at all.
+    """
+
+    name: str
+    status: str
+    start_ms: int | None
+    end_ms: int | None
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    points: pl.DataFrame
+    artifacts: Mapping[str, bytes]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunContent:
+    """A run, its folds in order, and its experiment; ``key`` finds it again, whatever its folder is called."""
+
+    experiment: str
+    run_id: str
+    key: str
+    whole: Content
+    folds: tuple[Content, ...]
+    notes: tuple[str, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 of everything: MLflow is up to date when it holds this."""
+        told = [
+            [
+                each.name, each.status, each.start_ms, each.end_ms, dict(each.params), dict(each.tags),
+                hashlib.sha256(each.points.write_csv().encode()).hexdigest(),
+                {path: hashlib.sha256(content).hexdigest() for path, content in each.artifacts.items()},
+            ]
+            for each in (self.whole, *self.folds)
+        ]  # fmt: skip
+        return sha256_of_json(told)
+
+
+def run_content(run: RunPaths) -> RunContent:
+    """Everything of ``run`` that goes to MLflow, as far as it has come.
+
+    A run is known by the ``run_id`` in its ``run.json``: a folder that was renamed or copied is the same run.
+    """
+    record, status = read_json_object(run.run_json), run_status(run)
+    run_id = _name_in(record, "run_id") or path_to_text(run.run_id)
+    experiment = _name_in(record, "experiment") or path_to_text(run.experiment)
+    curves, table = learning_curves([run]), results([run])
+    times = (
+        _utc_ms(status.get("started_utc")) or _ms(curves.frame["ts"].min(), None),
+        _utc_ms(status.get("finished_utc")) or _ms(curves.frame["ts"].max(), None),
+    )
+    key = sha256_of_json([experiment, run_id])
+    notes = [*curves.notes, *table.notes]
+    if run_id != path_to_text(run.run_id):
+        notes.insert(0, f"{run_id}: its folder is called {path_to_text(run.run_id)}; run.json says whose it is.")
+    whole = _whole(run, run_id, record, status, times, curves.frame, table.frame)
+    folds = _folds_begun(curves.frame, status)
+    return RunContent(
+        experiment=stored_text(experiment),
+        run_id=run_id,
+        key=key,
+        whole=whole,
+        folds=tuple(_fold(run, fold, status, times, curves.frame, table.frame) for fold in folds),
+        notes=tuple(notes),
+    )
+
+
+def _whole(
+    run: RunPaths,
+    run_id: str,
+    record: dict[str, Any],
+    status: dict[str, Any],
+    times: Times,
+    curves: pl.DataFrame,
+    table: pl.DataFrame,
+) -> Content:
+    of_task = task_results([run])
+    logged, end_ms = curves.filter(pl.col("fold").is_null()), times[1] or times[0]
+    points = [_log_points(logged, times[0]), _result_points(table, end_ms), _test_points(of_task.frame, end_ms)]
+    answers = {
+        "task_results": of_task,
+        "predictions": predictions([run]),
+        "slices": read_tables([("", run.slices)], tables.SLICES),
+        "leakage_audit": read_tables([("", run.leakage_audit)], tables.LEAKAGE_AUDIT),
+    }
+    frames = {"kfold_results": table, **{name: answer.frame for name, answer in answers.items()}}
+    notes = [note for answer in answers.values() for note in answer.notes]
+    files = [run.report_html, run.params_yaml, run.run_json, run.status_json, run.code_patch]
+    if not run.report_html.is_file():
+        notes.append("There is no report.html yet: `run_notebooks.py report` writes it; export again after it.")
+    artifacts = {path.name: _without_secrets(path.read_bytes()) for path in files if path.is_file()}
+    for name, frame in frames.items():
+        if not frame.is_empty():  # as CSV, which MLflow's pages show as a table
+            artifacts[f"tables/{name}.csv"] = frame.drop("run_id", strict=False).write_csv().encode()
+    tags = {**run_tags(run_headline(run), record), "fvc.run_id": run_id, **_not_finite(logged)}
+    return _content(run_id, status.get("state"), times, run_parameters(run), tags, points, artifacts, notes)
+
+
+def _fold(
+    run: RunPaths, fold: int, status: dict[str, Any], times: Times, curves: pl.DataFrame, table: pl.DataFrame
+) -> Content:
+    stage = status["stages"].get(stage_key(FOLD_TRAINING, fold))
+    state = stage.get("state") if isinstance(stage, dict) else None
+    logged = curves.filter(pl.col("fold") == fold)
+    own = (_ms(logged["ts"].min(), times[0]), _ms(logged["ts"].max(), times[1]))
+    path = run.fold_outcome(fold)
+    outcome = read_json_object(path)
+    params: dict[str, object] = {"fold": fold}
+    params |= {name: outcome[name] for name in ("model", "num_parameters", "device") if name in outcome}
+    points = [_log_points(logged, own[0], FOLD_TRAINING), _result_points(table, own[1], fold)]
+    tags = {"fvc.fold": str(fold), "fvc.state": str(state or "not recorded"), **_not_finite(logged)}
+    artifacts = {path.name: _without_secrets(path.read_bytes())} if path.is_file() else {}
+    return _content(f"fold {fold}", state, own, params, tags, points, artifacts, [])
+
+
+def _content(
+    name: str,
+    state: object,
+    times: Times,
+    params: Mapping[str, object],
+    tags: Mapping[str, str],
+    points: list[pl.DataFrame],
+    artifacts: dict[str, bytes],
+    notes: list[str],
+) -> Content:
+    notes, known = list(notes), {}
+    for given, value in params.items():
+        text = stored_text(value)
+        if len(text) > MAX_PARAM:
+            size = f"{len(text):,} characters, and MLflow takes {MAX_PARAM:,}"
+            notes.append(f"parameter {given[:80]!r} was left out: it has {size}; params.yaml or outcome.json has it.")
+        else:
+            known[key_of(stored_text(str(given)))] = text
+    every = pl.concat(points).unique(["key", "step"], keep="last", maintain_order=True)
+    status = _STATUSES.get(str(state), "KILLED")
+    return Content(
+        name=stored_text(name),
+        status=status,
+        start_ms=times[0],
+        end_ms=None if status == "RUNNING" else times[1] or times[0],
+        params=known,
+        tags={tag: text[:MAX_TAG] for tag, text in tags.items()},
+        points=every.sort("step", "key", maintain_order=True),
+        artifacts=artifacts,
+        notes=tuple(notes),
+    )
+
+
+# --- Names and texts as MLflow takes them
+
+
+def key_of(*parts: str) -> str:
+    """The key of ``parts``, joined by ``/``; a character that MLflow refuses becomes its code point, ``_xHEX_``.
+
+    One that is too long ends with a digest of the whole.
+    """
+    escaped = [_REFUSED.sub(lambda match: f"_x{ord(match[0]):X}_", part) for part in parts]
+    # '', '.' and '..' would disappear from a path.
+    key = "/".join(part if part.strip(".") else f"_x{len(part)}_dots_" for part in escaped)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return key if len(key) <= MAX_KEY else f"{key[: MAX_KEY - 20].rstrip('/')}_{digest}"
+
+
+def stored_text(value: object) -> str:
+    """``value`` as it is stored: JSON unless it is a text; no secrets, no lone surrogates, no NUL."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    shown = Redactor().text(text).encode("utf-8", "backslashreplace").decode()
+    return shown.replace("\x00", "\\x00")
+
+
+def _without_secrets(content: bytes) -> bytes:
+    """A run's files hold none of the secrets of the process that wrote them; those of this one may be others."""
+    return Redactor().text(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+# --- Points: key, step, timestamp and value
+
+
+def _log_points(curves: pl.DataFrame, start_ms: int | None, plain_stage: str | None = None) -> pl.DataFrame:
+    """Points of ``queries.learning_curves``; a missing or impossible time becomes ``start_ms``.
+
+    Lines of ``plain_stage`` are called ``phase/metric``, those of others have their stage in front.
+    """
+    time = (pl.col("ts") * 1000).round()
+    possible = time.is_finite() & (time >= 0) & (time < _LATEST_MS)
+    distinct = curves.select("stage", "phase", "metric").unique().sort("stage", "phase", "metric")
+    keys = [key_of(*names[1:]) if names[0] == plain_stage else key_of(*names) for names in distinct.iter_rows()]
+    distinct = distinct.with_columns(pl.Series("key", keys, dtype=pl.String))
+    return curves.join(distinct, on=["stage", "phase", "metric"], how="left").select(
+        "key",
+        "step",
+        pl.when(possible).then(time).otherwise(start_ms or 0).cast(pl.Int64).alias("timestamp"),
+        pl.col("value").fill_null(math.nan),
+    )
+
+
+def _result_points(table: pl.DataFrame, end_ms: int | None, fold: int | None = None) -> pl.DataFrame:
+    """Points of the results: of the model on one fold, or of model and controls over all folds; no point for null."""
+    over_all = ~pl.col("scope").str.starts_with("fold_")
+    of_fold = (pl.col("scope") == f"fold_{fold}") & (pl.col("source") == "model")
+    rows = table.filter(over_all if fold is None else of_fold).iter_rows(named=True)
+    keys = [(key_of(row["scope"] if fold is None else "outer_fold", row["source"], row["metric"]), row) for row in rows]
+    return _with_bounds(keys, ("low", "high", "fold_mean", "fold_std"), end_ms)
+
+
+def _test_points(table: pl.DataFrame, end_ms: int | None) -> pl.DataFrame:
+    rows = table.iter_rows(named=True)
+    keys = [(key_of("test", row["source"], row["subject"], row["metric"]), row) for row in rows]
+    return _with_bounds(keys, ("low", "high"), end_ms)
+
+
+def _with_bounds(rows: list[tuple[str, dict[str, Any]]], bounds: tuple[str, ...], end_ms: int | None) -> pl.DataFrame:
+    """Points at step 0 of each key's value and bounds; none of what is null: undefined, or does not apply."""
+    named = [(key, row["value"]) for key, row in rows]
+    named += [(f"{key}/{bound}", row[bound]) for key, row in rows for bound in bounds]
+    # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
+    points = [(key, 0, end_ms or 0, v if math.isfinite(v) else math.nan) for key, v in named if v is not None]
+    return pl.DataFrame(points, schema=_SCHEMA, orient="row")
+
+
+# --- Tags
+
+
+def _not_finite(curves: pl.DataFrame) -> dict[str, str]:
+    """A tag that says which values were not finite, by metric and step: in MLflow they are all NaN."""
+    rows = curves.filter(pl.col("value").is_null()).sort("stage", "phase", "metric", "flag", "step")
+    parts = []
+    for (phase, metric, flag), steps in rows.group_by("phase", "metric", "flag", maintain_order=True):
+        listed = steps["step"].to_list()
+        more = f" and {len(listed) - _STEPS_NAMED:,} more" if len(listed) > _STEPS_NAMED else ""
+        where = ", ".join(map(str, listed[:_STEPS_NAMED])) + more
+        parts.append(f"{key_of(str(phase), str(metric))}: {flag} at step {where}")
+    return {"fvc.not_finite": "; ".join(parts)} if parts else {}
+
+
+def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:
+    """Tags of the whole run; ``mlflow.note.content`` is what MLflow shows above it, as Markdown."""
+    attempts = record.get("attempts")
+    last = _object(attempts[-1]) if isinstance(attempts, list) and attempts else {}
+    code, hardware = _object(last.get("code")), _object(last.get("hardware"))
+    found: dict[str, object] = {
+        "mlflow.note.content": _note(headline),
+        "mlflow.source.name": "run_notebooks.py",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": code.get("commit"),
+        "mlflow.source.git.branch": code.get("branch"),
+        "fvc.state": headline.state,
+        "fvc.standing": headline.verdict.standing,
+        "fvc.verdict": headline.verdict.sentence,
+        "fvc.caution": " ".join(headline.cautions),
+        "fvc.failure": headline.failure,
+        f"fvc.num_{headline.measure.one}s": headline.num_samples,
+        "fvc.num_groups": headline.num_groups,
+        "fvc.attempts": len(attempts) if isinstance(attempts, list) else None,
+        "fvc.code_changed_since_commit": code.get("changed_since_commit"),
+        "fvc.forked_from": record.get("forked_from"),
+        "fvc.config_hash": record.get("config_hash"),
+        **{
+            f"fvc.hardware.{name}": hardware.get(name) or None
+            for name in ("host", "processor", "cores", "machine", "memory_bytes", "gpus")
+        },
+    }
+    return {name: stored_text(value) for name, value in found.items() if value not in (None, "", [])}
+
+
+def _note(headline: ReportHeadline) -> str:
+    """The verdict, what to know about it, and the numbers beside their controls."""
+
+    def shown(text: str) -> str:
+        return _MARKDOWN.sub(r"\\\1", escape(clean_text(text), quote=False))
+
+    lines = [f"**{shown(headline.verdict.standing)}**: {shown(headline.verdict.sentence)}"]
+    lines += [shown(text) for text in (*headline.cautions, headline.failure) if text]
+    if headline.scores:
+        rows = "".join(
+            f"| {shown(source_name(score.source))} | {interval_text(score.value, score.low, score.high)} |\n"
+            for score in headline.scores
+        )
+        lines.append(f"| Scored by | {shown(headline.measure.name)} with interval |\n| --- | --- |\n{rows}")
+    if headline.measure.remark:
+        lines.append(headline.measure.remark)
+    return "\n\n".join(lines)
+
+
+def _folds_begun(curves: pl.DataFrame, status: dict[str, Any]) -> list[int]:
+    found = set(curves["fold"].drop_nulls().to_list())
+    prefix = f"{FOLD_TRAINING}_fold_"
+    for key, stage in status["stages"].items():
+        number = str(key).removeprefix(prefix)
+        if str(key).startswith(prefix) and number.isdecimal() and isinstance(stage, dict):
+            found |= {int(number)} if stage.get("state") != "pending" else set()
+    return sorted(fold for fold in found if fold >= 0)
+
+
+def _utc_ms(text: object) -> int | None:
+    try:
+        moment = datetime.datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp() * 1000)
+
+
+def _ms(seconds: Any, otherwise: int | None) -> int | None:
+    return int(seconds * 1000) if isinstance(seconds, float) and 0 <= seconds < 2**40 else otherwise
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _name_in(record: Mapping[str, Any], name: str) -> str | None:
+    value = record.get(name)
+    return value if isinstance(value, str) and value.strip() else None
+
+
+# --- The export
+
 
 RUN_KEY = "fvc.run_key"  # whose it is; on the whole and on each fold, from the moment they are created
 EXPORTED = "fvc.exported"  # digest of what was exported; on the whole, written last
@@ -37,15 +399,9 @@ _TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export did.
+    """What an export did: the whole's MLflow run, how many there are with its folds, and what was written or replaced.
 
-    Attributes:
-        tracking_uri: without secrets.
-        mlflow_run_id: of the whole run.
-        num_runs: MLflow runs of this run, its folds included.
-        num_points, num_artifacts: what was written; 0 when MLflow was up to date.
-        num_replaced: MLflow runs of an earlier export that went to the trash.
-        notes: in words, what MLflow takes otherwise or not at all, or what could not be read.
+    Without a change ``num_points`` and ``num_artifacts`` are 0. ``num_replaced`` went to MLflow's trash.
     """
 
     run_id: str
@@ -77,11 +433,7 @@ class ExportReport:
 
 
 def export_run(run: RunPaths, *, tracking_uri: str) -> ExportReport:
-    """Bring MLflow to what ``run`` holds now, finished or not.
-
-    Args:
-        run: a run folder.
-        tracking_uri: ``sqlite:///...``, another database's URI, or an MLflow server's address.
+    """Bring MLflow at ``tracking_uri``, a database or a server, to what ``run`` holds now, finished or not.
 
     Raises:
         UsageError: MLflow is not installed.
@@ -95,7 +447,10 @@ def export_run(run: RunPaths, *, tracking_uri: str) -> ExportReport:
         whole_id = next((r.info.run_id for r in there if r.data.tags.get(EXPORTED) == content.digest), None)
         is_new = whole_id is None
         if whole_id is None:
-            whole_id = _export_all(client, experiment_id, content)
+            tags = {RUN_KEY: content.key}
+            whole_id = _export_one(client, experiment_id, content.whole, tags)
+            for fold in content.folds:
+                _export_one(client, experiment_id, fold, {**tags, _PARENT: whole_id})
             client.set_tag(whole_id, EXPORTED, content.digest)
         # Only now: at every moment MLflow holds one complete export, if it ever did.
         others = [r for r in there if whole_id not in (r.info.run_id, r.data.tags.get(_PARENT))]
@@ -117,27 +472,16 @@ def export_run(run: RunPaths, *, tracking_uri: str) -> ExportReport:
 
 
 def _runs_of(client: Any, experiment_id: str, run_key: str) -> list[Any]:
-    """The MLflow runs of one FVC run, folds included, the oldest first."""
     found: list[Any] = []
-    token = None
-    while True:
+    token: str | None = ""
+    while token is not None:
         page = client.search_runs(
             [experiment_id], f"tags.`{RUN_KEY}` = '{run_key}'", max_results=_PAGE,
-            order_by=["attributes.start_time ASC", "attributes.run_id ASC"], page_token=token,
+            order_by=["attributes.start_time ASC", "attributes.run_id ASC"], page_token=token or None,
         )  # fmt: skip
         found += page
-        token = page.token
-        if not token:
-            return found
-
-
-def _export_all(client: Any, experiment_id: str, content: RunContent) -> str:
-    """Create the run and its folds below it; returns the whole's id."""
-    tags = {RUN_KEY: content.key}
-    whole_id = _export_one(client, experiment_id, content.whole, tags)
-    for fold in content.folds:
-        _export_one(client, experiment_id, fold, {**tags, _PARENT: whole_id})
-    return whole_id
+        token = page.token or None
+    return found
 
 
 def _export_one(client: Any, experiment_id: str, content: Content, found_by: Mapping[str, str]) -> str:
@@ -148,12 +492,11 @@ def _export_one(client: Any, experiment_id: str, content: Content, found_by: Map
     params = [entities.Param(name, text) for name, text in content.params.items()]
     tags = [entities.RunTag(name, text) for name, text in content.tags.items()]
     points = [entities.Metric(key, value, time, step) for key, step, time, value in content.points.iter_rows()]
-    for start in range(0, len(params), _TEXTS_AT_ONCE):
-        client.log_batch(run_id, params=params[start : start + _TEXTS_AT_ONCE])
-    for start in range(0, len(tags), _TEXTS_AT_ONCE):
-        client.log_batch(run_id, tags=tags[start : start + _TEXTS_AT_ONCE])
-    for start in range(0, len(points), _POINTS_AT_ONCE):
-        client.log_batch(run_id, metrics=points[start : start + _POINTS_AT_ONCE])
+    for kind, every, at_once in (
+        ("params", params, _TEXTS_AT_ONCE), ("tags", tags, _TEXTS_AT_ONCE), ("metrics", points, _POINTS_AT_ONCE),
+    ):  # fmt: skip
+        for start in range(0, len(every), at_once):
+            client.log_batch(run_id, **{kind: every[start : start + at_once]})
     with tempfile.TemporaryDirectory(prefix="fvc_mlflow_") as folder:
         for name, artifact in content.artifacts.items():
             path = Path(folder) / name
@@ -252,22 +595,18 @@ def connected(tracking_uri: str) -> Iterator[Any]:
     """
     with _settings(tracking_uri), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about its own dependencies; nothing here could act on them
-        mlflow = _loaded()
+        try:
+            mlflow = importlib.import_module("mlflow")
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"exporting to MLflow needs the package {error.name!r}, which is not installed: "
+                "pip install 'fvc_lib[mlflow]'"
+            ) from error
         with _silence():
             try:
                 yield mlflow.MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
             except _their_errors() as error:
                 raise TrackingError(_told(error, tracking_uri)) from None
-
-
-def _loaded() -> Any:
-    try:
-        return importlib.import_module("mlflow")
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"exporting to MLflow needs the package {error.name!r}, which is not installed: "
-            "pip install 'fvc_lib[mlflow]'"
-        ) from error
 
 
 def _their_errors() -> tuple[type[Exception], ...]:

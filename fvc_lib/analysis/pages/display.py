@@ -37,12 +37,8 @@ TEXT_STYLE = ' style="text-align:left"'
 class HtmlTable:
     """A frame as a table: HTML where there is a browser, aligned text elsewhere.
 
-    Attributes:
-        frame: what is shown.
-        caption: one sentence above the table; plain text.
-        names: headings for columns whose own name does not read well.
-        digits: decimals of fractional numbers without a unit.
-        max_rows: rows shown; the rest is counted below the table.
+    ``caption`` is one sentence above it, plain text; ``names`` are headings for columns whose own name does not read
+    well; ``digits`` are decimals of fractional numbers without a unit; rows beyond ``max_rows`` are counted below.
     """
 
     frame: pl.DataFrame

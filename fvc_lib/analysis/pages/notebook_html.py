@@ -63,17 +63,11 @@ _HIGHLIGHT = Highlight2HTML(pygments_lexer="ipython3")  # type: ignore[no-untype
 
 @dataclass(frozen=True)
 class NotebookHtml:
-    """One notebook, rendered.
+    """One notebook, rendered: HTML of all cells in ``body``, everything else plain text.
 
-    Attributes:
-        title: its first heading, with the fold where the file name has one; plain text.
-        file_name: plain text.
-        body: HTML of all cells.
-        num_figures: figures in it.
-        error: the first error's name and message, plain text; empty when no cell failed.
-        num_never_ran: code cells that the execution did not come to, of
-        num_code_cells: that there are.
-        tells_its_end: whether it begins with the runner's own account of how it ended badly.
+    ``title`` is its first heading, with the fold where the file name has one; ``error`` the first error's name and
+    message, or empty; ``num_never_ran`` of ``num_code_cells`` were not come to; ``tells_its_end`` where it begins with
+    the runner's own account of how it ended badly.
     """
 
     title: str
@@ -99,13 +93,10 @@ class _Page:
 
 
 def render_notebook(path: Path, prefix: str, *, run_folder: str | None = None) -> NotebookHtml:
-    """Render the executed notebook ``path``.
+    """Render an executed notebook; ``prefix``, unique within a page, starts the id of each figure.
 
-    Args:
-        path: an ``.ipynb`` file.
-        prefix: starts the id of each figure; unique within a page.
-        run_folder: the way from the page to the run's folder, ``""`` or like ``"../../"``, for the record's links to
-            the run's logs; none: they become plain text.
+    ``run_folder`` is the way from the page to the run's folder, ``""`` or like ``"../../"``, for links to the run's
+    logs; without it they become plain text.
 
     Raises:
         DataError: the file is missing or is no notebook.
@@ -276,11 +267,9 @@ def _figure(spec: dict[str, Any], page: _Page) -> str:
 
 
 def figure_html(spec: dict[str, Any], name: str) -> str:
-    """HTML of one figure, drawn later by the page's script from the JSON beside it.
+    """HTML of one figure as a notebook stores it, drawn later by the page's script from the JSON beside it.
 
-    Args:
-        spec: ``data`` and ``layout`` as a notebook stores them.
-        name: id of the element, unique in the page.
+    ``name`` is the id of the element, unique in the page.
     """
     layout = dict(spec.get("layout") or {})
     told = _lift_title(layout)

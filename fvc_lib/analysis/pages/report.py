@@ -26,8 +26,7 @@ from pygments.formatters.html import HtmlFormatter
 
 import fvc_lib
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.memory.findings import run_memory
-from fvc_lib.analysis.memory.wording import megabytes_text, memory_facts
+from fvc_lib.analysis.memory.findings import memory_facts, run_memory
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.read.headline import (
     DISHONEST_CONTROLS,
@@ -188,14 +187,8 @@ def write_report(
 ) -> None:
     """Write ``output``: one HTML file with everything in it that opens without a network or a server.
 
-    Args:
-        notebooks: executed notebooks in the order of their sections, results first. The first section is open.
-        output: the file, replaced atomically.
-        title: plain text.
-        headline: of the run; without one (a notebook on its own) the head is the title alone.
-        pages: where the page of each notebook alone is, as seen from ``output``.
-        provenance: HTML of a last section on how the run came about.
-        notes: plain sentences that are shown first.
+    Executed notebooks come in the order given, the first one open, each with a link to its own page in ``pages``;
+    without a headline the head is ``title`` alone; ``provenance`` is HTML, ``notes`` are plain sentences shown first.
 
     Raises:
         DataError: a notebook is missing or unreadable.
@@ -226,7 +219,6 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
 
 
 def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
-    """Of a run of a task without folds; a run of task video has none of these results."""
     found = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
     return tuple((wording.clean_text(name), text) for name, text in task_facts(found.frame))
 
@@ -252,8 +244,7 @@ def records_of(run: RunPaths) -> dict[str, Path]:
 def write_record_pages(run: RunPaths) -> dict[str, str]:
     """Write ``notebooks/reports/KEY.html`` for every record that has changed since its page was written.
 
-    Returns:
-        Why a record could not be shown, by its task's key.
+    Returns why a record could not be shown, by its task's key.
 
     Raises:
         OSError: a page cannot be written.
@@ -269,13 +260,7 @@ def write_record_pages(run: RunPaths) -> dict[str, str]:
 
 
 def write_record_page(run: RunPaths, key: str, record: Path, stage: object = None) -> Path:
-    """Write the page of one record, unless the page that is there tells of the same; returns its path.
-
-    Args:
-        run: the run.
-        key: the task's.
-        record: the executed notebook, whole or partial.
-        stage: what ``status.json`` holds of the task.
+    """Write the page of the record of task ``key``, unless the one there tells of the same; ``stage`` is its status.
 
     Raises:
         DataError: the record is missing or is no notebook.
@@ -298,7 +283,6 @@ def write_record_page(run: RunPaths, key: str, record: Path, stage: object = Non
 
 
 def _stamp(record: Path, stage: Mapping[str, Any]) -> str:
-    """Of all that a page shows."""
     try:
         status = record.stat()
     except OSError:
@@ -319,7 +303,6 @@ def _stamp_of(page_path: Path) -> str | None:
 
 
 def _alarm(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str | None:
-    """What ended the record early; None for a whole one."""
     unfinished = rendered.num_never_ran
     ended_badly = stage.get("state") in ("failed", "interrupted") or rendered.error
     if not ended_badly and not unfinished:
@@ -544,7 +527,7 @@ def _summary_facts(run: RunPaths, headline: ReportHeadline) -> list[str]:
     counted = headline.num_samples is not None
     what = f"{headline.measure.one}s"
     measuring = run_memory(run).preflight_peak_mb
-    before = f"; {megabytes_text(measuring)} while steps were measured before the training" if measuring else ""
+    before = f"; {wording.megabytes_text(measuring)} while steps were measured before the training" if measuring else ""
     return [
         *(
             [f"  {what:<13} {headline.num_samples} in {headline.num_groups} groups{_also_tested(run)}"]

@@ -6,11 +6,9 @@ says is kept in ``.index_rows.json`` beside it, so that the next index need not 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import duckdb
@@ -61,7 +59,7 @@ def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
     look = [sha256_of_file(Path(path)) for path in sources]
     names = [path_to_text(run.root.relative_to(runs_dir.absolute())) for run in runs]
     stamps = [sha256_of_json([look, _index_stamp(run)]) for run in runs]
-    kept = _kept(store)
+    kept = read_json_object(store)
     known = {name: kept[name] for name, stamp in zip(names, stamps, strict=True) if _holds(kept.get(name), stamp)}
     rows, now = [], {}
     for run, name, stamp in zip(runs, names, stamps, strict=True):
@@ -76,14 +74,6 @@ def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
 
 def _holds(entry: object, stamp: str) -> bool:
     return isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp and isinstance(entry[1], str)
-
-
-def _kept(store: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(store.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _index_stamp(run: RunPaths) -> list[list[int]]:

@@ -3,9 +3,6 @@
 Only runs that predicted the same videos, with the same labels, groups and folds, are compared: both are judged on the
 same drawn groups, so what remains is the difference between the models. Everything else is refused in words. A
 difference that is not shown is never called equality.
-
-A dashboard calls ``compare`` with the chosen runs, shows ``comparison_figures.difference_figure`` of the answer and
-prints its ``lines``; the command line prints the ``lines``.
 """
 
 from __future__ import annotations
@@ -68,46 +65,61 @@ def run_names(runs: Sequence[RunPaths]) -> list[str]:
 
 def read_judged_run(run: RunPaths, name: str) -> JudgedRun | Refusal:
     """What ``run`` predicted in all folds, or why that may not be compared. Reads only, and never raises."""
+    try:
+        why = _why_not(run) or _predictions(run)
+    except DataError as error:
+        why = clean_text(error)
+    return Refusal((name,), f"{name}: {why}") if isinstance(why, str) else JudgedRun(name, why)
+
+
+def _why_not(run: RunPaths) -> str:
+    """Why ``run`` may not be compared whatever it predicted; empty where it may."""
     asked = run_parameters(run)
     if run_task(asked) != "video":
-        return Refusal((name,), f"{name}: {_of_another_task(run_task(asked))}")
-    unfinished = _unfinished_training(run)
-    if unfinished:
-        return Refusal((name,), f"{name}: {unfinished}")
+        return (
+            f"its task is {run_task(asked)}, and runs are compared pair by pair on the outer folds of task video "
+            "alone. Its own number and its controls stand in its report and in the list of all runs."
+        )
+    stages = run_status(run)["stages"]
+    states = {key: stage.get("state") for key, stage in stages.items() if isinstance(stage, dict)}
+    unfinished = {key: state for key, state in states.items() if key.startswith(FOLD_TRAINING) and state != "done"}
+    for key, state in unfinished.items():
+        if state == "running":
+            return f"it is being trained ({clean_text(key)}). Compare it when its training has ended."
+    for key, state in unfinished.items():
+        return f"its training has not ended ({clean_text(key)}: {clean_text(state)}). {_go_on(run)}"
     if asked.get("shuffle_labels") is True:
         reason = "its labels were shuffled on purpose (shuffle_labels), so its numbers are of no task"
-        return Refusal((name,), f"{name}: {reason}. Compare runs on true labels.")
+        return f"{reason}. Compare runs on true labels."
     if leaks := audit_failures(run):
         reason = f"its leakage audit did not pass, so its numbers show nothing: {clean_text(leaks[0])}"
-        return Refusal((name,), f"{name}: {reason} Mend what it names, and run it again.")
-    try:
-        folds = read_table(run.folds, FOLDS)
-        numbers = sorted(folds["fold"].unique().to_list())
-        missing = [str(fold) for fold in numbers if not run.predictions(fold).is_file()]
-        if missing:
-            which = f"fold{'s' * (len(missing) > 1)} {', '.join(missing)} of {len(numbers)}"
-            return Refusal((name,), f"{name}: there are no predictions of {which}. {_go_on(run)}")
-        parts = [read_table(run.predictions(fold), PREDICTIONS) for fold in numbers]
-    except DataError as error:
-        return Refusal((name,), f"{name}: {clean_text(error)}")
-    if not any(part.height for part in parts):
-        return Refusal((name,), f"{name}: its tables of predictions are empty. {_go_on(run)}")
-    predictions = pl.concat(parts).sort("video_id")
-    strange = predictions.join(folds, on=list(_DATA), how="anti")
-    if strange.height or predictions["video_id"].is_duplicated().any():
-        given = strange["video_id"] if strange.height else predictions["video_id"]
-        what = f"{strange.height} of its predictions do not fit its own folds{_example(given)}"
-        if not strange.height:
-            what = "videos are predicted more than once"
-        return Refusal((name,), f"{name}: {what}. Run {FOLD_TRAINING} again.")
-    return JudgedRun(name, predictions)
+        return f"{reason} Mend what it names, and run it again."
+    return ""
 
 
-def difference_of_data(first: JudgedRun, second: JudgedRun) -> str | None:
-    """In words what the two runs were judged on that is not the same, with counts and examples; None: nothing."""
+def _predictions(run: RunPaths) -> pl.DataFrame | str:
+    """All predictions of ``run``, or what is wrong with them."""
+    folds = read_table(run.folds, FOLDS)
+    numbers = sorted(folds["fold"].unique().to_list())
+    missing = [str(fold) for fold in numbers if not run.predictions(fold).is_file()]
+    if missing:
+        which = f"fold{'s' * (len(missing) > 1)} {', '.join(missing)} of {len(numbers)}"
+        return f"there are no predictions of {which}. {_go_on(run)}"
+    predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in numbers]).sort("video_id")
+    if predictions.is_empty():
+        return f"its tables of predictions are empty. {_go_on(run)}"
+    strange = predictions.join(folds, on=list(_DATA), how="anti")["video_id"]
+    if strange.len():
+        example = _example(strange)
+        return f"{strange.len()} of its predictions do not fit its own folds{example}. Run {FOLD_TRAINING} again."
+    if predictions["video_id"].is_duplicated().any():
+        return f"videos are predicted more than once. Run {FOLD_TRAINING} again."
+    return predictions
+
+
+def difference_of_data(first: JudgedRun, second: JudgedRun) -> str:
+    """In words what the two runs were judged on that is not the same, with counts and examples."""
     one, other = first.data, second.data
-    if one.equals(other):
-        return None
     found = []
     for run, own, others in ((first, one, other), (second, other, one)):
         only = own.join(others, on="video_id", how="anti")["video_id"]
@@ -127,9 +139,8 @@ def alike(runs: Sequence[JudgedRun]) -> tuple[list[list[JudgedRun]], list[Refusa
     for run in runs:
         fitting = next((together for together in sets if together[0].data.equals(run.data)), None)
         if fitting is None:
-            sets.append([run])
-        else:
-            fitting.append(run)
+            sets.append(fitting := [])
+        fitting.append(run)
     return sets, [_refusal_between(sets[0], other) for other in sets[1:]]
 
 
@@ -144,26 +155,6 @@ def _refusal_between(ones: Sequence[JudgedRun], others: Sequence[JudgedRun]) -> 
     return Refusal(tuple(run.name for run in (*ones, *others)), reason)
 
 
-def _of_another_task(task: str) -> str:
-    return (
-        f"its task is {task}, and runs are compared pair by pair on the outer folds of task video alone. Its own "
-        "number and its controls stand in its report and in the list of all runs."
-    )
-
-
-def _unfinished_training(run: RunPaths) -> str:
-    stages = run_status(run)["stages"]
-    states = {key: stage.get("state") for key, stage in stages.items() if isinstance(stage, dict)}
-    unfinished = {key: state for key, state in states.items() if key.startswith(FOLD_TRAINING) and state != "done"}
-    running = [key for key, state in unfinished.items() if state == "running"]
-    if running:
-        return f"it is being trained ({clean_text(running[0])}). Compare it when its training has ended."
-    if unfinished:
-        key, state = next(iter(unfinished.items()))
-        return f"its training has not ended ({clean_text(key)}: {clean_text(state)}). {_go_on(run)}"
-    return ""
-
-
 def _go_on(run: RunPaths) -> str:
     return f"Go on with it: run_notebooks.py --resume {clean_text(path_to_text(run.run_id))}"
 
@@ -174,16 +165,10 @@ def _example(video_ids: pl.Series) -> str:
 
 @dataclass(frozen=True)
 class PairComparison:
-    """Two runs, the second minus the first.
+    """Two runs, the second minus the first: the difference over drawn groups, and a corrected t-test over folds.
 
-    Attributes:
-        first: a run's name.
-        second: the other's.
-        difference: with its interval and p-value over drawn groups.
-        over_folds: the corrected t-test over the folds' differences.
-        holm_p_value: the difference's p-value, adjusted for all pairs that were compared.
-        is_shown: whether that is small enough for the confidence asked for.
-        finding: one sentence.
+    ``holm_p_value`` is the difference's p-value, adjusted for all pairs compared; ``is_shown`` where that is small
+    enough for the confidence asked for; ``finding`` is one sentence.
     """
 
     first: str
@@ -197,15 +182,10 @@ class PairComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` found.
+    """What ``compare`` found; a difference is shown where its Holm p is at most 1 minus ``confidence``.
 
-    Attributes:
-        metric: a name of ``over_folds.METRICS``.
-        confidence: of the intervals; a difference is shown where its Holm p is at most 1 minus it.
-        replicates: that were asked for.
-        values: the own number of each run that has another to be compared with, by its name.
-        pairs: all pairs of runs that were judged on the same data.
-        refusals: what was not compared, and why.
+    ``values`` has the own number of each run that has another to be compared with; ``pairs`` all pairs judged on the
+    same data; ``refusals`` what was not compared, and why.
     """
 
     metric: str
@@ -224,19 +204,12 @@ def compare(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
-    """Compare every two of ``runs`` that were judged on the same videos, labels, groups and folds.
+    """Compare every two of ``runs`` that were judged on the same videos, labels, groups and folds; reads only.
 
     The difference is that of the number in the results (scope "all"), with a cluster-bootstrap interval over groups and
-    a p-value from the same draws for all runs (``metrics.paired``), Holm's adjustment over all pairs, and Nadeau and
-    Bengio's corrected t over the folds. The intervals speak of other videos, not of other trainings: each run was
-    trained once.
-
-    Args:
-        runs: any number; a run given twice counts once. Reads only, also runs that are being worked on.
-        metric: a name of ``over_folds.METRICS``.
-        replicates: bootstrap replicates.
-        seed: of the draws.
-        confidence: of the intervals, and 1 minus it the level of a finding.
+    a p-value from the same draws for all runs (``metrics.comparison``), Holm's adjustment over all pairs, and Nadeau
+    and Bengio's corrected t over the folds. The intervals speak of other videos, not of other trainings: each run was
+    trained once. A run given twice counts once.
 
     Raises:
         UsageError: an unknown metric, fewer than one replicate, or a confidence outside (0, 1).
@@ -299,7 +272,6 @@ def _replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, s
 def _pair(
     runs: Sequence[JudgedRun], drawn: ReplicateValues, one: int, other: int, metric: str, confidence: float
 ) -> PairComparison:
-    """A pair before its p-value is adjusted and its finding said."""
     by_fold = [_fold_values(runs[number], metric) for number in (one, other)]
     # Groups, not videos, are what is independent, and folds hold whole ones.
     num_folds = runs[one].predictions["fold"].n_unique()

@@ -41,14 +41,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Measure:
-    """What the scores of a headline are of.
+    """What the scores of a headline are of: its name, and ``one`` of what was judged, in the singular.
 
-    Attributes:
-        name: as a reader meets it.
-        one: what was judged, in the singular.
-        chance: what knowing nothing scores, where that is the same for every corpus.
-        remark: what the number does not say, a sentence; may be empty.
-        is_split_in_folds: whether everything was judged once, over folds; else a test part of its own.
+    ``chance`` is what knowing nothing scores, where that is the same for every corpus; ``remark`` a sentence on what
+    the number does not say; ``is_split_in_folds`` where everything was judged once, over folds, else a test part was.
     """
 
     name: str
@@ -62,11 +58,12 @@ class Measure:
         if num_samples is None or num_groups is None:
             return f"How many {self.one}s were judged is not recorded."
         samples, groups = count_text(num_samples, self.one), count_text(num_groups, "group")
+        was, their = ("was", "its") if num_samples == 1 else ("were", "their")
         told = (
             f"Each of {samples} was judged once, by a model that had seen no {self.one} of its group ({groups})."
             if self.is_split_in_folds
-            else f"{samples} of the test part, in {groups}, {_was(num_samples)} judged once, by a model that had seen "
-            f"none of {_their(num_samples)} group{'s' * (num_groups != 1)}."
+            else f"{samples} of the test part, in {groups}, {was} judged once, by a model that had seen none of "
+            f"{their} group{'s' * (num_groups != 1)}."
         )
         return f"{told} {self.remark}".strip()
 
@@ -91,12 +88,7 @@ class MeasuredScores:
 
 
 def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
-    """The one number of a run of task image or video_text, beside its controls from best to worst.
-
-    Args:
-        results: the run's rows of ``task_tables.TASK_RESULTS``; none is fine.
-        task: a task that has a headline of its own (``TaskSpec.headline``).
-    """
+    """The one number of a run without folds (``tables.TASK_RESULTS``), and its controls from best to worst."""
     for subject, metric, one in TASKS[task].headline:
         begins = pl.col("subject").str.starts_with(subject) & pl.col("metric").str.starts_with(metric)
         rows = results.filter(begins)
@@ -106,11 +98,7 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
 
 
 def task_facts(results: pl.DataFrame) -> tuple[tuple[str, str], ...]:
-    """What else is worth knowing at a glance of a run of task image or video_text: names and texts.
-
-    Args:
-        results: the run's rows of ``task_tables.TASK_RESULTS``; none is fine.
-    """
+    """Names and texts of what else is worth knowing at a glance of ``tables.TASK_RESULTS``."""
     known = {(row["source"], row["subject"], row["metric"]): row for row in results.iter_rows(named=True)}
     facts = []
     targets = [subject for source, subject, metric in known if (source, metric) == ("model", "mae")]
@@ -126,7 +114,6 @@ def task_facts(results: pl.DataFrame) -> tuple[tuple[str, str], ...]:
 
 
 def _of_one(rows: pl.DataFrame, one: str) -> MeasuredScores:
-    """Of the first subject and metric that the model has."""
     subject, metric = rows.filter(pl.col("source") == "model").select("subject", "metric").row(0)
     rows = rows.filter(pl.col("subject") == subject, pl.col("metric") == metric)
     rows = rows.sort(pl.col("source") != "model", -pl.col("value"), "source", nulls_last=True)
@@ -140,14 +127,6 @@ def _of_one(rows: pl.DataFrame, one: str) -> MeasuredScores:
 def _score(source: str, value: float | None, low: float | None, high: float | None) -> Score:
     exact = source in EXACT_CONTROLS and low is None and high is None
     return Score(source, value, value, value) if exact else Score(source, value, low, high)
-
-
-def _was(count: int) -> str:
-    return "was" if count == 1 else "were"
-
-
-def _their(count: int) -> str:
-    return "its" if count == 1 else "their"
 
 
 # --- What a reader must know of a run besides its number: where it is from, how few groups it stands on, what leaked
@@ -267,14 +246,10 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
 
 
 def judge(scores: Sequence[Score], leaks: Sequence[str] = ()) -> Verdict:
-    """Compare the model with every honest control; ``metrics.above_control`` has the rule.
+    """Compare the model with every honest control by the rule of ``metrics.comparison.is_above_control``.
 
     A network that scores above chance on shuffled labels has seen what it is tested on, unless it is one of the few
-    that chance alone lifts there; and where the leakage audit found something, no number counts.
-
-    Args:
-        scores: the model's and its controls' over all folds.
-        leaks: findings of the leakage audit that did not pass.
+    that chance alone lifts there; and where the leakage audit found something (``leaks``), no number counts.
     """
     model = next((score for score in scores if score.source == "model"), None)
     if model is None or model.value is None:
@@ -358,12 +333,9 @@ def measured_scores(run: RunPaths, task: str) -> MeasuredScores:
 
 
 def runs_table(runs_dir: Path) -> Answer:
-    """All runs under ``runs_dir``, newest first: one row each.
+    """All runs under ``runs_dir``, newest first, a row of ``_RUNS_SCHEMA`` each; null is not recorded.
 
-    Returns:
-        ``run_id experiment state started_utc model standing measure score score_low score_high best_control
-        best_control_score num_samples num_groups duration_seconds peak_rss_bytes``; null is not recorded. A run's task
-        decides what is measured, and on what samples.
+    A run's task decides what is measured, and on what samples.
     """
     rows: list[dict[str, object]] = []
     notes: list[str] = []
@@ -383,12 +355,8 @@ _RUNS_SCHEMA = {
 
 def _table_row(headline: ReportHeadline) -> dict[str, object]:
     score, best = headline.model_score, headline.verdict.best_control
-    return {
-        "run_id": headline.run_id,
-        "experiment": headline.experiment,
-        "state": headline.state,
-        "started_utc": headline.started_utc,
-        "model": headline.model,
+    alike = {name: vars(headline)[name] for name in _RUNS_SCHEMA if name in vars(headline)}
+    return alike | {
         "standing": headline.verdict.standing,
         "measure": headline.measure.name,
         "score": score.value if score else None,
@@ -396,10 +364,6 @@ def _table_row(headline: ReportHeadline) -> dict[str, object]:
         "score_high": score.high if score else None,
         "best_control": best.source if best else None,
         "best_control_score": best.value if best else None,
-        "num_samples": headline.num_samples,
-        "num_groups": headline.num_groups,
-        "duration_seconds": headline.duration_seconds,
-        "peak_rss_bytes": headline.peak_rss_bytes,
     }
 
 

@@ -18,11 +18,10 @@ import numpy as np
 import polars as pl
 import pyarrow as arrow
 
-from fvc_lib.analysis.read.records import Answer, LogFile, log_files, run_names
+from fvc_lib.analysis.read.records import Answer, LogFile
 from fvc_lib.analysis.read.sql import ask, connect
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.run_paths import RunPaths
 
 _BLOCK_BYTES = 1 << 23  # stays in the caches, and its memory is used again: fresh pages cost more than parsing
 _TOLD_LINES = 3
@@ -66,12 +65,7 @@ EVENT_LINES = LineFormat(
 
 @dataclass(frozen=True)
 class LineCount:
-    """How many lines a file has that are not blank, and which of them could not be read.
-
-    Attributes:
-        num_bad: lines that are left out.
-        first_bad: the numbers (1-based) of the first few of them.
-    """
+    """How many lines a file has, blank ones apart, how many are left out, and the first of these (1-based)."""
 
     num_lines: int = 0
     num_bad: int = 0
@@ -80,13 +74,9 @@ class LineCount:
 
 @dataclass(frozen=True)
 class LogLines:
-    """Good lines of several files.
+    """Good lines of several files: ``file_number run_id stage file file_fold line`` (1-based) and those of the format.
 
-    Attributes:
-        frame: columns ``file_number run_id stage file file_fold line`` (line 1-based) and those of the format.
-        files: as asked for.
-        counts: of each file.
-        problems: of files that could not be opened, in words, by their number.
+    ``problems`` are, by their number, in words, of files that could not be opened.
     """
 
     frame: pl.DataFrame
@@ -255,15 +245,10 @@ SCHEMA = pl.Schema(
 
 
 def curves(lines: LogLines) -> pl.DataFrame:
-    """The rows of ``lines`` that count, as curves.
+    """The rows of ``lines`` that count (``queries.learning_curves``): ``file_number`` and the columns of ``SCHEMA``.
 
-    Where a file has the same (step, metric, phase, fold) several times, as after a resume, the last attempt counts;
-    within an attempt, the last line.
-
-    Returns:
-        ``file_number`` and the columns of ``SCHEMA``, folder by folder of the files in their order, and within a
-        folder by stage, fold (none last), phase, metric and step. ``value`` is null where ``flag`` says nan, inf or
-        -inf.
+    Folder by folder of the files in their order, and within a folder by stage, fold (none last), phase, metric and
+    step.
     """
     frame = lines.frame.select(
         pl.Series("place", _places(lines.files), dtype=pl.UInt32).gather(lines.frame["file_number"]),
@@ -295,24 +280,6 @@ def _places(files: Sequence[LogFile]) -> list[int]:
     return [ranks[key] for key in keys]
 
 
-def read_curves(
-    runs: Sequence[RunPaths],
-    *,
-    metrics: Sequence[str] = (),
-    phases: Sequence[str] = (),
-    folds: Sequence[int] = (),
-) -> Answer:
-    """The curves of ``runs``; empty means all of a kind. ``queries.learning_curves`` tells columns and order."""
-    runs = sorted(runs, key=lambda run: (path_to_text(run.run_id), run.root))
-    files = [file for run, name in zip(runs, run_names(runs), strict=True) for file in log_files(run, "metrics", name)]
-    lines = read_log_lines(files, METRIC_LINES)
-    wanted = {"metric": metrics, "phase": phases, "fold": folds}
-    chosen = [pl.col(column).is_in(list(values)) for column, values in wanted.items() if values]
-    frame = curves(lines).filter(*chosen) if chosen else curves(lines)
-    run_ids = pl.Series("run_id", [path_to_text(file.run_id) for file in files], dtype=pl.String)
-    return Answer(frame.select(run_ids.gather(frame["file_number"]), pl.exclude("file_number")), lines.notes)
-
-
 # --- Memory logs: a stage's samples and events on one clock that only goes forward
 #
 # The wall clock may jump, and the sampler's own clock starts again whenever a killed stage is resumed. So time is
@@ -331,11 +298,10 @@ _EVENT_COUNTS = (
 def read_samples(files: Sequence[LogFile]) -> Answer:
     """The memory samples of ``files`` (``memory/<stage>.jsonl``) in file and line order.
 
-    Returns:
-        ``run_id stage fold attempt seconds line`` and the columns of the memory log, of which any but the time may be
-        null. ``attempt`` counts from 1 how often the stage was started; ``seconds`` never decreases: time at work in
-        this and all earlier attempts, without the pauses between them. A log from before there was a sampler's clock
-        starts at its first sample and knows one attempt.
+    ``run_id stage fold attempt seconds line`` and the columns of the memory log, of which any but the time may be null.
+    ``attempt`` counts from 1 how often the stage was started; ``seconds`` never decreases: time at work in this and all
+    earlier attempts, without the pauses between them. A log from before there was a sampler's clock starts at its first
+    sample and knows one attempt.
     """
     lines = read_log_lines(files, MEMORY_LINES)
     query = f"""
@@ -369,18 +335,11 @@ def read_samples(files: Sequence[LogFile]) -> Answer:
 
 
 def read_events(files: Sequence[LogFile], samples: pl.DataFrame) -> Answer:
-    """The memory events of ``files`` (``memory/events/<stage>.jsonl``) on the clock of the stages' samples.
+    """The memory events of ``files`` (``memory/events/<stage>.jsonl``) on the clock of the stages' ``read_samples``.
 
-    An event's attempt is the one whose clock began at the same moment; without samples its own clock counts.
-
-    Args:
-        files: the event logs.
-        samples: of the same stages, as ``read_samples`` gives them.
-
-    Returns:
-        ``run_id stage fold attempt seconds line phase epoch batch_idx global_step kind message details happened_in
-        context_file device`` and, null where the event has none, the numbers of its details: megabytes, ``micro_batch``
-        and the like. ``details`` is JSON text.
+    An event's attempt is the one whose clock began at the same moment; without samples its own clock counts. Columns:
+    ``run_id stage fold attempt seconds line phase epoch batch_idx global_step kind message details happened_in
+    context_file device`` and, null where the event has none, the numbers of its details. ``details`` is JSON text.
     """
     lines = read_log_lines(files, EVENT_LINES)
     texts = ", ".join(

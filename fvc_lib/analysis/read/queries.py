@@ -16,9 +16,9 @@ from typing import Any
 import pandera.polars as pa
 import polars as pl
 
-from fvc_lib.analysis.read.logs import read_curves, read_events, read_samples
+from fvc_lib.analysis.read.logs import METRIC_LINES, curves, read_events, read_log_lines, read_samples
 from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
-from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
+from fvc_lib.analysis.read.sql import Limits, ask, ask_bounded
 from fvc_lib.metrics.declaration import Better, direction
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
@@ -40,14 +40,19 @@ def learning_curves(
 ) -> Answer:
     """The metric log of ``runs``; empty ``metrics``, ``phases`` or ``folds`` mean all of them.
 
-    Where several attempts logged the same (stage, step, metric, phase, fold), as after a resume, the last attempt
-    counts; within an attempt, the last line.
-
-    Returns:
-        ``run_id stage fold phase metric step epoch value flag attempt ts`` ordered by step within each curve;
-        ``value`` is null where ``flag`` says nan, inf or -inf.
+    ``run_id stage fold phase metric step epoch value flag attempt ts`` ordered by step within each curve; ``value`` is
+    null where ``flag`` says nan, inf or -inf. Of the same (stage, step, metric, phase, fold) logged several times, as
+    after a resume, the last attempt counts, and within an attempt the last line.
     """
-    return read_curves(runs, metrics=metrics, phases=phases, folds=folds)
+    runs = sorted(runs, key=lambda run: (path_to_text(run.run_id), run.root))
+    files = [file for run, name in zip(runs, run_names(runs), strict=True) for file in log_files(run, "metrics", name)]
+    lines = read_log_lines(files, METRIC_LINES)
+    wanted = {"metric": metrics, "phase": phases, "fold": folds}
+    chosen = [pl.col(column).is_in(list(values)) for column, values in wanted.items() if values]
+    frame = curves(lines)
+    frame = frame.filter(*chosen) if chosen else frame
+    run_ids = pl.Series("run_id", [path_to_text(file.run_id) for file in files], dtype=pl.String)
+    return Answer(frame.select(run_ids.gather(frame["file_number"]), pl.exclude("file_number")), lines.notes)
 
 
 def best_per_run(
@@ -55,19 +60,12 @@ def best_per_run(
 ) -> Answer:
     """Each run's best value of ``metric`` in ``phase``, in the order of ``runs``; of equal ones the earliest step.
 
-    The best of several folds, and of many epochs, is a lucky one: ``mean_of_folds`` is that of each fold's own best.
-
-    Args:
-        runs: those to look through; a run that logged no such value has no row.
-        metric: as in the metric log.
-        phase: train, validation, test or control.
-        better: which way the metric gets better; None for those that are declared.
-
-    Returns:
-        ``run_id metric phase value stage fold epoch step num_folds mean_of_folds``.
+    ``run_id metric phase value stage fold epoch step num_folds mean_of_folds``; a run that logged no such value has no
+    row. The best of several folds, and of many epochs, is a lucky one: ``mean_of_folds`` is that of each fold's own
+    best. ``better`` is needed for a metric that is not declared.
 
     Raises:
-        ValueError: ``better`` is None and the metric's direction is not known.
+        ValueError: the metric's direction is not known.
     """
     sign = 1 if (better or direction(metric)) == "lower" else -1
     found = learning_curves(runs, metrics=[metric], phases=[phase])
@@ -85,18 +83,17 @@ def best_per_run(
     asked = {"sign": sign, "runs": _names(runs)}
     # Before SQL sees them: to number the rows of a million-line log costs more than to read them.
     ranked = sign * pl.col("value")
-    curves = found.frame.filter(ranked == ranked.min().over("run_id", "stage", "fold"))
-    return Answer(ask(query, {"curves": curves}, asked), found.notes)
+    best = found.frame.filter(ranked == ranked.min().over("run_id", "stage", "fold"))
+    return Answer(ask(query, {"curves": best}, asked), found.notes)
 
 
 def training_summary(runs: Sequence[RunPaths]) -> Answer:
     """How each finished training went, one row for the model and one for its control, as ``trained`` tells.
 
-    Returns:
-        ``run_id stage fold trained model device epochs best_epoch threshold temperature steps nonfinite_steps
-        micro_batch seconds num_train_samples num_validation_samples num_test_samples peak_rss_bytes
-        peak_device_bytes``; samples are videos, images, or pairs of a video and a text. A stage without folds has a
-        null fold; what a record does not tell, or not in this type, is null.
+    ``run_id stage fold trained model device epochs best_epoch threshold temperature steps nonfinite_steps micro_batch
+    seconds num_train_samples num_validation_samples num_test_samples peak_rss_bytes peak_device_bytes``; samples are
+    videos, images, or pairs of a video and a text. A stage without folds has a null fold; what a record does not tell,
+    or not in this type, is null.
     """
     rows: list[dict[str, Any]] = []
     notes = []
@@ -129,7 +126,6 @@ def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
 
 
 def _of_type(value: Any, kind: pl.DataType) -> Any:
-    """``value`` where it is of ``kind``, else None."""
     if kind == pl.String:
         return value if isinstance(value, str) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= 2**63:
@@ -154,7 +150,6 @@ _TRAININGS = pl.Schema(
 _PARAMETERS = pl.Schema(
     {"parameter": pl.String, "run_id": pl.String, "value": pl.String, "changes_numbers": pl.Boolean}
 )
-_MAX_BYTES = 1_000_000  # ours are of some kilobytes; YAML can grow a thousandfold when read
 
 
 def read_parameters(runs: Sequence[RunPaths]) -> Answer:
@@ -179,8 +174,6 @@ def _parameters(run: RunPaths, notes: list[str]) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"it has more than {_MAX_BYTES:,} bytes")
         return {str(name): _text(value) for name, value in read_params_file(path).items()}
     except (UsageError, OSError, RecursionError, ValueError) as error:
         notes.append(f"{path_to_text(path)} was left out: {error}")
@@ -298,9 +291,7 @@ def compare_runs(runs: Sequence[RunPaths], metrics: Sequence[str] = ("roc_auc",)
 def index_counts(run: RunPaths, by: str) -> Answer:
     """Videos and groups of the index by label and one column: ``label value num_videos num_groups total_bytes``.
 
-    Args:
-        run: the run whose index is counted.
-        by: a column of ``tables.INDEX``, such as ``codec`` or ``platform``, or ``size`` for ``width x height``.
+    ``by`` is a column of ``tables.INDEX``, or ``size`` for ``width x height``.
 
     Raises:
         ValueError: ``by`` is no such column.
@@ -372,14 +363,13 @@ def ask_sql(
     all_named = not words.isdisjoint({"query", "query_table"})
     answers = {name: read(runs if all_named or name in words else ()) for name, read in SQL_TABLES.items()}
     frames = {name: answer.frame for name, answer in answers.items()}
-    rows, more = ask_isolated(query, frames, parameters, limits)
+    rows, more = ask_bounded(query, frames, parameters, limits)
     notes = dict.fromkeys(note for answer in answers.values() for note in answer.notes)
     cut = (f"Only the first {limits.max_rows:,} rows are shown.",) if more else ()
     return Answer(rows, (*notes, *cut))
 
 
 def _each(table: Callable[[RunPaths], Path], schema: pa.DataFrameSchema) -> Callable[[Sequence[RunPaths]], Answer]:
-    """The reader of one table of every run, stacked."""
     return lambda runs: read_tables(_named(runs, table), schema)
 
 

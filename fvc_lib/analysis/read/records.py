@@ -60,13 +60,7 @@ def run_names(runs: Sequence[RunPaths]) -> list[str]:
 
 
 def log_files(run: RunPaths, folder: str, name: str | None = None) -> list[LogFile]:
-    """The JSONL files right in ``folder`` of ``run``; what lies in folders below it is not of the same kind.
-
-    Args:
-        run: whose they are.
-        folder: within the run's.
-        name: what the run is called (``run_names``); None: its id.
-    """
+    """The JSONL files right in ``folder`` of ``run``, not below it; the run is called ``name`` (None: its id)."""
     paths = entries(run, folder)
     return [LogFile.named(path, name or run.run_id) for path in paths if path.suffix == ".jsonl"]
 
