@@ -45,10 +45,7 @@ def metric_name(metric: str) -> str:
 
 
 def subject_name(subject: str) -> str:
-    """``text_to_video`` as ``text to video``, ``target:calories`` as ``calories``, ``class:NAME`` as ``NAME``.
-
-    ``all`` is ``all classes``.
-    """
+    """``text_to_video`` as ``text to video``, ``target:calories`` as ``calories``, ``all`` as ``all classes``."""
     kind, found, name = subject.partition(":")
     if subject == "all":
         return "all classes"

@@ -39,10 +39,7 @@ _AT_WORK = frozenset({"running", "waiting"})
 
 
 class LiveRefresh:
-    """A task in the running event loop that calls ``look`` every so many seconds until it says that all is over.
-
-    ``told`` is given one plain sentence when the task has ended by itself.
-    """
+    """A task in the running event loop that calls ``look`` every so many seconds until it says that all is over."""
 
     def __init__(self, look: Callable[[], Awaitable[bool]], told: Callable[[str], None]) -> None:
         self._look = look
@@ -55,11 +52,7 @@ class LiveRefresh:
         return self._task is not None and not self._task.done()
 
     def start(self, seconds: float) -> None:
-        """Begin, or go on with another interval.
-
-        Raises:
-            RuntimeError: there is no running event loop, as outside a notebook.
-        """
+        """Begin, or go on with another interval; ``RuntimeError`` without a running event loop."""
         loop = asyncio.get_running_loop()
         self.stop()
         self._task = loop.create_task(self._repeat(seconds))
@@ -293,11 +286,7 @@ def _laid_out(widgets: dict[str, Any]) -> Any:
 
 
 def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
-    """The dashboard over ``runs_dir``; show it by making it a cell's last expression.
-
-    Raises:
-        UsageError: ``run`` names none or several, or there is no run at all.
-    """
+    """The dashboard over ``runs_dir``, a cell's last expression; ``UsageError`` where ``run`` names no one run."""
     return Dashboard(Path(runs_dir), default_selection(Path(runs_dir), run))
 
 

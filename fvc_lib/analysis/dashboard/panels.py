@@ -56,11 +56,7 @@ class Selection:
 
 
 def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
-    """The named run (or the newest) in detail, beside the newest others of its experiment.
-
-    Raises:
-        UsageError: ``run`` names none or several, or there is no run at all.
-    """
+    """The named run (or the newest) in detail, beside the newest others; ``UsageError``: no such run."""
     chosen = find_run(runs_dir, run or "latest")
     others = [
         other for other in reversed(list_runs(runs_dir)) if other.experiment == chosen.experiment and other != chosen

@@ -20,12 +20,7 @@ LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bot
 
 
 def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
-    """Videos by label and one property, widest bars first, rarer values gathered in "other".
-
-    Args:
-        counts: rows of ``queries.index_counts``.
-        by: what was counted by, in words for the axis.
-    """
+    """Videos of ``queries.index_counts`` by label and one property, ``by``, rarer values gathered in "other"."""
     if counts.is_empty():
         return theme.nothing_to_show(f"Videos by {by}", "The index has no videos yet.")
     totals = (
@@ -149,12 +144,7 @@ def label_kinds_figure(annotations: pl.DataFrame) -> go.Figure:
 
 
 def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> go.Figure:
-    """How many groups there are of each size, by the labels they hold; sizes in doubling steps.
-
-    Args:
-        members: columns ``group_id`` and ``label``, one row per member.
-        members_are: what a row is, in the singular.
-    """
+    """How many groups there are of each size, in doubling steps, by the labels of their ``members`` (a row each)."""
     if members.is_empty():
         return theme.nothing_to_show("Sizes of the groups", f"There is no {members_are} yet.")
     groups = members.group_by("group_id").agg(
@@ -202,11 +192,7 @@ def group_links_figure(links: pl.DataFrame) -> go.Figure:
 
 
 def group_lookup_figure(scores: pl.DataFrame) -> go.Figure:
-    """What an oracle scores that only recognises a video's group, with its interval, by how folds were dealt.
-
-    Args:
-        scores: columns ``split value low high num_rows num_groups``; AUC of each split.
-    """
+    """The AUC of an oracle that only recognises a video's group: ``split value low high num_rows num_groups``."""
     if scores.is_empty():
         return theme.nothing_to_show(
             "Recognising the group", "There are too few groups with real and fake members to deal them into folds."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +35,7 @@ _MOST_CARDS = 48  # about 250 kB of pictures: an output may weigh 1.5 MB
 
 @dataclass(frozen=True)
 class Card:
-    """One picture (JPEG bytes, ``None`` when it is gone), what it shows for those who cannot see it, and its text.
-
-    ``title`` stands out; ``lines`` are below it.
-    """
+    """One picture (JPEG bytes, ``None`` when it is gone), what it shows for those who cannot see it, and its text."""
 
     picture: bytes | None
     shows: str
@@ -115,35 +113,32 @@ def _jpeg(picture: Image.Image) -> bytes:
     return stream.getvalue()
 
 
+Row = Mapping[str, Any]
+
+
 def image_cards(
-    rows: Iterable[Mapping[str, object]],
-    root: Path,
-    read: ReadPicture,
-    told: Callable[[Mapping[str, object]], tuple[str, ...]],
+    rows: Iterable[Row], root: Path, read: ReadPicture, told: Callable[[Row], tuple[str, ...]]
 ) -> tuple[Card, ...]:
     """A card for each of ``rows``, which have a ``path`` below ``root``; ``told`` gives title and lines of a row."""
     cards = []
     for row in rows:
         title, *lines = told(row)
-        path = str(row["path"])
-        cards.append(Card(_picture(root, path, read), f"picture {path}", title, tuple(lines)))
+        picture = _or_gone(lambda path: thumbnail(read(root / path_from_text(path))), row["path"])
+        cards.append(Card(picture, f"picture {row['path']}", title, tuple(lines)))
     return tuple(cards)
 
 
-def _picture(root: Path, path: str, read: ReadPicture) -> bytes | None:
+def _or_gone(picture: Callable[[str], bytes], of: str) -> bytes | None:
     try:
-        return thumbnail(read(root / path_from_text(path)))
+        return picture(of)
     except (FvcError, OSError, ValueError):
-        return None  # shown as gone
+        return None
 
 
 def example_images(
     images: pl.DataFrame, targets: pl.DataFrame, root: Path, read: ReadPicture, *, count: int = 18
 ) -> Gallery:
-    """At most ``count`` training images of as many classes as there is room for, each class in turn, one of a group.
-
-    ``images`` and ``targets`` are the tables of that name, whose paths are below ``root``.
-    """
+    """At most ``count`` training images of as many classes as there is room for, each class in turn, one of a group."""
     known: dict[str, list[str]] = {}
     for row in targets.iter_rows(named=True):
         known.setdefault(row["image_id"], []).append(quantity_text(row["target"], row["value"], row["unit"]))
@@ -180,23 +175,18 @@ def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, roo
     return Gallery(cards, f"{told}; here are {shown}" if cards else f"{told}.")
 
 
-def _mistake_text(row: Mapping[str, object]) -> tuple[str, ...]:
-    probability = number_text(float(str(row["probability"])), 2)
-    place = f"its own class comes at place {row['rank_of_class']}"
-    return f"{row['class_label']}", f"called {row['predicted_label']}, with probability {probability}", place
+def _mistake_text(row: Row) -> tuple[str, ...]:
+    called = f"called {row['predicted_label']}, with probability {number_text(row['probability'], 2)}"
+    return row["class_label"], called, f"its own class comes at place {row['rank_of_class']}"
 
 
-def clip_cards(rows: Iterable[Mapping[str, object]], read_clip: ReadClip) -> tuple[Card, ...]:
+def clip_cards(rows: Iterable[Row], read_clip: ReadClip) -> tuple[Card, ...]:
     """A card with a strip of frames for each of ``rows``: ``video_id path title`` and ``lines``, a list of text."""
     cards = []
     for row in rows:
-        try:
-            picture = strip(read_clip(str(row["video_id"]), 0))
-        except (FvcError, OSError, ValueError):
-            picture = None
-        lines = row["lines"] if isinstance(row["lines"], list | tuple) else ()
-        lines = lines if picture else (CLIP_GONE, *lines)
-        cards.append(Card(picture, f"frames of {row['path']}", str(row["title"]), tuple(map(str, lines))))
+        picture = _or_gone(lambda video_id: strip(read_clip(video_id, 0)), row["video_id"])
+        lines = tuple(row["lines"]) if picture else (CLIP_GONE, *row["lines"])
+        cards.append(Card(picture, f"frames of {row['path']}", row["title"], lines))
     return tuple(cards)
 
 
@@ -245,12 +235,7 @@ def quantity_text(target: str, value: float, unit: str) -> str:
 
 
 def worst_mistakes(predictions: pl.DataFrame, index: pl.DataFrame, count: int = 8) -> pl.DataFrame:
-    """The videos on the wrong side of their fold's threshold, those furthest from it first.
-
-
-    Returns:
-        ``video_id path label manipulation fold score threshold distance``; the distance is to the threshold.
-    """
+    """The videos furthest on the wrong side of their fold's threshold; ``distance`` is that to it."""
     wrong = (pl.col("score") >= pl.col("threshold")) != (pl.col("label") == "fake")
     known = index.select("video_id", "path", "manipulation")
     return (
@@ -277,7 +262,7 @@ def mistakes_gallery(predictions: pl.DataFrame, index: pl.DataFrame, read_clip: 
     )
 
 
-def _mistake_lines(row: Mapping[str, object]) -> tuple[str, ...]:
+def _mistake_lines(row: Row) -> tuple[str, ...]:
     how = f" ({row['manipulation']})" if row["manipulation"] else ""
-    score, threshold = (number_text(float(str(row[name]))) for name in ("score", "threshold"))
+    score, threshold = number_text(row["score"]), number_text(row["threshold"])
     return f"{row['label']}{how}, scored {score}", f"threshold {threshold}; fold {row['fold']}"

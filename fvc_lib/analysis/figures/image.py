@@ -98,10 +98,7 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
 def target_scatter_figure(
     predictions: pl.DataFrame, results: pl.DataFrame, means: Mapping[str, float], *, confidence: float = 0.95
 ) -> go.Figure:
-    """Predicted over true numbers of the test images, a panel per target in its unit, with what the mean would say.
-
-    ``predictions`` are rows of ``tables.TARGET_PREDICTIONS``, ``means`` those of each target over the training part.
-    """
+    """Predicted over true numbers of the test images, a panel per target in its unit, with its training ``means``."""
     if predictions.is_empty():
         return theme.nothing_to_show("Predicted numbers", "No number of a test image was predicted.")
     targets = predictions.select("target", "unit").unique(maintain_order=True).rows()

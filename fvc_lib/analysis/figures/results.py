@@ -124,17 +124,14 @@ def controls_figure(
     confidence: float = 0.95,
     leaks: Sequence[str] = (),
 ) -> go.Figure:
-    """The model's number and its controls' as points with interval bars: the first figure of a report.
-
-    ``leaks`` are findings of the run's leakage audit that did not pass, where it is known already.
-    """
+    """The model's number and its controls' as points with interval bars; with ``leaks`` of the audit none counts."""
     scores = [score for score in headline.overall_scores(results, metric) if score.value is not None]
     if not scores:
         return theme.nothing_to_show("Model and controls", f"No {metric_name(metric)} over all folds is recorded.")
     verdict = headline.judge(scores, leaks) if metric == headline.HEADLINE_METRIC else None
     figure = theme.figure(
         verdict.sentence if verdict else f"{metric_name(metric)} of the model beside its controls",
-        f"{_counts(results)}; bars: {confidence:.0%} cluster-bootstrap intervals over groups",
+        _counts(results, confidence),
         height=150 + 44 * len(scores),
     )
     shown = theme.range_of(scores, 0.4)
@@ -220,11 +217,12 @@ def _stamp(figure: go.Figure, standing: str) -> None:
     )  # fmt: skip
 
 
-def _counts(results: pl.DataFrame) -> str:
-    rows = results.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
-    rows = rows if rows.height else results.filter(pl.col("scope") == "all")
-    num_videos, num_groups = rows.select("num_videos", "num_groups").row(0)
-    return f"n = {count_text(num_videos, 'video')} in {count_text(num_groups, 'group')}"
+def _counts(results: pl.DataFrame, confidence: float) -> str:
+    rows = results.filter((pl.col("scope") == BY_VIDEO) & (pl.col("source") == "model"))
+    rows = rows if rows.height else results.filter(pl.col("scope") == BY_VIDEO)
+    num_videos, num_groups = (rows if rows.height else results).select("num_videos", "num_groups").row(0)
+    counted = f"n = {count_text(num_videos, 'video')} in {count_text(num_groups, 'group')}"
+    return f"{counted}; bars: {confidence:.0%} cluster-bootstrap intervals over groups"
 
 
 # --- Every metric of the model in one figure: a vote for each video, and a vote for each group
@@ -248,7 +246,7 @@ def metrics_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
     if rows.is_empty():
         return theme.nothing_to_show("Every metric", "No metric over all folds is recorded.")
     metrics = rows["metric"].unique(maintain_order=True).to_list()
-    figure = theme.figure(_finding(rows), _subtitle(rows, confidence), height=170 + 38 * len(metrics))
+    figure = theme.figure(_finding(rows), _counts(rows, confidence), height=170 + 38 * len(metrics))
     for (scope, name, color, hollow), aside in zip(_VOTES, (-_ASIDE, _ASIDE), strict=True):
         for position, metric in enumerate(metrics):
             row = rows.filter((pl.col("scope") == scope) & (pl.col("metric") == metric))
@@ -287,12 +285,6 @@ def _finding(rows: pl.DataFrame) -> str:
     )
 
 
-def _subtitle(rows: pl.DataFrame, confidence: float) -> str:
-    num_videos, num_groups = rows.select("num_videos", "num_groups").row(0)
-    counted = f"n = {count_text(num_videos, 'video')} in {count_text(num_groups, 'group')}"
-    return f"{counted}; bars: {confidence:.0%} cluster-bootstrap intervals over groups"
-
-
 # --- The result by platform, codec, length and the like: where it holds, where it does not, and where nobody knows
 
 
@@ -304,10 +296,7 @@ def _chance(metric: str) -> float | None:
 def slices_figure(
     slices: pl.DataFrame, metric: str = headline.HEADLINE_METRIC, *, confidence: float = 0.95
 ) -> go.Figure:
-    """One metric in each slice as a point with its interval, grouped by what the slices are by; small ones are pale.
-
-    A slice where the metric is undefined is listed without a point.
-    """
+    """One metric in each slice as a point with its interval; small slices are pale, undefined ones without a point."""
     rows = slices.filter(pl.col("metric") == metric)
     if rows.is_empty():
         return theme.nothing_to_show("Slices", f"No {metric_name(metric)} by slice is recorded.")
@@ -439,10 +428,7 @@ _MOST_PAIRS = 20  # beyond that a chart is no longer read; the table has all
 
 
 def difference_figure(comparison: Comparison) -> go.Figure:
-    """Each pair's difference with its interval; filled where a difference is shown, hollow where none is.
-
-    Without a pair the figure says why in words.
-    """
+    """Each pair's difference with its interval, filled where one is shown; without a pair the figure says why."""
     name = metric_name(comparison.metric)
     if not comparison.pairs:
         # A reason may end with a command, after which the next must not seem to go on.

@@ -255,10 +255,7 @@ def _curve_figure(predictions: pl.DataFrame, band: CurveBand, confidence: float,
 
 @dataclass(frozen=True)
 class BinnedShares:
-    """The filled ones of the bins of a reliability diagram, B of them, each (B,).
-
-    ``low`` and ``high`` are NaN where a bin holds fewer than two groups; ``counts`` are videos.
-    """
+    """The B filled bins of a reliability diagram, each (B,); ``low`` and ``high`` are NaN in bins of one group."""
 
     mean_scores: FloatArray
     fake_shares: FloatArray
@@ -375,10 +372,7 @@ _GRID = np.linspace(0.05, 1.0, 96)
 def risk_coverage_figure(
     predictions: pl.DataFrame, *, replicates: int = 500, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """The share of wrong decisions against the share of videos decided, the surest first, with a band over groups.
-
-    Each fold decides by its own threshold.
-    """
+    """The share of wrong decisions, by each fold's threshold, against the share of videos decided, the surest first."""
     if predictions.is_empty():
         return theme.nothing_to_show("Abstaining", "No predictions are recorded.")
     labels, scores = fake_labels(predictions), predictions["score"].to_numpy()

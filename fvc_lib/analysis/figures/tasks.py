@@ -53,10 +53,7 @@ def _point(tick: str, score: Score) -> tuple[go.Scatter, Score]:
 def runs_beside_controls_figure(
     runs: Sequence[tuple[str, MeasuredScores]], *, num_left_out: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """The one number of several named runs of a task, and below each in grey what its best control reaches.
-
-    Runs of another measure than the first's are left out; ``num_left_out`` are of other tasks.
-    """
+    """The one number of several named runs, all of the first's measure, and below each its best control's in grey."""
     scored = [
         (name, found) for name, found in runs if any(s.source == "model" and s.value is not None for s in found.scores)
     ]

@@ -73,11 +73,7 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
 
 
 def smoothed(values: pl.Series, smoothing: float) -> pl.Series:
-    """Exponential mean of ``values`` with weight 1 - ``smoothing`` on the newest, corrected for its start.
-
-    Raises:
-        ValueError: ``smoothing`` outside [0, 1).
-    """
+    """Exponential mean with weight 1 - ``smoothing`` on the newest; ``ValueError`` where that is outside [0, 1)."""
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing: got {smoothing}, wanted a number in [0, 1).")
     return values.cast(pl.Float64).ewm_mean(alpha=1 - smoothing, adjust=True)

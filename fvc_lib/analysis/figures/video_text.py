@@ -50,12 +50,7 @@ def found_within_figure(ranks: pl.DataFrame) -> go.Figure:
 
 
 def chance_within(ranks: pl.DataFrame, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """(K,), the share of queries that a random order of their candidates would satisfy within each of ``places``.
-
-    Args:
-        ranks: rows of ``tables.RETRIEVAL_RANKS`` of one direction.
-        places: (K,), from 1.
-    """
+    """(K,), the share of queries, of one direction, that a random order satisfies within ``places`` (K,) from 1."""
     kinds = ranks.group_by("num_candidates", "num_positives").len()
     total = np.zeros(places.size)
     for candidates, positives, count in kinds.iter_rows():

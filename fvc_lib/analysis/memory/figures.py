@@ -44,17 +44,11 @@ def draw_budget(figure: go.Figure, found: MemoryFindings, *, horizontal: bool) -
     for value, text, dash in ((known[0], "budget", "solid"), (near, f"{NEAR_LIMIT_PERCENT:.0f}%", "dot")):
         line = {"color": theme.NOT_ABOVE_CONTROL, "width": 1.2, "dash": dash}
         note = {"text": text, "font": {"size": 11, "color": theme.NOT_ABOVE_CONTROL}, "showarrow": False}
-        near, far = ("y", "x") if horizontal else ("x", "y")
-        span: dict[str, Any] = {
-            f"{near}0": value,
-            f"{near}1": value,
-            f"{far}0": 0,
-            f"{far}1": 1,
-            f"{far}ref": f"{far} domain",
-        }
-        figure.add_shape(type="line", line=line, **span)
-        end: dict[str, Any] = {near: value, far: 1, f"{far}ref": f"{far} domain", "yanchor": "bottom"}
-        figure.add_annotation(xanchor="right" if horizontal else "center", **end, **note)
+        across, along = ("y", "x") if horizontal else ("x", "y")
+        ends: dict[str, Any] = {f"{across}0": value, f"{across}1": value, f"{along}0": 0, f"{along}1": 1}
+        figure.add_shape(type="line", line=line, **ends, **{f"{along}ref": f"{along} domain"})
+        place: dict[str, Any] = {across: value, along: 1, f"{along}ref": f"{along} domain", "yanchor": "bottom"}
+        figure.add_annotation(xanchor="right" if horizontal else "center", **place, **note)
 
 
 def _budget(found: MemoryFindings) -> tuple[float, float] | None:
@@ -300,7 +294,8 @@ def _course_line(points: pl.DataFrame, start: float, place: str, color: str, das
         mode="lines" if points.height > 1 else "markers", marker={"size": 5, "color": color},
         line={"color": color, "dash": dash, "width": 1.8},
         customdata=[
-            f"{figure_text(where_text(row))}<br>{figure_text(phase_text(row['phase']))}{_epoch_text(row['epoch'])}"
+            "<br>".join(map(figure_text, (where_text(row), phase_text(row["phase"]))))
+            + ("" if row["epoch"] is None else f", epoch {row['epoch']}")
             for row in points.select("stage", "fold", "phase", "epoch").iter_rows(named=True)
         ],
         hovertemplate="%{y:.0f} MB<br>%{customdata}<extra></extra>",
@@ -382,7 +377,3 @@ def _placed(events: pl.DataFrame, rows: pl.DataFrame, bands: Sequence[Band]) -> 
         own = events.filter(_same(stage)).with_columns(x=start + pl.col("seconds")).sort("seconds")
         placed.append(own.join_asof(line, on="seconds", strategy="nearest"))
     return placed
-
-
-def _epoch_text(epoch: int | None) -> str:
-    return "" if epoch is None else f", epoch {epoch}"

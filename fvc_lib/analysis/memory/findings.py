@@ -393,20 +393,15 @@ def phase_text(phase: str | None) -> str:
     return f"{plain} (shuffled labels)" if phase.startswith("control_") else plain
 
 
-def of_budget_text(budget_mb: float | None, usage_percent: float | None) -> str:
-    """`` of 25.28 GB allowed (2.5%)``, or nothing where no budget is known."""
-    if budget_mb is None or usage_percent is None:
-        return ""
-    return f" of {megabytes_text(budget_mb)} allowed ({usage_percent:.1f}%)"
-
-
 def peak_sentence(found: MemoryFindings) -> str:
     """How high memory went, of what, and where."""
     peak = found.peak
     if peak is None:
         return NO_SAMPLES
     whose = "Memory" if peak["place"] == PROCESS else f"Memory of {peak['place']}"
-    told = megabytes_text(peak["used_mb"]) + of_budget_text(peak["budget_mb"], peak["usage_percent"])
+    told = megabytes_text(peak["used_mb"])
+    if peak["budget_mb"] is not None and peak["usage_percent"] is not None:
+        told += f" of {megabytes_text(peak['budget_mb'])} allowed ({peak['usage_percent']:.1f}%)"
     return f"{whose} peaks at {told}, in {where_text(peak)}, {phase_text(peak['phase'])}"
 
 
@@ -508,15 +503,14 @@ def event_counts_sentence(found: MemoryFindings) -> str:
 
 def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
     """Name and text of what the head of a report says about memory; nothing where nothing is recorded."""
-    facts = []
-    if found.peak is not None and found.peak["budget_mb"] is not None:
-        place = "" if found.peak["place"] == PROCESS else f" on {found.peak['place']}"
-        share = f"{found.peak['usage_percent']:.1f}% used at most{place}"
-        facts.append(("Memory budget", f"{megabytes_text(found.peak['budget_mb'])}, {share}"))
+    facts, peak = [], found.peak
+    if peak is not None and peak["budget_mb"] is not None:
+        place = "" if peak["place"] == PROCESS else f" on {peak['place']}"
+        told = f"{megabytes_text(peak['budget_mb'])}, {peak['usage_percent']:.1f}% used at most{place}"
+        facts.append(("Memory budget", told))
     if found.preflight_peak_mb is not None:
-        facts.append(
-            ("Measuring", f"{megabytes_text(found.preflight_peak_mb)} while steps were measured before the training")
-        )
+        told = f"{megabytes_text(found.preflight_peak_mb)} while steps were measured before the training"
+        facts.append(("Measuring", told))
     compared = found.predictions.filter(pl.col("error_percent").is_not_null())
     if compared.height:
         worst = compared.sort(pl.col("error_percent").abs(), descending=True).row(0, named=True)

@@ -52,10 +52,7 @@ def _text(name: str, shown: Callable[[Any], str] = str) -> tuple[type[pl.DataTyp
 
 
 def peaks_table(found: MemoryFindings) -> pl.DataFrame:
-    """The highest memory of each phase: ``stage phase of peak_mb usage_percent at_seconds epoch num_samples``.
-
-    With more rows than can be read, folds of a stage are one row: that of its highest fold.
-    """
+    """The highest memory of each phase; with more rows than can be read, of a stage's folds the highest alone."""
     peaks = found.peaks
     if peaks.height > _MOST_ROWS:
         highest = pl.col("used_mb") == pl.col("used_mb").max().over("stage", "phase", "place")
@@ -205,10 +202,7 @@ class Advice:
 
 
 def run_advice(found: MemoryFindings, asked: Mapping[str, object]) -> tuple[Advice, ...]:
-    """What to change, most urgent first; when nothing has to be, one entry says so.
-
-    ``asked`` are the run's parameters by name, empty where they are not known.
-    """
+    """What to change, most urgent first, after a run with the parameters ``asked`` (empty where not known)."""
     if found.usage.is_empty():
         return (Advice("No memory samples are recorded.", "Nothing can be said before a stage has run."),)
     measuring, found = found.near_limit.filter(pl.col("phase").is_in(MEASURING)), found.of_the_work()
@@ -416,11 +410,7 @@ class Subject:
 
 
 def open_subject(path: Path) -> Subject:
-    """The findings for a memory log (``memory/<stage>.jsonl``), its event log, or a whole run folder.
-
-    Raises:
-        UsageError: there is no such file or folder, or it is neither a memory log nor a run.
-    """
+    """The findings for a memory log, its event log, or a run folder; ``UsageError`` where it is none of these."""
     if path.is_dir():
         return _of_run(path)
     if not path.exists():

@@ -248,10 +248,7 @@ def _without_secrets(content: bytes) -> bytes:
 
 
 def _log_points(curves: pl.DataFrame, start_ms: int | None, plain_stage: str | None = None) -> pl.DataFrame:
-    """Points of ``queries.learning_curves``; a missing or impossible time becomes ``start_ms``.
-
-    Lines of ``plain_stage`` are called ``phase/metric``, those of others have their stage in front.
-    """
+    """Points of ``queries.learning_curves``, called ``phase/metric`` for ``plain_stage``; else at ``start_ms``."""
     time = (pl.col("ts") * 1000).round()
     possible = time.is_finite() & (time >= 0) & (time < _LATEST_MS)
     distinct = curves.select("stage", "phase", "metric").unique().sort("stage", "phase", "metric")
@@ -510,11 +507,7 @@ def _export_one(client: Any, experiment_id: str, content: Content, found_by: Map
 
 
 def _experiment_id(client: Any, name: str, tracking_uri: str) -> str:
-    """Of the experiment called ``name``, created where there is none.
-
-    Raises:
-        TrackingError: it lies in MLflow's trash, where nothing can be added to it.
-    """
+    """Of the experiment called ``name``, created where there is none; ``TrackingError`` where it lies in the trash."""
     refused = importlib.import_module("mlflow.exceptions").MlflowException
     found = client.get_experiment_by_name(name)
     if found is None:
@@ -579,10 +572,7 @@ def artifact_location(tracking_uri: str, experiment: str) -> str | None:
 
 def shown_uri(uri: str) -> str:
     """``uri`` as it may be shown: without user, password and query."""
-    text = uri
-    for secret in _secrets(uri):
-        text = text.replace(secret, REPLACEMENT)
-    return Redactor().text(text)
+    return _without(uri, uri)
 
 
 @contextmanager
@@ -602,41 +592,41 @@ def connected(tracking_uri: str) -> Iterator[Any]:
                 f"exporting to MLflow needs the package {error.name!r}, which is not installed: "
                 "pip install 'fvc_lib[mlflow]'"
             ) from error
-        with _silence():
-            try:
-                yield mlflow.MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
-            except _their_errors() as error:
-                raise TrackingError(_told(error, tracking_uri)) from None
-
-
-def _their_errors() -> tuple[type[Exception], ...]:
-    """What MLflow lets through: its own errors, those of its database library, and those of the network."""
-    refused = importlib.import_module("mlflow.exceptions").MlflowException
-    database = importlib.import_module("sqlalchemy.exc").SQLAlchemyError
-    return refused, database, OSError
+        theirs = (
+            importlib.import_module("mlflow.exceptions").MlflowException,
+            importlib.import_module("sqlalchemy.exc").SQLAlchemyError,
+            OSError,
+        )
+        before = logging.root.manager.disable
+        logging.disable(logging.WARNING)  # a new database is announced in lines that look like trouble and are none
+        try:
+            yield mlflow.MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+        except theirs as error:
+            raise TrackingError(_told(error, tracking_uri)) from None
+        finally:
+            logging.disable(before)
 
 
 def _told(error: Exception, tracking_uri: str) -> str:
     """The first line of ``error``, long enough to act on, without what must not be shown."""
-    text = " ".join(str(error).split())
-    for secret in _secrets(tracking_uri):
-        text = text.replace(secret, REPLACEMENT)
-    text = Redactor().text(text)
+    text = _without(" ".join(str(error).split()), tracking_uri)
     shown = text if len(text) <= 600 else f"{text[:600]}..."
     return f"MLflow at {shown_uri(tracking_uri)}: {type(error).__name__}: {shown} The same command repeats the export."
 
 
-def _secrets(uri: str) -> list[str]:
-    """The parts of ``uri`` that may hold a password, the longest first."""
+def _without(text: str, uri: str) -> str:
+    """``text`` without the parts of ``uri`` that may hold a password, the longest first."""
     try:
         parts = urlsplit(uri)
         user, password = parts.username, parts.password
     except ValueError:
-        return [uri]
-    info = parts.netloc.rpartition("@")[0]
+        return Redactor().text(text.replace(uri, REPLACEMENT))
     query = parts.query if parts.scheme != "sqlite" else ""
+    info = parts.netloc.rpartition("@")[0]
     found = {secret for secret in (info, password, user if password is None else None, query) if secret}
-    return sorted(found, key=lambda secret: (-len(secret), secret))
+    for secret in sorted(found, key=lambda secret: (-len(secret), secret)):
+        text = text.replace(secret, REPLACEMENT)
+    return Redactor().text(text)
 
 
 @contextmanager
@@ -655,17 +645,3 @@ def _settings(tracking_uri: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """A new database is announced in lines that look like trouble and are none; called with MLflow loaded."""
-    loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -155,18 +155,12 @@ def _load(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         stored = json.loads(text)
-    except OSError as error:
-        raise DataError(
-            f"{path_to_text(path)}: {error.strerror}. Run the stage that writes this record again."
-        ) from error
-    except ValueError as error:
-        raise DataError(
-            f"{path_to_text(path)}: is no notebook ({error}). Run the stage that writes it again."
-        ) from error
-    if not isinstance(stored, dict) or stored.get("nbformat") != 4 or not isinstance(stored.get("cells"), list):
-        raise DataError(
-            f"{path_to_text(path)}: got JSON without cells in notebook format 4. Run the stage that writes it again."
-        )
+        is_notebook = isinstance(stored, dict) and stored.get("nbformat") == 4 and isinstance(stored.get("cells"), list)
+        why = "" if is_notebook else "got JSON without cells in notebook format 4"
+    except (OSError, ValueError) as error:
+        why = str(error.strerror) if isinstance(error, OSError) else f"is no notebook ({error})"
+    if why:
+        raise DataError(f"{path_to_text(path)}: {why}. Run the stage that writes this record again.")
     # Not validated against nbformat's schema: a record with a repeated cell id is still worth reading.
     return nbformat.v4.reads(text)
 
@@ -189,13 +183,8 @@ def _cell(cell: Any, source: str, page: _Page) -> str:
         return f'<div class="alarm">{prose}</div>' if _END_TAG in tags else prose
     if cell.cell_type != "code":
         return ""
-    label = (
-        "Parameters set by the run"
-        if "injected-parameters" in tags
-        else "Parameters"
-        if "parameters" in tags
-        else "Code"
-    )
+    label = "Parameters" if "parameters" in tags else "Code"
+    label = "Parameters set by the run" if "injected-parameters" in tags else label
     code = _code(source, label) if source.strip() else ""
     outputs = "".join(_output(output, page) for output in _merged(cell.outputs))
     return code + outputs + _how_far(cell, page) if code else outputs
@@ -267,10 +256,7 @@ def _figure(spec: dict[str, Any], page: _Page) -> str:
 
 
 def figure_html(spec: dict[str, Any], name: str) -> str:
-    """HTML of one figure as a notebook stores it, drawn later by the page's script from the JSON beside it.
-
-    ``name`` is the id of the element, unique in the page.
-    """
+    """HTML of one figure as a notebook stores it, drawn later by the page's script; ``name`` is the element's id."""
     layout = dict(spec.get("layout") or {})
     told = _lift_title(layout)
     data = spec.get("data") or []

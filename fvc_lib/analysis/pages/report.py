@@ -83,10 +83,7 @@ def _environment() -> jinja2.Environment:
 
 
 def page(title: str, body: Markup, scripts: tuple[str, ...] = (), *, stamp: str = "") -> str:
-    """A whole HTML document around ``body``, with the style and ``scripts`` embedded and everything else shut out.
-
-    ``stamp`` is written into its head, to be found there when the page might have to be written again.
-    """
+    """A whole HTML document with style and ``scripts`` embedded, all else shut out, and ``stamp`` in its head."""
     style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     style += str(HtmlFormatter(style="default").get_style_defs(".highlight"))
     return render(
@@ -101,15 +98,11 @@ def page(title: str, body: Markup, scripts: tuple[str, ...] = (), *, stamp: str 
 
 
 def content_policy(scripts: tuple[str, ...]) -> str:
-    """A Content-Security-Policy that runs exactly ``scripts`` and lets the page load nothing from any network.
-
-    So a script that hides in a notebook's output is never run, and no image or font is fetched, whatever the HTML says.
-    """
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts
-    )
+    """A Content-Security-Policy that runs exactly ``scripts`` and loads nothing from any network."""
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return (
-        f"default-src 'none'; script-src {hashes or chr(39) + 'none' + chr(39)}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
     )
 
@@ -120,10 +113,7 @@ def standing_class(verdict: Verdict) -> str:
 
 
 def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a41") -> Markup:
-    """A small drawing of a value with its interval on [0, 1]: a tick at 0.5, a grey mark where the control stands.
-
-    What lies outside (an R² may) is drawn at the edge.
-    """
+    """A small drawing of a value with its interval on [0, 1], what is outside at its edge; a mark for the control."""
     if score.value is None or not math.isfinite(score.value):
         return Markup()
     low, high = (_on_scale(score.value if end is None else end) for end in (score.low, score.high))
@@ -154,11 +144,7 @@ def _short(title: str) -> str:
 
 
 def write_run_report(run: RunPaths) -> None:
-    """Write a page of each record, and ``report.html`` from the records so far, a failed one's first.
-
-    Raises:
-        OSError: a page cannot be written.
-    """
+    """Write a page of each record, and ``report.html`` from the records so far, a failed one's first (``OSError``)."""
     unreadable = write_record_pages(run)
     records = {key: path for key, path in records_of(run).items() if key not in unreadable}
     if not records:
@@ -307,9 +293,8 @@ def _alarm(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str | None:
     ended_badly = stage.get("state") in ("failed", "interrupted") or rendered.error
     if not ended_badly and not unfinished:
         return None
-    missing = (
-        f" {wording.count_text(unfinished, 'code cell')} of {rendered.num_code_cells} never ran." if unfinished else ""
-    )
+    cells = f"{wording.count_text(unfinished, 'code cell')} of {rendered.num_code_cells}"
+    missing = f" {cells} never ran." if unfinished else ""
     if rendered.tells_its_end:  # right below
         return missing
     error = stage.get("error")
@@ -365,15 +350,13 @@ def provenance_html(run: RunPaths) -> Markup:
 def _code_facts(run: RunPaths, attempt: Mapping[str, Any]) -> dict[str, str]:
     code = _mapping(attempt.get("code"))
     commit = _text(code.get("commit"))
-    left_out = [_text(each) for each in _list(code.get("left_out"))]
+    code_of = Markup("<code>{}</code>")
     facts = {
-        "Command": Markup("<code>{}</code>").format(
-            wording.clean_text(_text(attempt.get("command")) or wording.NOT_RECORDED)
-        ),
-        "Commit": Markup("<code>{}</code>").format(commit) if commit else wording.NOT_RECORDED,
+        "Command": code_of.format(wording.clean_text(_text(attempt.get("command")) or wording.NOT_RECORDED)),
+        "Commit": code_of.format(commit) if commit else wording.NOT_RECORDED,
         "Branch": _text(code.get("branch")),
         "Changed since": _changes(run, code),
-        "Not in the patch": "; ".join(filter(None, left_out)),
+        "Not in the patch": "; ".join(filter(None, map(_text, _list(code.get("left_out"))))),
         "Git said": _text(code.get("problem")),
     }
     return {name: value for name, value in facts.items() if value}
@@ -381,10 +364,8 @@ def _code_facts(run: RunPaths, attempt: Mapping[str, Any]) -> dict[str, str]:
 
 def _changes(run: RunPaths, code: Mapping[str, Any]) -> str:
     changed = code.get("changed_since_commit")
-    if changed is None:
-        return wording.NOT_RECORDED
     if not changed:
-        return "nothing: the code is the commit's"
+        return wording.NOT_RECORDED if changed is None else "nothing: the code is the commit's"
     if not run.code_patch.is_file():
         return Markup('<span class="warning">yes, and no patch was kept</span>')
     name, size = run.code_patch.name, wording.bytes_text(run.code_patch.stat().st_size)
@@ -394,51 +375,40 @@ def _changes(run: RunPaths, code: Mapping[str, Any]) -> str:
 def _machine_facts(hardware: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, str]:
     slurm = _mapping(attempt.get("slurm"))
     gpus = [_text(each) or "?" for each in _list(hardware.get("gpus"))]
-    threads = _text(hardware.get("omp_num_threads"))
-    cores = hardware.get("cores")
+    threads, cores = _text(hardware.get("omp_num_threads")), hardware.get("cores")
+    total, limit = _number(hardware.get("memory_bytes")), _number(hardware.get("memory_limit_bytes"))
+    memory = None if total is None else wording.bytes_text(total)
+    if total is not None and limit is not None and limit < total:
+        memory = f"{memory}, limited to {wording.bytes_text(limit)} by {hardware.get('memory_limit_from')}"
     told = {
         "Started": wording.time_text(_text(attempt.get("started_utc"))),
         "Host": _text(hardware.get("host")),
         "System": _text(hardware.get("system")),
         "Processor": _text(hardware.get("processor")),
         "Cores": f"{cores}" + (f", OMP_NUM_THREADS={threads}" if threads else "") if cores else None,
-        "Memory": _memory(hardware),
+        "Memory": memory,
         "Accelerators": ", ".join(gpus) or "none" if "gpus" in hardware else None,
         "SLURM": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in slurm.items()) or None,
     }
     return {name: value for name, value in told.items() if value}
 
 
-def _memory(hardware: Mapping[str, Any]) -> str | None:
-    total, limit = _number(hardware.get("memory_bytes")), _number(hardware.get("memory_limit_bytes"))
-    if total is None:
-        return None
-    limited = limit is not None and limit < total
-    by = f", limited to {wording.bytes_text(limit)} by {hardware.get('memory_limit_from')}" if limited else ""
-    return wording.bytes_text(total) + by
-
-
 def _attempts(attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for number, attempt in enumerate(attempts, start=1):
-        hardware, slurm = _mapping(attempt.get("hardware")), _mapping(attempt.get("slurm"))
         changed = {**_mapping(attempt.get("differs")), **_mapping(attempt.get("code_differs"))}
-        differs = [f"{name}: {_change(pair)}" for name, pair in changed.items()]
-        row = (
-            str(number),
-            wording.time_text(_text(attempt.get("started_utc"))),
-            _text(hardware.get("host")) or wording.NOT_RECORDED,
-            _text(slurm.get("job_id")) or "",
-            _text(attempt.get("command")) or wording.NOT_RECORDED,
-            "; ".join(differs) or ("" if number == 1 else "nothing that counts"),
+        differs = [f"{name}: {' → '.join(map(_short_digest, _list(pair)))}" for name, pair in changed.items()]
+        rows.append(
+            (
+                str(number),
+                wording.time_text(_text(attempt.get("started_utc"))),
+                _text(_mapping(attempt.get("hardware")).get("host")) or wording.NOT_RECORDED,
+                _text(_mapping(attempt.get("slurm")).get("job_id")) or "",
+                _text(attempt.get("command")) or wording.NOT_RECORDED,
+                "; ".join(differs) or ("" if number == 1 else "nothing that counts"),
+            )
         )
-        rows.append(row)
     return rows
-
-
-def _change(pair: object) -> str:
-    values = [_short_digest(each) for each in _list(pair)]
-    return " → ".join(values)
 
 
 def _short_digest(value: object) -> str:
@@ -453,22 +423,16 @@ def _accounting(run: RunPaths) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for job in (each for each in _list(accounting.get("jobs")) if isinstance(each, dict)):
         task = _text(job.get("task")) or wording.NOT_RECORDED
-        ours = _number(_mapping(stages.get(task)).get("peak_rss_bytes"))
-        theirs, seconds = _number(job.get("max_rss_bytes")), _number(job.get("elapsed_seconds"))
-        row = (
-            str(job.get("job_id")),
-            task,
-            str(job.get("state")),
-            wording.duration_text(seconds),
-            wording.bytes_text(theirs),
-        )
-        rows.append((*row, wording.bytes_text(ours)))
+        took = wording.duration_text(_number(job.get("elapsed_seconds")))
+        peaks = (job.get("max_rss_bytes"), _mapping(stages.get(task)).get("peak_rss_bytes"))
+        memory = (wording.bytes_text(_number(peak)) for peak in peaks)
+        rows.append((str(job.get("job_id")), task, str(job.get("state")), took, *memory))
     return rows
 
 
 def _versions(versions: Mapping[str, Any]) -> dict[str, str]:
-    builds = {"python": _text(versions.get("python_build")), "torch": _text(versions.get("torch_build"))}
     shown = {name: _text(value) or "not installed" for name, value in versions.items() if not name.endswith("_build")}
+    builds = {name: _text(versions.get(f"{name}_build")) for name in ("python", "torch")}
     return {name: f"{value} ({builds[name]})" if builds.get(name) else value for name, value in shown.items()}
 
 
@@ -500,7 +464,14 @@ def summary_lines(run: RunPaths) -> list[str]:
         lines += ["", f"  {name} with interval", *(f"    {_score_line(score)}" for score in headline.scores)]
         lines += ["", f"  {headline.verdict.sentence}", *(f"  {caution}" for caution in headline.cautions)]
     told = [f"  {name:<30} {wording.clean_text(text)}" for name, text in _results_facts(run)]
-    lines += ["", *told, *([""] if told else []), *_summary_facts(run, headline)]
+    lines += ["", *told, *([""] if told else [])]
+    if headline.num_samples is not None:
+        counted = f"{headline.num_samples} in {headline.num_groups} groups{_also_tested(run)}"
+        lines.append(f"  {headline.measure.one + 's':<13} {counted}")
+    measuring = run_memory(run).preflight_peak_mb
+    before = f"; {wording.megabytes_text(measuring)} while steps were measured before the training" if measuring else ""
+    lines.append(f"  peak memory   {wording.bytes_text(headline.peak_rss_bytes)}{before}")
+    lines.append(f"  duration      {wording.duration_text(headline.duration_seconds)}")
     if run.report_html.is_file():
         lines.append(f"  report        {run.report_html}")
     return lines
@@ -521,19 +492,3 @@ def _score_line(score: Score) -> str:
     return (
         f"{wording.source_name(score.source):<40} {wording.interval_text(score.value, score.low, score.high)}{remark}"
     )
-
-
-def _summary_facts(run: RunPaths, headline: ReportHeadline) -> list[str]:
-    counted = headline.num_samples is not None
-    what = f"{headline.measure.one}s"
-    measuring = run_memory(run).preflight_peak_mb
-    before = f"; {wording.megabytes_text(measuring)} while steps were measured before the training" if measuring else ""
-    return [
-        *(
-            [f"  {what:<13} {headline.num_samples} in {headline.num_groups} groups{_also_tested(run)}"]
-            if counted
-            else []
-        ),
-        f"  peak memory   {wording.bytes_text(headline.peak_rss_bytes)}{before}",
-        f"  duration      {wording.duration_text(headline.duration_seconds)}",
-    ]

@@ -57,13 +57,13 @@ def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
     store = runs_dir / ".index_rows.json"
     sources = (__file__, headline_measure.__file__, above_control.__file__, TEMPLATES / "index_row.html")
     look = [sha256_of_file(Path(path)) for path in sources]
-    names = [path_to_text(run.root.relative_to(runs_dir.absolute())) for run in runs]
-    stamps = [sha256_of_json([look, _index_stamp(run)]) for run in runs]
     kept = read_json_object(store)
-    known = {name: kept[name] for name, stamp in zip(names, stamps, strict=True) if _holds(kept.get(name), stamp)}
     rows, now = [], {}
-    for run, name, stamp in zip(runs, names, stamps, strict=True):
-        row, lasting = (known[name][1], True) if name in known else _row_or_trouble(run, runs_dir)
+    for run in runs:
+        name, stamp = path_to_text(run.root.relative_to(runs_dir.absolute())), sha256_of_json([look, _index_stamp(run)])
+        entry = kept.get(name)
+        is_known = isinstance(entry, list) and entry[:1] == [stamp]
+        row, lasting = (str(entry[1]), True) if is_known else _row_or_trouble(run, runs_dir)
         rows.append(row)
         if lasting:
             now[name] = [stamp, row]
@@ -72,24 +72,13 @@ def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
     return rows
 
 
-def _holds(entry: object, stamp: str) -> bool:
-    return isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp and isinstance(entry[1], str)
-
-
 def _index_stamp(run: RunPaths) -> list[list[int]]:
     """When and how large what a finished run's row is made of was; of folders, when something was put in or taken."""
     tables = (run.results, run.task_results, run.leakage_audit)
     files = (run.run_json, run.status_json, run.params_yaml, *tables, run.report_html)
     folders = (run.task_status("").parent, run.reports, run.memory("").parent)
-    stamps = []
-    for path in (*files, *folders):
-        try:
-            status = path.stat()
-        except OSError:
-            stamps.append([0, 0])
-        else:
-            stamps.append([status.st_mtime_ns, status.st_size])
-    return stamps
+    known = (path.stat() if path.exists() else None for path in (*files, *folders))
+    return [[status.st_mtime_ns, status.st_size] if status else [0, 0] for status in known]
 
 
 def _row_or_trouble(run: RunPaths, runs_dir: Path) -> tuple[str, bool]:

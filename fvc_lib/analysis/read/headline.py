@@ -333,10 +333,7 @@ def measured_scores(run: RunPaths, task: str) -> MeasuredScores:
 
 
 def runs_table(runs_dir: Path) -> Answer:
-    """All runs under ``runs_dir``, newest first, a row of ``_RUNS_SCHEMA`` each; null is not recorded.
-
-    A run's task decides what is measured, and on what samples.
-    """
+    """All runs under ``runs_dir``, newest first, a row of ``_RUNS_SCHEMA`` each; null is not recorded."""
     rows: list[dict[str, object]] = []
     notes: list[str] = []
     for run in reversed(list_runs(runs_dir)):

@@ -74,10 +74,7 @@ class LineCount:
 
 @dataclass(frozen=True)
 class LogLines:
-    """Good lines of several files: ``file_number run_id stage file file_fold line`` (1-based) and those of the format.
-
-    ``problems`` are, by their number, in words, of files that could not be opened.
-    """
+    """Good lines of several files (``line`` is 1-based), and by a file's number why it could not be opened."""
 
     frame: pl.DataFrame
     files: tuple[LogFile, ...]
@@ -245,11 +242,7 @@ SCHEMA = pl.Schema(
 
 
 def curves(lines: LogLines) -> pl.DataFrame:
-    """The rows of ``lines`` that count (``queries.learning_curves``): ``file_number`` and the columns of ``SCHEMA``.
-
-    Folder by folder of the files in their order, and within a folder by stage, fold (none last), phase, metric and
-    step.
-    """
+    """The rows of ``lines`` that count (``queries.learning_curves``), folder by folder, with their files."""
     frame = lines.frame.select(
         pl.Series("place", _places(lines.files), dtype=pl.UInt32).gather(lines.frame["file_number"]),
         "file_number",

@@ -112,8 +112,8 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
                     history = record.get("history")
                     told["epochs"] = len(history) if isinstance(history, list) else None
                     told |= {"run_id": run_id, "stage": stage, "fold": fold, "trained": trained}
-                    rows.append({name: _of_type(told.get(name), kind) for name, kind in _TRAININGS.items()})
-    return Answer(pl.DataFrame(rows, schema=_TRAININGS), tuple(notes))
+                    rows.append({name: told.get(name) for name in _TRAININGS})
+    return Answer(pl.DataFrame(rows, schema=_TRAININGS, strict=False), tuple(notes))
 
 
 def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
@@ -123,14 +123,6 @@ def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
     found: list[tuple[Path, str, int | None]] = [(run.fold_outcome(fold), FOLD_TRAINING, fold) for fold in folds]
     found += [(run.stage_outcome(name), path_to_text(name), None) for name in names if not _FOLD.match(name)]
     return [each for each in found if each[0].is_file()]
-
-
-def _of_type(value: Any, kind: pl.DataType) -> Any:
-    if kind == pl.String:
-        return value if isinstance(value, str) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= 2**63:
-        return None
-    return value if kind == pl.Float64 or isinstance(value, int) else None
 
 
 _FOLD = re.compile(r"^fold_(0|[1-9]\d{0,8})$")
@@ -153,10 +145,7 @@ _PARAMETERS = pl.Schema(
 
 
 def read_parameters(runs: Sequence[RunPaths]) -> Answer:
-    """Every parameter of every run in ``params.yaml``'s own order; ``queries.parameter_differences`` tells the columns.
-
-    A run without a readable file gives no rows, and a note unless it simply has none.
-    """
+    """Every parameter of every run in ``params.yaml``'s own order, with the columns of ``parameter_differences``."""
     rows: list[tuple[str, str, str | None, bool]] = []
     notes: list[str] = []
     found = [_parameters(run, notes) for run in runs]
@@ -191,11 +180,10 @@ def _text(value: Any) -> str:
 
 
 def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
-    """The parameters that are not the same in all ``runs``, a row for each of the runs.
+    """The parameters that are not the same in all ``runs``: ``parameter run_id value changes_numbers``.
 
-    Returns:
-        ``parameter run_id value changes_numbers``: parameters in their own order, runs in that of ``runs``; ``value``
-        is null where a run knows no such parameter; ``changes_numbers`` is false for those that say only where and how.
+    ``value`` is null where a run knows no such parameter; ``changes_numbers`` is false for those that say only where
+    and how.
     """
     found = read_parameters(runs)
     differing = pl.col("value").n_unique().over("parameter") > 1  # to lack it is a value too
@@ -321,10 +309,7 @@ def fold_balance(run: RunPaths) -> Answer:
 
 
 def augmentation_counts(run: RunPaths) -> Answer:
-    """How often each operation was drawn: ``operation num_clips share`` of the ``num_augmented`` clips made.
-
-    The operations column holds a JSON list of objects with a ``name``; clips where it does not are counted in notes.
-    """
+    """How often each operation was drawn: ``operation num_clips share`` of the ``num_augmented`` clips made."""
     found = read_tables([(path_to_text(run.run_id), run.augmented_metadata)], tables.AUGMENTED)
     made = found.frame.filter(pl.col("augmentation_index") > 0)
     drawn = [_operation_names(text) for text in made["operations"]]
