@@ -14,18 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.analysis.dashboard.panels import (
-    MOST_METRICS,
-    Bundle,
-    Selection,
-    default_metrics,
-    default_selection,
-    is_nothing,
-    metric_options,
-    panels,
-    run_label,
-    run_options,
-)
+from fvc_lib.analysis.dashboard import panels
+from fvc_lib.analysis.dashboard.panels import MOST_METRICS, Bundle, Selection
 from fvc_lib.analysis.pages.display import PLOTLY, show_bundle
 from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import clean_text, count_text
@@ -174,10 +164,10 @@ class Controls:
 
     def offer(self, selection: Selection) -> None:
         """Put what there is to choose from now on the lists, and mark what is chosen; nothing is redrawn by it."""
-        metrics, folds = metric_options(selection.detailed)
+        metrics, folds = panels.metric_options(selection.detailed)
         with self._quietly():
-            _set_options(self.widgets["runs"], run_options(self._runs_dir), selection.runs)
-            beside = [(clean_text(run_label(run)), run) for run in selection.runs]
+            _set_options(self.widgets["runs"], panels.run_options(self._runs_dir), selection.runs)
+            beside = [(clean_text(panels.run_label(run)), run) for run in selection.runs]
             _set_options(self.widgets["detail"], beside, selection.detailed)
             _set_options(self.widgets["metrics"], [(clean_text(name), name) for name in metrics], selection.metrics)
             _set_options(self.widgets["folds"], [(f"fold {fold}", fold) for fold in folds], selection.folds)
@@ -287,7 +277,7 @@ def _laid_out(widgets: dict[str, Any]) -> Any:
 
 def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
     """The dashboard over ``runs_dir``, a cell's last expression; ``UsageError`` where ``run`` names no one run."""
-    return Dashboard(Path(runs_dir), default_selection(Path(runs_dir), run))
+    return Dashboard(Path(runs_dir), panels.default_selection(Path(runs_dir), run))
 
 
 class Dashboard:
@@ -297,7 +287,7 @@ class Dashboard:
         self.runs_dir = runs_dir
         self.selection = selection
         self.controls: Controls | None = None
-        self._panels = panels()
+        self._panels = panels.panels()
         self._handles: list[Any] = []
         self._shown: list[object] = []  # the key of what each panel shows
         self._empty: set[int] = set()  # panels without anything to show now
@@ -314,7 +304,7 @@ class Dashboard:
         drawn = [(panel.key(self.selection), panel.bundle(self.selection)) for panel in self._panels]
         self._handles = [show_bundle(bundle) for _, bundle in drawn]
         self._shown = [key for key, _ in drawn]
-        self._empty = {number for number, (_, bundle) in enumerate(drawn) if is_nothing(bundle)}
+        self._empty = {number for number, (_, bundle) in enumerate(drawn) if panels.is_nothing(bundle)}
 
     def choose(self, **changes: Any) -> Selection:
         """Change the selection (fields of ``Selection``), redraw what follows from it, and return it.
@@ -325,8 +315,8 @@ class Dashboard:
         before, self.selection = self.selection, replace(self.selection, **changes)
         if self.selection.detailed != before.detailed:
             self.selection = replace(self.selection, folds=(), highlight=None)
-            usual = default_metrics(self.selection.detailed)
-            if "metrics" not in changes and usual[1:2] != default_metrics(before.detailed)[1:2]:
+            usual = panels.default_metrics(self.selection.detailed)
+            if "metrics" not in changes and usual[1:2] != panels.default_metrics(before.detailed)[1:2]:
                 self.selection = replace(self.selection, metrics=usual)
         self._update(self._changed(self.selection))
         return self.selection
@@ -372,7 +362,7 @@ class Dashboard:
     def _update(self, changed: list[tuple[int, object, Bundle]]) -> None:
         for number, key, bundle in changed:
             self._shown[number] = key
-            empty = is_nothing(bundle)
+            empty = panels.is_nothing(bundle)
             if empty and number in self._empty:
                 continue
             (self._empty.add if empty else self._empty.discard)(number)

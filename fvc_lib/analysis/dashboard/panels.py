@@ -194,6 +194,11 @@ def table_of(run: RunPaths, path: Path, schema: DataFrameSchema) -> pl.DataFrame
     return read_tables([(path_to_text(run.run_id), path)], schema).frame
 
 
+def task_results_of(selection: Selection) -> pl.DataFrame:
+    """The results of the run in detail, of a task without folds."""
+    return task_results([selection.detailed]).frame
+
+
 def of_folds(selection: Selection, frame: pl.DataFrame) -> pl.DataFrame:
     """The rows of ``frame`` that are of a chosen fold."""
     return frame.filter(pl.col("fold").is_in(selection.folds)) if selection.folds else frame

@@ -13,11 +13,18 @@ import plotly.graph_objects as go
 import polars as pl
 from plotly.subplots import make_subplots
 
-from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of, table_of
+from fvc_lib.analysis.dashboard.panels import (
+    NOTHING,
+    PANELS,
+    Selection,
+    Shown,
+    confidence_of,
+    table_of,
+    task_results_of,
+)
 from fvc_lib.analysis.figures import tasks, theme
 from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.pages.display import HtmlTable
-from fvc_lib.analysis.read.queries import task_results
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, number_text
 from fvc_lib.services import tables
 from fvc_lib.services.tables import PARTS
@@ -320,13 +327,13 @@ _CLASSES = (("all", "top1"), ("all", "top5"), ("all", "macro_f1"))
 @PANELS.register_panel("classes beside controls", at=21, tasks=("image",))
 def _classes_panel(selection: Selection) -> Shown:
     run = selection.detailed
-    found = _results(selection)
+    found = task_results_of(selection)
     return tasks.beside_controls_figure(found, _CLASSES, counted=("image", "images"), confidence=confidence_of(run))
 
 
 @PANELS.register_panel("targets beside the mean", at=22, tasks=("image",))
 def _target_errors_panel(selection: Selection) -> Shown:
-    found = _results(selection)
+    found = task_results_of(selection)
     # A corpus without numbers has no such panel; one whose results are to come has one that says so.
     if found.height and not found["subject"].str.starts_with("target:").any():
         return NOTHING
@@ -341,7 +348,7 @@ def _confusion_panel(selection: Selection) -> Shown:
 
 @PANELS.register_panel("classes", at=51, tasks=("image",))
 def _class_table_panel(selection: Selection) -> Shown:
-    table = tasks.class_table(_results(selection))
+    table = tasks.class_table(task_results_of(selection))
     return HtmlTable(table, caption="Each class of the test part, the worst F1 first") if table.height else NOTHING
 
 
@@ -353,7 +360,7 @@ def _targets_panel(selection: Selection) -> Shown:
         return NOTHING
     images = table_of(run, run.images, tables.IMAGES)
     means = tasks.training_means(images, table_of(run, run.image_targets, tables.IMAGE_TARGETS))
-    return target_scatter_figure(predicted, _results(selection), means, confidence=confidence_of(run))
+    return target_scatter_figure(predicted, task_results_of(selection), means, confidence=confidence_of(run))
 
 
 @PANELS.register_panel("batch sizes that fit", at=53, tasks=("image",))
@@ -364,10 +371,6 @@ def _batch_sizes_panel(selection: Selection) -> Shown:
 @PANELS.register_panel("resolutions that fit", at=54, tasks=("image",))
 def _resolutions_panel(selection: Selection) -> Shown:
     return _sweep_panel(selection, "image_size")
-
-
-def _results(selection: Selection) -> pl.DataFrame:
-    return task_results([selection.detailed]).frame
 
 
 def _sweep_panel(selection: Selection, varied: str) -> Shown:

@@ -10,12 +10,19 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of, table_of
+from fvc_lib.analysis.dashboard.panels import (
+    NOTHING,
+    PANELS,
+    Selection,
+    Shown,
+    confidence_of,
+    table_of,
+    task_results_of,
+)
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.tasks import beside_controls_figure, metric_and_control_table
 from fvc_lib.analysis.pages.display import HtmlTable
-from fvc_lib.analysis.read.queries import task_results
 from fvc_lib.analysis.wording import count_text, figure_text
 from fvc_lib.services import tables
 
@@ -139,7 +146,7 @@ _SHOWN_CAPTIONS = 12
 @PANELS.register_panel("retrieval beside chance", at=23, tasks=("video_text",))
 def _retrieval_panel(selection: Selection) -> Shown:
     run = selection.detailed
-    found = _results(selection)
+    found = task_results_of(selection)
     metrics = found.filter(pl.col("metric").str.starts_with("recall@"))["metric"].unique(maintain_order=True)
     shown = [(direction, metric) for direction in DIRECTIONS for metric in metrics]
     return beside_controls_figure(found, shown, counted=("query", "queries"), confidence=confidence_of(run))
@@ -153,7 +160,7 @@ def _ranks_panel(selection: Selection) -> Shown:
 
 @PANELS.register_panel("caption metrics", at=56, tasks=("video_text",))
 def _caption_metrics_panel(selection: Selection) -> Shown:
-    table = metric_and_control_table(_results(selection), ["captions"])
+    table = metric_and_control_table(task_results_of(selection), ["captions"])
     confidence = f"{confidence_of(selection.detailed):.0%} cluster-bootstrap intervals over groups"
     return HtmlTable(table, caption=f"Captions of the test part, with {confidence}") if table.height else NOTHING
 
@@ -175,7 +182,3 @@ def _captions_panel(selection: Selection) -> Shown:
     # The path last: on a phone it would leave the texts no room.
     columns = ("caption", pl.col("references").str.replace_all("\n", " / "), "as_a_reference", "path")
     return HtmlTable(shown.select(columns), caption=caption, names={"path": "Video", "as_a_reference": "Same"})
-
-
-def _results(selection: Selection) -> pl.DataFrame:
-    return task_results([selection.detailed]).frame

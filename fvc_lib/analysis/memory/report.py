@@ -400,19 +400,14 @@ def _section(heading: str, sentence: str, table: pl.DataFrame) -> list[str]:
     return ["", heading, *(f"  {line}" for line in ([f"{sentence}."] * bool(sentence) + rows))]
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is reported on: findings, the run they belong to (which may hold nothing else), and a title."""
-
-    found: MemoryFindings
-    run: RunPaths
-    title: str
-
-
-def open_subject(path: Path) -> Subject:
-    """The findings for a memory log, its event log, or a run folder; ``UsageError`` where it is none of these."""
+def open_subject(path: Path) -> tuple[MemoryFindings, RunPaths, str]:
+    """Findings, run and title for a memory log, its event log, or a run folder; ``UsageError``: it is none of these."""
     if path.is_dir():
-        return _of_run(path)
+        root = path.parent if path.name == "memory" else path
+        run = RunPaths(root.absolute())
+        if not (root / "memory").is_dir() and not run.run_json.is_file():
+            raise UsageError(f"{_shown(path)} is no run folder: it has neither memory/ nor run.json. {_WANTED}")
+        return findings.run_memory(run), run, f"Memory of {path_to_text(run.run_id)}"
     if not path.exists():
         raise UsageError(f"{_shown(path)}: no such file or folder. {_WANTED}")
     # The events of a stage lie in a folder of their own, below its samples and under the same name.
@@ -426,18 +421,10 @@ def open_subject(path: Path) -> Subject:
         raise UsageError(
             f"{_shown(samples_path)} is no memory log: no line of it is a memory sample. {counted} {_WANTED}"
         )
-    return Subject(findings.find(samples, events), run, f"Memory of {_shown(path)}")
+    return findings.find(samples, events), run, f"Memory of {_shown(path)}"
 
 
 _WANTED = "Give one of a run's memory/*.jsonl files, or the run folder."
-
-
-def _of_run(folder: Path) -> Subject:
-    root = folder.parent if folder.name == "memory" else folder
-    run = RunPaths(root.absolute())
-    if not (root / "memory").is_dir() and not run.run_json.is_file():
-        raise UsageError(f"{_shown(folder)} is no run folder: it has neither memory/ nor run.json. {_WANTED}")
-    return Subject(findings.run_memory(run), run, f"Memory of {path_to_text(run.run_id)}")
 
 
 def _shown(path: Path) -> str:
@@ -462,7 +449,7 @@ def main(log: Path) -> None:
     0 reported, 2 the file is no memory log.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     try:
-        subject = open_subject(log)
+        found, run, title = open_subject(log)
     except FvcError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
@@ -470,8 +457,7 @@ def main(log: Path) -> None:
         click.echo(f"error: {_shown(log)}: {error.strerror}. {_WANTED}", err=True)
         sys.exit(2)
     encoding = sys.stdout.encoding or "ascii"
-    asked, tensors = run_parameters(subject.run), largest_tensors(subject.run, subject.found)
-    for line in report_lines(subject.found, asked, tensors, title=subject.title):
+    for line in report_lines(found, run_parameters(run), largest_tensors(run, found), title=title):
         click.echo(line.encode(encoding, "replace").decode(encoding))
 
 

@@ -28,15 +28,8 @@ import fvc_lib
 from fvc_lib.analysis import wording
 from fvc_lib.analysis.memory.findings import memory_facts, run_memory
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
-from fvc_lib.analysis.read.headline import (
-    DISHONEST_CONTROLS,
-    ReportHeadline,
-    Score,
-    Verdict,
-    audit_facts,
-    run_headline,
-    task_facts,
-)
+from fvc_lib.analysis.read import headline as headlines
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
 from fvc_lib.analysis.read.records import read_json_object, read_tables, run_status
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_text
 from fvc_lib.services.errors import DataError
@@ -149,12 +142,12 @@ def write_run_report(run: RunPaths) -> None:
     records = {key: path for key, path in records_of(run).items() if key not in unreadable}
     if not records:
         return
-    facts = (*_results_facts(run), *audit_facts(run), *memory_facts(run_memory(run)))
+    facts = (*_results_facts(run), *headlines.audit_facts(run), *memory_facts(run_memory(run)))
     write_report(
         sorted(records.values(), key=lambda path: _rank(path.name)),
         run.report_html,
         title=f"FVC {run.run_id}",
-        headline=replace(run_headline(run), more_facts=facts),
+        headline=replace(headlines.run_headline(run), more_facts=facts),
         pages={path: quote(os.fsencode(run.record_html(key).relative_to(run.root))) for key, path in records.items()},
         provenance=provenance_html(run),
         notes=[f"A record cannot be shown. {problem}" for problem in unreadable.values()],
@@ -206,7 +199,7 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
 
 def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
     found = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
-    return tuple((wording.clean_text(name), text) for name, text in task_facts(found.frame))
+    return tuple((wording.clean_text(name), text) for name, text in headlines.task_facts(found.frame))
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
@@ -457,7 +450,7 @@ def _number(value: object) -> float | None:
 
 def summary_lines(run: RunPaths) -> list[str]:
     """The run in a few lines of text: the model's number beside its controls, peak memory, duration, report."""
-    headline = run_headline(run)
+    headline = headlines.run_headline(run)
     lines = ["", f"{headline.run_id}: {headline.state or 'not recorded'}"]
     if headline.scores:
         name = wording.clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")

@@ -62,8 +62,10 @@ def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
     for run in runs:
         name, stamp = path_to_text(run.root.relative_to(runs_dir.absolute())), sha256_of_json([look, _index_stamp(run)])
         entry = kept.get(name)
-        is_known = isinstance(entry, list) and entry[:1] == [stamp]
-        row, lasting = (str(entry[1]), True) if is_known else _row_or_trouble(run, runs_dir)
+        if isinstance(entry, list) and entry[:1] == [stamp]:
+            row, lasting = str(entry[1]), True
+        else:
+            row, lasting = _row_or_trouble(run, runs_dir)
         rows.append(row)
         if lasting:
             now[name] = [stamp, row]

@@ -105,9 +105,10 @@ def _predictions(run: RunPaths) -> pl.DataFrame | str:
     if missing:
         which = f"fold{'s' * (len(missing) > 1)} {', '.join(missing)} of {len(numbers)}"
         return f"there are no predictions of {which}. {_go_on(run)}"
-    predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in numbers]).sort("video_id")
-    if predictions.is_empty():
+    parts = [read_table(run.predictions(fold), PREDICTIONS) for fold in numbers]
+    if not any(part.height for part in parts):
         return f"its tables of predictions are empty. {_go_on(run)}"
+    predictions = pl.concat(parts).sort("video_id")
     strange = predictions.join(folds, on=list(_DATA), how="anti")["video_id"]
     if strange.len():
         example = _example(strange)

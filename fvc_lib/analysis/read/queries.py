@@ -112,8 +112,8 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
                     history = record.get("history")
                     told["epochs"] = len(history) if isinstance(history, list) else None
                     told |= {"run_id": run_id, "stage": stage, "fold": fold, "trained": trained}
-                    rows.append({name: told.get(name) for name in _TRAININGS})
-    return Answer(pl.DataFrame(rows, schema=_TRAININGS, strict=False), tuple(notes))
+                    rows.append({name: _of_type(told.get(name), kind) for name, kind in _TRAININGS.items()})
+    return Answer(pl.DataFrame(rows, schema=_TRAININGS), tuple(notes))
 
 
 def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
@@ -123,6 +123,14 @@ def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
     found: list[tuple[Path, str, int | None]] = [(run.fold_outcome(fold), FOLD_TRAINING, fold) for fold in folds]
     found += [(run.stage_outcome(name), path_to_text(name), None) for name in names if not _FOLD.match(name)]
     return [each for each in found if each[0].is_file()]
+
+
+def _of_type(value: Any, kind: pl.DataType) -> Any:
+    if kind == pl.String:
+        return value if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= 2**63:
+        return None
+    return value if kind == pl.Float64 or isinstance(value, int) else None
 
 
 _FOLD = re.compile(r"^fold_(0|[1-9]\d{0,8})$")
@@ -142,6 +150,8 @@ _TRAININGS = pl.Schema(
 _PARAMETERS = pl.Schema(
     {"parameter": pl.String, "run_id": pl.String, "value": pl.String, "changes_numbers": pl.Boolean}
 )
+
+_MAX_BYTES = 1_000_000  # ours are of some kilobytes; YAML can grow a thousandfold when read
 
 
 def read_parameters(runs: Sequence[RunPaths]) -> Answer:
@@ -163,6 +173,8 @@ def _parameters(run: RunPaths, notes: list[str]) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"it has more than {_MAX_BYTES:,} bytes")
         return {str(name): _text(value) for name, value in read_params_file(path).items()}
     except (UsageError, OSError, RecursionError, ValueError) as error:
         notes.append(f"{path_to_text(path)} was left out: {error}")
