@@ -39,12 +39,7 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
     fake scoring above a real of the same fold. A fold with one class (in a replicate, too) has no pairs and
     no say; NaN when no fold has any.
 
-    Args:
-        metric: one that is undefined with one class.
-        folds: (N,), the fold of each row.
-
-    Returns:
-        A metric of the same rows; it raises ``ValueError`` when given another number of rows.
+    ``metric`` is undefined with one class; ``folds`` (N,) are those of the rows the returned metric is called with.
     """
     _, fold_of_row = np.unique(np.asarray(folds), return_inverse=True)
     fold_of_row = fold_of_row.astype(np.int64)

@@ -61,23 +61,16 @@ def code_behind(
     return {name: closure[name].digest for name in sorted(closure)}
 
 
+@cache
 def code_hash(module: str, within: str | tuple[str, ...] = "fvc_lib") -> str:
-    """Hex SHA-256 over ``module`` and all that it depends on, as far as that lies in ``within``.
+    """Hex SHA-256 over ``module`` and all that it depends on, as far as it lies in the packages ``within``.
 
     What mended code makes must not be taken for what the code before it made: clips and probes are stored under it.
-
-    Args:
-        module: a dotted name.
-        within: dotted names; only modules that lie in one of these packages count.
 
     Raises:
         OSError: a module cannot be read.
     """
-    return _code_hash(module, (within,) if isinstance(within, str) else within)
-
-
-@cache
-def _code_hash(module: str, within: tuple[str, ...]) -> str:
+    within = (within,) if isinstance(within, str) else within
     files = _files(CHECKOUT / "fvc_lib")
     inside = {name: file for name, file in files.items() if any(f"{name}.".startswith(f"{part}.") for part in within)}
     if module not in inside:

@@ -87,7 +87,7 @@ def _collect(busy: Sequence[_Worker]) -> Iterator[Answer]:
     """Wait until at least one busy worker has answered, died or run out of time."""
     with selectors.DefaultSelector() as selector:
         for worker in busy:
-            selector.register(worker.output, selectors.EVENT_READ, worker)
+            selector.register(worker.pipes()[1], selectors.EVENT_READ, worker)
         wait = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
         ready = [key.data for key, _ in selector.select(wait)]
     for worker in busy:
@@ -108,11 +108,6 @@ class _Worker:
         self.position: int | None = None
         self.deadline = 0.0
 
-    @property
-    def output(self) -> int:
-        """File descriptor to wait on."""
-        return self._pipes()[1]
-
     def submit(self, position: int, item: Any) -> None:
         """Give the child an item; a child that died while idle is replaced first."""
         line = json.dumps(item, ensure_ascii=True).encode() + b"\n"
@@ -128,7 +123,7 @@ class _Worker:
 
     def receive(self) -> Answer | None:
         """The answer, when the output that is ready completes one."""
-        block = os.read(self.output, 1 << 16)
+        block = os.read(self.pipes()[1], 1 << 16)
         self._buffer += block
         if not block:
             return self._fail("crashed", self._death())
@@ -174,12 +169,12 @@ class _Worker:
     def _await_ready(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
         with selectors.DefaultSelector() as selector:
-            selector.register(self.output, selectors.EVENT_READ)
+            selector.register(self.pipes()[1], selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     self._end()
                     raise FvcError(f"worker process: not ready within {_START_SECONDS:g} s. Is the machine overloaded?")
-                block = os.read(self.output, 1 << 16)
+                block = os.read(self.pipes()[1], 1 << 16)
                 if not block:
                     death = self._death()
                     self._end()
@@ -187,14 +182,15 @@ class _Worker:
                 self._buffer += block
         self._buffer = b""
 
-    def _pipes(self) -> tuple[int, int]:
+    def pipes(self) -> tuple[int, int]:
+        """File descriptors to write items to, and to wait for answers on."""
         if self._process is None or self._process.stdin is None or self._process.stdout is None:
             raise RuntimeError("the worker was not started")
         return self._process.stdin.fileno(), self._process.stdout.fileno()
 
     def _send(self, line: bytes) -> None:
         while line:
-            line = line[os.write(self._pipes()[0], line) :]
+            line = line[os.write(self.pipes()[0], line) :]
 
     def _death(self) -> str:
         """How the child ended, with the last line it wrote to its standard error."""

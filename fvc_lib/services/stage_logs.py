@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fvc_lib.services.memory_budget import ProcessTree, memory_budget, reset_high_water
@@ -34,7 +33,21 @@ _DRAINED_AT_ONCE = 256
 _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-class JsonLines:
+class _Closing:
+    """Closes itself at the end of a ``with`` block."""
+
+    def close(self) -> None:
+        """Write what is left and close."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class JsonLines(_Closing):
     """Appends one JSON object per line; each line reaches the operating system before ``append`` returns.
 
     Not fsynced per line (224 lines/s instead of 60,000); ``close`` fsyncs. A process that dies loses nothing it has
@@ -206,14 +219,6 @@ class JsonLines:
             stream.seek(self._size - 1)
             return stream.read(1) != b"\n"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class MetricLog(JsonLines):
     """One stage's metrics as lines ``run_id ts step epoch phase metric value flag fold attempt``.
@@ -286,7 +291,7 @@ def _remedy(phase: str) -> str:
     return memory_advice("preparation")
 
 
-class MemorySampler:
+class MemorySampler(_Closing):
     """Writes a line a second to ``memory/<stage>.jsonl`` from a thread, and at both sides of every change of phase.
 
     The lines of device ``cpu`` are about this process: ``allocated_mb`` is it with its children (``ProcessTree``),
@@ -464,11 +469,3 @@ class MemorySampler:
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):
             self.sample()
-
-    def __enter__(self) -> MemorySampler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -129,7 +129,6 @@ _VIDEO = TaskSpec(
             lambda run, _: (),
             lambda run, _: (run.index, run.rejected, run.group_links, run.annotations),
             schemas=("INDEX", "REJECTED", "GROUP_LINKS", "ANNOTATIONS"),
-            kernel_bytes=410_000_000,
         ),
         Stage(
             FOLD_ASSIGNMENT,

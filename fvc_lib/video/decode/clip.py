@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from fvc_lib.video.decode import readers
 from fvc_lib.video.decode.frame_table import FrameTable, Seconds, check_not_empty, read_frame_table, seconds_of
-from fvc_lib.video.decode.letterbox import Box, Orientation
-from fvc_lib.video.decode.readers import FrameSink, OpenGroupError
+from fvc_lib.video.decode.readers import Box, FrameSink, OpenGroupError, Orientation
 from fvc_lib.video.decode.source import (
     CorruptVideo,
     RefusedVideo,

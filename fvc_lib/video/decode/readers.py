@@ -1,4 +1,4 @@
-"""Decoding chosen frames of an open video, by seeking to their groups of pictures."""
+"""Decoding chosen frames of an open video, by seeking to their groups of pictures, into upright RGB pixels."""
 
 from __future__ import annotations
 
@@ -9,13 +9,142 @@ from pathlib import Path
 
 import av.error
 import numpy as np
+import numpy.typing as npt
 from av.packet import Packet
+from av.sidedata.sidedata import SideData, SideDataContainer
 from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 
 from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, IntArray, Seconds, seconds_of
-from fvc_lib.video.decode.letterbox import Box, FrameConverter, Pixels
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, ffmpeg_errors, open_video
+
+# From a decoded frame to upright planar RGB of a given size, without distortion. swscale's packed ``rgb24`` output is
+# 1.5 grey levels too dark; planar ``gbrp`` is not, so frames go through the latter.
+
+Pixels = npt.NDArray[np.uint8]
+
+# Bilinear widens its support when it scales down, so it does not alias; accurate rounding keeps it free of bias.
+_SCALER = (
+    Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
+)
+_GBRP_TO_RGB = (2, 0, 1)
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """How stored pixels are turned for display: transposed first, then mirrored along either axis."""
+
+    transposed: bool = False
+    mirrored_x: bool = False
+    mirrored_y: bool = False
+
+    @classmethod
+    def from_display_matrix(cls, matrix: bytes) -> Orientation:
+        """From ffmpeg's 3 x 3 fixed-point matrix; any angle is rounded to a quarter turn, nonsense to none."""
+        a, b, _, c, d = np.frombuffer(matrix, np.int32, count=5).astype(np.int64)
+        if abs(a) + abs(d) >= abs(b) + abs(c):
+            return cls(False, bool(a < 0), bool(d < 0))
+        return cls(True, bool(c < 0), bool(b < 0))
+
+    @classmethod
+    def tagged_on(cls, frame: VideoFrame) -> Orientation | None:
+        """As the container or the bitstream tells with ``frame``, or none where it tells nothing."""
+        # frame.side_data would keep the container in the frame and so both, with a decoder's buffer, until the
+        # garbage collector comes by.
+        data = SideDataContainer(frame).get("DISPLAYMATRIX")  # type: ignore[call-arg]  # the stub lacks it
+        return cls.from_display_matrix(bytes(data)) if isinstance(data, SideData) else None
+
+    @property
+    def rotation_degrees(self) -> int:
+        """Clockwise turn in {0, 90, 180, 270} that display applies, after mirroring left to right where it mirrors."""
+        if self.transposed:
+            return 90 if self.mirrored_x else 270
+        return 180 if self.mirrored_y else 0
+
+    def apply(self, pixels: Pixels) -> Pixels:
+        """A view of ``pixels`` (..., H, W) as displayed."""
+        if self.transposed:
+            pixels = pixels.swapaxes(-1, -2)
+        if self.mirrored_x:
+            pixels = pixels[..., ::-1]
+        return pixels[..., ::-1, :] if self.mirrored_y else pixels
+
+
+@dataclass(frozen=True)
+class Box:
+    """A half-open rectangle in pixels: columns ``left`` to ``left + width``, rows ``top`` to ``top + height``."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+def fit(display_width: Fraction, display_height: Fraction, width: int, height: int) -> Box:
+    """The largest centred box of that aspect ratio in ``width`` x ``height`` pixels, at least one pixel each way."""
+    scale = min(width / display_width, height / display_height)
+    content_width = min(width, max(1, round(display_width * scale)))
+    content_height = min(height, max(1, round(display_height * scale)))
+    return Box((width - content_width) // 2, (height - content_height) // 2, content_width, content_height)
+
+
+class FrameConverter:
+    """Writes frames of one video into a uint8 array (3, H, W), upright; one scaler is reused for all of them.
+
+    A bitstream may tell the orientation with its keyframes only (ITU-T H.264, D.2.27): it holds until the next. So the
+    frames between must be shown too, with ``observe``.
+
+    Args:
+        size: side of the square each frame is letterboxed to with black bars; none keeps the pixels of the first
+            frame as stored (turned upright, not stretched where pixels are not square), and fits later frames of
+            another size into that.
+        sample_aspect_ratio: width of a pixel over its height as the container states it, or none.
+    """
+
+    def __init__(self, size: int | None, sample_aspect_ratio: Fraction | None) -> None:
+        self.sample_aspect_ratio = sample_aspect_ratio
+        self.orientation = Orientation()
+        self._size = size
+        self._reformatter = VideoReformatter()
+        self._shape: tuple[int, int] | None = None if size is None else (size, size)
+
+    def observe(self, frame: VideoFrame) -> None:
+        """Take note of what a frame tells about the orientation; every decoded frame, in presentation order."""
+        tagged = Orientation.tagged_on(frame)
+        if tagged is not None:
+            self.orientation = tagged
+        elif frame.key_frame:
+            self.orientation = Orientation()
+
+    def output_shape(self, frame: VideoFrame) -> tuple[int, int]:
+        """(H, W) of every output; without a given size the first frame that is asked about decides it."""
+        if self._shape is None:
+            self._shape = (frame.width, frame.height) if self.orientation.transposed else (frame.height, frame.width)
+        return self._shape
+
+    def content_box(self, frame: VideoFrame) -> Box:
+        """Where the picture lies in the output; the rest is black."""
+        height, width = self.output_shape(frame)
+        sides = (frame.width * self._pixel_aspect(), Fraction(frame.height))
+        display_width, display_height = sides[::-1] if self.orientation.transposed else sides
+        return fit(display_width, display_height, width, height)
+
+    def convert(self, frame: VideoFrame, out: Pixels) -> None:
+        """Fill ``out`` (3, H, W) uint8 with the frame, which was observed last, as RGB."""
+        orientation, box = self.orientation, self.content_box(frame)
+        stored = (box.height, box.width) if orientation.transposed else (box.width, box.height)
+        planar = self._reformatter.reformat(frame, stored[0], stored[1], "gbrp", interpolation=int(_SCALER), threads=1)
+        out[...] = 0
+        content = out[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        for channel, plane_index in enumerate(_GBRP_TO_RGB):
+            plane = planar.planes[plane_index]
+            rows = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
+            content[channel] = orientation.apply(rows[: planar.height, : planar.width])
+
+    def _pixel_aspect(self) -> Fraction:
+        return (self.sample_aspect_ratio if self._size is not None else None) or Fraction(1)
+
 
 # Where wanted frames go: one array of pixels, and what the first of them tells about the video.
 
