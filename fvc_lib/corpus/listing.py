@@ -36,6 +36,8 @@ _REPAIR = "Repair or fetch again the files that cannot be read."
 _REMEDIES = {
     "missing_video": "Fetch the files that are missing, or drop their rows.",
     "missing_image": "Fetch the files that are missing, or drop their rows.",
+    "no_video": "Leave out the files that hold no video.",
+    "unsupported": "Convert the files whose format has no decoder here, or leave them out.",
     "outside_corpus": "Files outside the corpus folder are never read: copy them into it, or put the manifest into the "
     "folder that holds them.",
     "linked_folder": "Linked folders are not entered: move them into the corpus, or use a manifest.",

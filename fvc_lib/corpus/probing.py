@@ -186,7 +186,7 @@ IMAGE_FILES = FileKind(
 )  # fmt: skip
 # Reasons that lie in the file's content. Others (permissions, a crash, a busy machine) may be gone next time and are
 # not remembered.
-_LASTING = frozenset({"no_video", "no_image", "truncated", "corrupt", "refused"})
+_LASTING = frozenset({"no_video", "no_image", "truncated", "corrupt", "refused", "unsupported"})
 
 
 def probe_files(

@@ -216,11 +216,15 @@ def test_seconds_are_the_floats_of_exact_fractions(pts, time_base):
     assert seconds_of(np.array([pts]), base)[0] == float(pts * base)
 
 
-def test_a_file_cut_within_its_last_packet_is_truncated(make_video):
+@pytest.mark.parametrize(
+    ("name", "codec", "num_bytes"),
+    [("a.flv", "flv", 2000), ("a.ts", "libx264", 100), ("a.ts", "libx264", 10 * 188), ("a.ts", "mpeg2video", 188)],
+)
+def test_a_file_cut_within_its_last_packet_is_truncated(make_video, name, codec, num_bytes):
     noise = np.random.default_rng(0).integers(0, 255, (20, 48, 64, 3), np.uint8)
-    path = make_video("cut.flv", frames=list(noise), codec="flv")
-    path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(TruncatedVideo, match="Fetch the file again"):
+    path = make_video(name, frames=list(noise), codec=codec)
+    path.write_bytes(path.read_bytes()[:-num_bytes])
+    with pytest.raises(TruncatedVideo, match="Fetch the file again, or leave it out"):
         decode_clip(path, 4)
 
 

@@ -84,6 +84,6 @@ def test_broken_files_give_a_documented_error_or_frames(shared_media, capfd, nam
         assert clip.frames.any()
     else:
         assert error.path == path
-        assert error.reason in {"unreadable", "no_video", "truncated", "corrupt", "refused"}
+        assert error.reason in {"unreadable", "no_video", "truncated", "corrupt", "refused", "unsupported"}
         assert path.name in str(error)
     assert capfd.readouterr().err == ""

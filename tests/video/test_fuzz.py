@@ -13,11 +13,11 @@ import pytest
 
 from fvc_lib.corpus.probing import DEFAULT_TIMEOUT_SECONDS
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.video.decode.source import CorruptVideo, NoVideoStream, RefusedVideo, TruncatedVideo, UnreadableVideo
+from fvc_lib.video.decode.source import VideoError
 from tests.video.mutations import GOOD_FILES, MUTATIONS, Case, cases, elements_of, textured_frames
 
 EXAMINE = "tests.video.mutation_worker:examine"
-REASONS = {kind.reason for kind in (CorruptVideo, NoVideoStream, RefusedVideo, TruncatedVideo, UnreadableVideo)}
+REASONS = {kind.reason for kind in VideoError.__subclasses__()}
 TIMEOUT_SECONDS = DEFAULT_TIMEOUT_SECONDS  # what an index gives each file
 WARM_UP_FILES = 50
 MAX_GROWTH_BYTES = 20e6

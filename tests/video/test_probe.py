@@ -75,5 +75,5 @@ def test_broken_files_give_a_documented_error_or_frames(shared_media: Path, capf
         except VideoError as error:
             reasons.add(error.reason)
     assert reasons >= {"unreadable", "no_video", "corrupt"}
-    assert reasons <= {"unreadable", "no_video", "truncated", "corrupt", "refused"}
+    assert reasons <= {"unreadable", "no_video", "truncated", "corrupt", "refused", "unsupported"}
     assert capfd.readouterr().err == ""

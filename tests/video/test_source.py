@@ -10,6 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from fvc_lib.video.decode import source as source_module
 from fvc_lib.video.decode.clip import decode_clip, probe_video
@@ -19,6 +20,7 @@ from fvc_lib.video.decode.source import (
     NoVideoStream,
     RefusedVideo,
     UnreadableVideo,
+    UnsupportedVideo,
     open_video,
 )
 from tests.video.mutations import textured_frames
@@ -77,7 +79,25 @@ def test_sound_alone_is_no_video(tmp_path):
 def test_a_cover_picture_is_no_video(tmp_path):
     path = tmp_path / "cover.mp3"
     _write_mp3_with_cover(path)
-    with pytest.raises((NoVideoStream, UnreadableVideo)):
+    with pytest.raises(NoVideoStream, match="its only picture is a cover"):
+        decode_clip(path, 2)
+
+
+def test_an_animated_webp_is_unsupported_and_a_still_one_decodes(tmp_path):
+    pictures = [Image.new("RGB", (32, 24), colour) for colour in ("red", "green", "blue")]
+    moving, still = tmp_path / "moving.webp", tmp_path / "still.webp"
+    pictures[0].save(moving, save_all=True, append_images=pictures[1:], duration=40)
+    pictures[0].save(still)
+    with pytest.raises(UnsupportedVideo, match=r"animated WebP.*Convert it") as caught:
+        decode_clip(moving, 2)
+    assert caught.value.reason == "unsupported"
+    assert decode_clip(still, 1).num_source_frames == 1
+
+
+def test_a_format_that_is_not_read_is_called_so(tmp_path):
+    path = tmp_path / "subtitles.mp4"
+    path.write_text("1\n00:00:01,000 --> 00:00:02,000\nHello\n\n" * 10)
+    with pytest.raises(UnreadableVideo, match="in no container that is read here"):
         decode_clip(path, 2)
 
 

@@ -350,6 +350,8 @@ def _take(frames: list[VideoFrame], group: _Group, sink: FrameSink) -> bool:
 _ASSUMED_RATE = Fraction(25)
 # Decoders that start anywhere and predict the first frames from grey, where others wait for a keyframe.
 _PREDICTS_FROM_NOTHING = frozenset({"mpeg4", "h263", "flv1", "msmpeg4v1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2"})
+# Containers that state neither a size nor an end: of these a last packet that does not decode is all that tells a cut.
+_ENDS_ANYWHERE = frozenset({"flv", "h264", "hevc", "ivf", "m4v", "mpeg", "mpegts", "mpegvideo", "obu"})
 # At a join of two recordings the demuxer notices that packets are missing with one of the last before the keyframe.
 _PACKETS_TO_JOIN = 3
 
@@ -448,7 +450,7 @@ def read_by_place(path: Path, table: FrameTable, order: IntArray, places: IntArr
 def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
     """All frames that are decoded from what is there; what is damaged or lost ends the video with an error."""
     has_begun = source.codec_name not in _PREDICTS_FROM_NOTHING
-    reached_key = False
+    reached_key = any_frame = False
     for number, packet in enumerate(source.packets()):
         if packet.is_corrupt and not _is_a_join(source, table, number):
             lost = f"data of packet {number} is lost"
@@ -459,13 +461,16 @@ def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
         reached_key = reached_key or packet.is_keyframe
         try:
             frames = packet.decode()
-        except av.error.InvalidDataError:
+        except av.error.InvalidDataError as error:
+            if any_frame and number + 1 == table.num_packets and source.container_name in _ENDS_ANYWHERE:
+                raise TruncatedVideo(source.path, "its last packet is cut short") from error
             if reached_key:
                 raise
             continue  # a recording that was joined in the middle of a group of pictures
         for frame in frames:
             has_begun = has_begun or frame.key_frame
             if has_begun:
+                any_frame = True
                 yield frame
 
 

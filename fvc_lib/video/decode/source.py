@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import re
@@ -98,7 +99,7 @@ class TruncatedVideo(VideoError):
     """Frames that the container promises are not there."""
 
     reason = "truncated"
-    remedy = "Fetch the file again, or decode with on_truncated='resample' to use the frames that exist."
+    remedy = "Fetch the file again, or leave it out."
 
 
 class CorruptVideo(VideoError):
@@ -106,6 +107,13 @@ class CorruptVideo(VideoError):
 
     reason = "corrupt"
     remedy = "Fetch the file again, or re-encode it from its source."
+
+
+class UnsupportedVideo(VideoError):
+    """Nothing is wrong with the file, and there is no decoder for it here."""
+
+    reason = "unsupported"
+    remedy = "Convert it, to H.264 in MP4 for instance, or leave it out."
 
 
 class RefusedVideo(VideoError):
@@ -132,11 +140,14 @@ _MAX_LATE_STREAMS = 32
 _START_CODE = re.compile(rb"\x00\x00\x01(?=.)", re.DOTALL)
 _H264_IDR = 5  # nal_unit_type of a slice of an IDR picture (ITU-T H.264, table 7-1)
 
-# ffmpeg would also open playlists, which fetch other files and addresses, and plain text drawn as a terminal.
+# ffmpeg would also open playlists, which fetch other files and addresses, and plain text drawn as a terminal. Sound is
+# opened to say that it is sound.
 _CONTAINERS = (
     "3gp,3g2,apng,asf,avi,av1,dv,flv,gif,h261,h263,h264,hevc,image2,ivf,jpeg_pipe,live_flv,m4a,m4v,matroska,mj2,"
-    "mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,nut,obu,ogg,png_pipe,rm,vc1,vvc,webm,webp_pipe,wtv,yuv4mpegpipe"
+    "mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,nut,obu,ogg,png_pipe,rm,vc1,vvc,webm,webp_pipe,wtv,yuv4mpegpipe,"
+    "aac,ac3,aiff,amr,ape,au,caf,dts,eac3,flac,mp3,truehd,tta,w64,wav,wv"
 )
+_NO_CONTAINER = "in no container that is read here, or its header makes no sense", "Convert it to MP4, or leave it out."
 _HEAD_BYTES = 512
 _OPENING_REMEDIES: dict[type[Exception], str] = {
     FileNotFoundError: "Check the name, or restore the file.",
@@ -229,6 +240,8 @@ def open_video(path: str | os.PathLike[str], *, thorough: bool = False) -> Itera
     """
     path = Path(path)
     head = _check_file(path)
+    if head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and head[20:21] and head[20] & 2:  # RFC 9649, 2.7
+        raise UnsupportedVideo(path, "an animated WebP: only still ones are decoded here")
     options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
     if not thorough and _TELLING_HEADS.match(head):
         options["codec_whitelist"] = "none"  # the one way to keep ffmpeg from decoding frames while it opens a file
@@ -248,7 +261,7 @@ def open_video(path: str | os.PathLike[str], *, thorough: bool = False) -> Itera
         stream = _best_stream(path, container)
         context: VideoCodecContext | None = stream.codec_context
         if context is None:
-            raise UnreadableVideo(path, "its compression format is unknown")
+            raise UnsupportedVideo(path, "its compression format has no decoder here")
         check_size(path, context.width, context.height)
         if _is_encrypted(path, container, stream):
             raise UnreadableVideo(path, "its frames are encrypted", "Get an unprotected copy, or leave the file out.")
@@ -294,6 +307,8 @@ def _opening_errors(path: Path, head: bytes) -> Iterator[None]:
         known = what_it_is(head)
         if known is None and head[4:8] == b"ftyp" and not _has_index(path):
             known = "its index (the box moov) is missing: the file was cut or never finished", "Fetch the file again."
+        if known is None and getattr(error.__cause__, "errno", None) == errno.EINVAL:  # ffmpeg's word for not listed
+            known = _NO_CONTAINER
         if known is None:
             raise
         raise UnreadableVideo(path, *known) from error
