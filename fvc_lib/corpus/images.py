@@ -19,6 +19,7 @@ from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.listing import NOT_A_LOSS, CorpusFiles, ImageListing, ListedImage, Refusal, Rejections
 from fvc_lib.corpus.probing import IMAGE_FILES, probe_files
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
 from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, PARTS, check_table
@@ -231,7 +232,7 @@ def _sample_folder(config: RunConfig) -> Path:
 def index_images(
     config: RunConfig,
     *,
-    rejected_path: Path | None = None,
+    rejected_path: AnyPath | None = None,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> ImageIndex:

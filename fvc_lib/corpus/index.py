@@ -14,6 +14,7 @@ from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_grou
 from fvc_lib.corpus.copies.near_duplicates import near_copies
 from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, read_corpus, refuse_lost
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, LABELS, REJECTED, write_table
 from fvc_lib.video.decode.clip import VideoProbe
@@ -217,15 +218,15 @@ _FOUND_IN = {
 
 
 def build_index(
-    corpus: Path,
+    corpus: AnyPath,
     *,
-    index_path: Path,
-    rejected_path: Path,
-    work_dir: Path,
+    index_path: AnyPath,
+    rejected_path: AnyPath,
+    work_dir: AnyPath,
     near_duplicate_bits: int,
     max_rejected_share: float,
-    group_links_path: Path | None = None,
-    annotations_path: Path | None = None,
+    group_links_path: AnyPath | None = None,
+    annotations_path: AnyPath | None = None,
     annotations_only: bool = False,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -258,6 +259,7 @@ def build_index(
         DataError: after the tables were written: no usable video, only one label, or too many lost; with
             ``annotations_only``: no row.
     """
+    corpus, work_dir = Path(corpus), Path(work_dir)
     listing = read_corpus(corpus)
     annotated = group_annotations(listing)
     if annotations_only:

@@ -13,7 +13,7 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_hidden, joined
-from fvc_lib.services.atomic_files import escape_text, path_from_text
+from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text
 from fvc_lib.services.errors import UsageError, did_you_mean
 
 GROUP_COLUMNS = ("group", "group_id")
@@ -144,19 +144,20 @@ def stated_part(cells: Mapping[str, str], column: str | None) -> tuple[str | Non
     return None, Refusal("unknown_split", f"got the part {said!r}, wanted train, validation, test or nothing.")
 
 
-def tables_in(folder: Path) -> list[str]:
+def tables_in(folder: AnyPath) -> list[str]:
     """Names of the tables in ``folder``; only those called manifest where there are any."""
     names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
     preferred = [name for name in names if name in PREFERRED_NAMES]
     return preferred or [name for name in names if name.lower().endswith(SUFFIXES) and not is_hidden(name)]
 
 
-def find_table(corpus: Path, accepted: str) -> Path:
+def find_table(corpus: AnyPath, accepted: str) -> Path:
     """The manifest that ``corpus`` is or, as a folder, holds; ``accepted`` says what it has to look like.
 
     Raises:
         UsageError: there is none, or the folder holds several.
     """
+    corpus = Path(corpus)
     if not corpus.is_dir():
         if not corpus.exists():
             raise UsageError(f"corpus {str(corpus)!r}: no such file or folder. {accepted}")
@@ -169,7 +170,7 @@ def find_table(corpus: Path, accepted: str) -> Path:
     raise UsageError(f"corpus {str(corpus)!r}: a folder with {got}, wanted one manifest in it. {advice}")
 
 
-def read_label_table(path: Path, separator: str = ",") -> LabelTable:
+def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     r"""Read text in UTF-8 (BOM allowed), its columns separated by ``separator``, or a Parquet file, as text.
 
     Bytes that are not UTF-8 are kept as surrogate escapes, so that they still name their file. With one character (any,
@@ -181,6 +182,7 @@ def read_label_table(path: Path, separator: str = ",") -> LabelTable:
         UsageError: unreadable, not of that format, without header, with a column named twice, or a separator that
             cannot be one.
     """
+    path = Path(path)
     suffix = path.suffix.lower()
     separator = "\t" if separator == "," and suffix == ".tsv" else separator.replace("\\t", "\t")
     if not separator or any(mark in separator for mark in '\r\n"'):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import polars as pl
 
-from fvc_lib.services.atomic_files import escape_text, message_text, path_to_text
+from fvc_lib.services.atomic_files import AnyPath, escape_text, message_text, path_to_text
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, IMAGE_LAYOUTS, Registry
 from fvc_lib.services.tables import ANNOTATIONS, LABELS, REJECTED, write_table
@@ -103,7 +103,7 @@ class Rejections:
 
 
 @contextmanager
-def written_when_refused(rejections: Rejections, path: Path | None) -> Iterator[None]:
+def written_when_refused(rejections: Rejections, path: AnyPath | None) -> Iterator[None]:
     """Write the REJECTED table to ``path`` where this ends in a ``DataError``, and name it in the error."""
     try:
         yield
@@ -206,7 +206,7 @@ class CorpusFiles:
     whether it comes back depends on what the folder is called. Symbolic links may point inside the root only.
     """
 
-    def __init__(self, root: Path, kind: Kind = "video") -> None:
+    def __init__(self, root: AnyPath, kind: Kind = "video") -> None:
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
         self.kind: Kind = kind
         self._root_prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
@@ -296,12 +296,13 @@ class CorpusFiles:
         return Refusal("outside_corpus", detail)
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: AnyPath) -> list[str]:
     """The stripped lines of a text file, with their places kept: empty ones too. UTF-8, other bytes escaped.
 
     Raises:
         UsageError: it is missing or cannot be read.
     """
+    path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
     except OSError as error:
@@ -447,7 +448,7 @@ class ImageListing:
             self.notes.append(f"{len(empty):,} classes have no image, so nothing is said of them: {shown}.")
 
 
-def folders_of(folder: Path) -> list[str]:
+def folders_of(folder: AnyPath) -> list[str]:
     """The names of the folders in ``folder`` that are not hidden, sorted.
 
     Raises:
@@ -520,18 +521,19 @@ def _recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
     raise UsageError(f"corpus {str(corpus)!r}: {lacking} {accepted}")
 
 
-def read_corpus(corpus: Path) -> Listing:
+def read_corpus(corpus: AnyPath) -> Listing:
     """List what a corpus of videos holds, without opening a video.
 
     Raises:
         UsageError: it is not there, cannot be read or has no layout that is known; the message tells which there are.
         DataError: a manifest without one usable label.
     """
+    corpus = Path(corpus)
     listing: Listing = _recognised(CORPORA, corpus).read(corpus)
     return listing
 
 
-def list_images(corpus: Path, layout: str = "auto") -> tuple[CorpusFiles, str, tuple[ImageListing, ...]]:
+def list_images(corpus: AnyPath, layout: str = "auto") -> tuple[CorpusFiles, str, tuple[ImageListing, ...]]:
     """List what a corpus of images holds, without opening an image.
 
     Args:
@@ -545,6 +547,7 @@ def list_images(corpus: Path, layout: str = "auto") -> tuple[CorpusFiles, str, t
         UsageError: it is none of the layouts, or lacks what the one asked for needs; the message tells which there are.
         LeakageError: the official lists of Nutrition5k share dishes.
     """
+    corpus = Path(corpus)
     if layout == "auto" or not corpus.exists():
         loader = _recognised(IMAGE_LAYOUTS, corpus)
     else:

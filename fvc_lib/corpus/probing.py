@@ -24,7 +24,7 @@ import PIL
 
 from fvc_lib.corpus.copies.likeness import thumbnail_text
 from fvc_lib.corpus.copies.perceptual_hash import GRID_SIDE, hash_of_grids, luma_grids, perceptual_hash, without_bars
-from fvc_lib.services.atomic_files import path_from_text, sha256_of_file, sha256_of_json
+from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_file, sha256_of_json
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
@@ -191,9 +191,9 @@ _LASTING = frozenset({"no_video", "no_image", "truncated", "corrupt", "refused",
 
 def probe_files(
     kind: FileKind[Result],
-    root: Path,
+    root: AnyPath,
     paths: Sequence[str],
-    work_dir: Path,
+    work_dir: AnyPath,
     *,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -216,6 +216,7 @@ def probe_files(
     Raises:
         StoppedError: ``stop`` said so; what was found is remembered.
     """
+    root, work_dir = Path(root), Path(work_dir)
     store = work_dir / f"{kind.store}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}.jsonl"
     version = sha256_of_json([kind.library, code_hash(__name__, kind.code)])[:16]
     states = {path: _file_state(root / path_from_text(path)) for path in paths}

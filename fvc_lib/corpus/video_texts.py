@@ -23,6 +23,7 @@ from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, counts_text, refuse_lost, written_when_refused
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.captions import generate_sample_captions
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table
@@ -74,7 +75,7 @@ def normalised_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def read_pairs(manifest: Path, separator: str = ",") -> PairListing:
+def read_pairs(manifest: AnyPath, separator: str = ",") -> PairListing:
     """Read ``path`` (or ``video_path``), ``text`` (or ``caption``) and, where there are, ``split`` and ``group``.
 
     Args:
@@ -84,6 +85,7 @@ def read_pairs(manifest: Path, separator: str = ",") -> PairListing:
     Raises:
         UsageError: not such a table, or a needed column is missing.
     """
+    manifest = Path(manifest)
     table = label_table.read_label_table(manifest, separator)
     files, rejections = CorpusFiles(manifest.parent), Rejections()
     path, text_column = table.require(("path", "video_path", "video")), table.require(("text", "caption"))
@@ -211,7 +213,7 @@ def video_text_root(config: RunConfig) -> Path:
 def index_video_texts(
     config: RunConfig,
     *,
-    rejected_path: Path | None = None,
+    rejected_path: AnyPath | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> VideoTextIndex:

@@ -20,6 +20,8 @@ from typing import Any
 
 from fvc_lib.services.errors import DataError
 
+AnyPath = str | os.PathLike[str]
+
 # File names as table text and back: the one pair of functions that spells this encoding.
 #
 # A POSIX file name is bytes, table text is UTF-8. Bytes that are not UTF-8 become ``\xNN`` and a literal backslash
@@ -115,7 +117,7 @@ def temporary_of(path: Path) -> Path:
 
 
 @contextmanager
-def atomic_output(path: Path) -> Iterator[Path]:
+def atomic_output(path: AnyPath) -> Iterator[Path]:
     """Yield a temporary path; on a clean exit it becomes ``path``, on an exception it is removed.
 
     Args:
@@ -124,6 +126,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
     Raises:
         OSError: as the file system gave it (``ENOSPC``, ``EROFS``, ...); ``path`` then still holds its old content.
     """
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_of(path)
     try:
@@ -140,18 +143,18 @@ def atomic_output(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: AnyPath, content: bytes) -> None:
     """Replace ``path`` with ``content`` atomically."""
     with atomic_output(path) as temporary:
         temporary.write_bytes(content)
 
 
-def write_text(path: Path, content: str) -> None:
+def write_text(path: AnyPath, content: str) -> None:
     """Replace ``path`` with UTF-8 ``content`` atomically; lone surrogates (undecodable names) are kept."""
     write_bytes(path, content.encode("utf-8", "surrogateescape"))
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: AnyPath, value: Any) -> None:
     """Replace ``path`` with ``value`` as indented JSON, atomically. NaN is refused: it is not JSON."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
 
@@ -180,8 +183,9 @@ def _is_left_over(path: Path, host: str | None, pid: int) -> bool:
         return False  # its writer has finished meanwhile
 
 
-def sha256_of_file(path: Path, block_bytes: int = 1 << 20) -> str:
+def sha256_of_file(path: AnyPath, block_bytes: int = 1 << 20) -> str:
     """Hex SHA-256 of a file's content, read in blocks."""
+    path = Path(path)
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(block_bytes):

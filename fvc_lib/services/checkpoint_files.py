@@ -29,7 +29,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, sha256_of_json, sweep_temporaries, write_text
+from fvc_lib.services.atomic_files import (
+    AnyPath,
+    atomic_output,
+    sha256_of_file,
+    sha256_of_json,
+    sweep_temporaries,
+    write_text,
+)
 from fvc_lib.services.errors import FvcError, UsageError
 
 LATEST = "latest_checkpoint.pt"
@@ -557,12 +564,13 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
 
-def load_best_model(folder: Path) -> dict[str, Tensor]:
+def load_best_model(folder: AnyPath) -> dict[str, Tensor]:
     """Weights by name from ``best_model.safetensors`` in ``folder``, on the CPU.
 
     Raises:
         DamagedCheckpointError: missing or damaged; loading the folder's checkpoint writes it again.
     """
+    folder = Path(folder)
     return load_weights(folder / BEST)
 
 

@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from fvc_lib import CHECKOUT
 from fvc_lib.services import tasks as stages
-from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.atomic_files import AnyPath, sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, Registry
 from fvc_lib.services.run_paths import RunPaths
@@ -502,8 +502,9 @@ def run_config(run: RunPaths) -> RunConfig:
     return resolve_config(read_params_file(run.params_yaml), environ={})
 
 
-def read_params_file(path: Path) -> dict[str, Any]:
+def read_params_file(path: AnyPath) -> dict[str, Any]:
     """The mapping of names to values in a YAML params file; ``UsageError`` where it holds none."""
+    path = Path(path)
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import UsageError
 
 
@@ -143,12 +144,13 @@ def stage_key(stage: str, fold: int | None = None) -> str:
     return stage if fold is None else f"{stage}_fold_{fold}"
 
 
-def new_run(runs_dir: Path, experiment: str, config_hash: str) -> RunPaths:
+def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
     """Create a run folder named by local time and the configuration's hash; a taken second waits for the next.
 
     Raises:
         UsageError: ``experiment`` is not one plain folder name.
     """
+    runs_dir = Path(runs_dir)
     if not experiment or experiment != Path(experiment).name or experiment.startswith("."):
         raise UsageError(f"experiment: got {experiment!r}, wanted one folder name without '/' or a leading dot.")
     folder = runs_dir / experiment
@@ -172,15 +174,16 @@ def new_run(runs_dir: Path, experiment: str, config_hash: str) -> RunPaths:
         time.sleep(0.1)
 
 
-def list_runs(runs_dir: Path, experiment: str | None = None) -> list[RunPaths]:
+def list_runs(runs_dir: AnyPath, experiment: str | None = None) -> list[RunPaths]:
     """All run folders, oldest first; ``experiment`` narrows them."""
+    runs_dir = Path(runs_dir)
     pattern = f"{experiment or '*'}/run_*/run.json"
     return sorted(
         (RunPaths(p.parent.absolute()) for p in runs_dir.glob(pattern)), key=lambda r: (r.run_id, str(r.root))
     )
 
 
-def find_run(runs_dir: Path, name: str, experiment: str | None = None) -> RunPaths:
+def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> RunPaths:
     """The run called ``name``: ``latest``, a run id, a unique part of one, or a path to a run folder.
 
     Raises:

@@ -16,7 +16,7 @@ import pandera.polars as pa
 import polars as pl
 from pandera.errors import SchemaError, SchemaErrors
 
-from fvc_lib.services.atomic_files import atomic_output
+from fvc_lib.services.atomic_files import AnyPath, atomic_output
 from fvc_lib.services.errors import DataError
 
 LABELS = ("real", "fake")
@@ -43,8 +43,9 @@ def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) ->
     raise DataError(message) from failed
 
 
-def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: Path) -> None:
+def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: AnyPath) -> None:
     """Check ``frame`` and replace ``path`` atomically; the suffix chooses Parquet, Feather (Arrow IPC) or CSV."""
+    path = Path(path)
     check_table(frame, schema, str(path))
     if path.suffix not in {".parquet", ".feather", ".csv"}:
         raise ValueError(f"{path}: got suffix {path.suffix!r}, wanted .parquet, .feather or .csv")
@@ -68,12 +69,13 @@ def column_types(schema: pa.DataFrameSchema) -> dict[str, Any]:
     return {name: column.dtype.type for name, column in schema.columns.items()}
 
 
-def read_table(path: Path, schema: pa.DataFrameSchema) -> pl.DataFrame:
+def read_table(path: AnyPath, schema: pa.DataFrameSchema) -> pl.DataFrame:
     """Read ``path`` and check it.
 
     Raises:
         DataError: the file is missing, unreadable or does not fit; the message names the file and the remedy.
     """
+    path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: no such table. Run the stage that writes it (run_notebooks.py --list names it).")
     try:

@@ -5,10 +5,28 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections, listing_of_files, read_corpus
+from fvc_lib.corpus.index import build_index
+from fvc_lib.corpus.label_table import find_table, read_label_table, tables_in
+from fvc_lib.corpus.listing import (
+    CorpusFiles,
+    CorpusLoader,
+    Entry,
+    Listing,
+    Rejections,
+    folders_of,
+    list_images,
+    listing_of_files,
+    read_corpus,
+    read_lines,
+)
+from fvc_lib.corpus.sources.general.folder import read_label_folders
+from fvc_lib.corpus.sources.general.manifest import read_manifest
+from fvc_lib.corpus.video_texts import read_pairs
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
+from fvc_lib.services.run_paths import list_runs
+from fvc_lib.services.tables import REJECTED, read_table
 
 
 def touch(root: Path, *names: str | bytes) -> None:
@@ -27,6 +45,26 @@ def write_csv(path: Path, *rows: tuple[str, ...], encoding: str = "utf-8") -> Pa
 
 def reasons(listing: Listing) -> dict[str, str]:
     return dict(listing.rejected.select("path", "reason").iter_rows())
+
+
+def test_paths_may_be_text_everywhere(tmp_path: Path) -> None:
+    """What a user types: every function that reads or writes a corpus takes text, and says the same as of a Path."""
+    touch(tmp_path, "real/a.mp4", "fake/b.mp4")
+    manifest = write_csv(tmp_path / "list.csv", ("path", "label", "text"), ("real/a.mp4", "real", "a cat"))
+    for read in (read_corpus, read_manifest, read_pairs, read_label_table, read_lines):
+        assert str(read(str(manifest))) == str(read(manifest))
+    for read in (read_corpus, read_label_folders, folders_of, tables_in):
+        assert str(read(str(tmp_path))) == str(read(tmp_path))
+    assert find_table(str(tmp_path), "") == manifest
+    assert list_images(str(tmp_path))[2] == list_images(tmp_path)[2]
+    out, texts = tmp_path / "out", {name: str(tmp_path / "out" / f"{name}.parquet") for name in ("index", "rejected")}
+    with pytest.raises(DataError, match="no usable"):  # files of one letter
+        build_index(
+            str(tmp_path), index_path=texts["index"], rejected_path=texts["rejected"], work_dir=str(out),
+            near_duplicate_bits=0, max_rejected_share=1.0, workers=1,
+        )  # fmt: skip
+    assert read_table(texts["rejected"], REJECTED).height == 2
+    assert list_runs(str(tmp_path)) == []
 
 
 class TestFolder:

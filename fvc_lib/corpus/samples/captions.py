@@ -6,7 +6,6 @@ read in training, though every two of its words were. Whoever finds the right on
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, csv_text, encode_frames, generate
 from fvc_lib.corpus.samples.scenes import Plane, Planes, generator_for, texture
+from fvc_lib.services.atomic_files import AnyPath
 
 # One drawn thing that moves over a ground. Colours differ in chroma by more than encoding takes away, grounds carry
 # light and shade of their own, and arithmetic is element-wise only: equal drawings give equal bytes on every machine.
@@ -171,7 +171,7 @@ def _clip(number: int, part: str, combination: tuple[str, str, str, str]) -> Cap
 
 
 def generate_sample_captions(
-    folder: str | os.PathLike[str],
+    folder: AnyPath,
     *,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,

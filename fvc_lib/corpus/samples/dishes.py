@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from PIL import Image
 
 from fvc_lib.corpus.samples.files import PlannedFiles, csv_text, generate
 from fvc_lib.corpus.samples.scenes import generator_for
+from fvc_lib.services.atomic_files import AnyPath
 
 # Drawn photographs of dishes. A food is told by the shape of its pieces alone: colours, plate, table, light and camera
 # are drawn alike for all foods, and the pieces cover one area. Arithmetic is element-wise only, as in ``scenes``.
@@ -318,7 +318,7 @@ def _plan(name: str, food: str) -> PlannedDish:
 
 
 def generate_sample_dishes(
-    folder: str | os.PathLike[str],
+    folder: AnyPath,
     *,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,

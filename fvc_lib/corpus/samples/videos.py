@@ -6,7 +6,6 @@ honestly, on any machine and without a download. It says nothing about detecting
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from fvc_lib.corpus.samples import files, scenes
 from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, decode_frames, split_planes
 from fvc_lib.corpus.samples.scenes import Camera, Plane, Planes, Shot
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 
 # The manipulations that make fakes of generated footage, planar yuv420p, uint8 (T, 3*H/2, W). They are strong enough to
@@ -239,9 +239,7 @@ Use it to see that the pipeline runs and reports honestly. Results on it say not
 """
 
 
-def generate_sample_corpus(
-    folder: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
-) -> Path:
+def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
     """Write the sample corpus to ``folder``, or what is missing of it; see ``files.generate``.
 
     Equal versions of this code, numpy and PyAV write equal bytes.

@@ -8,7 +8,6 @@ original is there, and no more videos than a few are in hand at once.
 from __future__ import annotations
 
 import csv
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,7 @@ from typing import Any, TextIO
 
 import polars as pl
 
-from fvc_lib.services.atomic_files import path_from_text, sweep_temporaries
+from fvc_lib.services.atomic_files import AnyPath, path_from_text, sweep_temporaries
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
@@ -67,9 +66,9 @@ class _Outcome:
 def make_clips(
     store: ClipStore,
     index: pl.DataFrame,
-    corpus_root: str | os.PathLike[str],
+    corpus_root: AnyPath,
     augmentations_per_video: int,
-    metadata_csv: str | os.PathLike[str],
+    metadata_csv: AnyPath,
     *,
     progress: Callable[[int, int], None] | None = None,
     workers: int = 0,
@@ -128,7 +127,7 @@ def make_clips(
 def make_originals(
     store: ClipStore,
     videos: pl.DataFrame,
-    corpus_root: Path,
+    corpus_root: AnyPath,
     *,
     progress: Callable[[int, int], None] | None = None,
     workers: int = 0,
@@ -143,6 +142,7 @@ def make_originals(
     Raises:
         OSError, FvcError: as ``make_clips``.
     """
+    corpus_root = Path(corpus_root)
     sweep_temporaries(store.cache_dir / CLIPS_FOLDER)
     store.note_use()
     unlabelled = videos.with_columns(label=pl.lit(""), group_id=pl.lit(""))

@@ -27,7 +27,7 @@ import numpy as np
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, sweep_temporaries, write_text
+from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_file, sweep_temporaries, write_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.tables import AUGMENTED
@@ -144,7 +144,7 @@ def write_shards(
     return folder
 
 
-def read_manifest(folder: str | os.PathLike[str]) -> ShardManifest:
+def read_manifest(folder: AnyPath) -> ShardManifest:
     """The manifest of the shards in ``folder``.
 
     Raises:
@@ -258,7 +258,7 @@ class ClipShards:
         DataError: no shards there, or the manifest is damaged.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: AnyPath) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(folder)
         self.clips = tuple(clip for shard in self.manifest.shards for clip in shard.clips)

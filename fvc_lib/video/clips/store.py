@@ -18,7 +18,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.services.atomic_files import atomic_output, sha256_of_json, write_json
+from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_json, write_json
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
@@ -44,7 +44,7 @@ def clip_file_bytes(shape: Shape) -> int:
     return len(clip_header(shape)) + int(np.prod(shape))
 
 
-def write_clip_file(path: Path, frames: Pixels) -> None:
+def write_clip_file(path: AnyPath, frames: Pixels) -> None:
     """Replace ``path`` by a clip, uint8 (T, 3, S, S), atomically.
 
     Raises:
@@ -56,20 +56,21 @@ def write_clip_file(path: Path, frames: Pixels) -> None:
         stream.write(np.ascontiguousarray(frames).data)
 
 
-def map_clip_file(path: Path, shape: Shape) -> Pixels:
+def map_clip_file(path: AnyPath, shape: Shape) -> Pixels:
     """The clip as a read-only memory map, uint8 of ``shape``; nothing is parsed, so nothing in the file is executed.
 
     Raises:
         OSError: as the file system gave it.
         ValueError: the file is not such a clip.
     """
+    path = Path(path)
     header = clip_header(shape)
     with path.open("rb") as stream:
         _check(stream.read(len(header)) == header, shape)
         return np.memmap(stream, np.uint8, "r", len(header), shape)
 
 
-def load_clip_file(path: Path, frames: Pixels) -> None:
+def load_clip_file(path: AnyPath, frames: Pixels) -> None:
     """Fill ``frames``, uint8 (T, 3, S, S) in C order, with the clip: half the time of copying the map page by page.
 
     Raises:
@@ -333,7 +334,7 @@ class Pruned:
     left: tuple[Path, ...]
 
 
-def stored_sets(cache_dir: str | os.PathLike[str]) -> list[ClipSet]:
+def stored_sets(cache_dir: AnyPath) -> list[ClipSet]:
     """Every set of clips under ``cache_dir``, by name. Looks without writing.
 
     Raises:

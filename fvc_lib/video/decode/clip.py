@@ -9,7 +9,6 @@ decoder itself needs.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.decode import readers
 from fvc_lib.video.decode.frame_table import FrameTable, Seconds, check_not_empty, read_frame_table, seconds_of
 from fvc_lib.video.decode.readers import Box, FrameSink, OpenGroupError, Orientation
@@ -65,7 +65,7 @@ class Clip:
 
 
 def decode_clip(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     num_frames: int,
     size: int | None = None,
     *,
@@ -255,7 +255,7 @@ class VideoProbe:
     bits_per_second: float | None
 
 
-def probe_video(path: str | os.PathLike[str]) -> VideoProbe:
+def probe_video(path: AnyPath) -> VideoProbe:
     """Read all packets of ``path`` and decode its first frame.
 
     Raises:

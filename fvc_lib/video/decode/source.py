@@ -23,6 +23,7 @@ from av.stream import Discard, Disposition
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import FvcError
 
 # What a file is that is named like a video and is none: told by its first bytes, with what to do about it.
@@ -227,7 +228,7 @@ class VideoSource:
 
 
 @contextmanager
-def open_video(path: str | os.PathLike[str], *, thorough: bool = False) -> Iterator[VideoSource]:
+def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource]:
     """Open ``path`` and choose its best video stream; the container is closed in any case.
 
     Args:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import FvcError
 
 # Whether the data of a JPEG file are whole. Pillow passes over what libjpeg only warns of: a file whose tail is zeros
@@ -156,7 +157,7 @@ class ImageFacts:
     content_sha256: str
 
 
-def decode_image(path: str | os.PathLike[str], *, shortest_side: int | None = None) -> Picture:
+def decode_image(path: AnyPath, *, shortest_side: int | None = None) -> Picture:
     """The picture in ``path``, turned as its EXIF orientation says.
 
     Grey, palette and CMYK become RGB, transparent parts white, 16 bits 8; of several frames the first is taken. Colour
@@ -180,7 +181,7 @@ def decode_image(path: str | os.PathLike[str], *, shortest_side: int | None = No
         return np.array(_to_rgb(path, image))
 
 
-def examine_image(path: str | os.PathLike[str], *, shortest_side: int = 1) -> tuple[ImageFacts, Picture]:
+def examine_image(path: AnyPath, *, shortest_side: int = 1) -> tuple[ImageFacts, Picture]:
     """Decode the picture in ``path`` once, as ``decode_image`` does, and look for damage that Pillow passes over.
 
     Args:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from fvc_lib.corpus.label_table import tables_in
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections, listing_of_files
-from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.tables import LABELS
 
 
-def read_label_folders(folder: Path) -> Listing:
+def read_label_folders(folder: AnyPath) -> Listing:
     """The listing of every video below the folders called ``real`` and ``fake``, in any case."""
+    folder = Path(folder)
     files, rejections, entries = CorpusFiles(folder), Rejections(), []
     for name in _label_folders(folder):
         for path in files.walk(name, rejections, name.lower()):

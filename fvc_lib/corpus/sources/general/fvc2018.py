@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from fvc_lib.corpus import listing
 from fvc_lib.corpus.label_table import cell_text, read_label_table
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Refusal, Rejections
-from fvc_lib.services.atomic_files import escape_text, path_to_text
+from fvc_lib.services.atomic_files import AnyPath, escape_text, path_to_text
 from fvc_lib.services.registry import CORPORA
 
 SEED_TABLE = "FVC.csv"
@@ -51,7 +51,7 @@ def parse_video_url(url: str) -> tuple[str, str] | None:
     return (platform, candidate) if _PLATFORM_ID.fullmatch(candidate) else None
 
 
-def read_fvc2018(folder: Path) -> Listing:
+def read_fvc2018(folder: AnyPath) -> Listing:
     """The listing of a folder with ``FVC.csv``, ``FVC_dup.csv`` and ``videos/<platform id>.*``.
 
     Labels are the tables' own, also the 74 rows labelled real inside fake cascades. Rows labelled uncertain,
@@ -60,6 +60,7 @@ def read_fvc2018(folder: Path) -> Listing:
     Raises:
         UsageError: a table is missing, unreadable or lacks ``cascade_id``, ``video_url`` or ``label``.
     """
+    folder = Path(folder)
     files = CorpusFiles(folder)
     rejections = Rejections()
     rows = [row for name in (SEED_TABLE, DUPLICATE_TABLE) for row in _label_rows(folder / name, rejections)]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, cell_text, file_rows, read_label_table
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections, counts_text, listing_of_rows
-from fvc_lib.services.atomic_files import escape_text
+from fvc_lib.services.atomic_files import AnyPath, escape_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.tables import LABELS
 
 
-def read_manifest(manifest: Path) -> Listing:
+def read_manifest(manifest: AnyPath) -> Listing:
     """The listing of a manifest with ``path`` or ``video_path``, ``label`` and optional columns.
 
     Optional are ``group`` (or ``group_id``), ``manipulation`` and ``platform``; others are ignored. Labels are
@@ -22,6 +22,7 @@ def read_manifest(manifest: Path) -> Listing:
         UsageError: not a table, or a needed column is missing.
         DataError: no row has a usable label.
     """
+    manifest = Path(manifest)
     table, files, rejections = read_label_table(manifest), CorpusFiles(manifest.parent), Rejections()
     path, label, group = table.require(("path", "video_path")), table.require(("label",)), table.optional(GROUP_COLUMNS)
     rows, places = [], []
