@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from fvc_lib.execution.run.status import StageStatus, status_now
 from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
 from fvc_lib.execution.slurm.queue import job_states, read_accounting
 from fvc_lib.services.config import RunConfig, resolve_config, run_config
-from fvc_lib.services.errors import DataError, FvcError, UsageError
+from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import STAGES
 
@@ -94,30 +93,47 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
         raise DataError("no two of these runs can be compared; the lines above say why.")
 
 
-def report_run(run: RunPaths) -> None:
-    """Write the run's pages and show its outcome in a few lines; trouble with a page is a warning."""
+def report_run(run: RunPaths) -> int:
+    """Write the run's pages and show its outcome in a few lines.
+
+    Returns:
+        An exit code: 1 where a page could not be written, 3 where a table of results is damaged, else 0.
+    """
     from fvc_lib.analysis.pages.report import summary_lines, write_run_report
     from fvc_lib.analysis.pages.runs_index import write_runs_index
+    from fvc_lib.analysis.read.headline import run_headline
 
+    exit_code = 0
     try:
         read_accounting(run)
         write_run_report(run)
         write_runs_index(run.root.parent.parent)
     except (FvcError, OSError) as error:
-        click.echo(f"warning: the report could not be written: {error}", err=True)
+        exit_code = 1
+        click.echo(
+            f"error: the report was not written, one from before stays as it was: {error}\n"
+            f"  to write it: {command_text('report', run.root)}",
+            err=True,
+        )
     for line in summary_lines(run):
         click.echo(line)
+    if not exit_code and run.report_html.is_file():
+        click.echo(f"  report        {run.report_html}")
+    return exit_code or (DataError.exit_code if run_headline(run).notes else 0)
 
 
 @click.command(short_help="Write a run's pages anew.")
 @click.argument("run", default="latest")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
-def report(run: str, runs_dir: Path | None) -> None:
+@click.pass_context
+def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
     """Write RUN's report, a page of each of its records, and the list of all runs; nothing is executed.
 
     RUN is 'latest', a run id, a part of one, or a run folder. Also while the run is at work, or after it was killed.
+
+    Exit codes: 0 ok, 1 not written, 3 written, but a table of results is damaged: the lines shown say which.
     """
-    report_run(find_run(runs_dir or Path(resolve_config().runs_dir), run))
+    context.exit(report_run(find_run(runs_dir or Path(resolve_config().runs_dir), run)))
 
 
 @click.command(short_help="Write the list of all runs anew.")
@@ -285,7 +301,7 @@ def export_when_asked(run: RunPaths, config: RunConfig) -> None:
     """Export ``run`` where ``tracker`` says so; what goes wrong is a warning with the command that repeats it."""
     if config.tracker != "mlflow":
         return
-    command = f"python run_notebooks.py export-mlflow {shlex.quote(str(run.root))}"
+    command = command_text("export-mlflow", run.root)
     try:
         _export(run, None)
     except KeyboardInterrupt:

@@ -30,7 +30,7 @@ from fvc_lib.execution.run.status import leave_to_jobs, status_now
 from fvc_lib.execution.slurm.jobs import Site, SlurmJob, plan_jobs, plan_one_job, read_site
 from fvc_lib.execution.slurm.queue import describe, submit
 from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, run_config
-from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.memory_policy import MORE_MEMORY
 from fvc_lib.services.run_paths import RunPaths, find_run
 
@@ -203,13 +203,13 @@ class RunCommand:
             submitted = submit(jobs, run, site)
         except FvcError as error:
             put_back(moved)
-            go_on = f"python run_notebooks.py --resume {shlex.quote(str(run.root))} --executor slurm"
+            go_on = command_text("--resume", run.root, "--executor", "slurm")
             raise type(error)(f"{error} The run is there and waits: {go_on}") from error
         for job, handed_in in zip(jobs, submitted, strict=True):
             after = f" after {', '.join(handed_in.after)}" if handed_in.after else ""
             folds = "" if job.folds is None else f", {len(job.folds)} folds"
             click.echo(f"  job {handed_in.job_id}{after}: {job.name}{folds}, {job.memory_mib} MiB ({job.memory_why})")
-        watch = f"watch it: python run_notebooks.py status {run.root}"
+        watch = f"watch it: {command_text('status', run.root)}"
         click.echo(watch if jobs else "nothing to submit: every task is finished")
 
     def _slurm_jobs(
@@ -261,7 +261,7 @@ class RunCommand:
         return self.plan()
 
     def _run(self, run: RunPaths, plan: Callable[[], Sequence[PlannedTask]]) -> int:
-        """Run, then report; trouble with the report does not change how the run ended."""
+        """Run, then report; where the run ended well, trouble with the report is what the command leaves with."""
         click.echo(f"run {run.root}")
         if self.config.tracker == "mlflow" and importlib.util.find_spec("mlflow") is None:
             click.echo(f"warning: {_NO_MLFLOW}", err=True)  # at once, not after a night of training
@@ -278,11 +278,12 @@ class RunCommand:
         except OSError as error:
             if error.filename is None:  # write() does not say which file it was for
                 error.filename = str(run.root)
-            error.add_note(f"to go on: python run_notebooks.py --resume {shlex.quote(str(run.root))}")
+            error.add_note(f"to go on: {command_text('--resume', run.root)}")
             raise
         # Of several jobs the one that ends the run reports, and one that failed.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
-            commands.report_run(run)
+            reported = commands.report_run(run)
+            exit_code = exit_code or reported
             commands.export_when_asked(run, self.config)
         return exit_code
 

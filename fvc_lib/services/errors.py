@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
+
+from fvc_lib import CHECKOUT
 
 
 class FvcError(Exception):
@@ -32,6 +36,16 @@ class StoppedError(FvcError):
     """The work was asked to stop, saved its state at a step boundary and can be resumed. Exit code 75."""
 
     exit_code = 75
+
+
+def command_text(*arguments: object) -> str:
+    """``python run_notebooks.py ARGUMENTS``, quoted; outside the checkout's own folder with its path."""
+    script = CHECKOUT / "run_notebooks.py"
+    try:
+        here = Path().samefile(CHECKOUT)
+    except OSError:  # the current folder was deleted
+        here = False
+    return shlex.join(["python", script.name if here or not script.is_file() else str(script), *map(str, arguments)])
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:

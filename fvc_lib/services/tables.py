@@ -3,12 +3,18 @@
 Videos are named by ``video_id`` (from content, so it is the same in any folder of any machine); every table carries
 ``group_id`` where a group is known, which has no default: rows of one group never sit on both sides of a split. Labels
 are ``real`` and ``fake`` here and 0 and 1 only inside a model.
+
+A stage that has finished left the SHA-256 of each of its tables in its record (``checkpoints/stage_*.json``); every
+read compares with it, because many a flipped bit still makes a table that fits its schema.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +22,8 @@ import pandera.polars as pa
 import polars as pl
 from pandera.errors import SchemaError, SchemaErrors
 
-from fvc_lib.services.atomic_files import AnyPath, atomic_output
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_file, write_json
+from fvc_lib.services.errors import DataError, command_text
 
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")
@@ -57,6 +63,12 @@ def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: AnyPath) 
             frame.write_ipc(stream, compression="uncompressed")
         else:
             frame.write_csv(stream)
+        stream.flush()
+        written = _as_written(path)
+        if written is not None and written.sha256 != sha256_of_file(temporary):
+            # An interactive notebook writes it: the finished stage's record, which lasts, speaks of it no more.
+            written.document["outputs"][written.name] = _WRITTEN_SINCE
+            write_json(written.record, written.document)
 
 
 def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: pa.DataFrameSchema) -> pl.DataFrame:
@@ -73,14 +85,15 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema) -> pl.DataFrame:
     """Read ``path`` and check it.
 
     Raises:
-        DataError: the file is missing, unreadable or does not fit; the message names the file and the remedy.
+        DataError: the file is missing, unreadable, not what its stage wrote, or does not fit; the message names it
+            and the remedy.
     """
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: no such table. Run the stage that writes it (run_notebooks.py --list names it).")
     try:
         # From bytes, not by name: polars reads '[' and '*' in a path as a pattern.
-        content = io.BytesIO(path.read_bytes())
+        content = io.BytesIO(_undamaged_content(path))
         if path.suffix == ".parquet":
             frame = pl.read_parquet(content)
         elif path.suffix == ".feather":
@@ -90,6 +103,58 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}. Run the stage that writes it again.") from error
     return check_table(frame, schema, str(path))
+
+
+_WRITTEN_SINCE = "written anew since"  # in place of a digest: the stage has to repeat it, and no reader complains
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What the record of a finished stage says of one of its tables."""
+
+    record: Path
+    document: dict[str, Any]
+    name: str  # of the table, as seen from the run folder
+    sha256: str
+
+
+def _as_written(path: Path) -> _Written | None:
+    """What the run that ``path`` lies in knows of it; None where no finished stage of a run answers for it."""
+    root = next((folder for folder in path.absolute().parents if (folder / "run.json").is_file()), None)
+    if root is None:
+        return None
+    name = str(path.absolute().relative_to(root))
+    for record in sorted((root / "checkpoints").glob("stage_*.json")):
+        try:
+            document = json.loads(record.read_bytes())
+            digest = document["outputs"].get(name)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # the plan does not count that stage as finished either
+        if isinstance(digest, str) and digest not in ("", _WRITTEN_SINCE):
+            return _Written(record, document, name, digest)
+    return None
+
+
+def _undamaged_content(path: Path) -> bytes:
+    """The bytes of ``path``.
+
+    Raises:
+        DataError: the stage that wrote it has finished, and left others.
+        OSError: it cannot be read.
+    """
+    for _ in range(2):  # between the two looks a stage may have finished writing it anew
+        content, written = path.read_bytes(), _as_written(path)
+        if written is None or hashlib.sha256(content).hexdigest() == written.sha256:
+            return content
+    assert written is not None
+    stage, root = written.record.stem.removeprefix("stage_"), written.record.parents[1]
+    # Of several folds only the one whose table it is: the plan knows it by its digest.
+    only = [] if stage.rpartition("_fold_")[2].isdecimal() else ["--only", stage]
+    raise DataError(
+        f"{path}: is not what stage {stage} wrote: damaged, or changed since (SHA-256 in checkpoints/"
+        f"{written.record.name}). Repeat that stage: "
+        f"{command_text('--resume', root, *only)}"
+    )
 
 
 def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:

@@ -22,7 +22,7 @@ from pandera.polars import DataFrameSchema
 from fvc_lib.analysis.figures.theme import with_fold_highlighted
 from fvc_lib.analysis.pages.display import figure_bundle
 from fvc_lib.analysis.read.headline import run_parameters, run_task
-from fvc_lib.analysis.read.queries import learning_curves, memory_samples, results, task_results
+from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, memory_samples, results, task_results
 from fvc_lib.analysis.read.records import read_tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import RunConfig
@@ -101,6 +101,7 @@ Shown = Any  # a figure, a table or a text; plotly has no types
 
 METRICS, MEMORY = ("metrics",), ("memory",)
 TABLES = ("tables", "kfold_results.feather", "task_results.feather", "params.yaml")
+_LOGS = ("metrics", "memory", "memory_events", "training", "parameters")  # of ``SQL_TABLES``, what are no tables
 NOTHING = "\N{ZERO WIDTH SPACE}"  # an empty output would be a gap in the numbering of displays
 QUICK_REPLICATES = 500  # of bands: a redraw must feel immediate; the results notebook's own have more
 _NO_PLACE = {"text/html": '<div style="display:none"></div>'}  # text alone would take a line
@@ -220,7 +221,8 @@ def stamps(run: RunPaths, reads: Iterable[str]) -> Iterable[tuple[str, int, int]
 def dashboard_notes(selection: Selection) -> tuple[str, ...]:
     """In words, what of the chosen runs could not be read, and which panels could not be loaded."""
     runs = selection.runs
-    answers = (results(runs), task_results(runs), learning_curves(runs), memory_samples(runs))
+    of_detailed = (read([selection.detailed]) for name, read in SQL_TABLES.items() if name not in _LOGS)
+    answers = (results(runs), task_results(runs), *of_detailed, learning_curves(runs), memory_samples(runs))
     broken = (f"Panels of {module} are missing: {reason}" for module, reason in PANELS.broken.items())
     return tuple(dict.fromkeys((*broken, *(note for answer in answers for note in answer.notes))))
 

@@ -142,15 +142,16 @@ def write_run_report(run: RunPaths) -> None:
     records = {key: path for key, path in records_of(run).items() if key not in unreadable}
     if not records:
         return
+    headline = headlines.run_headline(run)
     facts = (*_results_facts(run), *headlines.audit_facts(run), *memory_facts(run_memory(run)))
     write_report(
         sorted(records.values(), key=lambda path: _rank(path.name)),
         run.report_html,
         title=f"FVC {run.run_id}",
-        headline=replace(headlines.run_headline(run), more_facts=facts),
+        headline=replace(headline, more_facts=facts),
         pages={path: quote(os.fsencode(run.record_html(key).relative_to(run.root))) for key, path in records.items()},
         provenance=provenance_html(run),
-        notes=[f"A record cannot be shown. {problem}" for problem in unreadable.values()],
+        notes=[*headline.notes, *(f"A record cannot be shown. {problem}" for problem in unreadable.values())],
     )
 
 
@@ -449,12 +450,13 @@ def _number(value: object) -> float | None:
 
 
 def summary_lines(run: RunPaths) -> list[str]:
-    """The run in a few lines of text: the model's number beside its controls, peak memory, duration, report."""
+    """The run in a few lines of text: the model's number beside its controls, peak memory and duration."""
     headline = headlines.run_headline(run)
-    lines = ["", f"{headline.run_id}: {headline.state or 'not recorded'}"]
+    lines = ["", f"{headline.run_id}: {headline.state or 'not recorded'}", *(f"  {note}" for note in headline.notes)]
     if headline.scores:
         name = wording.clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
-        lines += ["", f"  {name} with interval", *(f"    {_score_line(score)}" for score in headline.scores)]
+        earlier = f", {headline.earlier}" if headline.earlier else ""
+        lines += ["", f"  {name} with interval{earlier}", *(f"    {_score_line(score)}" for score in headline.scores)]
         lines += ["", f"  {headline.verdict.sentence}", *(f"  {caution}" for caution in headline.cautions)]
     told = [f"  {name:<30} {wording.clean_text(text)}" for name, text in _results_facts(run)]
     lines += ["", *told, *([""] if told else [])]
@@ -465,8 +467,6 @@ def summary_lines(run: RunPaths) -> list[str]:
     before = f"; {wording.megabytes_text(measuring)} while steps were measured before the training" if measuring else ""
     lines.append(f"  peak memory   {wording.bytes_text(headline.peak_rss_bytes)}{before}")
     lines.append(f"  duration      {wording.duration_text(headline.duration_seconds)}")
-    if run.report_html.is_file():
-        lines.append(f"  report        {run.report_html}")
     return lines
 
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import polars as pl
 
 from fvc_lib.analysis.read.queries import memory_peaks, results
 from fvc_lib.analysis.read.records import GONE, Answer, read_tables, run_status
-from fvc_lib.analysis.wording import count_text, interval_text, metric_name, number_text, source_name, subject_name
+from fvc_lib.analysis.wording import (
+    count_text,
+    interval_text,
+    metric_name,
+    number_text,
+    source_name,
+    subject_name,
+    time_text,
+)  # fmt: skip
 from fvc_lib.metrics.comparison import is_above_control
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import read_params_file
@@ -79,12 +87,13 @@ FORGERIES = Measure(
 
 @dataclass(frozen=True)
 class MeasuredScores:
-    """The scores of one measure, the model's first, with what they were computed on."""
+    """The scores of one measure, the model's first, with what they were computed on; ``notes`` as of ``Answer``."""
 
     measure: Measure
     scores: tuple[Score, ...] = ()
     num_samples: int | None = None
     num_groups: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
@@ -171,9 +180,9 @@ def interval_cautions(num_groups: int | None, low: float | None, high: float | N
 
 
 def audit_failures(run: RunPaths) -> list[str]:
-    """The findings of the run's leakage audit that did not pass; none where no audit is recorded."""
-    audit = read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT).frame
-    return audit.filter(~pl.col("passed").fill_null(value=True))["finding"].to_list()
+    """The findings of the run's leakage audit that did not pass, or why it cannot be read."""
+    audit = read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT)
+    return [*audit.notes, *audit.frame.filter(~pl.col("passed").fill_null(value=True))["finding"]]
 
 
 def audit_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
@@ -227,6 +236,8 @@ class ReportHeadline:
     model: str | None = None
     failure: str | None = None
     cautions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # why tables of results cannot be read
+    earlier: str = ""  # whose the numbers are, where the run has gone on since and not come to its end
     more_facts: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -287,12 +298,16 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     measured = measured_scores(run, run_task(asked))
     status = run_status(run)
     model = next((score for score in measured.scores if score.source == "model" and score.value is not None), None)
+    verdict = judge(measured.scores, audit_failures(run))
+    if measured.notes:
+        verdict = Verdict("no result", "The results cannot be read.")
+    earlier = _earlier_attempt(run, status, run_task(asked)) if measured.scores else ""
     of_interval = interval_cautions(measured.num_groups, model.low, model.high) if model else ()
     return ReportHeadline(
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
         state=_text(status.get("state")),
-        verdict=judge(measured.scores, audit_failures(run)),
+        verdict=verdict,
         measure=measured.measure,
         scores=measured.scores,
         num_samples=measured.num_samples,
@@ -302,8 +317,28 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
         model=_model_name(asked),
         failure=_failure(status),
-        cautions=(*parameter_cautions(asked), *of_interval),
+        cautions=(*([f"The numbers are {earlier}."] if earlier else []), *parameter_cautions(asked), *of_interval),
+        earlier=earlier,
+        notes=(*measured.notes, *read_tables([("", run.leakage_audit)], LEAKAGE_AUDIT).notes),
     )
+
+
+def _earlier_attempt(run: RunPaths, status: Mapping[str, Any], task: str) -> str:
+    """Whose numbers these are where the stage that writes them, or the run after it, has not come to its end since."""
+    name = next(stage.name for stage in TASKS[task].stages if {"RESULTS", "TASK_RESULTS"}.intersection(stage.schemas))
+    stage = status["stages"].get(name)
+    if not isinstance(stage, dict):  # an interactive notebook's
+        return ""
+    if stage.get("state") == "done":
+        if status.get("state") not in ("failed", "interrupted", "requeue", GONE):
+            return ""
+        ended = time_text(_text(stage.get("finished_utc")))
+        return f"of attempt {stage.get('attempts')} of {name}, which ended {ended}"
+    path = run.task_results if TASKS[task].headline else run.results
+    if not path.is_file():  # moved aside just now
+        return ""
+    written = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
+    return f"of an earlier attempt, written {written:%Y-%m-%d %H:%M} UTC: {name} is {stage.get('state')}"
 
 
 def run_parameters(run: RunPaths) -> dict[str, object]:
@@ -325,11 +360,13 @@ def run_task(parameters: Mapping[str, object]) -> str:
 def measured_scores(run: RunPaths, task: str) -> MeasuredScores:
     """The one number of a run of ``task``, beside its controls; without scores while there is none."""
     if TASKS[task].headline:
-        return task_scores(read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame, task)
-    frame = results([run]).frame
+        answer = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
+        return replace(task_scores(answer.frame, task), notes=answer.notes)
+    answer = results([run])
+    frame = answer.frame
     model = frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
-    counts = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
-    return MeasuredScores(FORGERIES, overall_scores(frame), *counts)
+    videos, groups = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
+    return MeasuredScores(FORGERIES, overall_scores(frame), videos, groups, answer.notes)
 
 
 def runs_table(runs_dir: Path) -> Answer:
@@ -337,8 +374,9 @@ def runs_table(runs_dir: Path) -> Answer:
     rows: list[dict[str, object]] = []
     notes: list[str] = []
     for run in reversed(list_runs(runs_dir)):
-        notes += results([run]).notes
-        rows.append(_table_row(run_headline(run)))
+        headline = run_headline(run)
+        notes += headline.notes
+        rows.append(_table_row(headline))
     return Answer(pl.DataFrame(rows, schema=_RUNS_SCHEMA), tuple(notes))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -19,6 +18,7 @@ from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import command_text
 from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.memory_policy import MORE_MEMORY, next_settings
 from fvc_lib.services.redaction import Redactor
@@ -259,7 +259,7 @@ def where_it_was(stage: StageStatus) -> str:
 
 def what_next(run: RunPaths, stage: StageStatus) -> str:
     """One line with the exact command; after an error of usage also the one that changes a parameter."""
-    command = f"python run_notebooks.py --resume {shlex.quote(str(run.root))}"
+    command = command_text("--resume", run.root)
     setting = stage.next_setting
     if setting is not None and stage.state != "interrupted":
         why = next((clause for name, clause in _MEANINGS.items() if name in setting), "")

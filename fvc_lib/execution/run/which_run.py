@@ -9,7 +9,6 @@ run with that run's parameters; a headless stage does not depend on this module,
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import config as configuration
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_json
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig, resolve_config, run_config
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import TASK_OF_STAGE, TASKS
 
@@ -241,7 +240,7 @@ def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> R
     configuration.refuse_fields_of_another_task(wanted, asked.written)
     if changed := {name: change for name, change in changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
         given = [] if any(text.startswith("--resume") for text in arguments) else ["--resume", str(run.root)]
-        command = shlex.join(["python", "run_notebooks.py", *arguments, *given, "--fork"])
+        command = command_text(*arguments, *given, "--fork")
         raise UsageError(
             f"{run.run_id} was made with other values: {in_words(changed)}. Leave them out to resume it, leave "
             f"--resume out to start a new run, or start one with what stays true of this one: {command}"
@@ -354,7 +353,7 @@ def _refuse_edited(paths: RunPaths, config: RunConfig, given: Mapping[str, Any])
     if edited:
         changes = ", ".join(f"{name} {getattr(config, name)!r} -> {value!r}" for name, value in edited.items())
         options = [text for name, value in edited.items() for text in ("-p", name, _as_text(value))]
-        fork = shlex.join(["python", "run_notebooks.py", "--resume", str(paths.root), "--fork", *options])
+        fork = command_text("--resume", paths.root, "--fork", *options)
         raise UsageError(
             f"{paths.run_id} was made with other values ({changes}), and a run is never changed into another one. "
             f'Start a new one with what stays true of it: {fork}; or with what this cell says: run_dir = "new". Or put '

@@ -1,0 +1,160 @@
+"""A flipped bit in a finished stage's table is named with the stage, whoever reads it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fvc_lib.analysis.dashboard.panels import Selection, dashboard_notes
+from fvc_lib.analysis.mlflow.export import run_content
+from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read.headline import run_headline, runs_table
+from fvc_lib.command_line.main import main
+from fvc_lib.execution.plan.fingerprint import Fingerprint, reason_to_run, record_finished
+from fvc_lib.execution.plan.stages import Task, tasks_in_order
+from fvc_lib.services import tables
+from fvc_lib.services.config import run_config
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from tests.analysis.task_runs import write_image_run, write_video_text_run
+
+FLIPS = 30
+NOTHING = Fingerprint({}, {}, "", {}, "")
+
+
+def finish(run: RunPaths) -> list[Task]:
+    """The records that the runner leaves of finished stages."""
+    tasks = tasks_in_order(run_config(run))
+    for task in tasks:
+        record_finished(task, NOTHING, run)
+    return tasks
+
+
+def flip(path: Path, generator: random.Random) -> bytes:
+    """Turn one bit of the file round; returns what was there."""
+    content = path.read_bytes()
+    damaged = bytearray(content)
+    damaged[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+    path.write_bytes(damaged)
+    return content
+
+
+@pytest.fixture(params=["video", "image", "video_text"])
+def any_run(request: pytest.FixtureRequest, tmp_path: Path) -> RunPaths:
+    if request.param == "video":
+        made: RunPaths = request.getfixturevalue("run")
+        return made
+    return (write_image_run if request.param == "image" else write_video_text_run)(tmp_path / "runs")
+
+
+def test_no_flipped_bit_of_any_table_is_read_in_silence(any_run: RunPaths) -> None:
+    generator, read = random.Random(0), 0
+    for task in finish(any_run):
+        for path, schema in zip(task.stage.outputs(any_run, task.fold), task.stage.output_schemas(), strict=False):
+            if not path.is_file():
+                continue
+            for _ in range(FLIPS):
+                content = flip(path, generator)
+                with pytest.raises(DataError, match=f"not what stage {task.key} wrote.*run_notebooks.py --resume"):
+                    tables.read_table(path, schema)
+                path.write_bytes(content)
+            tables.read_table(path, schema)
+            read += 1
+    assert read >= 4
+
+
+def names_damage(text: object, stage: str) -> bool:
+    return f"not what stage {stage} wrote" in " ".join(str(text).split())
+
+
+def test_every_query_and_the_dashboard_name_a_damaged_table(run: RunPaths) -> None:
+    finish(run)
+    asked = {
+        "results": (run.results, "05_kfold_results"),
+        "slices": (run.slices, "05_kfold_results"),
+        "leakage_audit": (run.leakage_audit, "05_kfold_results"),
+        "predictions": (run.predictions(2), "04_fold_training_fold_2"),
+        "videos": (run.index, "01_data_index"),
+        "folds": (run.folds, "02_folds"),
+        "clips": (run.augmented_metadata, "03_augmentation"),
+    }
+    for name, (path, stage) in asked.items():
+        assert not queries.ask_sql([run], f"SELECT * FROM {name}").notes
+        content = flip(path, random.Random(1))
+        assert names_damage(queries.ask_sql([run], f"SELECT * FROM {name}").notes, stage), name
+        assert names_damage(dashboard_notes(Selection((run,))), stage), name
+        path.write_bytes(content)
+
+
+def test_report_list_and_export_show_no_number_of_damaged_results(run: RunPaths) -> None:
+    finish(run)
+    flip(run.results, random.Random(1))
+
+    told = CliRunner().invoke(main, ["report", str(run.root)])
+
+    assert told.exit_code == 3
+    assert names_damage(told.output, "05_kfold_results")
+    assert "ROC" not in told.output
+    headline = run_headline(run)
+    assert headline.verdict.standing == "no result"
+    assert not headline.scores
+    listed = runs_table(run.root.parents[1])
+    assert listed.frame["score"].to_list() == [None]
+    assert names_damage(listed.notes, "05_kfold_results")
+    assert names_damage(run_content(run).notes, "05_kfold_results")
+    page = (run.root.parents[1] / "index.html").read_text()
+    assert names_damage(page, "05_kfold_results")
+
+
+def test_a_damaged_audit_leaves_no_number_standing(run: RunPaths) -> None:
+    finish(run)
+    flip(run.leakage_audit, random.Random(1))
+
+    assert run_headline(run).verdict.standing == "not above control"
+    assert CliRunner().invoke(main, ["report", str(run.root)]).exit_code == 3
+
+
+@pytest.mark.parametrize("table", ["folds", "predictions"])
+def test_compare_refuses_a_run_with_a_damaged_table(make_run: Callable[..., RunPaths], table: str) -> None:
+    runs = [make_run(name=f"run_20250304_10150{number}_abcdef01", seed=0) for number in range(2)]
+    for each in runs:
+        finish(each)
+    flip(runs[1].folds if table == "folds" else runs[1].predictions(3), random.Random(1))
+
+    told = CliRunner().invoke(main, ["compare", *(str(each.root) for each in runs)])
+
+    assert told.exit_code == 3
+    assert names_damage(told.output, "02_folds" if table == "folds" else "04_fold_training_fold_3")
+
+
+def test_a_table_written_interactively_is_read_and_repeated_on_resume(run: RunPaths) -> None:
+    task = next(task for task in finish(run) if task.key == "02_folds")
+    folds = tables.read_table(run.folds, tables.FOLDS)
+
+    tables.write_table(folds, tables.FOLDS, run.folds)
+    assert reason_to_run(task, NOTHING, run) is None  # the same again: the stage is still finished
+    tables.write_table(folds.reverse(), tables.FOLDS, run.folds)
+
+    assert tables.read_table(run.folds, tables.FOLDS).equals(folds.reverse())
+    assert reason_to_run(task, NOTHING, run) == "output missing or changed: tables/folds.parquet"
+    run.folds.unlink()
+    assert reason_to_run(task, NOTHING, run) is not None
+
+
+def test_a_copied_and_a_recordless_run_are_read_as_before(run: RunPaths, tmp_path: Path) -> None:
+    flip_free = tables.read_table(run.results, tables.RESULTS)  # a straight pass leaves no records
+    finish(run)
+    copied = RunPaths(shutil.copytree(run.root, tmp_path / "elsewhere" / "[copy] of *" / run.run_id))
+    assert tables.read_table(copied.results, tables.RESULTS).equals(flip_free)
+    flip(copied.results, random.Random(1))
+    with pytest.raises(DataError, match="--only 05_kfold_results"):
+        tables.read_table(copied.results, tables.RESULTS)
+    for torn in ("{", "[]", json.dumps({"outputs": []}), json.dumps({"outputs": {"kfold_results.feather": None}})):
+        run.stage_checkpoint("05_kfold_results").write_text(torn)
+        assert tables.read_table(run.results, tables.RESULTS).equals(flip_free)
