@@ -92,6 +92,7 @@ class TaskSpec:
         params: stem of the params file that suits its built-in corpus.
         network: the field that names the network.
         synthetic: what a number on the built-in corpus does not tell, the end of a sentence.
+        sample: what the built-in corpus is called.
         defaults: what suits it better than a field's own default; below a params file and everything else.
         headline: in order of preference, how subject and metric of the one number begin, and what is judged by it;
             none: the results over folds have one.
@@ -109,6 +110,7 @@ class TaskSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     headline: tuple[tuple[str, str, str], ...] = ()
     no_headline: tuple[str, str] = ("", "")
+    sample: str = "built-in corpus"
     curves: tuple[str, ...] = ("loss",)
 
     @property
@@ -181,6 +183,7 @@ _VIDEO = TaskSpec(
     params="demo",
     network="model",
     synthetic="fakes in the world are told",
+    sample="sample videos",
 )  # fmt: skip
 
 _IMAGE = TaskSpec(
@@ -208,6 +211,7 @@ _IMAGE = TaskSpec(
     params="image",
     network="backbone",
     synthetic="dishes in the world are recognised",
+    sample="sample dishes",
     defaults={"effective_batch_size": 24, "learning_rate": 2e-3, "early_stopping_epochs": 0},
     headline=(("all", "top1", "image"), ("target:", "r2", "image")),
     no_headline=("Top-1 accuracy", "image"),
@@ -235,6 +239,7 @@ _VIDEO_TEXT = TaskSpec(
     params="video_text",
     network="model",
     synthetic="videos of the world are described",
+    sample="sample captions",
     defaults={"effective_batch_size": 32, "learning_rate": 1e-3, "epochs": 30, "early_stopping_epochs": 0},
     headline=(("text_to_video", "recall@", "text"), ("captions", "content_word_recall", "video")),
     no_headline=("Recall, text to video", "text"),

@@ -8,9 +8,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from fvc_lib.analysis.pages import runs_index
+from fvc_lib.analysis.pages.report import write_run_report
 from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.analysis.wording import bytes_text
@@ -162,3 +164,18 @@ def test_a_damaged_store_of_rows_costs_nothing_but_time(run: RunPaths, content: 
     store.write_text(content)
     assert written(run) == first
     assert run.run_id in store.read_text()
+
+
+def test_the_index_and_the_report_name_the_corpus_and_its_fingerprint(run: RunPaths) -> None:
+    record = json.loads(run.run_json.read_text())
+    assert "corpus not recorded" in row_of(written(run), run)  # a run of an earlier version
+    run.run_json.write_text(json.dumps(record | {"corpus": {"name": "celeb <df>", "listing_sha256": "0"}}))
+    assert "celeb &lt;df&gt;, not indexed yet" in row_of(written(run), run)
+    corpus = {"name": "celeb <df>", "fingerprint": "0123456789abcdef" * 4}
+    run.run_json.write_text(json.dumps(record | {"corpus": corpus}))
+    assert "celeb &lt;df&gt;, fingerprint 0123456789ab<" in row_of(written(run), run)
+    run.notebooks.mkdir(exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(), run.notebooks / "01_data_index.ipynb")
+    write_run_report(run)
+    head, _, _ = run.report_html.read_text(encoding="utf-8").partition('<details class="section"')
+    assert "celeb &lt;df&gt;, fingerprint 0123456789ab<" in head

@@ -6,15 +6,17 @@ import errno
 import fcntl
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from fvc_lib.execution.run import record as run_record
-from fvc_lib.execution.run.record import CodeState, begin_run, record_resumption
+from fvc_lib.execution.run.record import CodeState, begin_run, record_corpus, record_resumption, run_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -120,6 +122,79 @@ def test_a_run_that_could_not_be_prepared_is_none(config, tmp_path):
         begin_run(config, command="test", prepare=prepare)
     assert seen[0].root.is_dir()
     assert list_runs(tmp_path / "runs") == []
+
+
+def _corpus(folder, **files):
+    for name, content in {"real/a.mp4": "a", "fake/b.mp4": "bb", **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+def _hash_of(config, corpus, **values):
+    return run_hash(config.model_copy(update={"corpus": str(corpus), **values}))
+
+
+def test_the_runs_hash_tells_corpora_apart_and_not_where_they_lie(config, tmp_path):
+    first = _hash_of(config, _corpus(tmp_path / "one" / "clips"))
+    run = begin_run(config.model_copy(update={"corpus": str(tmp_path / "one" / "clips")}), command="test")
+    assert json.loads(run.run_json.read_text())["config_hash"] == first
+    assert run.run_id.endswith(first[:8])
+    assert first == _hash_of(config, _corpus(tmp_path / "two" / "clips"))
+    (tmp_path / "two/clips/.DS_Store").write_text("looked at")
+    os.utime(tmp_path / "two/clips/real/a.mp4", (1, 1))
+    assert first == _hash_of(config, tmp_path / "two" / "clips")
+    others = [
+        _hash_of(config, _corpus(tmp_path / "one" / "others")),
+        _hash_of(config, _corpus(tmp_path / "three" / "clips", **{"real/c.mp4": "c"})),
+        _hash_of(config, _corpus(tmp_path / "four" / "clips", **{"real/a.mp4": "longer"})),
+        _hash_of(config, ""),
+    ]
+    others += [_hash_of(config, "", task=task) for task in ("image", "video_text")]
+    assert len({first, *others}) == 1 + len(others)
+
+
+def test_the_runs_hash_counts_what_a_manifest_says(config, tmp_path):
+    hashes = []
+    for number, label in enumerate(("real", "fake", "real")):
+        folder = tmp_path / str(number) / "clips"
+        folder.mkdir(parents=True)
+        (folder / "list.csv").write_text(f"path,label\na.mp4,{label}\n")  # of one length
+        hashes.append((_hash_of(config, folder / "list.csv"), _hash_of(config, folder)))
+    assert hashes[0] == hashes[2] != hashes[1]
+    assert len({*hashes[0], *hashes[1]}) == 4
+
+
+@pytest.mark.parametrize(("task", "table"), [("video", "index"), ("image", "images"), ("video_text", "video_texts")])
+def test_the_corpus_is_recorded_with_a_fingerprint_of_its_contents_once_it_is_indexed(config, tmp_path, task, table):
+    config = config.model_copy(update={"corpus": str(_corpus(tmp_path / "here" / "clips")), "task": task})
+    found = []
+    for contents in (["b" * 64, "a" * 64, "a" * 64], ["a" * 64, "b" * 64], ["c" * 64]):
+        run = begin_run(config, command="test")
+        assert json.loads(run.run_json.read_text())["corpus"].keys() == {"name", "listing_sha256"}
+        path = getattr(run, table)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pl.DataFrame({"content_sha256": contents}).write_parquet(path)
+        record_corpus(run)
+        found.append(json.loads(run.run_json.read_text())["corpus"])
+    assert found[0] == found[1]
+    assert (found[0]["name"], found[0]["num_contents"]) == ("clips", 2)
+    assert found[2]["fingerprint"] != found[0]["fingerprint"]
+
+
+def test_an_older_record_without_a_corpus_gets_one_and_a_broken_one_stays(run):
+    record = json.loads(run.run_json.read_text())
+    del record["corpus"]
+    run.run_json.write_text(json.dumps(record))
+    record_corpus(run)
+    assert json.loads(run.run_json.read_text()) == record
+    run.index.parent.mkdir(parents=True, exist_ok=True)
+    pl.DataFrame({"content_sha256": ["a"]}).write_parquet(run.index)
+    record_corpus(run)
+    assert json.loads(run.run_json.read_text())["corpus"]["num_contents"] == 1
+    run.run_json.write_text("{")
+    record_corpus(run)
+    assert run.run_json.read_text() == "{"
 
 
 def test_what_was_prepared_is_recorded(config):

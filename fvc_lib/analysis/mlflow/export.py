@@ -322,6 +322,7 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, s
         "fvc.attempts": len(attempts) if isinstance(attempts, list) else None,
         "fvc.code_changed_since_commit": code.get("changed_since_commit"),
         "fvc.forked_from": record.get("forked_from"),
+        "fvc.corpus": headline.corpus,
         "fvc.config_hash": record.get("config_hash"),
         **{
             f"fvc.hardware.{name}": hardware.get(name) or None

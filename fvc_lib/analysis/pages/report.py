@@ -191,6 +191,7 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
         "Experiment": headline.experiment,
         "State": headline.state or wording.NOT_RECORDED,
         "Model": headline.model or wording.NOT_RECORDED,
+        "Corpus": headline.corpus or wording.NOT_RECORDED,
         "Started": wording.time_text(headline.started_utc),
         "Duration": wording.duration_text(headline.duration_seconds),
         "Peak memory": wording.bytes_text(headline.peak_rss_bytes),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import polars as pl
 
 from fvc_lib.analysis.read.queries import memory_peaks, results
-from fvc_lib.analysis.read.records import GONE, Answer, read_tables, run_status
+from fvc_lib.analysis.read.records import GONE, Answer, read_json_object, read_tables, run_status
 from fvc_lib.analysis.wording import (
     count_text,
     interval_text,
@@ -234,6 +234,7 @@ class ReportHeadline:
     duration_seconds: float | None = None
     started_utc: str | None = None
     model: str | None = None
+    corpus: str | None = None
     failure: str | None = None
     cautions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # why tables of results cannot be read
@@ -316,6 +317,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         duration_seconds=_number(status.get("duration_seconds")),
         started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
         model=_model_name(asked),
+        corpus=corpus_text(run),
         failure=_failure(status),
         cautions=(*([f"The numbers are {earlier}."] if earlier else []), *parameter_cautions(asked), *of_interval),
         earlier=earlier,
@@ -407,6 +409,15 @@ def _model_name(asked: Mapping[str, object]) -> str | None:
     model = _text(asked.get(TASKS[run_task(asked)].network))
     foreign = run_task(asked) == "video_text" and asked.get("text_encoder") not in (None, "own")
     return f"{model} with a text encoder from outside" if model and foreign else model
+
+
+def corpus_text(run: RunPaths) -> str | None:
+    """The name of a run's corpus and the beginning of its fingerprint; None where none is recorded."""
+    corpus = read_json_object(run.run_json).get("corpus")
+    if not isinstance(corpus, dict) or not (name := _text(corpus.get("name"))):
+        return None
+    fingerprint = _text(corpus.get("fingerprint"))
+    return f"{name}, fingerprint {fingerprint[:12]}" if fingerprint else f"{name}, not indexed yet"
 
 
 def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task
-from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, sha256_of_json, write_json
 from fvc_lib.services.code_version import code_behind, helpers_hash, notebook_sources
 from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import TASKS
 
 # A file changed again within so short a time after it was hashed might show the same times.
 _SETTLED_NS = 2_000_000_000
@@ -129,6 +130,27 @@ def corpus_hash(corpus: str) -> str:
             status = file.lstat()
             found[os.fsencode(file.relative_to(path)).hex()] = [status.st_size, status.st_mtime_ns]
     return sha256_of_json(found)
+
+
+def corpus_record(config: RunConfig) -> dict[str, str]:
+    """``name`` and ``listing_sha256`` of a run's corpus, as far as it is known before a video is read.
+
+    The name is that of its folder, and of its manifest. The hash is over a manifest's bytes, or over the paths and
+    sizes of a folder's files and the bytes of the tables among them: equal on any machine, wherever the corpus lies.
+    """
+    if not config.corpus:
+        return {"name": TASKS[config.task].sample, "listing_sha256": ""}
+    path = Path(os.path.abspath(config.corpus))  # noqa: PTH100 - a link keeps the name it was given by
+    if not path.is_dir():
+        return {"name": path_to_text(Path(path.parent.name, path.name)), "listing_sha256": _content_hash(path)}
+    found: dict[str, object] = {}
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for file in (Path(folder, name) for name in names if not name.startswith(".")):
+            is_table = file.suffix.lower() in (".csv", ".tsv", ".parquet")
+            size = file.stat().st_size if file.exists() else None
+            found[path_to_text(file.relative_to(path))] = [size, _content_hash(file) if is_table else ""]
+    return {"name": path_to_text(path.name), "listing_sha256": sha256_of_json(found)}
 
 
 def _hashes(paths: Iterable[Path], run: RunPaths) -> dict[str, str]:

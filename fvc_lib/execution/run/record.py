@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -24,8 +25,9 @@ import psutil
 from filelock import FileLock, Timeout
 
 from fvc_lib import CHECKOUT
+from fvc_lib.execution.plan.fingerprint import corpus_record
 from fvc_lib.execution.run.status import RunState, RunStatus
-from fvc_lib.services.atomic_files import path_to_text, utc_now, write_bytes, write_json, write_text
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now, write_bytes, write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory_budget import memory_budget
@@ -309,6 +311,11 @@ def _asked_gpus() -> list[str]:
 PATIENCE_SECONDS = 20.0
 
 
+def run_hash(config: RunConfig, corpus: Mapping[str, str] | None = None) -> str:
+    """Over what a run's configuration can change and what its ``corpus_record`` says: equal on any machine."""
+    return sha256_of_json([config.config_hash, corpus or corpus_record(config)])
+
+
 def begin_run(
     config: RunConfig,
     *,
@@ -328,7 +335,9 @@ def begin_run(
         UsageError: the experiment's name is not one folder name.
         OSError: the runs folder cannot be written.
     """
-    run = new_run(Path(config.runs_dir), config.experiment, config.config_hash)
+    corpus = corpus_record(config)
+    digest = run_hash(config, corpus)
+    run = new_run(Path(config.runs_dir), config.experiment, digest)
     write_text(run.params_yaml, config.to_yaml())
     RunStatus(run_id=run.run_id, state=state, started_utc=utc_now()).write(run)
     prepared = {} if prepare is None else prepare(run)
@@ -339,7 +348,8 @@ def begin_run(
     record = {
         "run_id": run.run_id,
         "experiment": config.experiment,
-        "config_hash": config.config_hash,
+        "config_hash": digest,
+        "corpus": corpus | _indexed(run),
         "params": config.model_dump(mode="json"),
         "repeat": repeat_commands(code, run.params_yaml, run.code_patch, command=needed),
         **prepared,
@@ -380,6 +390,29 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str) -> list
         write_text(run.params_yaml, config.to_yaml())
         write_json(run.run_json, record)
     return clauses
+
+
+def record_corpus(run: RunPaths) -> None:
+    """Add to ``run.json`` what the run's index says of the corpus; a record that cannot be read stays as it is."""
+    with contextlib.suppress(OSError, ValueError, DataError), _record_held(run):
+        record = json.loads(run.run_json.read_text())
+        corpus = record.get("corpus", {}) | _indexed(run)
+        if corpus != record.get("corpus", {}):
+            write_json(run.run_json, {**record, "corpus": corpus})
+
+
+def _indexed(run: RunPaths) -> dict[str, object]:
+    """``fingerprint``, over the contents of the files in the run's index, whatever they are called, and their number.
+
+    Nothing where there is no index yet, or one of annotations only.
+    """
+    import polars as pl
+
+    for path in (run.index, run.images, run.video_texts):
+        with contextlib.suppress(OSError, pl.exceptions.PolarsError):  # missing or damaged
+            contents = sorted(set(pl.read_parquet(path.read_bytes(), columns=["content_sha256"])["content_sha256"]))
+            return {"fingerprint": sha256_of_json(contents), "num_contents": len(contents)} if contents else {}
+    return {}
 
 
 def _note_differences(record: dict[str, Any], now: dict[str, Any]) -> list[str]:
