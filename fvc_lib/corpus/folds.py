@@ -9,8 +9,6 @@ there no move or swap of groups lowers the squared deviation (in 3,600 adversari
 2.2 times the largest group). Usually it is far smaller (1 video on FVC-2018), and ``balance_table`` shows it.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The index of task image: every usable image with its class, numbers, group and part, and what is left out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Groups join what shows the same footage: one stated group, one file, one content
 texts join nothing, since a text may stand beside many videos: how many test texts training has too is said instead.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

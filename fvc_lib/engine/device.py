@@ -1,7 +1,5 @@
 """Where the training runs, what precision that place is good at, and how much memory was used there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -35,15 +35,10 @@ class ComparedMemoryError(MemoryError):
 
 @dataclass(frozen=True)
 class Compared:
-    """What a joint loss reads of samples, in their order.
+    """What a joint loss reads of samples, in their order."""
 
-    Attributes:
-        outputs: float32 by name, detached.
-        tensors: of the batch, by name.
-    """
-
-    outputs: Outputs
-    tensors: dict[str, Tensor]
+    outputs: Outputs  # float32 by name, detached
+    tensors: dict[str, Tensor]  # of the batch, by name
 
     def __len__(self) -> int:
         return len(next(iter(self.outputs.values()), ()))
@@ -76,15 +71,10 @@ class FirstPass:
 
 @dataclass(frozen=True)
 class JointPart:
-    """One rank's rows of a joint loss.
+    """One rank's rows of a joint loss."""
 
-    Attributes:
-        total: their share of the loss, scalar, detached.
-        gradients: of that share, by output; for all samples, until ``of_samples`` takes a part.
-    """
-
-    total: Tensor
-    gradients: Outputs
+    total: Tensor  # their share of the loss, scalar, detached
+    gradients: Outputs  # of that share, by output; for all samples, until ``of_samples`` takes a part
 
     def of_samples(self, start: int, stop: int) -> JointPart:
         """With the gradients of samples ``[start, stop)``."""

@@ -3,8 +3,6 @@
 Everything an error says is read by type first, then by its anchored message, then by its cause.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 from collections import Counter
@@ -191,22 +189,14 @@ class MicroBatchPlan:
     A lowered micro-batch is doubled after ``wait_steps`` steps that went well, up to the plan. Where memory runs out
     before the larger one has lasted as long, the wait for the next try is twice as long. All is counted in steps, and
     every change is recorded with its step, because rounding depends on how a batch was split.
-
-    Attributes:
-        planned: what a training without out-of-memory uses throughout.
-        current: of the last step.
-        changes: all changes so far, the plan itself first.
-        quiet_steps: since the last change or try.
-        wait_steps: quiet steps before the next try.
-        climbed: whether the last change was a doubling that has yet to last.
     """
 
-    planned: int
-    current: int = 0
-    changes: list[MicroBatchChange] = field(default_factory=list)
-    quiet_steps: int = 0
-    wait_steps: int = RECOVERY_STEPS
-    climbed: bool = False
+    planned: int  # what a training without out-of-memory uses throughout
+    current: int = 0  # of the last step
+    changes: list[MicroBatchChange] = field(default_factory=list)  # all changes so far, the plan itself first
+    quiet_steps: int = 0  # since the last change or try
+    wait_steps: int = RECOVERY_STEPS  # quiet steps before the next try
+    climbed: bool = False  # whether the last change was a doubling that has yet to last
 
     def __post_init__(self) -> None:
         if not self.changes:

@@ -1,7 +1,5 @@
 """Random states that are local, derived from stable hashes, and can be stored without pickling anything."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator

@@ -31,20 +31,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One finished epoch (1-based).
-
-    Attributes:
-        learning_rate: of the epoch's last step.
-        train_loss: weighted mean over the epoch's samples, as seen while the weights moved.
-        validation: metrics of the inner validation part, ``loss`` among them.
-    """
+    """One finished epoch (1-based)."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
     epoch: int
-    learning_rate: float
-    train_loss: float
-    validation: dict[str, float]
+    learning_rate: float  # of the epoch's last step
+    train_loss: float  # weighted mean over the epoch's samples, as seen while the weights moved
+    validation: dict[str, float]  # metrics of the inner validation part, ``loss`` among them
 
 
 @dataclass

@@ -4,8 +4,6 @@ Nothing here may crash or hang: what could take the process down runs in a child
 long is itself a finding.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import io

@@ -4,8 +4,6 @@ the temperature that makes a network's outputs mean what they say.
 A bin is half open, [edge_k, edge_(k+1)), and the last one closed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,19 +21,12 @@ _HALVINGS = 60  # of the bracket in log temperature: its width ends below the sp
 
 @dataclass(frozen=True)
 class ReliabilityBins:
-    """What a reliability diagram shows of B bins.
+    """What a reliability diagram shows of B bins."""
 
-    Attributes:
-        edges: float64 (B + 1,), ascending.
-        counts: int64 (B,), videos per bin; empty bins stay, so that they can be shown as empty.
-        mean_scores: float64 (B,), mean probability of fake; NaN in an empty bin.
-        fake_shares: float64 (B,), share that is fake; NaN in an empty bin.
-    """
-
-    edges: FloatArray
-    counts: IntArray
-    mean_scores: FloatArray
-    fake_shares: FloatArray
+    edges: FloatArray  # float64 (B + 1,), ascending
+    counts: IntArray  # int64 (B,), videos per bin; empty bins stay, so that they can be shown as empty
+    mean_scores: FloatArray  # float64 (B,), mean probability of fake; NaN in an empty bin
+    fake_shares: FloatArray  # float64 (B,), share that is fake; NaN in an empty bin
 
 
 def equal_width_edges(num_bins: int = DEFAULT_NUM_BINS) -> FloatArray:
@@ -193,19 +184,12 @@ def _bin_of(scores: FloatArray, edges: FloatArray) -> IntArray:
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """The share of wrong decisions among the surest videos, for each share of videos that is decided at all.
+    """The share of wrong decisions among the surest videos, for each share of videos that is decided at all."""
 
-    Attributes:
-        coverages: float64 (K,), ascending to 1: the share decided when the rest is abstained from.
-        risks: float64 (K,), share of the decided that is decided wrongly; the last is the plain error rate.
-        confidences: float64 (K,), descending: the least distance to the threshold that is still decided.
-        area: mean risk over all coverages (AURC); lower is better. The plain error rate where all are equally sure.
-    """
-
-    coverages: FloatArray
-    risks: FloatArray
-    confidences: FloatArray
-    area: float
+    coverages: FloatArray  # float64 (K,), ascending to 1: the share decided when the rest is abstained from
+    risks: FloatArray  # float64 (K,), share of the decided that is decided wrongly; the last is the plain error rate
+    confidences: FloatArray  # float64 (K,), descending: the least distance to the threshold that is still decided
+    area: float  # mean risk over all coverages (AURC); lower is better. The plain error rate where all are equally sure
 
 
 def risk_coverage(labels: npt.ArrayLike, scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> RiskCoverage:

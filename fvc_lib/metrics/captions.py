@@ -3,8 +3,6 @@
 Texts are compared by their words: runs of letters, digits and underscores, in lower case; punctuation does not count.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ was drawn. So a definition takes weights (R, N) and returns (R,), and ``weighted
 function of it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,15 +64,10 @@ def weighted_metric(definition: Definition) -> Metric:
 
 @dataclass(frozen=True)
 class SumsReading:
-    """How a metric is read from weighted sums of columns, which need no more than each group's own sums.
+    """How a metric is read from weighted sums of columns, which need no more than each group's own sums."""
 
-    Attributes:
-        columns: from labels (N,) and scores (N,) to float64 (N, C).
-        of_sums: from the columns' sums (R, C) under R sets of weights to (R,).
-    """
-
-    columns: Callable[[IntArray, FloatArray], FloatArray]
-    of_sums: Callable[[FloatArray], FloatArray]
+    columns: Callable[[IntArray, FloatArray], FloatArray]  # from labels (N,) and scores (N,) to float64 (N, C)
+    of_sums: Callable[[FloatArray], FloatArray]  # from the columns' sums (R, C) under R sets of weights to (R,)
 
 
 def sums_metric(columns: Callable[..., FloatArray]) -> Callable[[Callable[[FloatArray], FloatArray]], Metric]:
@@ -149,17 +142,11 @@ def divide(numerator: FloatArray, denominator: FloatArray, undefined: float = np
 
 @dataclass(frozen=True)
 class ConfusionCurve:
-    """Weighted counts at the K distinct scores as thresholds, strictest first, for R sets of row weights.
+    """Weighted counts at the K distinct scores as thresholds, strictest first, for R sets of row weights."""
 
-    Attributes:
-        thresholds: float64 (K,), descending.
-        true_positives: float64 (R, K), weight of the fakes with a score at or above the threshold.
-        false_positives: float64 (R, K), weight of the reals with a score at or above the threshold.
-    """
-
-    thresholds: FloatArray
-    true_positives: FloatArray
-    false_positives: FloatArray
+    thresholds: FloatArray  # float64 (K,), descending
+    true_positives: FloatArray  # float64 (R, K), weight of the fakes with a score at or above the threshold
+    false_positives: FloatArray  # float64 (R, K), weight of the reals with a score at or above the threshold
 
     @property
     def num_fake(self) -> FloatArray:
@@ -208,19 +195,12 @@ class ConfusionCurve:
 
 @dataclass(frozen=True)
 class RankedRows:
-    """Rows in the order in which a falling threshold calls them fake; sorted once for any number of weights.
+    """Rows in the order in which a falling threshold calls them fake; sorted once for any number of weights."""
 
-    Attributes:
-        rows: int64 (n,), which rows: first the fakes, then the reals, each strictest first.
-        fakes_called: int64 (K,), how many fakes reach each distinct score.
-        reals_called: int64 (K,), how many reals do.
-        thresholds: float64 (K,), the distinct scores, descending.
-    """
-
-    rows: IntArray
-    fakes_called: IntArray
-    reals_called: IntArray
-    thresholds: FloatArray
+    rows: IntArray  # int64 (n,), which rows: first the fakes, then the reals, each strictest first
+    fakes_called: IntArray  # int64 (K,), how many fakes reach each distinct score
+    reals_called: IntArray  # int64 (K,), how many reals do
+    thresholds: FloatArray  # float64 (K,), the distinct scores, descending
 
     def curve(self, weights: FloatArray) -> ConfusionCurve:
         """The curve under weights (R, n) of these rows in this order: a cumulative sum over each class."""
@@ -254,15 +234,10 @@ def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -
 
 @dataclass(frozen=True)
 class CurveReading:
-    """How a ranking metric is read from curves, so that several can be read from the same ones.
+    """How a ranking metric is read from curves, so that several can be read from the same ones."""
 
-    Attributes:
-        of_curves: from the curves of each fold to (R,).
-        fold_of_row: int64 (N,), or None: all rows are one ranking.
-    """
-
-    of_curves: Callable[[list[ConfusionCurve]], FloatArray]
-    fold_of_row: IntArray | None = None
+    of_curves: Callable[[list[ConfusionCurve]], FloatArray]  # from the curves of each fold to (R,)
+    fold_of_row: IntArray | None = None  # int64 (N,), or None: all rows are one ranking
 
 
 def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:

@@ -4,8 +4,6 @@ Two intervals that overlap do not show that two models are alike: what a hard vi
 only a comparison video by video (here group by group) takes that out.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -22,27 +20,16 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The second model's metric minus the first's, with a percentile interval.
+    """The second model's metric minus the first's, with a percentile interval."""
 
-    Attributes:
-        value: on the rows as they are; NaN where either metric is undefined.
-        low: lower end; NaN where ``value`` is, or where too few groups carry a class.
-        high: upper end, likewise.
-        p_value: two-sided, of the hypothesis that there is no difference; NaN where the ends are.
-        confidence: nominal coverage of the interval, say 0.95.
-        replicates: bootstrap replicates with a defined difference.
-        num_groups: groups that were drawn from.
-        num_rows: rows.
-    """
-
-    value: float
-    low: float
-    high: float
-    p_value: float
-    confidence: float
-    replicates: int
-    num_groups: int
-    num_rows: int
+    value: float  # on the rows as they are; NaN where either metric is undefined
+    low: float  # lower end; NaN where ``value`` is, or where too few groups carry a class
+    high: float  # upper end, likewise
+    p_value: float  # two-sided, of the hypothesis that there is no difference; NaN where the ends are
+    confidence: float  # nominal coverage of the interval, say 0.95
+    replicates: int  # bootstrap replicates with a defined difference
+    num_groups: int  # groups that were drawn from
+    num_rows: int  # rows
 
 
 @dataclass(frozen=True)

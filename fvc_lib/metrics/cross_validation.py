@@ -8,8 +8,6 @@
 - Brier score and calibration error take all rows together: a probability means the same in every fold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -3,8 +3,6 @@
 Tables, figures and comparisons read from here; a new metric is one declaration in a file of this folder.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace

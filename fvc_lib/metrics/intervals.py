@@ -114,25 +114,15 @@ _WEIGHTS_PER_BLOCK = 1 << 17
 
 @dataclass(frozen=True)
 class Interval:
-    """A metric's value with its percentile interval.
+    """A metric's value with its percentile interval."""
 
-    Attributes:
-        value: on the rows as they are; NaN where the metric is undefined.
-        low: lower end; NaN where ``value`` is, or where too few groups carry a class.
-        high: upper end, likewise.
-        confidence: nominal coverage, say 0.95.
-        replicates: bootstrap replicates with a defined value, which the ends are quantiles of.
-        num_groups: groups that were drawn from.
-        num_rows: rows.
-    """
-
-    value: float
-    low: float
-    high: float
-    confidence: float
-    replicates: int
-    num_groups: int
-    num_rows: int
+    value: float  # on the rows as they are; NaN where the metric is undefined
+    low: float  # lower end; NaN where ``value`` is, or where too few groups carry a class
+    high: float  # upper end, likewise
+    confidence: float  # nominal coverage, say 0.95
+    replicates: int  # bootstrap replicates with a defined value, which the ends are quantiles of
+    num_groups: int  # groups that were drawn from
+    num_rows: int  # rows
 
     def row(self) -> tuple[float | None, float | None, float | None, int, int]:
         """``value low high num_rows num_groups`` as tables have them, None for what is undefined."""
@@ -226,19 +216,12 @@ def percentile_intervals(drawn: ReplicateValues, confidence: float = 0.95) -> tu
 
 @dataclass(frozen=True)
 class ReplicateValues:
-    """M measures on the rows as they are and in B bootstrap replicates, the same draws for all.
+    """M measures on the rows as they are and in B bootstrap replicates, the same draws for all."""
 
-    Attributes:
-        values: float64 (M,), NaN where undefined.
-        replicates: float64 (M, B), NaN where undefined; B is 0 where too few groups carry a class.
-        num_groups: groups that were drawn from.
-        num_rows: rows.
-    """
-
-    values: FloatArray
-    replicates: FloatArray
-    num_groups: int
-    num_rows: int
+    values: FloatArray  # float64 (M,), NaN where undefined
+    replicates: FloatArray  # float64 (M, B), NaN where undefined; B is 0 where too few groups carry a class
+    num_groups: int  # groups that were drawn from
+    num_rows: int  # rows
 
 
 def replicate_values(

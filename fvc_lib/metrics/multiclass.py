@@ -4,8 +4,6 @@ For intervals over groups bind a metric to its rows (``top_k_measure``, ``macro_
 ``intervals_over_groups``. A value is NaN where all weights are zero.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ test part's own mean is not known when one predicts. Its R2 is therefore 0 at mo
 means differ. A value is NaN where all weights are zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ one pass over blocks of the matrix serves both directions. Where a product is co
 could change is settled exactly, so no result depends on the size of the blocks, the processor or the device.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -75,15 +73,10 @@ class DirectionMetrics:
 
 @dataclass(frozen=True)
 class RetrievalMetrics:
-    """Both directions of one retrieval.
+    """Both directions of one retrieval."""
 
-    Attributes:
-        video_to_text: every video with a text is a query among all texts.
-        text_to_video: every text with a video is a query among all videos.
-    """
-
-    video_to_text: DirectionMetrics
-    text_to_video: DirectionMetrics
+    video_to_text: DirectionMetrics  # every video with a text is a query among all texts
+    text_to_video: DirectionMetrics  # every text with a video is a query among all videos
 
     def as_metrics(self) -> dict[str, float]:
         """Every number by its direction and name, such as ``video_to_text/recall@1``."""

@@ -6,8 +6,6 @@ Scores further from a positive's similarity than that error are counted at once;
 what doubles cannot tell apart is summed without rounding. So no count depends on format, blocks or processor.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -4,8 +4,6 @@ Written to a temporary name in the same folder, fsynced, moved over the target w
 fsynced: written in place, 25 of 30 kills left an unreadable file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

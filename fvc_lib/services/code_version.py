@@ -7,8 +7,6 @@ which stands for every module in it. A name in a comment counts too; that repeat
 once too seldom. Imports are absolute in this project (a test keeps them so); relative ones are not followed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The errors a user can act on. Each message says what was got, what was wanted and what to do."""
 
-from __future__ import annotations
-
 import difflib
 import shlex
 from collections.abc import Iterable

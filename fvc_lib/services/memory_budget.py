@@ -142,17 +142,11 @@ _forgotten_peak = 0  # the most this process held before its high-water mark was
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Of one moment.
+    """Of one moment."""
 
-    Attributes:
-        rss_bytes: the process's resident memory.
-        high_water_bytes: the most that has been since the program started, or since ``reset_high_water``.
-        tree_bytes: ``rss_bytes`` and what its descendants hold besides.
-    """
-
-    rss_bytes: int
-    high_water_bytes: int
-    tree_bytes: int
+    rss_bytes: int  # the process's resident memory
+    high_water_bytes: int  # the most that has been since the program started, or since ``reset_high_water``
+    tree_bytes: int  # ``rss_bytes`` and what its descendants hold besides
 
 
 class ProcessTree:

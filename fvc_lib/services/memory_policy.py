@@ -2,8 +2,6 @@
 is not enough.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -161,21 +159,13 @@ MEASURING = (PREFLIGHT, SWEEP, "fits")
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """An accelerator's memory at one moment.
+    """An accelerator's memory at one moment."""
 
-    Attributes:
-        allocated_bytes: held by tensors.
-        reserved_bytes: held by torch's allocator, cached blocks included.
-        max_allocated_bytes: the most ``allocated_bytes`` has been.
-        total_bytes: of the device, or what the process may use of it.
-        free_bytes: what the driver could still give.
-    """
-
-    allocated_bytes: int
-    reserved_bytes: int
-    max_allocated_bytes: int
-    total_bytes: int
-    free_bytes: int
+    allocated_bytes: int  # held by tensors
+    reserved_bytes: int  # held by torch's allocator, cached blocks included
+    max_allocated_bytes: int  # the most ``allocated_bytes`` has been
+    total_bytes: int  # of the device, or what the process may use of it
+    free_bytes: int  # what the driver could still give
 
 
 class MemoryObserver(Protocol):

@@ -8,8 +8,6 @@ read from a file or a vault, one typed as an option's value, one that was encryp
 pieces, and values shorter than six characters, which stand in every text.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import json

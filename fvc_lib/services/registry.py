@@ -5,8 +5,6 @@ needs an item of it, so adding an item means adding one file. The registries of 
 services import no other room.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import importlib.util

@@ -3,8 +3,6 @@
 JSON lines, one writer per file, readable while they grow and after any crash.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -13,8 +13,6 @@ What a split by row would have claimed is computed from the predictions as they 
 - the threshold chosen on the test videos themselves, by which decisions look better than any that was chosen before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar

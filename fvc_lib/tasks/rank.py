@@ -1,7 +1,5 @@
 """One rank of one training: ``python -m fvc_lib.tasks.rank RUN_DIR --fold K`` or ``--stage NAME``."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

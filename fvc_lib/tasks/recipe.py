@@ -4,8 +4,6 @@ Read the data, plan memory, train the network (and its control), look at the tes
 is learned, chosen, scored and written a task says with a ``Training``.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import time

@@ -9,8 +9,6 @@ has the same bytes whatever the number of threads, and making clips does not nee
 kernels by thread, and the vectorised and the left-over part of a split need not round alike.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -36,17 +34,11 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation with the parameters that were drawn for a clip; a subclass registers itself.
+    """One operation with the parameters that were drawn for a clip; a subclass registers itself."""
 
-    Attributes:
-        name: how configuration and tables call it.
-        probability: how often a clip receives it, at a strength of 1 or more.
-        fewest_frames: a clip needs that many.
-    """
-
-    name: ClassVar[str]
-    probability: ClassVar[float]
-    fewest_frames: ClassVar[int] = 1
+    name: ClassVar[str]  # how configuration and tables call it
+    probability: ClassVar[float]  # how often a clip receives it, at a strength of 1 or more
+    fewest_frames: ClassVar[int] = 1  # a clip needs that many
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:

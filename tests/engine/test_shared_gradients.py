@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fvc_lib.engine.device import Precision, resolve_device
-from fvc_lib.engine.distributed.ranks import GradientSum, OwnGradients
+from fvc_lib.engine.distributed.ranks import GradientSum, OwnGradients, Ranks
 from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import Batch, LossMean, LossSum
 from tests.kits.rank_kit import run_ranks
@@ -63,7 +63,7 @@ def compute(ranks, folder, dtype):
     model = Branching().to(dtype)
     shared = OwnGradients()
     if ranks.size > 1:
-        shared = GradientSum(model, ranks.meet, ranks._sum, bucket_bytes=100)
+        shared = GradientSum(model, ranks, bucket_bytes=100)
         assert len(shared._groups) > 2
     compute_device = resolve_device("cpu")
     transaction = BatchTransaction(
@@ -102,12 +102,17 @@ def test_a_parameter_that_no_rank_reaches_is_named_once(caplog):
     """Two ranks in one process: the other one reaches only the first layer."""
     model = nn.ModuleDict({"here": nn.Linear(1, 1), "there": nn.Linear(1, 1), "nowhere": nn.Linear(1, 1)})
 
-    def add_up(place, tensor):
-        del place
-        if tensor.numel() == 6 and tensor.max() <= 1:  # which parameters have a gradient
-            tensor += torch.tensor([0.0, 0, 1, 1, 0, 0])
+    class Two(Ranks):
+        size = 2
 
-    shared = GradientSum(model, lambda place, *mine: [mine, mine], add_up, bucket_bytes=1)
+        def meet(self, place, *mine):
+            return [mine, mine]
+
+        def add_up(self, place, tensor):
+            if tensor.numel() == 6 and tensor.max() <= 1:  # which parameters have a gradient
+                tensor += torch.tensor([0.0, 0, 1, 1, 0, 0])
+
+    shared = GradientSum(model, Two(), bucket_bytes=1)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             model.zero_grad()

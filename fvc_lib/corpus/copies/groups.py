@@ -5,8 +5,6 @@ near each other. Split by row instead, an oracle that only recognises the cascad
 by these groups it scores 0.5.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A photograph that was saved anew, resized, cropped or brightened is the same pho
 in the test under another, it would be recognised and not understood.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ encodings, one portrait, or one speaker in one place. Of one clip's frames two s
 are joined.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 

@@ -12,8 +12,6 @@ Measured on 40 sample events and 41 real clips with 46 edited copies of each (``
 judged): windows of 90% alone find 8% of the copies fewer, those cropped by 15% in a corner hardly ever.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Training, validation and test show different combinations of colour, shape, moti
 read in training, though every two of its words were. Whoever finds the right one has understood the parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ dish weighs and how much energy it has follow from what can be seen: which food 
 Some dishes were weighed only, some not at all, and of a few nobody wrote down the food, as in real corpora.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Size is the point: manipulated footage compresses better or worse than camera fo
 rate would give the label away. Every file is therefore encoded again until it has the size its profile asks for.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -5,8 +5,6 @@ between a rendered frame and its file. Only element-wise arithmetic is used (no 
 neither on thread counts nor on the width of a CPU's vector units.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

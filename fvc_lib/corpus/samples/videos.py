@@ -4,8 +4,6 @@ Nothing in it was filmed: it lets the whole pipeline run, and shows that leakage
 honestly, on any machine and without a download. It says nothing about detecting forgeries in the wild.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ A backbone's file in ``fvc_lib/detectors`` registers it with ``BACKBONES``. ``to
 through ``AdaptedBackbone``; their packages are imported on use.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import pickle
@@ -34,13 +32,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Backbone(nn.Module):
-    """Features of pictures, in stages that can be frozen.
+    """Features of pictures, in stages that can be frozen."""
 
-    Attributes:
-        num_features: of one picture.
-    """
-
-    num_features: int
+    num_features: int  # of one picture
 
     def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
         """From the input to the features: every parameter of the backbone, in one of them each."""

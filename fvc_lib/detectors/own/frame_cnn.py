@@ -1,7 +1,5 @@
 """``frame_cnn``: a small CNN on each frame's forensic maps, pooled over space and then over time."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

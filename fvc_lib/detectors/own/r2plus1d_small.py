@@ -1,7 +1,5 @@
 """``r2plus1d_small``: a small R(2+1)D on forensic maps in place of pixels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -4,8 +4,6 @@ Group norm, because it does not look across samples: a batch may be split into m
 without changing the result.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -11,8 +11,6 @@
   solution", NeurIPS 2018), so that features pooled over the picture can still say where something was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 What no loss asks for is not built, so every parameter there is receives a gradient.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -150,33 +148,21 @@ _TEMPORAL_LAYERS = 1  # above the trunk; frames are few
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """What is built.
+    """What is built."""
 
-    Attributes:
-        trunk: name of a detector with ``build_trunk``, for clips of ``num_frames``.
-        vocabulary_size: tokens of the texts, of at most ``max_tokens`` each with beginning and end.
-        numbers: of the special tokens.
-        embedding_size: numbers in the space that videos and texts share.
-        width: numbers per frame and token in the transformers, of so many ``layers`` and ``heads``.
-        text_encoder: folder of a transformers model; empty: the own text transformer.
-        contrastive: the kind of that loss; None: no texts are compared.
-        num_together: samples of an effective batch.
-        captions: whether captions are written; and ``masked``, whether hidden frames are foretold.
-    """
-
-    trunk: str
+    trunk: str  # name of a detector with ``build_trunk``, for clips of ``num_frames``
     num_frames: int
-    vocabulary_size: int
+    vocabulary_size: int  # tokens of the texts, of at most ``max_tokens`` each with beginning and end
     max_tokens: int
-    numbers: TokenNumbers
-    embedding_size: int
-    width: int
+    numbers: TokenNumbers  # of the special tokens
+    embedding_size: int  # numbers in the space that videos and texts share
+    width: int  # numbers per frame and token in the transformers, of so many ``layers`` and ``heads``
     layers: int
     heads: int
-    text_encoder: str
-    contrastive: Literal["softmax", "sigmoid"] | None
-    num_together: int
-    captions: bool
+    text_encoder: str  # folder of a transformers model; empty: the own text transformer
+    contrastive: Literal["softmax", "sigmoid"] | None  # the kind of that loss; None: no texts are compared
+    num_together: int  # samples of an effective batch
+    captions: bool  # whether captions are written; and ``masked``, whether hidden frames are foretold
     masked: bool
 
 

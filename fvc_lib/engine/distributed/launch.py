@@ -48,21 +48,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Launch:
-    """What a rank is given by the process that launches it, in an environment variable.
+    """What a rank is given by the process that launches it, in an environment variable."""
 
-    Attributes:
-        config: the run's parameters, as JSON.
-        reports: path of the socket that reports go to.
-        log: file that the rank's output is appended to.
-        attempt: which try this is, for the metric log.
-        pid: of the launching process.
-    """
-
-    config: str
-    reports: str
-    log: str
-    attempt: int
-    pid: int
+    config: str  # the run's parameters, as JSON
+    reports: str  # path of the socket that reports go to
+    log: str  # file that the rank's output is appended to
+    attempt: int  # which try this is, for the metric log
+    pid: int  # of the launching process
 
     @classmethod
     def of_environment(cls) -> Launch | None:

@@ -14,9 +14,8 @@ import logging
 import math
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -31,11 +30,10 @@ from fvc_lib.engine.task import LossMean
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 
 BUCKET_BYTES = 25 << 20  # what torch's DistributedDataParallel takes: large enough that latency does not count
-Meet = Callable[..., list[tuple[float, ...]]]
 # A rank that dies is noticed at once, because its connections close. This is for one that only hangs, or whose machine
 # went away: no rank is so much slower than another.
 PATIENCE_SECONDS = 600.0
-_MOST_VALUES = 6  # of one meeting
+_MEETING_BYTES = 8192  # of what one rank says at a meeting
 # Below the ports that Linux gives to outgoing connections (32768 on), above those of services.
 _FIRST_PORT, _NUM_PORTS = 20_000, 12_000
 T = TypeVar("T")
@@ -106,51 +104,32 @@ class GradientSum(OwnGradients):
 
     Args:
         model: on its device.
-        meet: as ``Ranks.meet``.
-        add_up: replaces a tensor by its sum over the ranks, the same bits on each.
+        ranks: that train it.
         bucket_bytes: one exchange is about so large.
-        rank: this process.
-        everyone: as ``Ranks.everyone``; needed by tasks that compare samples.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        meet: Meet,
-        add_up: Callable[[str, Tensor], None],
-        *,
-        bucket_bytes: int = BUCKET_BYTES,
-        rank: int = 0,
-        everyone: Callable[[str, dict[str, Any]], list[dict[str, Any]]] | None = None,
-    ) -> None:
-        self.rank = rank
-        self._everyone = everyone
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._names = [name for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
-        self._meet = meet
-        self._add_up = add_up
-        self._groups = list(_groups(self._parameters, bucket_bytes))
-        self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+    def __init__(self, model: nn.Module, ranks: Ranks, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._ranks, self.rank, self.num_ranks = ranks, ranks.rank, ranks.size
+        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self._groups = list(_groups(list(self._parameters.values()), bucket_bytes))
+        sizes: dict[tuple[torch.dtype, torch.device], int] = {}
         for group in self._groups:
-            key, size = _kind(group[0]), sum(parameter.numel() for parameter in group)
-            if key not in self._buffers or self._buffers[key].numel() < size:
-                self._buffers[key] = torch.empty(size, dtype=key[0], device=key[1])
-        self._reached = [False] * len(named)
+            sizes[_kind(group[0])] = max(sizes.get(_kind(group[0]), 0), sum(each.numel() for each in group))
+        self._buffers = {kind: torch.empty(size, dtype=kind[0], device=kind[1]) for kind, size in sizes.items()}
+        self._reached = [False] * len(self._parameters)
         self._any_missing = False
-        self._unreached: list[str] | None = None
-        self.num_ranks = len(meet("parameters", len(named), sum(p.numel() for p in self._parameters)))
+        self._unreached: list[str] = []
 
     def complete(self) -> None:
         """Zeros where this rank's share gave no gradient, made while an out-of-memory is still this rank's own."""
-        for index, parameter in enumerate(self._parameters):
-            self._reached[index] = parameter.grad is not None
+        self._reached = [parameter.grad is not None for parameter in self._parameters.values()]
+        for parameter in self._parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
     def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
         """One meeting; losses are added in the order of the ranks, so every rank has the same bits."""
-        rows = self._meet("gradients", micro_batch, loss.total, loss.weight, not all(self._reached), again)
+        rows = self._ranks.meet("gradients", micro_batch, loss.total, loss.weight, not all(self._reached), again)
         total = LossMean()
         for _, its_total, its_weight, _, _ in rows:
             total.add(LossMean(its_total, its_weight))
@@ -160,42 +139,38 @@ class GradientSum(OwnGradients):
 
     def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         """One exchange."""
-        if self._everyone is None:
-            raise RuntimeError("this exchange of gradients was made without a way to exchange anything else")
-        return self._everyone("compared", value)
+        return self._ranks.everyone("compared", value)
 
     def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
         """One meeting, and an exchange per output."""
-        rows = self._meet("compared gradients", gradients is not None)
+        rows = self._ranks.meet("compared gradients", gradients is not None)
         if gradients is None or not all(its_own for (its_own,) in rows):
             return False
         for gradient in gradients.values():
-            self._add_up("compared gradients", gradient)
+            self._ranks.add_up("compared gradients", gradient)
         return True
 
     def sum(self) -> None:
         """Bucket by bucket."""
         for group in self._groups:
-            gradients = [_gradient(parameter) for parameter in group]
+            gradients = [parameter.grad for parameter in group if parameter.grad is not None]  # ``complete`` made all
             bucket = self._buffers[_kind(group[0])][: sum(gradient.numel() for gradient in gradients)]
             parts = torch.split(bucket, [gradient.numel() for gradient in gradients])
             views = [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
             torch._foreach_copy_(views, gradients)
-            self._add_up("gradients", bucket)
+            self._ranks.add_up("gradients", bucket)
             torch._foreach_copy_(gradients, views)
         if self._any_missing:
             self._drop_unreached()
 
     def _drop_unreached(self) -> None:
         reached = torch.tensor([float(reached) for reached in self._reached])
-        self._add_up("gradients", reached)
-        unreached = []
-        for name, parameter, count in zip(self._names, self._parameters, reached.tolist(), strict=True):
-            if not count:
-                parameter.grad = None
-                if parameter.requires_grad:  # one that is frozen for now is not missed
-                    unreached.append(name)
-        if unreached != self._unreached and unreached:
+        self._ranks.add_up("gradients", reached)
+        unreached = [name for name, count in zip(self._parameters, reached.tolist(), strict=True) if not count]
+        for name in unreached:
+            self._parameters[name].grad = None
+        unreached = [name for name in unreached if self._parameters[name].requires_grad]  # none that is frozen for now
+        if unreached and unreached != self._unreached:
             _logger.warning("no rank's loss reaches %d parameters: %s", len(unreached), ", ".join(unreached[:5]))
         self._unreached = unreached
 
@@ -221,12 +196,6 @@ def _groups(parameters: list[nn.Parameter], bucket_bytes: int) -> Iterator[list[
 
 def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
     return parameter.dtype, parameter.device
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        raise RuntimeError("a gradient was to be summed before it was completed")
-    return parameter.grad
 
 
 class Ranks:
@@ -269,10 +238,12 @@ class Ranks:
     def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:
         """Every other rank's ``value``, given to ``take`` on rank 0, one after the other in the order of the ranks."""
 
+    def add_up(self, place: str, tensor: Tensor) -> None:
+        """Replace ``tensor`` by its sum over the ranks, the same bits on each; a meeting must stand before."""
+
     def shared_gradients(self, model: nn.Module) -> OwnGradients:
         """The exchange of ``model``'s gradients; the model is on its device."""
-        del model
-        return OwnGradients()
+        return OwnGradients() if self.size == 1 else GradientSum(model, self)
 
     def telling(self) -> AbstractContextManager[None]:
         """An exception that leaves this context is told to the other ranks, at their next meeting."""
@@ -309,23 +280,14 @@ def refuse_unequal_ranks(ranks: Ranks, numerics: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """One process among the ranks of a training.
+    """One process among the ranks of a training."""
 
-    Attributes:
-        rank: from 0.
-        size: how many there are.
-        local_rank: from 0 on this machine; which GPU it takes.
-        local_size: how many share this machine's memory.
-        address: where rank 0 is; empty when there is one rank.
-        port: where it listens.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    address: str = ""
-    port: int = 0
+    rank: int  # from 0
+    size: int  # how many there are
+    local_rank: int  # from 0 on this machine; which GPU it takes
+    local_size: int  # how many share this machine's memory
+    address: str = ""  # where rank 0 is; empty when there is one rank
+    port: int = 0  # where it listens
 
 
 def rank_place(environ: Mapping[str, str] | None = None) -> RankPlace:
@@ -415,13 +377,22 @@ class ProcessRanks(Ranks):
             )
 
     def meet(self, place: str, *mine: float) -> list[tuple[float, ...]]:
-        """As ``Ranks.meet``: one exchange of 64 bytes per rank."""
-        rows = self._exchange(place, False, mine)
-        self._stop_where_one_failed(rows)
-        if any(row[0] != rows[0][0] for row in rows):
-            places = [text.decode() for text in self._everyones_bytes(place, place.encode())]
-            raise RuntimeError(f"ranks came to different places, {places}: they do not run the same training")
-        return [row[2 : 2 + len(mine)] for row in rows]
+        """As ``Ranks.meet``: one small exchange. Of the ranks that cannot go on, one that was only stopped is last."""
+        if self._over:
+            raise RankLostError(f"this rank has left the others already and cannot meet them at {place!r}.")
+        rows = self._exchange(place, list(mine))
+        failures = [
+            (said[0] == StoppedError.__name__, rank, *said) for rank, (_, said, failed) in enumerate(rows) if failed
+        ]
+        if failures:
+            self._over = True
+            _, rank, name, message = min(failures)
+            raise error_named(name, f"rank {rank} of {self.size}: {message}")
+        if any(row[0] != place for row in rows):
+            raise RuntimeError(
+                f"ranks came to different places, {[row[0] for row in rows]}: they do not run the same training"
+            )
+        return [tuple(said) for _, said, _ in rows]
 
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
         """As ``Ranks.from_leader``."""
@@ -460,9 +431,10 @@ class ProcessRanks(Ranks):
                 dist.recv(blob, src=rank)
                 take(_unpacked(blob))
 
-    def shared_gradients(self, model: nn.Module) -> GradientSum:
-        """Their sum over all ranks, in buckets."""
-        return GradientSum(model, self.meet, self._sum, rank=self.rank, everyone=self.everyone)
+    def add_up(self, place: str, tensor: Tensor) -> None:
+        """As ``Ranks.add_up``."""
+        with self._committed(place):
+            dist.all_reduce(tensor)
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -471,55 +443,23 @@ class ProcessRanks(Ranks):
             yield
         except BaseException as error:
             if not self._over and not isinstance(error, RankLostError):
-                self._tell(error)
+                self._over = True
+                message = str(error).encode(errors="replace")[: _MEETING_BYTES // 2].decode(errors="ignore")
+                with suppress(RankLostError):  # whoever was to be told is gone as well
+                    self._exchange("failure", [type(error).__name__, message], failed=True)
             raise
 
     def close(self) -> None:
         """Leave the group; only where all ranks do."""
         dist.destroy_process_group()
 
-    def _tell(self, error: BaseException) -> None:
-        self._over = True
-        try:
-            self._exchange("failure", True, ())
-            self._reasons(error)
-        except RankLostError:
-            pass  # whoever was to be told is gone as well
-
-    def _stop_where_one_failed(self, rows: Sequence[tuple[float, ...]]) -> None:
-        """Raise what the ranks that cannot go on say; a stop is said last."""
-        if not any(row[1] for row in rows):
-            return
-        self._over = True
-        reasons = [(rank, reason) for rank, reason in enumerate(self._reasons()) if reason]
-        rank, (name, message) = min(reasons, key=lambda item: (item[1][0] == StoppedError.__name__, item[0]))
-        raise error_named(name, f"rank {rank} of {self.size}: {message}")
-
-    def _reasons(self, error: BaseException | None = None) -> list[list[str] | None]:
-        """What every failed rank gives as its reason: its error's class and text."""
-        mine = [type(error).__name__, str(error)] if error is not None else None
-        return [json.loads(text) for text in self._everyones_bytes("failure", json.dumps(mine).encode())]
-
-    def _exchange(self, place: str, failed: bool, mine: Sequence[float]) -> list[tuple[float, ...]]:
-        if self._over and not failed:
-            raise RankLostError(f"this rank has left the others already and cannot meet them at {place!r}.")
-        if len(mine) > _MOST_VALUES:
-            raise ValueError(f"a meeting takes {_MOST_VALUES} values, got {len(mine)}")
-        padding = [0.0] * (_MOST_VALUES - len(mine))
-        words = torch.tensor([zlib.crc32(place.encode()), failed, *mine, *padding], dtype=torch.float64)
-        heard = torch.empty(self.size * words.numel(), dtype=torch.float64)
+    def _exchange(self, place: str, said: list[Any], *, failed: bool = False) -> list[tuple[str, list[Any], bool]]:
+        """``place``, ``said`` and ``failed`` of every rank."""
+        text = json.dumps([place, said, failed], ensure_ascii=False).encode().ljust(_MEETING_BYTES)
+        heard = torch.empty(self.size * _MEETING_BYTES, dtype=torch.uint8)
         with _loss_noticed(place):
-            dist.all_gather_single(heard, words)
-        return [tuple(row) for row in heard.view(self.size, -1).tolist()]
-
-    def _everyones_bytes(self, place: str, text: bytes) -> list[bytes]:
-        """Without a meeting before: for what is said after one went wrong."""
-        size = torch.tensor([len(text)])
-        sizes = torch.empty(self.size, dtype=torch.int64)
-        with _loss_noticed(place):
-            dist.all_gather_single(sizes, size)
-        blob = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        return [part.numpy().tobytes() for part in self._everyones_blobs(place, blob, sizes.tolist())]
+            dist.all_gather_single(heard, torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        return [json.loads(row.numpy().tobytes()) for row in heard.view(self.size, -1)]
 
     def _everyones_blobs(self, place: str, blob: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         with self._committed(place):
@@ -528,10 +468,6 @@ class ProcessRanks(Ranks):
             heard = torch.empty(self.size * padded.numel(), dtype=torch.uint8)
             dist.all_gather_single(heard, padded)
         return [row[:size] for row, size in zip(heard.view(self.size, -1), sizes, strict=True)]
-
-    def _sum(self, place: str, tensor: Tensor) -> None:
-        with self._committed(place):
-            dist.all_reduce(tensor)
 
     @contextmanager
     def _committed(self, place: str) -> Iterator[None]:

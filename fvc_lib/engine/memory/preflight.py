@@ -62,26 +62,16 @@ Decision = tuple[int, str]  # micro-batch, and why something could not be measur
 
 @dataclass(frozen=True)
 class StepRequest:
-    """What a training is going to do in every step.
+    """What a training is going to do in every step."""
 
-    Attributes:
-        task: must be picklable to be measured.
-        micro_batch: samples at once, as planned.
-        effective_batch_size: samples per optimizer step; so many are loaded at once.
-        device: ``cpu``, ``cuda``, ``cuda:0``, ``mps`` or ``auto``.
-        amp: ``auto`` or ``off``, as ``resolve_device`` takes it.
-        num_workers: loader processes.
-        num_ranks: with so many samples each, where samples are compared: with those of all ranks.
-    """
-
-    task: Task
-    micro_batch: int
-    effective_batch_size: int
-    device: str = "auto"
-    amp: str = "auto"
+    task: Task  # must be picklable to be measured
+    micro_batch: int  # samples at once, as planned
+    effective_batch_size: int  # samples per optimizer step; so many are loaded at once
+    device: str = "auto"  # ``cpu``, ``cuda``, ``cuda:0``, ``mps`` or ``auto``
+    amp: str = "auto"  # ``auto`` or ``off``, as ``resolve_device`` takes it
     gradient_checkpointing: bool = False
-    num_workers: int = 0
-    num_ranks: int = 1
+    num_workers: int = 0  # loader processes
+    num_ranks: int = 1  # with so many samples each, where samples are compared: with those of all ranks
 
     @property
     def samples_per_step(self) -> int:
@@ -105,37 +95,21 @@ class StepRequest:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """What was predicted and decided.
+    """What was predicted and decided."""
 
-    Attributes:
-        micro_batch_planned: no more than an effective batch.
-        micro_batch: to begin with.
-        predicted_peak_bytes: with ``micro_batch``; None when nothing could be measured.
-        planned_peak_bytes: the same with ``micro_batch_planned``.
-        budget_bytes: the budget, and
-        budget_origin: who set it.
-        baseline_bytes: the training process before, without memory that it holds and nothing uses.
-        reserved_bytes: room that the budget must have beside the peak.
-        step_bytes_by_micro_batch: measured, above what any training keeps.
-        reused: nothing was measured for this report; an earlier measurement served.
-        seconds: it took.
-        problem: why something could not be measured; empty when all went well.
-        seconds_per_sample: of a training step, by micro-batch.
-    """
-
-    micro_batch_planned: int
-    micro_batch: int
-    predicted_peak_bytes: int | None
-    planned_peak_bytes: int | None
-    budget_bytes: int
-    budget_origin: str
-    baseline_bytes: int
-    reserved_bytes: int
-    step_bytes_by_micro_batch: Mapping[int, int]
-    reused: bool
-    seconds: float
-    problem: str = ""
-    seconds_per_sample: Mapping[int, float] = field(default_factory=dict)
+    micro_batch_planned: int  # no more than an effective batch
+    micro_batch: int  # to begin with
+    predicted_peak_bytes: int | None  # with ``micro_batch``; None when nothing could be measured
+    planned_peak_bytes: int | None  # the same with ``micro_batch_planned``
+    budget_bytes: int  # the budget
+    budget_origin: str  # who set it
+    baseline_bytes: int  # the training process before, without memory that it holds and nothing uses
+    reserved_bytes: int  # room that the budget must have beside the peak
+    step_bytes_by_micro_batch: Mapping[int, int]  # measured, above what any training keeps
+    reused: bool  # nothing was measured for this report; an earlier measurement served
+    seconds: float  # it took
+    problem: str = ""  # why something could not be measured; empty when all went well
+    seconds_per_sample: Mapping[int, float] = field(default_factory=dict)  # of a training step, by micro-batch
 
     @property
     def fits(self) -> bool:
@@ -344,25 +318,15 @@ def _size(num_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """What a child process found, in bytes: on CUDA of the device's memory, elsewhere resident in main memory.
+    """What a child process found, in bytes: on CUDA of the device's memory, elsewhere resident in main memory."""
 
-    Attributes:
-        first_use_bytes: what the first training of any process loads and keeps (libraries; on CUDA the context).
-        batch_bytes: one effective batch as the loader hands it over.
-        worker_bytes: of one loader process, what it does not share with its parent.
-        step_bytes: by micro-batch, the peak of training steps above that.
-        seconds_per_sample: by micro-batch, of a training step.
-        failures: by micro-batch, why it could not run: out of memory.
-        attempting: the micro-batch in hand; left standing when the child dies of it.
-    """
-
-    first_use_bytes: int = 0
-    batch_bytes: int = 0
-    worker_bytes: int = 0
-    step_bytes: Mapping[int, int] = field(default_factory=dict)
-    seconds_per_sample: Mapping[int, float] = field(default_factory=dict)
-    failures: Mapping[int, str] = field(default_factory=dict)
-    attempting: int | None = None
+    first_use_bytes: int = 0  # what the first training of any process loads and keeps (libraries; on CUDA the context)
+    batch_bytes: int = 0  # one effective batch as the loader hands it over
+    worker_bytes: int = 0  # of one loader process, what it does not share with its parent
+    step_bytes: Mapping[int, int] = field(default_factory=dict)  # by micro-batch, the peak of training steps above that
+    seconds_per_sample: Mapping[int, float] = field(default_factory=dict)  # by micro-batch, of a training step
+    failures: Mapping[int, str] = field(default_factory=dict)  # by micro-batch, why it could not run: out of memory
+    attempting: int | None = None  # the micro-batch in hand; left standing when the child dies of it
 
     def with_step(self, micro_batch: int, step_bytes: int, seconds_per_sample: float = 0.0) -> StepMeasurement:
         """The same with one more micro-batch that ran."""
@@ -386,19 +350,12 @@ class StepMeasurement:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The training process before it trains.
+    """The training process before it trains."""
 
-    Attributes:
-        resident_bytes: its memory now (on CUDA: what it holds on the device).
-        trained_before: whether the libraries of a first training are loaded already, and so counted in it.
-        num_workers: loader processes.
-        after_training_bytes: what the process will add when training is over: room that the training must leave.
-    """
-
-    resident_bytes: int
-    trained_before: bool
-    num_workers: int
-    after_training_bytes: int = 0
+    resident_bytes: int  # its memory now (on CUDA: what it holds on the device)
+    trained_before: bool  # whether the libraries of a first training are loaded already, and so counted in it
+    num_workers: int  # loader processes
+    after_training_bytes: int = 0  # what the process will add when training is over: room that the training must leave
 
 
 def predicted_peak(found: StepMeasurement, footprint: Footprint, micro_batch: int) -> int | None:

@@ -4,8 +4,6 @@ It runs the engine's own transaction and optimizer step (``engine/step.py``) on 
 instead of the training, and leaves what it has found so far.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """A training's memory: policy, micro-batch and budget before it begins, and what observes it."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math
@@ -118,19 +116,12 @@ def _gigabytes(num_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """What a training, and the control beside it, get for their memory.
+    """What a training, and the control beside it, get for their memory."""
 
-    Attributes:
-        policy: of the device.
-        observer: hears where the model's training is.
-        control_observer: the same for the control's, under phases that begin with ``control_``.
-        oom_folder: where the context of an out-of-memory goes.
-    """
-
-    policy: MemoryPolicy
-    observer: MemoryObserver
-    control_observer: MemoryObserver
-    oom_folder: OutOfMemoryFolder
+    policy: MemoryPolicy  # of the device
+    observer: MemoryObserver  # hears where the model's training is
+    control_observer: MemoryObserver  # the same for the control's, under phases that begin with ``control_``
+    oom_folder: OutOfMemoryFolder  # where the context of an out-of-memory goes
 
 
 @contextmanager
@@ -305,13 +296,9 @@ _TABLE_COLUMNS = "200"  # memray's text tables are cut to the terminal's width
 
 @dataclass(frozen=True)
 class AllocationRecording:
-    """A recording that is being made, or is finished.
+    """A recording that is being made, or is finished."""
 
-    Attributes:
-        path: ``memray_<pid>_<n>.bin`` or ``snapshot_<pid>_<n>.pickle``.
-    """
-
-    path: Path
+    path: Path  # ``memray_<pid>_<n>.bin`` or ``snapshot_<pid>_<n>.pickle``
 
     @property
     def flamegraph(self) -> Path:

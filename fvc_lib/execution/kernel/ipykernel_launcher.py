@@ -3,8 +3,6 @@
 Run as a file, so that nothing of ours is imported into a notebook that does not ask for it.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -4,8 +4,6 @@ Of a stream the beginning and the end stand in the record and all of it in a lin
 in the record is a link. Everything is redacted before it is kept anywhere.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import html

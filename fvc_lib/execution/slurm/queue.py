@@ -1,7 +1,5 @@
 """Handing a run's jobs to SLURM, and what its queue and its accounting say of them. Works without accounting."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

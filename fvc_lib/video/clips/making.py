@@ -5,8 +5,6 @@ Augmenting is arithmetic on our own clips and happens in threads beside it; a vi
 original is there, and no more videos than a few are in hand at once.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator

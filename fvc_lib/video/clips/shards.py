@@ -10,8 +10,6 @@ Nothing in a shard is trusted before its SHA-256 and its members are what the ma
 unpickled, executed, extracted or used as a path.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

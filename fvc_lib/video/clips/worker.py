@@ -3,8 +3,6 @@
 Imported by every worker, so it imports only what that needs: no polars, no torch.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
