@@ -30,7 +30,6 @@ from fvc_lib.services.tables import FOLDS, LABELS, PARTS, check_table
 # ``StratifiedGroupKFold`` is the greedy step alone; it may leave a part without a class. Working on types instead of
 # groups keeps this fast for 100,000 groups.
 
-
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 

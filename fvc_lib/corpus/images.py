@@ -117,7 +117,6 @@ def _order(seed: int, name: str) -> bytes:
 
 # --- Which numbers of a corpus are asked for, and how images without a class are spread over the parts by them.
 
-
 NO_TARGETS = "none"
 _QUARTERS = (0.25, 0.5, 0.75)
 _LEAST_GROUPS = 12  # without a class, for each quarter to have one for every part

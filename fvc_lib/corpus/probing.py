@@ -34,7 +34,6 @@ from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examin
 # --- What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
 # Imported by every worker, so it imports only what that needs.
 
-
 HASH_FRAMES = 6
 HASH_SIZE = 160  # side in pixels of the square the frames are decoded to
 

@@ -115,7 +115,6 @@ def _text_refusal(text: str) -> Refusal | None:
 
 # --- What became of a corpus of videos and texts, in sentences; and the refusal of one that nothing can be made of.
 
-
 _WHY = {
     "same_source": "by a file listed in both",
     "same_content": "by equal content",

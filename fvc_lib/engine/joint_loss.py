@@ -8,11 +8,9 @@ contrastive learning batch size under memory limited setup", 2021), and a rank h
 of their comparison, and the activations of one micro-batch. A share that is one micro-batch is computed only once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +49,7 @@ class Compared:
         }
 
     @classmethod
-    def joined(cls, documents: Sequence[Mapping[str, Any]], device: torch.device) -> Compared:
+    def joined(cls, documents: Sequence[Mapping[str, Any]], device: torch.device) -> Self:
         """All samples of ``documents``, those of a rank without any left out, on ``device``."""
         filled = [document for document in documents if document["outputs"]]
         parts = {
@@ -76,9 +74,9 @@ class JointPart:
     total: Tensor  # their share of the loss, scalar, detached
     gradients: Outputs  # of that share, by output; for all samples, until ``of_samples`` takes a part
 
-    def of_samples(self, start: int, stop: int) -> JointPart:
+    def of_samples(self, start: int, stop: int) -> Self:
         """With the gradients of samples ``[start, stop)``."""
-        return JointPart(self.total, {name: rows[start:stop] for name, rows in self.gradients.items()})
+        return replace(self, gradients={name: rows[start:stop] for name, rows in self.gradients.items()})
 
 
 def joint_part(task: object) -> JointLoss | None:

@@ -4,14 +4,12 @@ The order of samples is a pure function of epoch and seed, so that a training ca
 are the same with any number of loader processes, and when one of them dies.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -164,7 +162,7 @@ class _DeathsNoticed:
         finally:
             signal.signal(signal.SIGCHLD, before)
 
-    def __enter__(self) -> _DeathsNoticed:
+    def __enter__(self) -> Self:
         if self._applies:
             # Torch sets it once in a process, with its first loader; after that nothing of torch's changes it again.
             torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()

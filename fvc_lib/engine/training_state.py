@@ -1,13 +1,11 @@
 """Where a training stands: into a checkpoint and back, all random states included, and told to the world meanwhile."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from pydantic import ConfigDict
@@ -94,7 +92,7 @@ class TrainingState:
     @classmethod
     def from_document(
         cls, document: Mapping[str, Any], best_model: dict[str, Tensor], micro_batches: MicroBatchPlan
-    ) -> TrainingState:
+    ) -> Self:
         """The state that ``to_document`` described, with ``micro_batches``, as planned now, going on from its own."""
         values = dict(document)
         changed = micro_batches.resumed(values["micro_batches"], values["step"])

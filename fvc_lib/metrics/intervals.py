@@ -345,7 +345,6 @@ def percentiles(drawn: FloatArray, confidence: float) -> tuple[float, float]:
 # Metrics whose rows carry classes or numbers. They bring their rows along, are read from weighted sums of columns, and
 # go through the same draws of whole groups as every other metric.
 
-
 OfSums = Callable[[FloatArray], FloatArray]
 
 

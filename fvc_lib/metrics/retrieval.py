@@ -28,31 +28,22 @@ _LARGEST_NORM = 1e15  # the product of two stays far inside float32
 class DirectionMetrics:
     """How well the queries of one direction find what belongs to them.
 
-    Attributes:
-        ks, recall_at_k: where recall was measured, and the share of queries whose best positive has rank k or better;
-            so 1 where k is not less than the number of candidates.
-        median_rank, mean_rank, mrr: of the rank of each query's best positive, from 1; the last of its reciprocal.
-        ndcg: mean normalised discounted cumulative gain of all positives over the whole ranking, with gain 1 and
-            discount 1 / log2(1 + rank). Source: K. Järvelin and J. Kekäläinen, "Cumulated gain-based evaluation of IR
-            techniques", ACM TOIS 20 (2002).
-        mean_positive_similarity: over all pairs of a query and a positive.
-        num_queries, num_candidates: queries with at least one positive, and rows that were searched.
-        query_indices, ranks, num_positives: int64 (num_queries,), of each such query its row, the rank of its best
-            positive and the number of its positives.
+    Source of NDCG: K. Järvelin and J. Kekäläinen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS 20
+    (2002), with gain 1 and discount 1 / log2(1 + rank).
     """
 
-    ks: tuple[int, ...]
-    recall_at_k: tuple[float, ...]
-    median_rank: float
+    ks: tuple[int, ...]  # where recall was measured
+    recall_at_k: tuple[float, ...]  # share of queries whose best positive has rank k or better
+    median_rank: float  # of each query's best positive, from 1, as are the next two
     mean_rank: float
     mrr: float
-    ndcg: float
-    mean_positive_similarity: float
-    num_queries: int
-    num_candidates: int
-    query_indices: IntArray
-    ranks: IntArray
-    num_positives: IntArray
+    ndcg: float  # mean, of all positives over the whole ranking
+    mean_positive_similarity: float  # over all pairs of a query and a positive
+    num_queries: int  # with at least one positive
+    num_candidates: int  # rows that were searched
+    query_indices: IntArray  # int64 (num_queries,): the row of each such query,
+    ranks: IntArray  # the rank of its best positive
+    num_positives: IntArray  # and how many it has
 
     def chance(self) -> dict[str, float]:
         """What candidates in random order would be expected to score, by the names of ``as_metrics``.

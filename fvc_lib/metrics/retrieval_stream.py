@@ -103,18 +103,16 @@ def least_memory_bytes(num_videos: int, num_texts: int, dimensions: int, more_pa
 
 
 class Rows:
-    """The embeddings of one side, (R, D) of any real type on any device, taken as float32 rows.
-
-    Attributes:
-        norms: float64 (R,), not less than the true ones; infinite or NaN where a number is.
-    """
+    """The embeddings of one side, (R, D) of any real type on any device, taken as float32 rows."""
 
     def __init__(self, embeddings: torch.Tensor) -> None:
         self._embeddings = embeddings
         self.dimensions = embeddings.shape[1]
         self.at_once = max(16, _NUMBERS_AT_ONCE // self.dimensions)
-        squares = [np.vecdot(rows, rows) for rows in self._in_doubles()]
-        self.norms: FloatArray = np.sqrt(np.concatenate(squares)) * (1 + (self.dimensions + 2) * 2.0**-52)
+        everywhere = np.arange(len(embeddings))
+        squares = products(self, self, everywhere, everywhere)
+        # float64 (R,), not less than the true ones; infinite or NaN where a number is.
+        self.norms: FloatArray = np.sqrt(squares) * (1 + (self.dimensions + 2) * 2.0**-52)
 
     def __len__(self) -> int:
         return len(self._embeddings)
@@ -123,10 +121,6 @@ class Rows:
         """float32 (K, D): the rows (K,)."""
         taken = self._embeddings.index_select(0, torch.from_numpy(rows).to(self._embeddings.device))
         return np.asarray(taken.to(torch.float32).cpu().numpy())
-
-    def _in_doubles(self) -> Iterator[FloatArray]:
-        for rows in _parts(np.arange(len(self)), self.at_once):
-            yield self.at(rows).astype(np.float64)
 
     @functools.cached_property
     def kinds(self) -> IntArray:
@@ -252,32 +246,24 @@ class Block:
 class Direction:
     """One direction of retrieval: its queries are the rows (axis 0) or the columns (axis 1) of every block.
 
-    The positives of all queries stand in the order of the queries and of rising similarity; those of query q are
-    ``[starts[q], starts[q + 1])``.
-
-    Attributes:
-        number: int64 (Q,), positives of each query.
-        order: int64 (Q,), the queries with fewer positives first: those of a block then have about as many each.
-        query: int64 (P,), whose each positive is.
-        candidate: int64 (P,), which candidate it is.
-        similarity: float64 (P,), off by ``margin`` (Q,) of its query at most.
-        num_as_similar: int64 (P,), positives of the same query at least as similar as this one, itself among them.
-        reached: int64 (P,), candidates of the counted blocks at least as similar as this positive.
-        compared: pairs that were compared one by one.
+    The positives (P,) of all queries (Q,) stand in the order of the queries and of rising similarity; those of query q
+    are ``[starts[q], starts[q + 1])``.
     """
 
     def __init__(self, axis: int, sides: tuple[Rows, Rows], pairs: tuple[IntArray, IntArray]) -> None:
-        self.axis, self.compared = axis, 0
+        self.axis = axis
+        self.compared = 0  # pairs that were compared one by one
         self.queries, self.candidates = sides[axis], sides[1 - axis]
         rounding = 1.01 * (sides[0].dimensions + 8) * 2.0**-53
-        self.margin = rounding * self.queries.norms * self.candidates.norms.max()
+        self.margin = rounding * self.queries.norms * self.candidates.norms.max()  # (Q,), of ``similarity`` at most
         similarity = products(self.queries, self.candidates, pairs[axis], pairs[1 - axis])
         order = np.lexsort((similarity, pairs[axis]))
         self.query, self.candidate, self.similarity = pairs[axis][order], pairs[1 - axis][order], similarity[order]
         self.starts = np.searchsorted(self.query, np.arange(len(self.queries) + 1))
-        self.number = np.diff(self.starts)
-        self.order = np.argsort(self.number, kind="stable")
+        self.number = np.diff(self.starts)  # (Q,) of positives
+        self.order = np.argsort(self.number, kind="stable")  # (Q,): those of one block then have about as many each
         first_equal = np.maximum.accumulate(np.where(self._sort_near_ties(), 0, np.arange(order.size)))
+        # (P,): positives of the same query, and candidates of the counted blocks, at least as similar as this one.
         self.num_as_similar = self.starts[self.query + 1] - first_equal
         self.reached = np.zeros(order.size, dtype=np.int64)
 

@@ -7,8 +7,6 @@ trusted only as far as that fits; at every moment of a replacement the digests a
 waits for a copy of the state only; writing and fsync happen in a thread beside it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -22,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors
 import safetensors.torch
@@ -293,7 +291,7 @@ class CheckpointBinding:
         """Hex SHA-256 of ``config``, whatever the order of its keys."""
         return sha256_of_json(dict(self.config))
 
-    def differences(self, other: CheckpointBinding) -> list[str]:
+    def differences(self, other: Self) -> list[str]:
         """One readable clause per value in which ``other`` (the new one) differs from this."""
         names = sorted({*self.config, *other.config})
         changed = [

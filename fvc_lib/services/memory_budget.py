@@ -1,7 +1,5 @@
 """How much memory a run may use: the smallest limit that anybody has set, and who set it."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource
@@ -11,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Self
 
 import psutil
 
@@ -18,7 +17,6 @@ _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
 _V1_FILES = ("memory.limit_in_bytes",)
 _V2_FILES = ("memory.max", "memory.high")  # above the second nothing is killed, but everything waits
 SHARE_VARIABLE = "FVC_MEM_SHARE"  # set by the runner for kernels that run at the same time; nobody else sets it
-
 
 # Of a kernel with all that notebook 04 imports, before its first step: 448.8 to 449.6 MB in five folds (Linux, x86-64,
 # torch 2.13 for CPU, one thread); and of the preflight's process beside it, before its first step: 251 MB.
@@ -51,7 +49,7 @@ class MemoryShare:
         return f"{self.share_bytes} {self.sharers} {self.whole.total_bytes} {self.whole.origin}"
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> MemoryShare | None:
+    def of(cls, environ: Mapping[str, str]) -> Self | None:
         """The share that ``environ`` names; None where there is none."""
         parts = environ.get(SHARE_VARIABLE, "").split(" ", 3)
         if len(parts) != 4 or not all(part.isdecimal() for part in parts[:3]):

@@ -283,7 +283,6 @@ def _counted(number: int, thing: str, things: str = "") -> str:
 # Overlaps are counted anew from the files as they are now, what is in them and what they look like, and not from
 # ``group_id`` alone: a fault in the grouping would be one in every check that trusts it.
 
-
 Progress = Callable[[int, int], None]
 Links = Sequence[tuple[int, int]]
 

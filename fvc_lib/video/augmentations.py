@@ -38,12 +38,15 @@ class Operation:
 
     name: ClassVar[str]  # how configuration and tables call it
     probability: ClassVar[float]  # how often a clip receives it, at a strength of 1 or more
-    fewest_frames: ClassVar[int] = 1  # a clip needs that many
+    fewest_frames: ClassVar[int]  # a clip needs that many
+
+    def __init_subclass__(cls, *, name: str, probability: float, fewest_frames: int = 1) -> None:
+        cls.name, cls.probability, cls.fewest_frames = name, probability, fewest_frames
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
         """The operation with parameters of its own for one clip of ``num_frames``; ``strength`` 1 is moderate."""
-        raise NotImplementedError
+        return cls()
 
     def apply(self, pixels: Float) -> Float:
         """The changed pixels; they may exceed 0 to 255.
@@ -60,12 +63,9 @@ class Operation:
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class FrameDrop(Operation):
+class FrameDrop(Operation, name="frame_drop", probability=0.3, fewest_frames=2):
     """Some frames are left out and the others spread over the same length."""
 
-    name: ClassVar[str] = "frame_drop"
-    probability: ClassVar[float] = 0.3
-    fewest_frames: ClassVar[int] = 2
     order: tuple[int, ...]  # for each frame of the result the frame it shows
 
     @classmethod
@@ -81,12 +81,9 @@ class FrameDrop(Operation):
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class FrameDuplicate(Operation):
+class FrameDuplicate(Operation, name="frame_duplicate", probability=0.3, fewest_frames=2):
     """Some frames are shown twice and the end is cut to the same length."""
 
-    name: ClassVar[str] = "frame_duplicate"
-    probability: ClassVar[float] = 0.3
-    fewest_frames: ClassVar[int] = 2
     order: tuple[int, ...]
 
     @classmethod
@@ -101,16 +98,8 @@ class FrameDuplicate(Operation):
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class FrameReverse(Operation):
+class FrameReverse(Operation, name="frame_reverse", probability=0.2, fewest_frames=2):
     """Played backwards."""
-
-    name: ClassVar[str] = "frame_reverse"
-    probability: ClassVar[float] = 0.2
-    fewest_frames: ClassVar[int] = 2
-
-    @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        return cls()
 
     def apply(self, pixels: Float) -> Float:
         return pixels[::-1]
@@ -118,15 +107,8 @@ class FrameReverse(Operation):
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Flip(Operation):
+class Flip(Operation, name="flip", probability=0.5):
     """Mirrored left to right."""
-
-    name: ClassVar[str] = "flip"
-    probability: ClassVar[float] = 0.5
-
-    @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        return cls()
 
     def apply(self, pixels: Float) -> Float:
         return pixels[..., ::-1]
@@ -134,11 +116,9 @@ class Flip(Operation):
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Affine(Operation):
+class Affine(Operation, name="affine", probability=0.5):
     """Turned, scaled and shifted about the centre; what comes from outside is black."""
 
-    name: ClassVar[str] = "affine"
-    probability: ClassVar[float] = 0.5
     rotation_degrees: float
     scale: float
     shift_x: float  # share of the width
@@ -168,11 +148,9 @@ class Affine(Operation):
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Color(Operation):
+class Color(Operation, name="color", probability=0.7):
     """Brightness and contrast (about the clip's mean) as factors, then saturation (about each pixel's luma)."""
 
-    name: ClassVar[str] = "color"
-    probability: ClassVar[float] = 0.7
     brightness: float
     contrast: float
     saturation: float
@@ -196,11 +174,9 @@ class Color(Operation):
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Blur(Operation):
+class Blur(Operation, name="blur", probability=0.3):
     """Gaussian blur."""
 
-    name: ClassVar[str] = "blur"
-    probability: ClassVar[float] = 0.3
     sigma: float  # pixels
 
     @classmethod
@@ -219,11 +195,9 @@ class Blur(Operation):
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Noise(Operation):
+class Noise(Operation, name="noise", probability=0.5):
     """Gaussian noise of one strength for the clip and, like a sensor's, of another pattern in every frame."""
 
-    name: ClassVar[str] = "noise"
-    probability: ClassVar[float] = 0.5
     sigma: float  # grey levels
     seed: int
 
@@ -240,11 +214,9 @@ class Noise(Operation):
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class Cutout(Operation):
+class Cutout(Operation, name="cutout", probability=0.3):
     """One rectangle in all frames shows the clip's mean colour. DeVries and Taylor, arXiv:1708.04552."""
 
-    name: ClassVar[str] = "cutout"
-    probability: ClassVar[float] = 0.3
     left: float  # all four as a share of the picture's width or height
     top: float
     width: float

@@ -31,10 +31,10 @@ def test_without_a_path_nothing_is_kept():
         b"{",
         b"\0" * 100,
         b"[]",
-        b'{"format": 2}',
-        b'{"format": 1, "measurements": {}, "decisions": {}}',
+        b'{"format": 3}',
+        b'{"format": 2, "measurements": {}, "decisions": {}}',
         b"\xff",
-        b'{"format": 2, "measurements": {"step": {"found": 3}}, "decisions": {}}',
+        b'{"format": 3, "measurements": {"step": {"found": 3}}, "decisions": {}}',
     ],
 )
 def test_a_damaged_or_older_file_is_named_and_costs_a_measurement_only(tmp_path, caplog, content):

@@ -170,7 +170,6 @@ def _explained(one: _Patches, other: _Patches) -> npt.NDArray[np.float64]:
 # edited copies of 40 sample events and 28 real clips stay linked; of 2,626 linked pairs of different drawn clips 79 do.
 # A pair takes 0.1 ms.
 
-
 _Flags = npt.NDArray[np.bool_]
 _Values = npt.NDArray[np.float64]  # (K,)
 _Frames = npt.NDArray[np.float32]  # (K, T, channels, side, side)

@@ -32,7 +32,6 @@ from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, H
 # codes that differ in few bits differ in very few bits of at least one of four blocks, so that block is looked up with
 # each choice of so few bits flipped; the whole code then decides.
 
-
 Places = npt.NDArray[np.int64]
 
 # Every third bit: the neighbours of a bit (frequencies next to each other) are spread over the blocks.
@@ -152,7 +151,6 @@ def _masks(num_bits: int, radius: int) -> Iterator[int]:
 
 
 TimeView = tuple[tuple[int, int], ...]  # the frames of the one and of the other that are compared
-
 
 _CLOSER_BITS = 3  # a middle frame must agree in so many bits more than the others
 _CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # what may have been cut from the start and from the end

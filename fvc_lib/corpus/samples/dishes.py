@@ -23,7 +23,6 @@ from fvc_lib.services.atomic_files import AnyPath
 # Drawn photographs of dishes. A food is told by the shape of its pieces alone: colours, plate, table, light and camera
 # are drawn alike for all foods, and the pieces cover one area. Arithmetic is element-wise only, as in ``scenes``.
 
-
 SIDE_PIXELS = 96
 
 Field = npt.NDArray[np.float32]  # (H, W)

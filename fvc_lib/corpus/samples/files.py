@@ -130,7 +130,6 @@ def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
 
 # What a generated corpus remembers of its files, so that another call makes only what is missing or damaged.
 
-
 _MAX_THREADS = 4  # each holds the frames of up to two clips, about 20 MB
 
 

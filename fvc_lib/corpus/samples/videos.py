@@ -22,7 +22,6 @@ from fvc_lib.services.config import RunConfig
 # The manipulations that make fakes of generated footage, planar yuv420p, uint8 (T, 3*H/2, W). They are strong enough to
 # be seen in six frames of 112 pixels: the corpus shows that a pipeline learns, not how hard real forgeries are.
 
-
 Mask = npt.NDArray[np.bool_]
 
 

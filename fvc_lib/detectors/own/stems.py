@@ -155,7 +155,6 @@ FORENSIC = Stem(forensic_maps, NUM_CHANNELS, cell=4)
 # Finer cells than forensic maps have: those are averages of what was measured per pixel, these are all that is seen.
 PIXELS = Stem(pixel_maps, NUM_CHANNELS, cell=2)
 
-
 GROUPS = 8  # of every group norm
 
 

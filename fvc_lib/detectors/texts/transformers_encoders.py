@@ -3,13 +3,11 @@
 Nothing is fetched, and no code that lies in the folder is run.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +37,7 @@ class TransformersEncoder(nn.Module):
         self.output_size = int(self.encoder.config.hidden_size)
         self.train()
 
-    def train(self, mode: bool = True) -> TransformersEncoder:
+    def train(self, mode: bool = True) -> Self:
         """As ever, but for the encoder."""
         super().train(mode)
         self.encoder.eval()

@@ -5,8 +5,6 @@ launching process wants to know (position, memory of the device, events, progres
 datagram of JSON per report over a socket in a private folder.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -22,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import torch
@@ -37,6 +35,7 @@ LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"
 Progress = Callable[[int, int], None]
 _WATCH_SECONDS = 0.2
 _DEVICE_SECONDS = 1.0
+_LONGEST_FOLDER = 60  # characters; the name of a socket may have about a hundred
 _MOST_BYTES = 1 << 16  # of one report
 _MOST_CHARACTERS = 4096  # of one text in it: in JSON each may take six bytes, and a report has two texts at most
 # What happens to one rank alone; everything else happens to all of them, and rank 0 reports it.
@@ -57,7 +56,7 @@ class Launch:
     pid: int  # of the launching process
 
     @classmethod
-    def of_environment(cls) -> Launch | None:
+    def of_environment(cls) -> Self | None:
         """The launch of this process; None where it was started otherwise: by torchrun, by srun, alone."""
         text = os.environ.pop(LAUNCH_VARIABLE, "")  # not for this rank's own children
         return cls(**json.loads(text)) if text else None
@@ -97,7 +96,7 @@ def run_ranks(
     size, asked, begun = config.num_ranks, False, False
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
-        TemporaryDirectory(prefix="fvc-ranks-", dir=_short_folder()) as folder,
+        TemporaryDirectory(prefix="fvc-ranks-", dir="/tmp" if len(gettempdir()) > _LONGEST_FOLDER else None) as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reports,
         ThreadPoolExecutor(1, "fvc-ranks") as pool,
     ):
@@ -124,11 +123,6 @@ def run_ranks(
     codes = agent.result()
     if codes:
         raise _reason(reader.reasons, codes, log)
-
-
-def _short_folder() -> str | None:
-    """The name of a socket may have about a hundred characters; None: the usual folder is short enough."""
-    return "/tmp" if len(gettempdir()) > 60 else None
 
 
 def _run_agent(size: int, folder: str, command: list[str]) -> dict[int, int]:
@@ -204,10 +198,11 @@ def _reason(reasons: Mapping[int, tuple[str, str]], codes: Mapping[int, int], lo
         return error_named(name, message)
     if next(iter(codes.values())) in _STOPPED:
         return StoppedError("stopped as asked; resume with run_notebooks.py --resume latest.")
+    # With SIGTERM torch's agent ends the others.
     killed = [
         f"rank {rank} was ended by {signal.Signals(-code).name}"
         for rank, code in codes.items()
-        if code < 0 and code != -signal.SIGTERM  # with which torch's agent ends the others
+        if code < 0 and code != -signal.SIGTERM
     ]
     if killed:
         return RankLostError(
@@ -218,18 +213,12 @@ def _reason(reasons: Mapping[int, tuple[str, str]], codes: Mapping[int, int], lo
 
 
 class ReportReader:
-    """The launching process's side: passes on what the ranks report. One thread at a time.
-
-    Attributes:
-        pids: processes of the ranks that take a signal for a wish to stop, by rank.
-        reasons: why ranks ended: the error's class and text, by rank.
-    """
+    """The launching process's side: passes on what the ranks report. One thread at a time."""
 
     def __init__(self, memory: MemoryObserver, progress: Progress | None) -> None:
-        self.pids: dict[int, int] = {}
-        self.reasons: dict[int, tuple[str, str]] = {}
-        self._memory = memory
-        self._progress = progress
+        self.pids: dict[int, int] = {}  # of the ranks that take a signal for a wish to stop
+        self.reasons: dict[int, tuple[str, str]] = {}  # why ranks ended: the error's class and text
+        self._memory, self._progress = memory, progress
         self._devices: dict[str, DeviceMemory] = {}
 
     def take_from(self, reports: socket.socket) -> bool:
@@ -238,12 +227,7 @@ class ReportReader:
             report = reports.recv(_MOST_BYTES)
         except (TimeoutError, BlockingIOError):
             return False
-        self.take(json.loads(report))
-        return True
-
-    def take(self, report: Mapping[str, Any]) -> None:
-        """One report."""
-        rank, kind, value = int(report["rank"]), report["kind"], report["value"]
+        rank, kind, value = json.loads(report)
         if kind == "ready":
             self.pids[rank] = int(value)
         elif kind == "failed":
@@ -253,24 +237,21 @@ class ReportReader:
         elif kind == "event":
             self._memory.event(value["kind"], value["message"], **value["details"])
         elif kind == "device":
-            known, device = value["device"] in self._devices, value["device"]
+            device, is_new = value["device"], value["device"] not in self._devices
             self._devices[device] = DeviceMemory(**value["memory"])
-            if not known:
+            if is_new:
                 self._memory.watch_device(device, lambda: self._devices[device])
         elif kind == "warning":
             _logger.warning("%s", value)
         elif kind == "progress" and self._progress is not None:
             self._progress(*value)
+        return True
 
 
 class RankReports(logging.Handler):
     """A rank's side: a memory observer, progress, warnings, and its reason when it ends.
 
-    Rank 0 reports everything, another rank what only it knows.
-
-    Args:
-        rank: of this process.
-        address: path of the launching process's socket.
+    Rank 0 reports everything, another rank what only it knows, to the launching process's socket at ``address``.
     """
 
     prefix = ""  # as ``MemoryObserver`` has it
@@ -310,8 +291,7 @@ class RankReports(logging.Handler):
         own = kind in _OWN_EVENTS or (kind == "nonfinite" and details.get("what") == "evaluation")
         if self._rank == 0 or own:
             said = f"rank {self._rank}: {message}" if self._rank else message
-            short = {name: _short(value) if isinstance(value, str) else value for name, value in details.items()}
-            self._send("event", {"kind": kind, "message": _short(said), "details": short})
+            self._send("event", {"kind": kind, "message": said, "details": details})
 
     def disk_full(self, message: str) -> None:
         """What rank 0's metric log says of a disk that takes no more."""
@@ -324,7 +304,7 @@ class RankReports(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """A warning, from rank 0: what it warns of, the others do as well."""
         if self._rank == 0:
-            self._send("warning", _short(record.getMessage()))
+            self._send("warning", record.getMessage())
 
     def close(self) -> None:
         """Report no more."""
@@ -333,15 +313,21 @@ class RankReports(logging.Handler):
 
     def failed(self, error: BaseException) -> None:
         """Why this rank ends."""
-        self._send("failed", [type(error).__name__, _short(str(error))])
+        self._send("failed", [type(error).__name__, str(error)])
 
     def _send(self, kind: str, value: Any) -> None:
         with suppress(ConnectionError):  # the launching process is gone, and this one will be in a moment
-            self._socket.send(json.dumps({"rank": self._rank, "kind": kind, "value": value}).encode())
+            self._socket.send(json.dumps([self._rank, kind, _short(value)]).encode())
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+def _short(value: Any) -> Any:
+    """JSON ``value`` without texts that would not go into one report."""
+    if isinstance(value, dict):
+        return {name: _short(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_short(part) for part in value]
+    is_long = isinstance(value, str) and len(value) > _MOST_CHARACTERS
+    return f"{value[: _MOST_CHARACTERS - 3]}..." if is_long else value
 
 
 def end_with_parent(parent: int) -> None:

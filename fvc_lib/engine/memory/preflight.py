@@ -126,8 +126,9 @@ class PreflightReport:
     def message(self) -> str:
         """One sentence for the log and the notebook."""
         budget = f"the budget of {_size(self.budget_bytes)} ({self.budget_origin})"
+        lowered = self.micro_batch < self.micro_batch_planned
+        same = " The effective batch stays the same." if lowered else ""
         if self.predicted_peak_bytes is None:
-            same = " The effective batch stays the same." if self.micro_batch < self.micro_batch_planned else ""
             return (
                 f"memory preflight: could not be measured ({self.problem}): going on with micro-batch "
                 f"{self.micro_batch} and without a prediction.{same}"
@@ -141,18 +142,16 @@ class PreflightReport:
                 f"memory preflight: {peak} even with micro-batch {self.micro_batch} is over {tight}; the training "
                 f"tries all the same. If it runs out of memory: {memory_advice('sample')}{aside}"
             )
-        if self.micro_batch < self.micro_batch_planned:
-            return (
-                f"memory preflight: micro-batch {self.micro_batch_planned} {self._objection(tight)}; lowered to "
-                f"{self.micro_batch}, {peak}. The effective batch stays the same.{aside}"
-            )
-        return f"memory preflight: {peak} with micro-batch {self.micro_batch}, within {budget}.{aside}"
-
-    def _objection(self, budget: str) -> str:
-        if self.planned_peak_bytes is None or self._has_room(self.planned_peak_bytes):
-            return "ran out of memory when it was measured"
-        estimated = "" if self.micro_batch_planned in self.step_bytes_by_micro_batch else ", estimated"
-        return f"(predicted peak {_size(self.planned_peak_bytes)}{estimated}) does not fit {budget}"
+        if not lowered:
+            return f"memory preflight: {peak} with micro-batch {self.micro_batch}, within {budget}.{aside}"
+        objection = "ran out of memory when it was measured"
+        if self.planned_peak_bytes is not None and not self._has_room(self.planned_peak_bytes):
+            estimated = "" if self.micro_batch_planned in self.step_bytes_by_micro_batch else ", estimated"
+            objection = f"(predicted peak {_size(self.planned_peak_bytes)}{estimated}) does not fit {tight}"
+        return (
+            f"memory preflight: micro-batch {self.micro_batch_planned} {objection}; lowered to {self.micro_batch}, "
+            f"{peak}.{same}{aside}"
+        )
 
     def _has_room(self, peak_bytes: int | None) -> bool:
         return peak_bytes is not None and peak_bytes + self.reserved_bytes <= self.budget_bytes
@@ -237,21 +236,19 @@ def _looked_up_or_measured(
     if known is None or next_to_measure(found, footprint, planned, budget_bytes) is not None:
         found, problem = _measured(request, found, footprint, budget_bytes, time_limit_seconds)
         reused = False
-    decision = _decided(found, footprint, planned, budget_bytes, problem)
+    fitting = fitting_micro_batch(found, footprint, planned, budget_bytes)
+    known_nothing = not (found.step_bytes or found.failures)
+    if fitting is None:  # where nothing is known, and not for want of memory, the training tries as planned
+        fitting = planned if known_nothing and problem else 1
+        # Where not even the measuring fits there is little room for steps, and the least gives the same result.
+        problem = (
+            problem or f"the budget of {_size(budget_bytes)} has no room for a process that measures beside this one"
+            if known_nothing
+            else problem
+        )
+    decision = (fitting, problem)
     store.keep(key, described, found, decision_key, decision)
     return found, decision, reused
-
-
-def _decided(found: StepMeasurement, footprint: Footprint, planned: int, budget_bytes: int, problem: str) -> Decision:
-    fitting = fitting_micro_batch(found, footprint, planned, budget_bytes)
-    if fitting is not None:
-        return fitting, problem
-    if found.step_bytes or found.failures:
-        return 1, problem
-    if problem:  # nothing is known, and not for want of memory
-        return planned, problem
-    # Where not even the measuring fits there is little room for steps, and the least gives the same result.
-    return 1, f"the budget of {_size(budget_bytes)} has no room for a process that measures beside this one"
 
 
 def _measured(
@@ -340,11 +337,7 @@ class StepMeasurement:
 
     @classmethod
     def from_document(cls, document: Any) -> StepMeasurement:
-        """Read back from JSON, whose keys are text.
-
-        Raises:
-            ValueError: it is no such document.
-        """
+        """Read back from JSON, whose keys are text; a ValueError where it is no such document."""
         return TypeAdapter(cls).validate_python(document)
 
 
@@ -467,24 +460,16 @@ class _Measured(BaseModel):
     found: StepMeasurement
 
 
-class _Decided(BaseModel):
-    micro_batch: int
-    problem: str
-
-
 class _Stored(BaseModel):
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     measurements: dict[str, _Measured]
-    decisions: dict[str, _Decided]
+    decisions: dict[str, Decision]
 
 
 class PreflightStore:
     """Measurements by the hash of their circumstances, and decisions by that and the budget.
 
-    A file that cannot be read or written costs a measurement, never the run; the log names it.
-
-    Args:
-        path: written atomically; None keeps nothing.
+    A file that cannot be read or written costs a measurement, never the run; the log names it. None keeps nothing.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -493,11 +478,8 @@ class PreflightStore:
     def look_up(self, key: str, decision_key: str) -> tuple[StepMeasurement | None, Decision | None]:
         """What was found under these circumstances, and what was decided."""
         stored = self._read()
-        measured, decided = stored.measurements.get(key), stored.decisions.get(decision_key)
-        return (
-            None if measured is None else measured.found,
-            None if decided is None else (decided.micro_batch, decided.problem),
-        )
+        measured = stored.measurements.get(key)
+        return None if measured is None else measured.found, stored.decisions.get(decision_key)
 
     def keep(
         self, key: str, described: dict[str, Any], found: StepMeasurement, decision_key: str, decision: Decision
@@ -507,7 +489,7 @@ class PreflightStore:
             return
         stored = self._read()  # again: another fold may have written meanwhile
         stored.measurements[key] = _Measured(circumstances=described, found=found)
-        stored.decisions[decision_key] = _Decided(micro_batch=decision[0], problem=decision[1])
+        stored.decisions[decision_key] = decision
         try:
             write_json(self._path, stored.model_dump(mode="json"))
         except OSError as error:

@@ -4,8 +4,6 @@ Stages in a row share a job, folds are an array, needs are dependencies. ``slurm
 to know; it is read as text, never executed, and the jobs' bash reads it too.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -15,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -68,7 +67,7 @@ class Site(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _time_is_longer_than_the_warning(self) -> Site:
+    def _time_is_longer_than_the_warning(self) -> Self:
         if self.time_seconds <= self.signal_seconds:
             raise ValueError(
                 f"TIME={self.time} is over before the signal that comes SIGNAL_SECONDS={self.signal_seconds} before "

@@ -9,7 +9,7 @@ import csv
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -66,7 +66,7 @@ def make_clips(
     index: pl.DataFrame,
     corpus_root: AnyPath,
     augmentations_per_video: int,
-    metadata_csv: AnyPath,
+    metadata_csv: AnyPath | None,
     *,
     progress: Callable[[int, int], None] | None = None,
     workers: int = 0,
@@ -84,7 +84,7 @@ def make_clips(
         index: an INDEX table.
         corpus_root: what its ``path`` column is relative to.
         augmentations_per_video: clips besides the original.
-        metadata_csv: the table to write, one row per clip; ``clip_path`` is relative to ``store.cache_dir``.
+        metadata_csv: the table to write, one row per clip, with paths below ``store.cache_dir``; None: no table.
         progress: called with (videos done, videos in all).
         workers: processes that decode, and threads that augment; 0: one per core. Clips do not depend on it.
         timeout_seconds: for decoding one video; then it is given up.
@@ -94,69 +94,48 @@ def make_clips(
         OSError: clips or the table cannot be written. A video that fails is reported instead.
         FvcError: the code that decodes was edited while this process runs the one before.
     """
-    corpus_root, metadata_csv = Path(corpus_root), Path(metadata_csv)
+    corpus_root, metadata_csv = Path(corpus_root), None if metadata_csv is None else Path(metadata_csv)
     sweep_temporaries(store.cache_dir / CLIPS_FOLDER)
     store.note_use()
     numbers = range(augmentations_per_video + 1)
     videos = list(_videos(store, index, numbers))
-    decoded = _decoded(store, videos, corpus_root, workers, timeout_seconds, decode_function)
     rows: dict[int, tuple[Row, ...]] = {}
     made, failed = 0, {}
-    metadata_csv.parent.mkdir(parents=True, exist_ok=True)
-    with metadata_csv.open("w", encoding="utf-8", newline="") as stream, closing(decoded):
-        _append(stream, [tuple(AUGMENTED.columns)])
-        with closing(_augmented(store, decoded, numbers, workers)) as outcomes:
-            for done, outcome in enumerate(outcomes, start=1):
-                video = outcome.video
-                if outcome.failure is not None:
-                    failed[video.position] = (video.video_id, outcome.failure)
-                else:
-                    made += len(video.missing)
-                    rows[video.position] = outcome.rows
+    with ExitStack() as stack:
+        stream = None
+        if metadata_csv is not None:
+            metadata_csv.parent.mkdir(parents=True, exist_ok=True)
+            stream = stack.enter_context(metadata_csv.open("w", encoding="utf-8", newline=""))
+            _append(stream, [tuple(AUGMENTED.columns)])
+        decoded = _decoded(store, videos, corpus_root, workers, timeout_seconds, decode_function)
+        stack.enter_context(closing(decoded))
+        outcomes = stack.enter_context(closing(_augmented(store, decoded, numbers, workers)))
+        for done, outcome in enumerate(outcomes, start=1):
+            video = outcome.video
+            if outcome.failure is not None:
+                failed[video.position] = (video.video_id, outcome.failure)
+            else:
+                made += len(video.missing)
+                rows[video.position] = outcome.rows
+                if stream is not None:
                     _append(stream, outcome.rows)
-                if progress is not None:
-                    progress(done, len(videos))
+            if progress is not None:
+                progress(done, len(videos))
     table = [row for position in sorted(rows) for row in rows[position]]
-    schema = {name: column.dtype.type for name, column in AUGMENTED.columns.items()}
-    write_table(pl.DataFrame(table, schema=schema, orient="row"), AUGMENTED, metadata_csv)
+    if metadata_csv is not None:
+        schema = {name: column.dtype.type for name, column in AUGMENTED.columns.items()}
+        write_table(pl.DataFrame(table, schema=schema, orient="row"), AUGMENTED, metadata_csv)
     return ClipReport(made, len(table) - made, tuple(failed[position] for position in sorted(failed)))
 
 
-def make_originals(
-    store: ClipStore,
-    videos: pl.DataFrame,
-    corpus_root: AnyPath,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-    workers: int = 0,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    decode_function: str = DEFAULT_DECODE_FUNCTION,
-) -> ClipReport:
+def make_originals(store: ClipStore, videos: pl.DataFrame, corpus_root: AnyPath, **options: Any) -> ClipReport:
     """Make the original clip of every video that has none, for tasks without labels and augmented copies.
 
-    ``videos`` has the columns ``video_id``, ``path`` and ``content_sha256``, one row per video. What ``progress``
-    raises ends the work, and what was made stays. Other arguments are those of ``make_clips``.
-
-    Raises:
-        OSError, FvcError: as ``make_clips``.
+    ``videos`` has the columns ``video_id``, ``path`` and ``content_sha256``, one row per video. Options and errors are
+    those of ``make_clips``. What ``progress`` raises ends the work, and what was made stays.
     """
-    corpus_root = Path(corpus_root)
-    sweep_temporaries(store.cache_dir / CLIPS_FOLDER)
-    store.note_use()
     unlabelled = videos.with_columns(label=pl.lit(""), group_id=pl.lit(""))
-    wanted = list(_videos(store, unlabelled, range(1)))
-    made, failed = 0, {}
-    decoded = _decoded(store, wanted, corpus_root, workers, timeout_seconds, decode_function)
-    with closing(decoded):
-        for done, (video, failure) in enumerate(decoded, start=1):
-            if failure is not None:
-                failed[video.position] = (video.video_id, failure)
-            else:
-                made += len(video.missing)
-            if progress is not None:
-                progress(done, len(wanted))
-    reused = len(wanted) - made - len(failed)
-    return ClipReport(made, reused, tuple(failed[position] for position in sorted(failed)))
+    return make_clips(store, unlabelled, corpus_root, 0, None, **options)
 
 
 def _videos(store: ClipStore, index: pl.DataFrame, numbers: range) -> Iterator[_Video]:

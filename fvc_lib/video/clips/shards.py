@@ -213,10 +213,8 @@ def _is_whole(path: Path, entry: ShardEntry) -> bool:
 
 # Read clips out of shards, each directly at its place, after the shard was found to be what its manifest says.
 
-
 _OPEN_FILES = 64
 _MOST_ROW_BYTES = 1 << 20
-
 
 # What a shard's file was when it was found to be what the manifest says, and where each clip's pixels begin in it.
 _Checked = tuple[tuple[int, ...], tuple[int, ...]]

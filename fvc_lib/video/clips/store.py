@@ -1,7 +1,5 @@
 """Clips made once and shared by all folds and runs: one uint8 ``.npy`` file each, named by content and settings."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -12,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import av
 import numpy as np
@@ -25,7 +23,6 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.video.augmentations import AugmentationSettings
 
 # One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape.
-
 
 Pixels = npt.NDArray[np.uint8]
 Shape = tuple[int, int, int, int]
@@ -66,7 +63,8 @@ def map_clip_file(path: AnyPath, shape: Shape) -> Pixels:
     path = Path(path)
     header = clip_header(shape)
     with path.open("rb") as stream:
-        _check(stream.read(len(header)) == header, shape)
+        if stream.read(len(header)) != header:
+            raise ValueError(f"the file is no clip of uint8 {shape}")
         return np.memmap(stream, np.uint8, "r", len(header), shape)
 
 
@@ -84,7 +82,8 @@ def load_clip_file(path: AnyPath, frames: Pixels) -> None:
         got = os.preadv(descriptor, [header, frames.data], 0)
     finally:
         os.close(descriptor)
-    _check(header == clip_header(shape) and got == clip_file_bytes(shape), shape)
+    if header != clip_header(shape) or got != clip_file_bytes(shape):
+        raise ValueError(f"the file is no clip of uint8 {shape}")
 
 
 def check_pixels(frames: Pixels, shape: Shape) -> None:
@@ -95,11 +94,6 @@ def check_pixels(frames: Pixels, shape: Shape) -> None:
     """
     if frames.dtype != np.uint8 or frames.shape != shape:
         raise ValueError(f"clip: got {frames.dtype} {frames.shape}, wanted uint8 {shape}")
-
-
-def _check(is_clip: bool, shape: Shape) -> None:
-    if not is_clip:
-        raise ValueError(f"the file is no clip of uint8 {shape}")
 
 
 CLIPS_FOLDER = "clips"
@@ -122,7 +116,7 @@ class ClipStore:
     augmentation: AugmentationSettings
 
     @classmethod
-    def of(cls, config: RunConfig) -> ClipStore:
+    def of(cls, config: RunConfig) -> Self:
         """The shared store that ``config``'s decode and augmentation settings name."""
         augmentation = AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength)
         return cls(Path(config.cache_dir), config.num_frames, config.fixed_size, augmentation)
@@ -283,8 +277,6 @@ def contact_sheet(clips: Sequence[Pixels], *, gap: int = 4, background: int = 25
 
 def png_bytes(image: Pixels) -> bytes:
     """Encode a uint8 (H, W, 3) RGB image as PNG."""
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(f"image: got {image.dtype} {image.shape}, wanted uint8 (H, W, 3)")
     from PIL import Image  # not where clips are only read
 
     stream = io.BytesIO()
@@ -303,21 +295,14 @@ _OURS = re.compile(r"[0-9A-Za-z_-]+\.npy|clips-[0-9]{6}\.tar|settings\.json|mani
 
 @dataclass(frozen=True)
 class ClipSet:
-    """Clips of one kind made with one choice of settings: a folder that is kept or deleted as a whole.
+    """Clips of one kind made with one choice of settings: a folder that is kept or deleted as a whole."""
 
-    Attributes:
-        folder: ``clips/decode_<hash>/original``, ``.../augmented_<hash>`` or ``.../shards_<hash>``.
-        settings: what it was made with, as far as it says so.
-        num_files, size_bytes: of files of ours in it.
-        last_used: seconds since 1970, when a run last began to read or write it.
-    """
-
-    folder: Path
+    folder: Path  # ``clips/decode_<hash>/original``, ``.../augmented_<hash>`` or ``.../shards_<hash>``
     kind: Kind
-    settings: dict[str, object]
-    num_files: int
-    size_bytes: int
-    last_used: float
+    settings: dict[str, object]  # what it was made with, as far as it says so
+    num_files: int  # of ours in it
+    size_bytes: int  # of those
+    last_used: float  # seconds since 1970, when a run last began to read or write it
 
     @property
     def name(self) -> str:
@@ -345,13 +330,11 @@ def stored_sets(cache_dir: AnyPath) -> list[ClipSet]:
         where = str(clips.readlink())
         raise UsageError(f"{str(clips)!r} is a link to {where!r}. Give the cache folder that really holds the clips.")
     sets = []
-    for decode in _folders(clips):
-        if _DECODE.fullmatch(decode.name):
-            for folder in _folders(decode):
-                match = _SET.fullmatch(folder.name)
-                if match:
-                    kind: Kind = match["kind"] or match["other"]  # type: ignore[assignment]  # the pattern's words
-                    sets.append(_clip_set(folder, kind))
+    for decode in filter(lambda folder: _DECODE.fullmatch(folder.name), _folders(clips)):
+        for folder in _folders(decode):
+            if match := _SET.fullmatch(folder.name):
+                kind: Kind = match["kind"] or match["other"]  # type: ignore[assignment]  # the pattern's words
+                sets.append(_clip_set(folder, kind))
     return sets
 
 
@@ -364,27 +347,23 @@ def prune_set(clip_set: ClipSet) -> Pruned:
     num_files = size_bytes = 0
     left = []
     # The manifest goes first, so that half a set of shards cannot be taken for a whole one.
-    for entry in sorted(_entries(clip_set.folder), key=lambda entry: entry.name != MANIFEST):
-        if _is_ours(entry):
-            size_bytes += entry.stat(follow_symlinks=False).st_size
+    for path in sorted(_files(clip_set.folder), key=lambda path: path.name != MANIFEST):
+        if _is_ours(path):
+            size_bytes += path.lstat().st_size
             num_files += 1
-            Path(entry.path).unlink()
+            path.unlink()
         else:
-            left.append(Path(entry.path))
-    _remove_empty(clip_set.folder)
-    _remove_if_empty(clip_set.folder.parent)
+            left.append(path)
+    for folder in (*(Path(parent) for parent, _, _ in os.walk(clip_set.folder, topdown=False)), clip_set.folder.parent):
+        if not any(folder.iterdir()):
+            folder.rmdir()
     return Pruned(num_files, size_bytes, tuple(sorted(left)))
 
 
 def _clip_set(folder: Path, kind: Kind) -> ClipSet:
-    num_files, size_bytes, last_used = 0, 0, 0.0
-    for entry in _entries(folder):
-        if _is_ours(entry):
-            status = entry.stat(follow_symlinks=False)
-            num_files += 1
-            size_bytes += status.st_size
-            last_used = max(last_used, status.st_mtime)
-    return ClipSet(folder, kind, _settings(folder), num_files, size_bytes, last_used)
+    found = [path.lstat() for path in _files(folder) if _is_ours(path)]
+    last_used = max((status.st_mtime for status in found), default=0.0)
+    return ClipSet(folder, kind, _settings(folder), len(found), sum(status.st_size for status in found), last_used)
 
 
 def _settings(folder: Path) -> dict[str, object]:
@@ -400,30 +379,14 @@ def _folders(parent: Path) -> list[Path]:
     """The folders in ``parent``, without links, by name."""
     if not parent.is_dir() or parent.is_symlink():
         return []
-    with os.scandir(parent) as entries:
-        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    return sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink())
 
 
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _files(folder: Path) -> Iterator[Path]:
     """All that is not a folder under ``folder``, links unfollowed."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _entries(Path(entry.path))
-            else:
-                yield entry
+    for parent, folders, files in os.walk(folder):
+        yield from (path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink() or name in files)
 
 
-def _is_ours(entry: os.DirEntry[str]) -> bool:
-    return stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode) and bool(_OURS.fullmatch(entry.name))
-
-
-def _remove_empty(folder: Path) -> None:
-    for inner in _folders(folder):
-        _remove_empty(inner)
-    _remove_if_empty(folder)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
+def _is_ours(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode) and bool(_OURS.fullmatch(path.name))
