@@ -125,15 +125,7 @@ _WHY = {
 def notes_of(
     pairs: pl.DataFrame, listing: PairListing, rejections: Rejections, merges: Sequence[Merge], num_copies: int
 ) -> Iterator[str]:
-    """Sentences with counts on a VIDEO_TEXTS table.
-
-    Args:
-        pairs: the table.
-        listing: what the manifest lists.
-        rejections: its rows that are not used.
-        merges: links that joined what the manifest keeps apart.
-        num_copies: files whose content another listed file has.
-    """
+    """Sentences with counts on a VIDEO_TEXTS table."""
     by_text = pairs.group_by("text_id").agg(pl.col("video_id").n_unique().alias("videos"))["videos"]
     by_video = pairs.group_by("video_id").agg(pl.col("text_id").n_unique().alias("texts"))["texts"]
     yield (

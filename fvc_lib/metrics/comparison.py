@@ -158,12 +158,6 @@ def is_above_control(
     deviations of the difference), where this rule is true in 2.5. With bootstrap intervals of the AUC over 20 to 380
     groups of one size, or 20 to 100 of uneven sizes (simulated, independent scores), 7.0 to 9.2 became 2.7 to 4.0; with
     scores that share 0.7 of their variance at most 1.5 became at most 0.3.
-
-    Args:
-        value: the result; higher is better.
-        low: lower end of its interval.
-        control_value: the same metric of its best control.
-        control_high: upper end of the control's interval.
     """
     if value is None or low is None or control_value is None or control_high is None:
         return False

@@ -317,13 +317,8 @@ def draw_augmentation(
 ) -> AugmentationPlan:
     """Draw the operations of one augmented clip.
 
-    Each operation of ``settings`` is taken with its own probability, and at least one that can change something.
-
-    Args:
-        video_id: the content-based id.
-        augmentation_index: 1, 2, ...; index 0 is the original clip and gets an empty plan.
-        settings: what may be drawn.
-        num_frames: T of the clip.
+    Each operation of ``settings`` is taken with its own probability, and at least one that can change something. Index
+    0 is the original clip and gets an empty plan.
     """
     usable = [
         kind for name, kind in AUGMENTATIONS.items() if name in settings.names and num_frames >= kind.fewest_frames

@@ -31,9 +31,7 @@ class Copies:
 def copies_among(probed: Sequence[ProbedImage], near_duplicate_bits: int) -> Copies:
     """Find equal files, and pictures that look the same, by their hashes and thumbnails.
 
-    Args:
-        probed: pictures that decode.
-        near_duplicate_bits: 0: equal files only; else see ``near_duplicates``.
+    With 0 for ``near_duplicate_bits`` only equal files; else see ``near_duplicates``.
     """
     content = {found.path: found.facts.content_sha256 for found in probed if found.facts is not None}
     one_each = list({content[found.path]: found for found in probed}.values())
@@ -57,10 +55,6 @@ def groups_of_images(images: Sequence[ListedImage], copies: Copies) -> tuple[dic
     are one group, as in ``groups.join_groups``: the other frames of a dish that is also filed as another one belong to
     both. Groups that the official split has on two sides stay two (there the copy in training is left out), and so do
     those of different corpora in a combined one, each of which is split by itself.
-
-    Args:
-        images: all readable images, equal files included.
-        copies: of their paths.
     """
     keys = {
         image.path: f"{copies.of[image.path]} {part if part in _HELD_OUT else 'train'} {image.corpus}"
@@ -174,11 +168,6 @@ def settle_contents(
     Of copies on both sides of an official split the one outside the training part stays: the training copy would be a
     test image that was learned. Else the first by path stays. Copies with two classes, or two numbers for one target,
     are all left out: nobody knows which is right.
-
-    Args:
-        images: readable images.
-        contents: content hash of each path.
-        rejections: receives what is left out.
 
     Returns:
         The images that stay, sorted by path, and sentences on what was left out.

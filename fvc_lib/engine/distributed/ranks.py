@@ -99,13 +99,9 @@ class OwnGradients:
 class GradientSum(OwnGradients):
     """Of several ranks, in the precision of the parameters.
 
-    Every parameter that asks for a gradient takes part, those with none on this rank as zeros; a parameter that no
-    rank reached keeps none, as in a single process. The buckets are made here, before anything depends on them.
-
-    Args:
-        model: on its device.
-        ranks: that train it.
-        bucket_bytes: one exchange is about so large.
+    Every parameter that asks for a gradient takes part, those with none on this rank as zeros; a parameter that no rank
+    reached keeps none, as in a single process. The buckets are made here, before anything depends on them. One exchange
+    takes about ``bucket_bytes``.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, bucket_bytes: int = BUCKET_BYTES) -> None:

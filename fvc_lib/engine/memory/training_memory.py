@@ -58,13 +58,6 @@ def refuse_impossible_budget(
 
     What could work is measured, which takes some seconds, as far as the machine's own limits let it.
 
-    Args:
-        request: of the training as planned.
-        config: ``mem_gb``, and ``num_ranks``: each rank has its share.
-        budget: of this process.
-        resident_bytes: of this process now.
-        store: the preflight's file.
-
     Raises:
         UsageError: names what is held, and the least that can work.
     """

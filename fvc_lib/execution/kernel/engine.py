@@ -185,12 +185,7 @@ def private_folder() -> Iterator[Path]:
 
 
 class BoundedClient(NotebookClient):
-    """nbclient's client, whose cells' outputs go into ``outputs`` instead of into the notebook.
-
-    Args:
-        notebook: its cells are run; it gets no outputs.
-        redactor: hides secrets in widgets' state.
-    """
+    """nbclient's client, whose cells' outputs go into ``outputs`` instead of into the notebook."""
 
     def __init__(self, notebook: NotebookNode, redactor: Redactor) -> None:
         super().__init__(

@@ -225,10 +225,7 @@ class RecordBudget:
 class CellOutputs:
     """The outputs of one cell, kept within its share of the record.
 
-    Args:
-        cell: its ``outputs`` are what stands in the record.
-        label: begins the names of its files.
-        budget: the record's.
+    ``label`` begins the names of its files.
     """
 
     def __init__(

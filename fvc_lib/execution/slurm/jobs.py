@@ -195,14 +195,8 @@ def plan_jobs(
     """The jobs that run ``tasks``, each after those it needs.
 
     Stages that do not fan out share a job as long as no array lies between them; each stage that fans out is an array
-    with one task per fold. A need that leads over stages without tasks (finished ones) counts all the same.
-
-    Args:
-        tasks: what still has to run, in order.
-        config: the run's parameters.
-        site: the cluster's settings.
-        predicted: expected peak by stage; a stage may be missing.
-        stages: all stages of the run.
+    with one task per fold. A need that leads over stages without tasks (finished ones) counts all the same. A stage may
+    be missing in ``predicted``, the expected peak of each.
     """
     groups = _groups(tasks, stages)
     name_of = {stage.name: _job_name(group) for group in groups for stage in group}
@@ -332,12 +326,8 @@ def script_path(job: SlurmJob, run: RunPaths) -> Path:
 def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT, folder: Path | None = None) -> str:
     """The text of ``job``'s batch script.
 
-    Args:
-        job: the job.
-        run: the run that it works on.
-        site: the cluster's settings.
-        home: the checkout that holds ``run_notebooks.py`` and ``slurm/``.
-        folder: where the job starts, so that relative paths mean what they meant; None: here.
+    ``home`` is the checkout, and ``folder`` where the job starts (None: here), so that relative paths mean what they
+    meant.
 
     Raises:
         UsageError: a path holds a line break, or a backslash, which SLURM cannot take in the name of a log.

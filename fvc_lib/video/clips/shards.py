@@ -106,15 +106,10 @@ def write_shards(
 ) -> Path:
     """Write shards of ``clips`` (AUGMENTED) from the store, unless they are there and whole; returns their folder.
 
-    The bytes depend on the clips alone, not on the order of rows, the folder, the clock or the machine. Clips are
-    dealt to shards in the order of a hash of their ids: every shard is a fair sample of the whole. The manifest is
-    written last, so shards without one are nothing.
-
-    Args:
-        store: where the clips are.
-        clips: one row per clip.
-        shard_bytes: about the size of one shard.
-        progress: called with (clips done, clips in all).
+    The bytes depend on the clips alone, not on the order of rows, the folder, the clock or the machine. Clips are dealt
+    to shards in the order of a hash of their ids: every shard is a fair sample of the whole. The manifest is written
+    last, so shards without one are nothing. A shard is of about ``shard_bytes``; ``progress`` is called with (clips
+    done, clips in all).
 
     Raises:
         DataError: a clip is missing in the store.
@@ -246,9 +241,6 @@ class ClipShards:
 
     A shard is checked when a clip of it is first read, or all of them by ``verify``. Pixels are read straight into
     the caller's array, so memory stays flat whatever was read before. Safe for threads, forked and spawned processes.
-
-    Args:
-        folder: what ``write_shards`` returned.
 
     Raises:
         DataError: no shards there, or the manifest is damaged.
