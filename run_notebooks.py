@@ -8,7 +8,7 @@ options mean is told by ``fvc_lib.command_line.main``, and by ``--help``.
 import signal
 import sys
 
-EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGUSR1: 75}  # as the runner's
+EXIT_CODES = {int(signal.SIGINT): 130, int(signal.SIGTERM): 75, int(signal.SIGUSR1): 75}  # as the runner's
 
 
 def leave(number: int, frame: object) -> None:

@@ -25,7 +25,7 @@ from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_anothe
 from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run, record_resumption
-from fvc_lib.execution.run.runner import Runner
+from fvc_lib.execution.run.runner import Runner, folds_at_once
 from fvc_lib.execution.run.status import leave_to_jobs, status_now
 from fvc_lib.execution.slurm.jobs import Site, SlurmJob, plan_jobs, plan_one_job, read_site
 from fvc_lib.execution.slurm.queue import describe, submit
@@ -161,7 +161,7 @@ class RunCommand:
         if self.wanted.executor == "slurm":
             return self._submit()
         # Before a run begins: it may take ten seconds, and may be interrupted.
-        self._at_once = self._predicted() if (self.wanted.jobs or 1) > 1 else None
+        self._at_once = self._predicted() if (self.wanted.jobs or folds_at_once(self.config)) > 1 else None
         if self.run is None:
             planned = self.plan()
             self.run = begin_run(self.config, command=self._command)
@@ -394,14 +394,17 @@ class Jobs(click.ParamType[int | None]):
 )  # fmt: skip
 @click.option(
     "-j", "--jobs", type=Jobs(), default="auto", show_default=True,
-    help="Train so many folds at once: a number, or auto for one per core (on a GPU: one). They share the memory "
-    "budget, and the numbers stay the same.",
+    help="Train so many folds at once: a number, or auto for one per core as far as memory goes, on a GPU one. They "
+    "share the memory budget; each computes with its part of the cores (OMP_NUM_THREADS says otherwise), so that the "
+    "numbers stay the same.",
 )  # fmt: skip
 @click.option(
     "--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
     help="slurm: submit the run as dependent jobs, one array task per fold, with the settings of slurm/site.conf.",
 )  # fmt: skip
-@click.option("--one-job", is_flag=True, help="With --executor slurm: everything in one job, --jobs folds at a time.")
+@click.option(
+    "--one-job", is_flag=True, help="With --executor slurm: everything in one job, --jobs folds at a time (auto: one)."
+)
 @click.option(
     "--tasks", metavar="KEYS",
     help="With --resume RUN: only these tasks or stages, comma-separated, beside other jobs that work on others.",

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from fvc_lib import CHECKOUT
@@ -43,8 +44,25 @@ class Answer:
 
 
 def available_cores() -> int:
-    """Cores this process may use: its affinity (a SLURM job's share), not the machine's count."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use: its affinity (a SLURM job's share) and its container's quota, at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no control groups, or "max"
+        return cores
+
+
+def threads_of_a_fold(num_folds: int, num_ranks: int = 1) -> int:
+    """Threads that one process of a fold's training computes with: ``OMP_NUM_THREADS``, else its part of the cores.
+
+    All folds of a run have as many, however many train at once: the last bits of a sum depend on them, and neither
+    ``--jobs`` nor a resume may change a number. More threads than cores would wait for each other, spinning.
+    """
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    return max(1, available_cores() // (num_folds * num_ranks))
 
 
 def run_isolated(

@@ -19,6 +19,7 @@ import pytest
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.run import runner
 from fvc_lib.execution.run.status import read_status, status_now
+from fvc_lib.services import isolated_workers
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.memory_budget import MemoryBudget
 from fvc_lib.services.run_paths import RunPaths
@@ -301,20 +302,38 @@ def test_four_runs_with_eight_kernels_each_do_not_collide_however_often(make_pro
 
 def test_each_fold_gets_an_equal_part_of_the_cores_however_many_train_at_once(make_project, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(runner, "available_cores", lambda: 12)
-    told = "import os\noutput(f'folds_{fold}', os.environ.get('OMP_NUM_THREADS', '-'))"
-    project = make_project(per_fold=("folds",), folds=[told])
+    monkeypatch.setattr(isolated_workers, "available_cores", lambda: 12)
+    say = "import os\noutput(f'folds_{fold}', os.environ.get('OMP_NUM_THREADS', '-'))"
+    project = make_project(per_fold=("folds",), folds=[say])
     for jobs in (None, 1, 2):
         run = project.begin()
         assert project.execute(run, jobs=jobs)[0] == 0
         assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == {str(12 // project.config.num_folds)}
 
 
+def test_threads_of_a_fold_are_the_users_or_a_part_of_the_cores_and_at_least_one(monkeypatch):
+    monkeypatch.setattr(isolated_workers, "available_cores", lambda: 20)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert isolated_workers.threads_of_a_fold(5) == 7
+    monkeypatch.setenv("OMP_NUM_THREADS", "none")
+    assert isolated_workers.threads_of_a_fold(5) == 4
+    assert isolated_workers.threads_of_a_fold(5, num_ranks=2) == 2
+    assert isolated_workers.threads_of_a_fold(50) == 1
+
+
 @pytest.mark.parametrize(
-    ("device", "cores", "gb", "expected"),
-    [("cpu", 2, 20, 2), ("cpu", 64, 200, 5), ("cpu", 8, 5, 2), ("cpu", 8, 0.5, 1), ("cuda", 8, 100, 1)],
+    ("asked", "cores", "gb", "expected"),
+    [
+        ({"device": "cpu"}, 2, 20, 2),
+        ({"device": "cpu"}, 64, 200, 5),
+        ({"device": "cpu"}, 8, 5, 2),
+        ({"device": "cpu"}, 8, 0.5, 1),
+        ({"device": "cpu", "num_ranks": 4}, 8, 200, 2),
+        ({"device": "cuda"}, 8, 100, 1),
+        ({"device": "cpu", "use_mlops_pipeline": False}, 8, 100, 1),
+    ],
 )
-def test_folds_at_once_is_one_per_core_while_memory_lasts(monkeypatch, device, cores, gb, expected):
+def test_folds_at_once_is_one_per_core_while_memory_lasts(monkeypatch, asked, cores, gb, expected):
     monkeypatch.setattr(runner, "available_cores", lambda: cores)
     monkeypatch.setattr(runner, "memory_budget", lambda mem_gb: MemoryBudget(int(gb * 1e9), "a test"))
-    assert runner.folds_at_once(resolve_config({"device": device, "num_folds": 5}, environ={})) == expected
+    assert runner.folds_at_once(resolve_config({**asked, "num_folds": 5}, environ={})) == expected

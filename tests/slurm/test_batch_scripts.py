@@ -34,6 +34,7 @@ def wait(ready):
     while not ready() and time.monotonic() < end:
         time.sleep(0.02)
 say(" ".join(sys.argv[1:]))
+Path(__file__).with_name("threads").write_text(os.environ.get("OMP_NUM_THREADS", "-"))
 if sys.argv[-1] in deaf:
     wait(Path(__file__).with_name("listen").exists)
 def on_signal(number, frame):
@@ -288,3 +289,18 @@ def test_the_bound_of_requeues_is_a_number_or_the_default(home, tmp_path, text, 
     site = tmp_path / "site.conf"
     site.write_text(text)
     assert home.run("stages.sh", "/run", "stage", FVC_SITE=str(site))[0] == code
+
+
+@pytest.mark.parametrize(
+    ("jobs", "variables", "threads"),
+    [
+        (["2"], {"SLURM_CPUS_PER_TASK": "8"}, "4"),
+        ([], {"SLURM_CPUS_PER_TASK": "8"}, "8"),
+        (["2"], {"SLURM_CPUS_PER_TASK": "8", "OMP_NUM_THREADS": "3"}, "3"),
+        (["2"], {}, "-"),
+    ],
+)
+def test_each_fold_of_one_job_computes_with_its_share_of_the_processors(home, monkeypatch, jobs, variables, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert home.run("pipeline.sh", "RUN", *jobs, **variables)[0] == 0
+    assert (home.folder / "threads").read_text() == threads

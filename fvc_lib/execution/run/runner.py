@@ -34,11 +34,11 @@ from fvc_lib.execution.run.task import TaskProgress, TaskRun
 from fvc_lib.services.atomic_files import utc_now
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.isolated_workers import available_cores
+from fvc_lib.services.isolated_workers import available_cores, threads_of_a_fold
 from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.run_paths import RunPaths
 
-# A fold of the built-in networks takes 0.6 to 1 GB; larger ones are measured before they begin, and fit their share.
+# A fold of the built-in networks takes 0.6 to 1 GB. Where a measured step takes more, fewer train at once.
 FOLD_BYTES = 2_000_000_000
 
 # All that one task does in its thread: from what it depends on, by way of its notebook, to the record of its end.
@@ -210,10 +210,14 @@ End = tuple[TaskRun, "Future[StageStatus]"]
 
 def folds_at_once(config: RunConfig) -> int:
     """How many folds to train at once where nobody says: one per core while each has ``FOLD_BYTES``, one on a GPU."""
-    if config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or gpus()):
+    if not config.use_mlops_pipeline or _on_gpu(config):
         return 1
     affordable = memory_budget(config.mem_gb).total_bytes // FOLD_BYTES
-    return max(1, min(available_cores(), config.num_folds, affordable))
+    return max(1, min(available_cores() // config.num_ranks, config.num_folds, affordable))
+
+
+def _on_gpu(config: RunConfig) -> bool:
+    return config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or bool(gpus()))
 
 
 class Runner:
@@ -330,15 +334,10 @@ class Runner:
             return None
 
     def _threads(self, task: Task) -> dict[str, str]:
-        """How many threads a fold's kernel computes with, unless the user has said so.
-
-        As many as leave every fold of the run as much, however many train at once: the last bits of a sum depend on
-        them, and ``--jobs`` and a resume must not change a number. A job of its own (SLURM) has its cores to itself.
-        More threads than cores would also wait for each other, and waiting threads spin.
-        """
-        if not task.stage.per_fold or self._only_tasks is not None or "OMP_NUM_THREADS" in os.environ:
+        """A fold's part of the cores; a job of its own (SLURM) and a GPU's process have them all."""
+        if not task.stage.per_fold or self._only_tasks is not None or _on_gpu(self.config):
             return {}
-        return {"OMP_NUM_THREADS": str(max(1, available_cores() // self.config.num_folds))}
+        return {"OMP_NUM_THREADS": str(threads_of_a_fold(self.config.num_folds, self.config.num_ranks))}
 
     def _begin(self, task: Task, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
         before = self._book.stage(task.key)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.isolated_workers import available_cores, run_isolated
+from fvc_lib.services.isolated_workers import run_isolated, threads_of_a_fold
 from fvc_lib.services.memory_budget import KERNEL_BYTES, MEASURING_BYTES, MemoryBudget, memory_budget
 from fvc_lib.services.memory_policy import allocator_environment
 
@@ -53,17 +53,14 @@ def measured_training_peak(config: RunConfig) -> int | None:
     or the child took too long.
     """
     try:
-        item = {"config": config.model_dump(mode="json"), "threads": _threads()}
+        item = {
+            "config": config.model_dump(mode="json"),
+            "threads": threads_of_a_fold(config.num_folds, config.num_ranks),
+        }
         (answer,) = run_isolated(_PREDICT, [item], workers=1, timeout_seconds=TIME_LIMIT_SECONDS, memory_bytes=None)
     except (FvcError, OSError):
         return None
     return int(answer.value) if isinstance(answer.value, int) else None
-
-
-def _threads() -> int:
-    """As many as a kernel will compute with; the child itself is started with one."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) else available_cores()
 
 
 def predict(item: Mapping[str, Any]) -> int | None:
