@@ -26,7 +26,7 @@ WINDOW = (1200, 900)
 # What nothing in a page may do: names that would like to run set this on its window.
 SENTINEL = "__hacked"
 PATIENCE_MS = 120_000  # of a busy machine; nothing is tested on time
-SLOW_START = re.compile(r"took [\d.]+ms to activate")
+SLOW_START = re.compile(r"took [\d.]+ms to activate|taking too long to activate")
 
 
 @dataclass
