@@ -253,7 +253,9 @@ def index_images(
         StoppedError: ``stop`` said so.
     """
     if config.corpus:
-        files, layout, listings = listing.list_images(Path(config.corpus), config.image_layout)
+        files, layout, listings = listing.list_images(
+            config.corpus, config.image_layout, allow_outside=config.allow_outside
+        )
     else:
         sample = generate_sample_dishes(_sample_folder(config), progress=progress, stop=stop)
         files, layout, listings = listing.list_images(sample, "manifest")

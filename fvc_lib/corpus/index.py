@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -228,6 +228,8 @@ def build_index(
     group_links_path: AnyPath | None = None,
     annotations_path: AnyPath | None = None,
     annotations_only: bool = False,
+    allow_outside: bool = False,
+    label_map: Mapping[str, str] | None = None,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
     timeout_seconds: float = VIDEO_FILES.timeout_seconds,
@@ -249,6 +251,8 @@ def build_index(
         annotations_path: where the ANNOTATIONS table goes; none: it is not written.
         annotations_only: index the label tables alone. No video is opened, also where there are some; those are
             rejected as ``not_opened``, the index has no rows, and the links are those of the annotations.
+        allow_outside: take listed files outside the corpus folder as well, and follow links.
+        label_map: labels of its table, in lower case, that mean real or fake.
         workers: probing processes; 0: one per available core.
         progress: called with (done, total) as files are probed.
         timeout_seconds: per file.
@@ -260,7 +264,7 @@ def build_index(
             ``annotations_only``: no row.
     """
     corpus, work_dir = Path(corpus), Path(work_dir)
-    listing = read_corpus(corpus)
+    listing = read_corpus(corpus, allow_outside=allow_outside, label_map=label_map)
     annotated = group_annotations(listing)
     if annotations_only:
         listing = _unopened(listing)

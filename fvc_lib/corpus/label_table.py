@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ SPLIT_COLUMNS = ("split", "part")
 # What parts of a split are called, in lower case.
 PART_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
               "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
+SEPARATORS = (",", ";", "\t")
 SUFFIXES = (".csv", ".tsv", ".parquet")
 PREFERRED_NAMES = ("manifest.csv", "manifest.parquet")
 # What programs write for "no value"; str(NaN) must not put all ungrouped rows into one group called "nan".
@@ -77,6 +79,25 @@ class LabelTable:
             both = " and ".join(repr(name) for name in present)
             raise UsageError(f"{self.name}: has the columns {both}, which mean the same. Keep one of them.")
         return present[0] if present else None
+
+    def refuse_misspelt(self, known: Iterable[str]) -> None:
+        """Stop where a column that nobody reads is named nearly like one that is read, ``known``.
+
+        A name that goes on behind a known one, such as ``label_basis``, is taken for another column.
+
+        Raises:
+            UsageError: the message names both.
+        """
+        known = tuple(known)
+        for name in self.columns:
+            if not name or name in known or name.lower().startswith(tuple(f"{each}_" for each in known)):
+                continue
+            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
+            if near:
+                raise UsageError(
+                    f"{self.name}: the column {name!r} is not known. Did you mean {near[0]!r}? Rename it to that, or, "
+                    "to have it ignored, to something that looks less like it."
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +192,13 @@ def find_table(corpus: AnyPath, accepted: str) -> Path:
 
 
 def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
-    r"""Read text in UTF-8 (BOM allowed), its columns separated by ``separator``, or a Parquet file, as text.
+    r"""Read text in UTF-8 (BOM allowed) or UTF-16, its columns separated by ``separator``, or a Parquet file, as text.
 
+    The default stands for whichever of comma, semicolon and tab the header has most of.
     Bytes that are not UTF-8 are kept as surrogate escapes, so that they still name their file. With one character (any,
     also one like ``α``) cells are quoted as in CSV: RFC 4180, lines may break inside quotes. With several, as in
     ``a.mp4 ||| he said "go"``, a quote is a letter like any other, each line is a row, and space around a cell is
-    dropped. ``\t``, as a command line gives it, is a tab; so is the default in a .tsv file.
+    dropped. ``\t``, as a command line gives it, is a tab.
 
     Raises:
         UsageError: unreadable, not of that format, without header, with a column named twice, or a separator that
@@ -184,7 +206,7 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    separator = "\t" if separator == "," and suffix == ".tsv" else separator.replace("\\t", "\t")
+    separator = separator.replace("\\t", "\t")
     if not separator or any(mark in separator for mark in '\r\n"'):
         raise UsageError(f"manifest_separator: got {separator!r}, wanted text without quotes and line breaks.")
     try:
@@ -203,16 +225,24 @@ _Content = tuple[tuple[str, ...], tuple[tuple[str, ...] | None, ...]]
 
 
 def _from_text(path: Path, content: bytes, separator: str) -> _Content:
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UsageError(f"{path.name}: is UTF-16 text. Save it in UTF-8.")
-    text = content.decode("utf-8-sig", "surrogateescape")
+    try:
+        is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
+        text = content.decode("utf-16") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path.name}: begins as UTF-16 text and is none: {error.reason}. Save it in UTF-8."
+        ) from error
+    if separator == ",":
+        header = next((line for line in text.splitlines() if line.strip()), "")
+        separator = max(SEPARATORS, key=header.count)
     lines = list(_quoted_lines(path, text, separator) if len(separator) == 1 else _plain_lines(text, separator))
     if not lines or not any(lines[0]):
         raise UsageError(f"{path.name}: is empty. Wanted a header line with the names of the columns.")
     columns = tuple(name.strip() for name in lines[0])
-    if len(columns) == 1 and (separator != "," or any(mark in columns[0] for mark in ";\t|")):
+    if len(columns) == 1 and (separator != "," or "|" in columns[0]):
+        wanted = "comma, semicolon or tab" if separator == "," else repr(separator)
         raise UsageError(
-            f"{path.name}: got the header {columns[0][:80]!r}, wanted columns separated by {separator!r}. Separate "
+            f"{path.name}: got the header {columns[0][:80]!r}, wanted columns separated by {wanted}. Separate "
             "them so, or, in task video_text, set manifest_separator to what separates them."
         )
     return columns, tuple(tuple(line) if len(line) == len(columns) else None for line in lines[1:])

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
@@ -38,11 +39,12 @@ _REMEDIES = {
     "missing_image": "Fetch the files that are missing, or drop their rows.",
     "no_video": "Leave out the files that hold no video.",
     "unsupported": "Convert the files whose format has no decoder here, or leave them out.",
-    "outside_corpus": "Files outside the corpus folder are never read: copy them into it, or put the manifest into the "
-    "folder that holds them.",
-    "linked_folder": "Linked folders are not entered: move them into the corpus, or use a manifest.",
+    "outside_corpus": "Files outside the corpus folder are not read: copy them into it, put the manifest into "
+    "the folder that holds them, or set allow_outside: true (-p allow_outside true).",
+    "linked_folder": "Linked folders are not entered: move them into the corpus, or set allow_outside: true "
+    "(-p allow_outside true).",
     "conflicting_labels": "Keep one label for each file that is listed with two.",
-    "label_not_used": "Only videos labelled real or fake are used.",
+    "label_not_used": "Only videos labelled real or fake are used; label_map says what other labels mean.",
     "unknown_extension": "Give files the extension of their format, such as .mp4.",
     "not_listed": "List the files that no table names.",
     "no_path": "Fill the column 'path'.",
@@ -199,14 +201,45 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".")
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a corpus is read: ``allow_outside`` and ``label_map`` (lower-case labels to real or fake) as configured."""
+
+    allow_outside: bool = False
+    label_map: Mapping[str, str] = field(default_factory=dict)
+
+
+# What holds while a loader reads: loaders take nothing but a path.
+_READING: ContextVar[Reading | None] = ContextVar("reading", default=None)
+
+
+def _how() -> Reading:
+    return _READING.get() or Reading()
+
+
+@contextmanager
+def _reading(how: Reading) -> Iterator[None]:
+    token = _READING.set(how)
+    try:
+        yield
+    finally:
+        _READING.reset(token)
+
+
 class CorpusFiles:
-    """Finds listed files and refuses what lies outside the corpus.
+    """Finds listed files and refuses what lies outside the corpus, unless ``allow_outside`` is on.
 
     A path may be relative to ``root`` or absolute inside it. It may not leave the root by ``..``, even to come back:
     whether it comes back depends on what the folder is called. Symbolic links may point inside the root only.
+
+    Args:
+        root: folder of the corpus.
+        kind: of the files in it.
+        allow_outside: take files wherever they lie, and enter linked folders; none: as ``read_corpus`` was asked to.
     """
 
-    def __init__(self, root: AnyPath, kind: Kind = "video") -> None:
+    def __init__(self, root: AnyPath, kind: Kind = "video", allow_outside: bool | None = None) -> None:
+        self._allow_outside = _how().allow_outside if allow_outside is None else allow_outside
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
         self.kind: Kind = kind
         self._root_prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
@@ -222,17 +255,18 @@ class CorpusFiles:
             roots = (self._root_prefix, f"{self._real_root}{os.sep}")
             inside = next((root for root in roots if path.startswith(root)), None)
             if inside is None:
-                return self._outside(raw, "is absolute and not below it")
+                return path if self._allow_outside else self._outside(raw, "is absolute and not below it")
             path = path[len(inside) :]
-        if path == os.pardir or path.startswith(f"{os.pardir}{os.sep}"):
+        if not self._allow_outside and (path == os.pardir or path.startswith(f"{os.pardir}{os.sep}")):
             return self._outside(raw, "leaves it by '..'")
         return path
 
     def check(self, path: str) -> Refusal | None:
         """Why the normalized ``path`` cannot be used, or None when it is a regular file inside the corpus."""
-        full = f"{self._root_prefix}{path}"  # text: a Path for each of 100,000 files would take longer than their stat
+        # Text: a Path for each of 100,000 files would take longer than their stat.
+        full = path if path.startswith("/") else f"{self._root_prefix}{path}"
         try:
-            if not self._is_inside(full):
+            if not self._allow_outside and not self._is_inside(full):
                 return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
             mode = os.stat(full).st_mode  # noqa: PTH116
         except FileNotFoundError:
@@ -259,14 +293,20 @@ class CorpusFiles:
 
     def walk_all(self, top: str) -> Iterator[tuple[str, bool]]:
         """Yield (path, whether it is a linked folder) of files and linked folders that are not hidden."""
-        if (self.root / top).is_symlink():
+        if (self.root / top).is_symlink() and not self._allow_outside:
             yield top, True
             return
-        for folder, folders, names in os.walk(self.root / top):
+        entered: set[str] = set()
+        for folder, folders, names in os.walk(self.root / top, followlinks=self._allow_outside):
+            real = os.path.realpath(folder)
+            if real in entered:  # by another link, or in a circle
+                folders[:] = []
+                continue
+            entered.add(real)
             folders[:] = sorted(name for name in folders if not is_hidden(name))
             below = os.path.relpath(folder, self.root)
             for name in folders:
-                if Path(folder, name).is_symlink():
+                if not self._allow_outside and Path(folder, name).is_symlink():
                     yield str(Path(below, name)), True
             for name in sorted(names):
                 if not is_hidden(name):
@@ -277,7 +317,7 @@ class CorpusFiles:
         refusal = self.check(path)
         if refusal is not None and refusal.reason == "outside_corpus":
             return refusal
-        detail = f"{path!r} is a symbolic link to a folder. Move the folder here, or use a manifest."
+        detail = f"{path!r} is a symbolic link to a folder. Move the folder here, or set allow_outside: true."
         return Refusal("linked_folder", detail)
 
     def _is_inside(self, full: str) -> bool:
@@ -292,7 +332,9 @@ class CorpusFiles:
         return real == self._real_root or real.startswith(self._real_root.rstrip(os.sep) + os.sep)
 
     def _outside(self, path: str, how: str) -> Refusal:
-        detail = f"{path!r} {how}: outside the corpus folder. Copy the file into the corpus."
+        detail = (
+            f"{path!r} {how}: outside the corpus folder. Copy the file into the corpus, or set allow_outside: true."
+        )
         return Refusal("outside_corpus", detail)
 
 
@@ -521,24 +563,54 @@ def _recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
     raise UsageError(f"corpus {str(corpus)!r}: {lacking} {accepted}")
 
 
-def read_corpus(corpus: AnyPath) -> Listing:
+def read_corpus(corpus: AnyPath, *, allow_outside: bool = False, label_map: Mapping[str, str] | None = None) -> Listing:
     """List what a corpus of videos holds, without opening a video.
+
+    Args:
+        corpus: a folder, or a manifest file.
+        allow_outside: take listed files outside the corpus folder as well, and follow links.
+        label_map: labels of a table, in lower case, that mean real or fake.
 
     Raises:
         UsageError: it is not there, cannot be read or has no layout that is known; the message tells which there are.
         DataError: a manifest without one usable label.
     """
     corpus = Path(corpus)
-    listing: Listing = _recognised(CORPORA, corpus).read(corpus)
+    with _reading(Reading(allow_outside, label_map or {})):
+        listing: Listing = _recognised(CORPORA, corpus).read(corpus)
     return listing
 
 
-def list_images(corpus: AnyPath, layout: str = "auto") -> tuple[CorpusFiles, str, tuple[ImageListing, ...]]:
+def stated_label(cell: str) -> str | None:
+    """What a cell of a label column says, as table text in lower case and as ``label_map`` has it; None: nothing."""
+    said = escape_text(cell.strip().lower())
+    return _how().label_map.get(said, said) or None
+
+
+def refuse_unused_labels(table: str, cells: Iterable[str]) -> None:
+    """Stop where ``label_map`` names a label that no cell of the label column has.
+
+    Raises:
+        UsageError: the message counts what was found.
+    """
+    said = [escape_text(cell.strip().lower()) for cell in cells]
+    unused = sorted(set(_how().label_map).difference(said))
+    if unused:
+        raise UsageError(
+            f"label_map: no row of {table} is labelled {some_of(unused)}; got {counts_text(said) or 'no data row'}. "
+            "Leave it out of label_map, or spell it as the table does."
+        )
+
+
+def list_images(
+    corpus: AnyPath, layout: str = "auto", *, allow_outside: bool = False
+) -> tuple[CorpusFiles, str, tuple[ImageListing, ...]]:
     """List what a corpus of images holds, without opening an image.
 
     Args:
         corpus: a folder, or a manifest file.
         layout: one of ``IMAGE_LAYOUTS``, or auto: by what lies in the folder.
+        allow_outside: as of ``read_corpus``.
 
     Returns:
         Its files, the layout it has, and one listing, or one for each folder of a combined corpus.
@@ -555,6 +627,6 @@ def list_images(corpus: AnyPath, layout: str = "auto") -> tuple[CorpusFiles, str
         if corpus.is_file() and not loader.recognises(corpus):
             raise UsageError(f"image_layout: got {layout!r}, but corpus {str(corpus)!r} is a file. Use auto.")
     folder, below = (corpus, "") if corpus.is_dir() else (corpus.parent, corpus.name)
-    files = CorpusFiles(folder, "image")
+    files = CorpusFiles(folder, "image", allow_outside)
     listed = loader.read(files, below)
     return files, loader.name, (listed,) if isinstance(listed, ImageListing) else tuple(listed)

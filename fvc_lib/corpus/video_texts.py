@@ -73,21 +73,23 @@ def normalised_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def read_pairs(manifest: AnyPath, separator: str = ",") -> PairListing:
+def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool = False) -> PairListing:
     """Read ``path`` (or ``video_path``), ``text`` (or ``caption``) and, where there are, ``split`` and ``group``.
 
     Args:
         manifest: a .parquet file, or separated text in UTF-8 (a byte order mark is allowed).
         separator: between the columns; see ``read_label_table``.
+        allow_outside: take listed files outside the manifest's folder as well, and follow links.
 
     Raises:
         UsageError: not such a table, or a needed column is missing.
     """
     manifest = Path(manifest)
     table = label_table.read_label_table(manifest, separator)
-    files, rejections = CorpusFiles(manifest.parent), Rejections()
+    files, rejections = CorpusFiles(manifest.parent, "video", allow_outside), Rejections()
     path, text_column = table.require(("path", "video_path", "video")), table.require(("text", "caption"))
     group_column, split = table.optional(label_table.GROUP_COLUMNS), table.optional(label_table.SPLIT_COLUMNS)
+    table.refuse_misspelt((path, text_column, *label_table.GROUP_COLUMNS, *label_table.SPLIT_COLUMNS))
     rows, memberships = [], set()
     for row in label_table.file_rows(table, files, rejections, path, [text_column, group_column, split]):
         group = label_table.cell_text(row.cells, group_column)
@@ -225,7 +227,8 @@ def index_video_texts(
         StoppedError: ``stop`` said so.
     """
     if config.corpus:
-        listing = read_pairs(label_table.find_table(Path(config.corpus), ACCEPTED), config.manifest_separator)
+        manifest = label_table.find_table(config.corpus, ACCEPTED)
+        listing = read_pairs(manifest, config.manifest_separator, allow_outside=config.allow_outside)
     else:
         listing = read_pairs(generate_sample_captions(video_text_root(config), progress=progress, stop=stop))
     probes, _ = probe_files(

@@ -95,6 +95,17 @@ def split_numbers(value: Any) -> Any:
     return tuple(int(name) if isinstance(name, str) and name.isdecimal() else name for name in names)
 
 
+def split_pairs(value: Any) -> Any:
+    """``-p label_map 1=fake,0=real`` and a YAML mapping, also as text, mean the same; names in lower case."""
+    if isinstance(value, str) and value.strip().startswith("{"):
+        value = yaml.safe_load(value)
+    if isinstance(value, str):
+        value = {name: said for name, _, said in (text.partition("=") for text in value.split(",")) if name.strip()}
+    if not isinstance(value, dict):
+        return value
+    return {str(name).strip().lower(): str(said).strip().lower() for name, said in value.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class NameIn:
     """Marks a field whose value is a name in ``registry``, or several, or ``or_else``; checking imports none."""
@@ -191,6 +202,13 @@ class RunConfig(BaseModel):
         path=True,
         memory=_CORPUS_STAGES,
         meaning=_CORPUS_OF,
+    )
+    allow_outside: bool = field(False, "data", "read listed files outside the corpus folder, and follow links")
+    label_map: Annotated[dict[str, Literal["real", "fake"]], BeforeValidator(split_pairs)] = field(
+        {},
+        "data",
+        "what a manifest's labels other than real and fake mean: 1=fake,0=real",
+        _VIDEO,
     )
     seed: int = field(0, "weights", "the one seed every random choice is derived from", ge=0, lt=2**31)
 

@@ -23,6 +23,7 @@ from fvc_lib.corpus.sources.general.folder import read_label_folders
 from fvc_lib.corpus.sources.general.manifest import read_manifest
 from fvc_lib.corpus.video_texts import read_pairs
 from fvc_lib.services.atomic_files import path_from_text
+from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import list_runs
@@ -121,6 +122,16 @@ class TestFolder:
             "fake/self.mp4": "unreadable",
         }
 
+    def test_linked_folders_are_entered_once_where_that_is_allowed(self, tmp_path: Path) -> None:
+        touch(tmp_path, "outside/a.mp4", "outside/deep/b.mp4", "corpus/real/c.mp4")
+        corpus = tmp_path / "corpus"
+        (corpus / "fake").symlink_to(tmp_path / "outside")
+        (tmp_path / "outside/deep/circle").symlink_to(tmp_path / "outside")
+        (corpus / "real/self").symlink_to(corpus / "real")
+        assert reasons(read_corpus(corpus)) == {"fake": "outside_corpus", "real/self": "linked_folder"}
+        listing = read_corpus(corpus, allow_outside=True)
+        assert [entry.path for entry in listing.entries] == ["fake/a.mp4", "fake/deep/b.mp4", "real/c.mp4"]
+
     def test_a_label_folder_that_is_a_link_is_not_walked(self, tmp_path: Path) -> None:
         touch(tmp_path, "outside/a.mp4", "corpus/fake/b.mp4")
         (tmp_path / "corpus/real").symlink_to(tmp_path / "outside")
@@ -181,7 +192,15 @@ class TestManifest:
             (("path", "video_path", "label"), "mean the same"),
             (("path", "group", "group_id", "label"), "mean the same"),
             (("path", "path", "label"), "exists twice"),
-            (("path;label",), "wanted columns separated by ','"),
+            (("path|label",), "wanted columns separated by comma, semicolon or tab"),
+            (
+                ("path", "label", "Split"),
+                "'Split'.*not used yet.*rename the column, such as to 'official_split'",
+            ),
+            (("path", "label", "part"), "column 'part'.*not used yet"),
+            (("path", "label", "Manipulaton"), "'Manipulaton' is not known. Did you mean 'manipulation'"),
+            (("path", "label", "Group"), "'Group' is not known. Did you mean 'group'"),
+            (("path", "label", "grup"), "'grup' is not known. Did you mean 'group'"),
             (("", ""), "is empty"),
         ],
     )
@@ -200,8 +219,15 @@ class TestManifest:
 
     def test_no_usable_label_at_all_is_an_error_with_the_labels_found(self, tmp_path: Path) -> None:
         manifest = write_csv(tmp_path / "m.csv", ("path", "label"), ("a.mp4", "1"), ("b.mp4", "0"), ("c.mp4", "0"))
-        with pytest.raises(DataError, match="2 x '0', 1 x '1'"):
+        with pytest.raises(DataError, match=r"2 x '0', 1 x '1'.*label_map: \{\"1\": fake, \"0\": real\}") as caught:
             read_corpus(manifest)
+        touch(tmp_path, "a.mp4", "b.mp4", "c.mp4")
+        label_map = resolve_config({"label_map": str(caught.value).rpartition("label_map ")[2].rstrip(".")}).label_map
+        listing = read_corpus(manifest, label_map=label_map)
+        assert [entry.label for entry in listing.entries] == ["fake", "real", "real"]
+        with pytest.raises(UsageError, match=r"no row of m.csv is labelled 'fack'; got 2 x '0', 1 x '1'"):
+            read_corpus(manifest, label_map={"fack": "fake"})
+        assert read_corpus(manifest, label_map={"1": "fake"}).rejected["reason"].to_list() == ["label_not_used"] * 2
         with pytest.raises(DataError, match="no data row"):
             read_corpus(write_csv(tmp_path / "empty.csv", ("path", "label")))
 
@@ -218,6 +244,34 @@ class TestManifest:
         assert [entry.path for entry in listing.entries] == ["in.mp4", "sub/deep.mp4"]
         by_row = dict(listing.rejected.select("row", "reason").iter_rows())
         assert by_row == dict.fromkeys(range(1, 7), "outside_corpus") | {9: "missing_video", 10: "no_path"}
+
+    def test_paths_out_of_the_corpus_and_links_are_read_where_that_is_allowed(self, tmp_path: Path) -> None:
+        touch(tmp_path, "elsewhere/a.mp4", "elsewhere/b.mp4", "elsewhere/c.mp4", "corpus/in.mp4")
+        corpus, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
+        (corpus / "link.mp4").symlink_to(elsewhere / "a.mp4")
+        paths = ["../elsewhere/b.mp4", str(elsewhere / "c.mp4"), "link.mp4", str(corpus / "in.mp4"), "../gone.mp4"]
+        manifest = write_csv(corpus / "m.csv", ("path", "label"), *((path, "real") for path in paths))
+        refused = read_corpus(manifest).rejected.filter(reason="outside_corpus")["detail"].to_list()
+        assert len(refused) == 4
+        assert all("allow_outside: true" in detail for detail in refused)
+        listing = read_corpus(manifest, allow_outside=True)
+        assert {entry.path for entry in listing.entries} == {paths[0], paths[1], "link.mp4", "in.mp4"}
+        assert all((listing.root / path_from_text(entry.path)).read_bytes() == b"x" for entry in listing.entries)
+        assert reasons(listing) == {"../gone.mp4": "missing_video"}
+        assert read_corpus(manifest).rejected.filter(reason="outside_corpus").height == 4  # it holds for one call
+
+    @pytest.mark.parametrize("separator", [",", ";", "\t"])
+    @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be-bom"])
+    @pytest.mark.parametrize("suffix", ["csv", "tsv"])
+    def test_separator_and_encoding_are_recognised(
+        self, tmp_path: Path, separator: str, encoding: str, suffix: str
+    ) -> None:
+        touch(tmp_path, "é.mp4")
+        text = f"path{separator}label{separator}manipulation\r\né.mp4{separator}fake{separator}a b\r\n"
+        coded = b"\xfe\xff" + text.encode("utf-16-be") if encoding == "utf-16-be-bom" else text.encode(encoding)
+        (tmp_path / f"m.{suffix}").write_bytes(coded)
+        (entry,) = read_corpus(tmp_path / f"m.{suffix}").entries
+        assert (entry.path, entry.label, entry.manipulation) == ("é.mp4", "fake", "a b")
 
     def test_duplicates_and_conflicts(self, tmp_path: Path) -> None:
         touch(tmp_path, "a.mp4", "b.mp4")

@@ -115,12 +115,13 @@ def test_what_cannot_separate_is_refused(separator, tmp_path):
     ("content", "message"),
     [
         (b"", "is empty. Wanted a header"),
-        (b"path;text\na.mp4;x\n", r"header 'path;text', wanted columns separated by ','.*manifest_separator"),
+        (b"path|text\na.mp4|x\n", r"header 'path\|text', wanted columns separated by comma.*manifest_separator"),
+        (b"path,text,spilt\na.mp4,x,test\n", r"column 'spilt' is not known. Did you mean 'split'"),
         (b"path,text,text\n", "'text' exists twice"),
         (b"path,words\n", "wanted a column 'text' or 'caption', found 'path', 'words'"),
         (b"file,text\n", "wanted a column 'path' or 'video_path'"),
         (b"path,video,text\n", "which mean the same"),
-        ("path,text\n".encode("utf-16"), "UTF-16"),
+        ("path,text\n".encode("utf-16")[:-1], "begins as UTF-16 text and is none"),
     ],
 )
 def test_what_is_no_manifest_is_refused_by_name(content, message, tmp_path):

@@ -134,6 +134,8 @@ def another_value(name: str) -> Any:
         return next(each for each in get_args(kind) if each != default)
     if isinstance(default, bool):
         return not default
+    if isinstance(default, dict):
+        return {"1": "fake"}
     if isinstance(default, tuple):
         return ("calories",) if name == "targets" else default[:-1]
     return f"{default}x" if isinstance(default, str) else (default or 0) + 0.01 if isinstance(default, float) else 17

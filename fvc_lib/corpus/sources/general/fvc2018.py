@@ -106,7 +106,7 @@ def _label_rows(path: Path, rejections: Rejections) -> list[Entry]:
         rows.append(
             Entry(
                 path=f"{VIDEOS_FOLDER}/{source_id}" if parsed else escape_text(cells["video_url"]),
-                label=escape_text(cells["label"].strip().lower()) or None,
+                label=listing.stated_label(cells["label"]),
                 source_id=source_id,
                 stated_group=cell_text(cells, "cascade_id"),
                 platform=platform,

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fvc_lib.corpus.label_table import GROUP_COLUMNS, cell_text, file_rows, read_label_table
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections, counts_text, listing_of_rows
-from fvc_lib.services.atomic_files import AnyPath, escape_text
-from fvc_lib.services.errors import DataError
+from fvc_lib.corpus.label_table import GROUP_COLUMNS, SPLIT_COLUMNS, SUFFIXES, cell_text, file_rows, read_label_table
+from fvc_lib.corpus.listing import (
+    CorpusFiles,
+    CorpusLoader,
+    Entry,
+    Listing,
+    Rejections,
+    counts_text,
+    listing_of_rows,
+    refuse_unused_labels,
+    stated_label,
+)
+from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.tables import LABELS
 
@@ -15,25 +25,39 @@ from fvc_lib.services.tables import LABELS
 def read_manifest(manifest: AnyPath) -> Listing:
     """The listing of a manifest with ``path`` or ``video_path``, ``label`` and optional columns.
 
-    Optional are ``group`` (or ``group_id``), ``manipulation`` and ``platform``; others are ignored. Labels are
-    compared without case and surrounding space; those outside real and fake are counted exclusions.
+    Optional are ``group`` (or ``group_id``), ``manipulation`` and ``platform``; others are ignored, unless they are
+    named nearly like one of these. Labels are compared without case and surrounding space; those outside real and fake
+    are counted exclusions.
 
     Raises:
-        UsageError: not a table, or a needed column is missing.
+        UsageError: not a table, a needed column is missing, one is misspelt, or it has a split, which is not used yet.
         DataError: no row has a usable label.
     """
     manifest = Path(manifest)
     table, files, rejections = read_label_table(manifest), CorpusFiles(manifest.parent), Rejections()
     path, label, group = table.require(("path", "video_path")), table.require(("label",)), table.optional(GROUP_COLUMNS)
+    split = next((name for name in table.columns if name.lower() in SPLIT_COLUMNS), None)
+    if split is not None:
+        raise UsageError(
+            f"{table.name}: has the column {split!r}, and a video manifest's own split is not used yet: folds are made "
+            f"of all its videos. To go on without it, rename the column, such as to 'official_{split.lower()}'."
+        )
+    table.refuse_misspelt(("path", "video_path", "label", *GROUP_COLUMNS, "manipulation", "platform"))
+    refuse_unused_labels(table.name, (cells[label] for _, cells in table.records([label], Rejections())))
     rows, places = [], []
     for row in file_rows(table, files, rejections, path, [label, group, "manipulation", "platform"]):
-        stated = escape_text(row.cells[label].strip().lower()) or None
+        stated = stated_label(row.cells[label])
         told = [cell_text(row.cells, column) for column in (group, "manipulation", "platform")]
         rows.append(Entry(row.path, stated, row.path, told[0], told[1], told[2], row.number, table.name))
         places.append(row.why_not() or row.path)
     if not any(row.label in LABELS for row in rows):
         got = counts_text(row.label or "" for row in rows) or "no data row"
-        raise DataError(f"{manifest.name}: no row is labelled real or fake; got {got}. Fill the column 'label'.")
+        values = ("1", "0") if {row.label for row in rows} <= {"0", "1"} else ("...", "...")
+        raise DataError(
+            f"{manifest.name}: no row is labelled real or fake; got {got}. Fill the column 'label', or say what its "
+            f'values mean, if it is this: label_map: {{"{values[0]}": fake, "{values[1]}": real}} in a params file, or '
+            f"-p label_map {values[0]}=fake,{values[1]}=real."
+        )
     return listing_of_rows(files, "manifest", rows, places, rejections)
 
 
@@ -41,9 +65,9 @@ CORPORA.register(
     CorpusLoader(
         name="manifest",
         accepted="a CSV or Parquet manifest with the columns 'path' and 'label' (real, fake)",
-        recognises=lambda path: path.is_file() and path.suffix.lower() in {".csv", ".parquet"},
+        recognises=lambda path: path.is_file() and path.suffix.lower() in SUFFIXES,
         read=read_manifest,
-        lacks=lambda path: "" if path.is_dir() else "a file that is neither .csv nor .parquet.",
+        lacks=lambda path: "" if path.is_dir() else f"a file that is none of {', '.join(SUFFIXES)}.",
         rank=1,
     )
 )

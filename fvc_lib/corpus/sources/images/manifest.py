@@ -42,6 +42,7 @@ def list_manifest(files: CorpusFiles, below: str = "") -> ImageListing:
     path = table.require(("path", "image_path", "image"))
     label = table.optional(("class", "label", "class_label"))
     group, split = table.optional(label_table.GROUP_COLUMNS), table.optional(label_table.SPLIT_COLUMNS)
+    table.refuse_misspelt((path, label or "class", *label_table.GROUP_COLUMNS, *label_table.SPLIT_COLUMNS))
     listed = ImageListing()
     targets = _target_columns(table, {path, label, group, split}, listed)
     listed.units.update({target.name: target.unit for target in targets})
