@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,6 +50,28 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
     assert "04_fold_training_fold_3" not in done.stdout
     assert "new run" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], []])
+def test_a_detector_that_cannot_be_imported_ends_it_before_a_run_begins(tmp_path, options):
+    """A checkout of its own, with one more detector in it; only its file is broken."""
+    home = tmp_path / "home"
+    shutil.copytree(ROOT / "fvc_lib", home / "fvc_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("notebooks", "params", "run_notebooks.py", "pyproject.toml"):
+        (home / name).symlink_to(ROOT / name)
+    broken = home / "fvc_lib/detectors/own/broken_net.py"
+    broken.write_text('import no_such_package\n\nDETECTORS.register(\n    DetectorSpec(\n        name="broken_net",\n')
+    program = f"import sys; sys.path[0] = {str(home)!r}; import run_notebooks; sys.exit(run_notebooks.main())"
+    given = ("-p", "model", "broken_net", "-p", "runs_dir", str(tmp_path / "runs"))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *options, *given],
+        cwd=home, env={**os.environ, "PYTHONPATH": str(home)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "model 'broken_net': its file" in done.stderr
+    assert str(broken) in done.stderr
+    assert "SyntaxError" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from fvc_lib.execution.run.runner import Runner, folds_at_once
 from fvc_lib.execution.run.status import leave_to_jobs, status_now
 from fvc_lib.execution.slurm.jobs import Site, SlurmJob, plan_jobs, plan_one_job, read_site
 from fvc_lib.execution.slurm.queue import describe, submit
-from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, run_config
+from fvc_lib.services.config import RunConfig, refuse_broken_choice, refuse_fields_of_another_task, run_config
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.memory_policy import MORE_MEMORY
 from fvc_lib.services.run_paths import RunPaths, find_run
@@ -145,7 +145,9 @@ class RunCommand:
     def show(self) -> None:
         """Print what would be done; writes nothing."""
         ancestor = self.run if self.wanted.fork else None
-        plan, predicted = self.plan(), self._predicted()
+        plan = self.plan()
+        self._refuse_broken_choice(plan)
+        predicted = self._predicted()
         commands.print_plan(plan, self.config, None if ancestor else self.run, predicted)
         if ancestor is not None:
             changed = which_run.changes(run_config(ancestor), self.config)
@@ -156,8 +158,14 @@ class RunCommand:
             run = run or RunPaths(Path(self.config.runs_dir) / self.config.experiment / "run_TO_BE")  # it is not made
             click.echo(describe(self._slurm_jobs(plan, predicted, site), run, site))
 
+    def _refuse_broken_choice(self, plan: Sequence[PlannedTask]) -> None:
+        """Find out now what would end the training stage, perhaps hours from here."""
+        if any(planned.run and planned.task.stage.trains for planned in plan):
+            refuse_broken_choice(self.config)
+
     def execute(self) -> int:
         """Do it, here or as jobs; returns the exit code."""
+        self._refuse_broken_choice(self.plan())
         if self.wanted.executor == "slurm":
             return self._submit()
         # Before a run begins: it may take ten seconds, and may be interrupted.

@@ -24,6 +24,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.services import tasks as stages
 from fvc_lib.services.atomic_files import AnyPath, sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, Registry
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS, TRAINING_STAGES
@@ -119,6 +120,12 @@ class NameIn:
             if name != self.or_else:
                 self.registry.check(name)
         return value
+
+    def load(self, value: Any) -> None:
+        """Import what registers ``value``; ``UsageError`` with the file and its error where that fails."""
+        for name in [value] if isinstance(value, str) else value:
+            if name != self.or_else:
+                self.registry.load(name)
 
     def files(self, value: Any) -> list[str]:
         """Dotted names of our files that have these names."""
@@ -471,9 +478,20 @@ class RunConfig(BaseModel):
 
     def code_chosen(self, names: Iterable[str]) -> list[str]:
         """Dotted names of the files that register what the fields ``names`` choose, such as a model's."""
+        return [module for name, mark in self._marks(names) for module in mark.files(getattr(self, name))]
+
+    def load_chosen(self) -> None:
+        """Import what the fields that this task reads choose by name, such as the model's file.
+
+        Raises:
+            UsageError: a file cannot be imported; the message has its path and the error.
+        """
+        for name, mark in self._marks(self.relevant()):
+            mark.load(getattr(self, name))
+
+    def _marks(self, names: Iterable[str]) -> list[tuple[str, NameIn]]:
         fields = {name: field for name, field in type(self).model_fields.items() if name in set(names)}
-        marks = [(name, mark) for name, field in fields.items() for mark in field.metadata if isinstance(mark, NameIn)]
-        return [module for name, mark in marks for module in mark.files(getattr(self, name))]
+        return [(name, mark) for name, field in fields.items() for mark in field.metadata if isinstance(mark, NameIn)]
 
     def relevant(self) -> dict[str, Any]:
         """The fields that this task reads as JSON values, in order."""
@@ -513,6 +531,28 @@ MAY_CHANGE_ON_RESUME = frozenset(name for name, declared in DECLARED.items() if 
 # is now kept from them, or have come to a step that the new order of training does not have.
 STARTS_ANEW = frozenset(name for name, declared in DECLARED.items() if declared.changes in ("data", "weights"))
 OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declared.changes == "folder")
+
+
+def refuse_broken_choice(config: RunConfig) -> None:
+    """Try ``config.load_chosen`` in another process: what is chosen may need torch, which this one need not load.
+
+    Raises:
+        UsageError: as ``load_chosen``, or the import ended its process.
+    """
+    values = config.model_dump(mode="json")
+    (answer,) = run_isolated(f"{__name__}:_trouble_of_choice", [values], workers=1, memory_bytes=None)
+    if answer.failure:
+        raise UsageError(f"what the parameters choose cannot be imported: {answer.detail}. Mend it, or choose another.")
+    if answer.value:
+        raise UsageError(answer.value)
+
+
+def _trouble_of_choice(values: dict[str, Any]) -> str:
+    try:
+        RunConfig(**values).load_chosen()
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def run_config(run: RunPaths) -> RunConfig:

@@ -92,9 +92,31 @@ class Registry(Generic[T]):
         canonical = self._canonical(name)
         if canonical in self._items:
             return self._items[canonical]
+        for module in self.declared_in(name):
+            if module in self.broken:
+                raise self._cannot_import(name, module, self.broken[module])
         failed = "".join(f" Not loaded: {each} ({reason})." for each, reason in self.broken.items())
         near = did_you_mean(name, [*self._items, *self._aliases])
         raise UsageError(f"{self.kind} {name!r}: unknown.{near} Known: {', '.join(self._items) or 'none'}.{failed}")
+
+    def load(self, name: str) -> T:
+        """As ``get``; only the files that register ``name`` are imported.
+
+        Raises:
+            UsageError: no such item, or its file cannot be imported; the message has the file and the error.
+        """
+        for module in () if self._canonical(name) in self._items else self.declared_in(name):
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                raise self._cannot_import(name, module, f"{type(error).__name__}: {error}") from error
+        return self.get(name)
+
+    def _cannot_import(self, name: str, module: str, reason: str) -> UsageError:
+        path = getattr(importlib.util.find_spec(module), "origin", None) or module
+        return UsageError(
+            f"{self.kind} {name!r}: its file {path} cannot be imported: {reason}. Mend it, or choose another."
+        )
 
     def check(self, name: str) -> str:
         """``name`` itself, where some file of the folder or entry point has it; nothing is imported to see that.

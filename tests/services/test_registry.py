@@ -96,6 +96,17 @@ def test_the_files_of_the_folder_are_imported_when_a_name_is_first_needed(folder
     assert registry.names() == ["disc", "square"]
 
 
+def test_a_broken_file_of_the_item_asked_for_is_named_and_no_other_is_imported(folder):
+    write(folder / "broken.py", "raise OSError('no ruler')", 'SHAPES.register("disc", 1)')
+    write(folder / "oval.py", "import no_such_package", 'SHAPES.register("oval", 1)')
+    write(folder / "square.py", 'SHAPES.register("square", 4)')
+    assert shapes().load("square") == 4
+    assert shapes().broken == {}
+    for ask in (shapes().load, shapes().get):
+        with pytest.raises(UsageError, match=r"shape 'oval': its file .*oval\.py cannot be imported: ModuleNotFound"):
+            ask("oval")
+
+
 def test_a_broken_file_is_named_and_stops_no_other(folder, caplog):
     write(folder / "broken.py", "import no_such_package", "SHAPES.register('oval', 1)")
     write(folder / "square.py", "SHAPES.register('square', 4)")
