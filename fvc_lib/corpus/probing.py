@@ -135,25 +135,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class FileKind(Generic[Result]):
-    """How files of one kind are probed.
+    """How files of one kind are probed."""
 
-    Attributes:
-        store: what the file of remembered results is called by.
-        function: ``module:name`` run in the workers; it gives ``reason`` and ``detail``, or what ``read`` needs.
-        timeout_seconds: per file; then it is given up as ``timeout``.
-        library: version of the library that decodes, and
-        code: modules that make a result: what others found is not used.
-        remedy: for a file at which the worker dies.
-        read: the result of a path from what the worker said or what is remembered of it; raises KeyError or TypeError
-            on something else.
-    """
-
-    store: str
-    function: str
-    timeout_seconds: float
-    library: str
-    code: tuple[str, ...]
-    remedy: str
+    store: str  # what the file of remembered results is called by
+    function: str  # ``module:name`` run in the workers; it gives ``reason`` and ``detail``, or what ``read`` needs
+    timeout_seconds: float  # per file; then it is given up as ``timeout``
+    library: str  # version of the library that decodes: what another one found is not used
+    code: tuple[str, ...]  # modules that make a result, likewise
+    remedy: str  # for a file at which the worker dies
+    # The result of a path from what the worker said, or what is remembered of it; else KeyError or TypeError.
     read: Callable[[str, Mapping[str, Any]], Result]
 
 

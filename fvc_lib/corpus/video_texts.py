@@ -47,22 +47,15 @@ class PairRow:
 
 @dataclass(frozen=True)
 class PairListing:
-    """What a manifest lists.
+    """What a manifest lists."""
 
-    Attributes:
-        root: absolute folder that every path is relative to.
-        rows: usable rows in the manifest's order.
-        rejections: the other rows, with reasons.
-        memberships: distinct (path, stated group) of all rows whose path can be meant, also of files that are missing:
-            they too prove that groups belong together.
-        num_rows: data rows of the manifest.
-    """
-
-    root: Path
-    rows: tuple[PairRow, ...]
-    rejections: Rejections
+    root: Path  # absolute folder that every path is relative to
+    rows: tuple[PairRow, ...]  # usable rows in the manifest's order
+    rejections: Rejections  # the other rows, with reasons
+    # Distinct (path, stated group) of all rows whose path can be meant, also of files that are missing: they too
+    # prove that groups belong together.
     memberships: tuple[tuple[str, str], ...]
-    num_rows: int
+    num_rows: int  # data rows of the manifest
 
 
 def normalised_text(text: str) -> str:

@@ -53,21 +53,14 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class MemoryState:
-    """What memory held when it ran out.
+    """What memory held when it ran out."""
 
-    Attributes:
-        message: the error's first line.
-        asked_bytes: what was asked for; None where the message does not say.
-        rss_bytes: resident memory of this process.
-        device: of an accelerator, by ``DeviceMemory``'s names; empty on the CPU.
-        largest_tensors: ``{shape, dtype, device, count, total_bytes}`` per kind that Python can see, largest first
-            (what only the autograd graph holds is not among them).
-    """
-
-    message: str
-    asked_bytes: int | None
-    rss_bytes: int
-    device: dict[str, int]
+    message: str  # the error's first line
+    asked_bytes: int | None  # what was asked for; None where the message does not say
+    rss_bytes: int  # resident memory of this process
+    device: dict[str, int]  # of an accelerator, by ``DeviceMemory``'s names; empty on the CPU
+    # ``{shape, dtype, device, count, total_bytes}`` per kind that Python can see, largest first (what only the
+    # autograd graph holds is not among them).
     largest_tensors: list[dict[str, Any]]
 
 
@@ -121,23 +114,15 @@ Place = Literal["forward", "joint_loss", "backward", "validation", "optimizer_st
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """One out-of-memory and what is done about it.
+    """One out-of-memory and what is done about it."""
 
-    Attributes:
-        where: in which part of a step.
-        state: what memory held.
-        micro_batch: samples in memory at once; None in the optimizer's step.
-        micro_batch_next: what is tried next; None when there is nothing smaller.
-        batch: shape and dtype of one sample's tensors, by name; empty in the optimizer's step, where none is at hand.
-        num_samples: of the effective (or validation) batch; 0 there.
-    """
-
-    where: Place
-    state: MemoryState
-    micro_batch: int | None
-    micro_batch_next: int | None
+    where: Place  # in which part of a step
+    state: MemoryState  # what memory held
+    micro_batch: int | None  # samples in memory at once; None in the optimizer's step
+    micro_batch_next: int | None  # what is tried next; None when there is nothing smaller
+    # Shape and dtype of one sample's tensors, by name; empty in the optimizer's step, where none is at hand.
     batch: dict[str, str]
-    num_samples: int
+    num_samples: int  # of the effective (or validation) batch; 0 there
 
 
 def sample_shapes(batch: Batch) -> dict[str, str]:
@@ -166,16 +151,11 @@ class OutOfMemoryFolder:
 
 @dataclass(frozen=True)
 class MicroBatchChange:
-    """From here on ``micro_batch`` samples at once.
+    """From here on ``micro_batch`` samples at once."""
 
-    Attributes:
-        step: effective batches consumed before it.
-        validation_sample: None in training; in the validation pass after ``step``, from this sample (0-based) to the
-            end of that pass.
-    """
-
-    step: int
+    step: int  # effective batches consumed before it
     micro_batch: int
+    # None in training; in the validation pass after ``step``, from this sample (0-based) to the end of that pass.
     validation_sample: int | None = None
 
 

@@ -41,31 +41,20 @@ class EpochRecord:
 
 @dataclass
 class TrainingState:
-    """Where a training stands.
+    """Where a training stands."""
 
-    Attributes:
-        epochs_done: finished epochs.
-        batches_done: effective batches of the epoch in progress that were consumed: the sampler's position.
-        step: effective batches consumed over all epochs.
-        epoch_loss: the running training loss of the epoch in progress.
-        micro_batches: how many samples are in memory at once, and were at every step.
-        nonfinite_steps: effective batches skipped because of a loss or gradient that was not finite.
-        best_model: weights of ``best_epoch``, on the CPU.
-        finished: whether the last epoch or early stopping was reached.
-        inexact_because: what happened that other bits than an undisturbed training's must be expected for.
-    """
-
-    micro_batches: MicroBatchPlan
-    epochs_done: int = 0
-    batches_done: int = 0
-    step: int = 0
-    epoch_loss: LossMean = field(default_factory=LossMean)
-    nonfinite_steps: int = 0
+    micro_batches: MicroBatchPlan  # how many samples are in memory at once, and were at every step
+    epochs_done: int = 0  # finished epochs
+    batches_done: int = 0  # effective batches of the epoch in progress that were consumed: the sampler's position
+    step: int = 0  # effective batches consumed over all epochs
+    epoch_loss: LossMean = field(default_factory=LossMean)  # the running training loss of the epoch in progress
+    nonfinite_steps: int = 0  # effective batches skipped because of a loss or gradient that was not finite
     best_epoch: int = 0
     best_loss: float = math.inf
-    best_model: dict[str, Tensor] = field(default_factory=dict)
+    best_model: dict[str, Tensor] = field(default_factory=dict)  # weights of ``best_epoch``, on the CPU
     history: list[EpochRecord] = field(default_factory=list)
-    finished: bool = False
+    finished: bool = False  # whether the last epoch or early stopping was reached
+    # What happened that other bits than an undisturbed training's must be expected for.
     inexact_because: list[str] = field(default_factory=list)
 
     @property
@@ -123,29 +112,19 @@ def copy_weights(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """One finished training.
-
-    Attributes:
-        history: one record per epoch.
-        best_epoch: the epoch (1-based) with the least validation loss, whose weights are the result.
-        steps: effective batches consumed, those skipped included.
-        nonfinite_steps: effective batches skipped because a loss or gradient was not finite.
-        micro_batch: samples in memory at once at the end; lower than planned after an out-of-memory.
-        micro_batch_schedule: all of its changes, the plan first.
-        inexact_because: why the bits need not be those of an undisturbed training; empty while that is claimed.
-        seconds: of the call that finished it, by the monotonic clock; earlier attempts do not count.
-    """
+    """One finished training."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
-    history: tuple[EpochRecord, ...]
-    best_epoch: int
-    steps: int
-    nonfinite_steps: int
-    micro_batch: int
-    micro_batch_schedule: tuple[MicroBatchChange, ...]
+    history: tuple[EpochRecord, ...]  # one record per epoch
+    best_epoch: int  # the epoch (1-based) with the least validation loss, whose weights are the result
+    steps: int  # effective batches consumed, those skipped included
+    nonfinite_steps: int  # effective batches skipped because a loss or gradient was not finite
+    micro_batch: int  # samples in memory at once at the end; lower than planned after an out-of-memory
+    micro_batch_schedule: tuple[MicroBatchChange, ...]  # all of its changes, the plan first
+    # Why the bits need not be those of an undisturbed training; empty while that is claimed.
     inexact_because: tuple[str, ...]
-    seconds: float
+    seconds: float  # of the call that finished it, by the monotonic clock; earlier attempts do not count
 
     def schedule(self) -> str:
         """How many samples were in memory at once, like ``8; 4 from step 12``."""
@@ -316,14 +295,11 @@ class MetricSink(Protocol):
 
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
         """Record ``metrics`` of ``phase`` at ``step`` of ``epoch`` (1-based)."""
-        ...
+        return
 
 
-class NoMetrics:
+class NoMetrics(MetricSink):
     """Hears metrics and keeps none: for a rank whose numbers another one writes."""
-
-    def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
-        """Ignore."""
 
 
 class TrainingWatch:

@@ -16,32 +16,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Declaration:
-    """A metric.
+    """A metric."""
 
-    Attributes:
-        name: in tables and logs; ``recall@*`` stands for every name that begins so.
-        title: in figures and pages, without its unit.
-        better: which way it gets better; None for what has no better way.
-        says: what it measures, a sentence.
-        unit: of its values; ``target``: that of the number that is predicted; empty: none.
-        is_share: whether it lies in [0, 1] and is read against both ends.
-        chance: its value for a model that knows nothing, where that does not depend on the data.
-        per_target: whether ``mae_calories`` is that of the target calories.
-        of_folds: for a metric of a cross-validation what it is computed from: scores ranked within each fold,
-            decisions, or probabilities.
-        function: ``metric(labels, scores)`` of such a metric.
-    """
-
-    name: str
-    title: str
-    better: Better | None
-    says: str
-    unit: str = ""
-    is_share: bool = False
-    chance: float | None = None
-    per_target: bool = False
+    name: str  # in tables and logs; ``recall@*`` stands for every name that begins so
+    title: str  # in figures and pages, without its unit
+    better: Better | None  # which way it gets better; None for what has no better way
+    says: str  # what it measures, a sentence
+    unit: str = ""  # of its values; ``target``: that of the number that is predicted; empty: none
+    is_share: bool = False  # whether it lies in [0, 1] and is read against both ends
+    chance: float | None = None  # its value for a model that knows nothing, where that does not depend on the data
+    per_target: bool = False  # whether ``mae_calories`` is that of the target calories
+    # For a metric of a cross-validation what it is computed from: scores ranked within each fold, decisions, or
+    # probabilities.
     of_folds: Literal["ranking", "decision", "probability"] | None = None
-    function: Callable[..., Any] | None = None
+    function: Callable[..., Any] | None = None  # ``metric(labels, scores)`` of such a metric
 
 
 _DECLARED: dict[str, Declaration] = {}

@@ -122,20 +122,14 @@ def confusion_matrix(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classe
 
 @dataclass(frozen=True)
 class ClassScores:
-    """What is true of each class, float64 (C,) each.
+    """What is true of each class, float64 (C,) each."""
 
-    Attributes:
-        precision: share of what was called the class that is of it; 0 where nothing was called so although rows of it
-            exist, NaN where neither exists.
-        recall: share of the class's rows that were called so; NaN without any.
-        f1: harmonic mean of both, 2 TP / (2 TP + FP + FN); NaN where the class occurs neither way.
-        support: rows of the class.
-    """
-
+    # Share of what was called the class that is of it; 0 where nothing was called so although rows of it exist,
+    # NaN where neither exists.
     precision: FloatArray
-    recall: FloatArray
-    f1: FloatArray
-    support: FloatArray
+    recall: FloatArray  # share of the class's rows that were called so; NaN without any
+    f1: FloatArray  # harmonic mean of both, 2 TP / (2 TP + FP + FN); NaN where the class occurs neither way
+    support: FloatArray  # rows of the class
 
 
 def class_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: int) -> ClassScores:

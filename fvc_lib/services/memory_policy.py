@@ -77,25 +77,16 @@ _CLEAR_CACHE_BATCHES: dict[DeviceKind, tuple[int, int]] = {"cuda": (0, 0), "mps"
 
 @dataclass(frozen=True)
 class MemoryPolicy:
-    """How a training on one kind of device treats memory. A value; nothing is done by holding one.
+    """How a training on one kind of device treats memory. A value; nothing is done by holding one."""
 
-    Attributes:
-        device: the kind it was resolved for.
-        amp_dtype: ``bfloat16``, ``float16``, or None for float32.
-        tf32: whether float32 products may be computed in TF32.
-        pin_memory: whether batches are loaded into page-locked memory.
-        clear_cache_training_batches: cached blocks are given back every so many; 0: after an OOM and between stages.
-        clear_cache_validation_batches: the same in validation.
-        allocator: the environment variables that set the allocator, read once when torch starts.
-    """
-
-    device: DeviceKind
-    amp_dtype: Literal["bfloat16", "float16"] | None = None
-    tf32: bool = False
-    pin_memory: bool = False
+    device: DeviceKind  # the kind it was resolved for
+    amp_dtype: Literal["bfloat16", "float16"] | None = None  # None: float32
+    tf32: bool = False  # whether float32 products may be computed in TF32
+    pin_memory: bool = False  # whether batches are loaded into page-locked memory
+    # Cached blocks are given back every so many batches; 0: after an out-of-memory and between stages.
     clear_cache_training_batches: int = 0
     clear_cache_validation_batches: int = 0
-    allocator: Mapping[str, str] = field(default_factory=dict)
+    allocator: Mapping[str, str] = field(default_factory=dict)  # environment variables, read once when torch starts
 
     def describe(self) -> list[str]:
         """Short lines for the start of a training."""
@@ -177,7 +168,7 @@ class MemoryObserver(Protocol):
     @property
     def prefix(self) -> str:
         """Empty but for the control's."""
-        ...
+        return ""
 
     def at(
         self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
@@ -187,7 +178,7 @@ class MemoryObserver(Protocol):
         Phases: setup, batch_size_sweep, preflight, train, validation and test, the last three also after ``control_``,
         and report when training is over.
         """
-        ...
+        return
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
         """Record that something happened here, in one sentence and in numbers.
@@ -195,28 +186,15 @@ class MemoryObserver(Protocol):
         Kinds: ``policy``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed), ``step_restored``,
         ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``, ``recording`` (``profile_memory`` wrote it).
         """
-        ...
+        return
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
         """From now on sample an accelerator too; ``device`` is its name in the log, like ``cuda:0``."""
-        ...
+        return
 
 
-class NoObserver:
+class NoObserver(MemoryObserver):
     """Hears everything and keeps nothing: for trainings nobody watches."""
-
-    prefix = ""
-
-    def at(
-        self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
-    ) -> None:
-        """Ignore."""
-
-    def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Ignore."""
-
-    def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Ignore."""
 
 
 @contextmanager

@@ -195,34 +195,23 @@ def _family(name: str) -> str:
 class DetectorSpec:
     """A network on clips, as its file declares it.
 
-    Attributes:
-        name: what the parameter ``model`` calls it.
-        family: where it comes from: own, or a package or group of papers.
-        paper: where it is described.
-        licence: of its code, and of its weights where it has any.
-        num_frames: of the clips it was made for, and
-        side: theirs, in pixels.
-        normalisation: of the pixels, in words; the network does it, from uint8.
-        micro_batch: clips in memory at once where ``batch_size`` is 0: 1 to 8, safe on a small machine.
-        build: the network, initialised from torch's current random state. It takes frames uint8 (B, T, 3, H, W), gives
-            logits (B,), positive for fake, and names in ``recomputable_blocks()`` the parts whose activations gradient
-            checkpointing may compute again.
-        build_trunk: a network of its kind for what a clip shows (task video_text), with ``frame_features`` from
-            frames to (B, T, ``frame_feature_size``); None: there is none.
-        aliases: further names.
+    ``build`` gives the network, initialised from torch's current random state. It takes frames uint8 (B, T, 3, H, W),
+    gives logits (B,), positive for fake, and names in ``recomputable_blocks()`` the parts whose activations gradient
+    checkpointing may compute again. ``build_trunk`` gives one of its kind for what a clip shows (task video_text), with
+    ``frame_features`` from frames to (B, T, ``frame_feature_size``); None: there is none.
     """
 
-    name: str
-    family: str
-    paper: str
-    licence: str
-    num_frames: int
-    side: int
-    normalisation: str
-    micro_batch: int
+    name: str  # what the parameter ``model`` calls it
+    family: str  # where it comes from: own, or a package or group of papers
+    paper: str  # where it is described
+    licence: str  # of its code, and of its weights where it has any
+    num_frames: int  # of the clips it was made for
+    side: int  # theirs, in pixels
+    normalisation: str  # of the pixels, in words; the network does it, from uint8
+    micro_batch: int  # clips in memory at once where ``batch_size`` is 0: 1 to 8, safe on a small machine
     build: Callable[[], Any]
     build_trunk: Callable[[], Any] | None = None
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # further names
 
     def num_parameters(self) -> int:
         """How many trainable numbers the network has. Builds it without memory or random draws."""

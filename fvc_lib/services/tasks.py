@@ -83,34 +83,23 @@ class Stage:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a run can be about.
+    """What a run can be about."""
 
-    Attributes:
-        name: of the task, and of its folder in ``fvc_lib/tasks``.
-        stages: of its own, in the order of their numbers.
-        trainer: name of the function in its module ``training``, called as ``train_fold`` is.
-        params: stem of the params file that suits its built-in corpus.
-        network: the field that names the network.
-        synthetic: what a number on the built-in corpus does not tell, the end of a sentence.
-        sample: what the built-in corpus is called.
-        defaults: what suits it better than a field's own default; below a params file and everything else.
-        headline: in order of preference, how subject and metric of the one number begin, and what is judged by it;
-            none: the results over folds have one.
-        no_headline: the measure's name and what is judged, while there is no number yet.
-        curves: metrics whose learning curves tell most, at most three, with the run's parameters in braces; of those
-            that match a ``*`` the first that has been logged.
-    """
-
-    name: str
-    stages: tuple[Stage, ...]
-    trainer: str
-    params: str
-    network: str
-    synthetic: str
+    name: str  # of the task, and of its folder in ``fvc_lib/tasks``
+    stages: tuple[Stage, ...]  # of its own, in the order of their numbers
+    trainer: str  # name of the function in its module ``training``, called as ``train_fold`` is
+    params: str  # stem of the params file that suits its built-in corpus
+    network: str  # the field that names the network
+    synthetic: str  # what a number on the built-in corpus does not tell, the end of a sentence
+    # What suits it better than a field's own default; below a params file and everything else.
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # In order of preference, how subject and metric of the one number begin, and what is judged by it; none: the
+    # results over folds have one.
     headline: tuple[tuple[str, str, str], ...] = ()
-    no_headline: tuple[str, str] = ("", "")
-    sample: str = "built-in corpus"
+    no_headline: tuple[str, str] = ("", "")  # the measure's name and what is judged, while there is no number yet
+    sample: str = "built-in corpus"  # what the built-in corpus is called
+    # Metrics whose learning curves tell most, at most three, with the run's parameters in braces; of those that
+    # match a ``*`` the first that has been logged.
     curves: tuple[str, ...] = ("loss",)
 
     @property

@@ -183,29 +183,19 @@ def record_alone(trained: Sequence[TrainedNetwork]) -> Finished[TrainingRecord]:
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Generic[R]):
-    """What is to be trained, and what becomes of it.
+    """What is to be trained, and what becomes of it."""
 
-    Attributes:
-        stage: the notebook's name; names the artifacts.
-        fold: the outer fold; None where the stage has none.
-        model_name: for the record.
-        settings: the engine's.
-        parameters: JSON values that the weights depend on; a checkpoint made with others is refused.
-        networks: the model, and its control where there is one.
-        sizes: ``num_train num_validation num_test`` of the outcome, and its ``num_train_samples`` and ``missing``.
-        finish: chooses what is to be chosen, looks at the test part once, and says what there is to write; on every
-            rank.
-        outputs: what ``finish`` has written; a training is finished when its outcome and these are there.
-    """
-
-    stage: str
-    fold: int | None = None
-    model_name: str
-    settings: EngineSettings
-    parameters: Mapping[str, Any]
-    networks: Sequence[Network]
+    stage: str  # the notebook's name; names the artifacts
+    fold: int | None = None  # the outer fold; None where the stage has none
+    model_name: str  # for the record
+    settings: EngineSettings  # the engine's
+    parameters: Mapping[str, Any]  # JSON values that the weights depend on; a checkpoint made with others is refused
+    networks: Sequence[Network]  # the model, and its control where there is one
+    # ``num_train num_validation num_test`` of the outcome, and its ``num_train_samples`` and ``missing``.
     sizes: Mapping[str, Any]
+    # Chooses what is to be chosen, looks at the test part once, and says what there is to write; on every rank.
     finish: Callable[[Sequence[TrainedNetwork]], Finished[R]]
+    # What ``finish`` has written; a training is finished when its outcome and these are there.
     outputs: Sequence[Path] = ()
 
     @property

@@ -278,16 +278,12 @@ def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:
 class AugmentationSettings:
     """Which operations a clip may receive, and how strongly.
 
-    Args:
-        names: names in ``AUGMENTATIONS``, in any order.
-        strength: scales every range; 1 is moderate, 0 leaves clips as they are. Below 1 it also scales how often.
-
     Raises:
         UsageError: an unknown name, or a strength that is negative or not finite.
     """
 
-    names: tuple[str, ...]
-    strength: float = 1.0
+    names: tuple[str, ...]  # in ``AUGMENTATIONS``, in any order
+    strength: float = 1.0  # scales every range; 1 is moderate, 0 leaves clips as they are; below 1 also how often
 
     def __post_init__(self) -> None:
         for name in self.names:

@@ -55,15 +55,12 @@ def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
 class SamePictures:
     """Judges pairs for ``near_duplicate_links``, by what ``thumbnail_text`` gave of each picture.
 
-    Attributes:
-        looks: for each picture all that the answer depends on: its thumbnail.
-
     Raises:
         ValueError: a text that is no thumbnail.
     """
 
     def __init__(self, thumbnails: Sequence[str]) -> None:
-        self.looks = thumbnails
+        self.looks = thumbnails  # all that the answer depends on
         size = THUMBNAIL_SIDE**2
         values = np.empty((len(thumbnails), size + 2 * COLOUR_SIDE**2), np.uint8)
         for place, text in enumerate(thumbnails):
@@ -171,6 +168,7 @@ def _explained(one: _Patches, other: _Patches) -> npt.NDArray[np.float64]:
 # A pair takes 0.1 ms.
 
 _Flags = npt.NDArray[np.bool_]
+TimeView = tuple[tuple[int, int], ...]  # the frames of the one and of the other that are compared
 _Values = npt.NDArray[np.float64]  # (K,)
 _Frames = npt.NDArray[np.float32]  # (K, T, channels, side, side)
 
@@ -208,23 +206,12 @@ class SameFootage:
         )
 
     def agree(
-        self,
-        one: Places,
-        other: Places,
-        window: Places,
-        mirror: Codes,
-        view: tuple[tuple[int, int], ...],
-        is_near: _Flags,
+        self, one: Places, other: Places, window: Places, mirror: Codes, view: TimeView, is_near: _Flags
     ) -> _Flags:
         """(K,): whether ``one``, mirrored where ``mirror`` says so, shows what the ``window`` of ``other`` does.
 
-        Args:
-            one: (K,), as are ``other``, ``window`` and ``mirror``.
-            other: what it is compared with.
-            window: of the other.
-            mirror: what the one is turned by.
-            view: the T frames of the one and of the other that are compared.
-            is_near: (K, T), those of them whose hashes agree; at least one of each pair.
+        ``view`` has the T frames of the one and of the other that are compared, ``is_near`` (K, T) those of them whose
+        hashes agree; at least one of each pair.
         """
         same = np.ones(len(one), np.bool_)
         asked = np.flatnonzero(self._is_known[one] & self._is_known[other])
@@ -235,13 +222,7 @@ class SameFootage:
         return same
 
     def _agree(
-        self,
-        one: Places,
-        other: Places,
-        window: Places,
-        is_mirrored: _Flags,
-        view: tuple[tuple[int, int], ...],
-        is_near: _Flags,
+        self, one: Places, other: Places, window: Places, is_mirrored: _Flags, view: TimeView, is_near: _Flags
     ) -> _Flags:
         ones, others = ([pair[side] for pair in view] for side in (0, 1))
 

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.corpus.copies.groups import Components
-from fvc_lib.corpus.copies.likeness import SameFootage, SamePictures
+from fvc_lib.corpus.copies.likeness import SameFootage, SamePictures, TimeView
 from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
 
 # All pairs of 64-bit codes that differ in few bits, exactly. Multi-index hashing (Norouzi, Punjani and Fleet 2012):
@@ -149,8 +149,6 @@ def _masks(num_bits: int, radius: int) -> Iterator[int]:
         for chosen in itertools.combinations(range(num_bits), flipped):
             yield sum(1 << bit for bit in chosen)
 
-
-TimeView = tuple[tuple[int, int], ...]  # the frames of the one and of the other that are compared
 
 _CLOSER_BITS = 3  # a middle frame must agree in so many bits more than the others
 _CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # what may have been cut from the start and from the end

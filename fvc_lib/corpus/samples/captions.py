@@ -168,10 +168,7 @@ def _clip(number: int, part: str, combination: tuple[str, str, str, str]) -> Cap
 
 
 def generate_sample_captions(
-    folder: AnyPath,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    folder: AnyPath, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
 ) -> Path:
     """Write the corpus to ``folder``, or what is missing of it; see ``files.generate``.
 

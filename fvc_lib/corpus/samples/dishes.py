@@ -315,10 +315,7 @@ def _plan(name: str, food: str) -> PlannedDish:
 
 
 def generate_sample_dishes(
-    folder: AnyPath,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    folder: AnyPath, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
 ) -> Path:
     """Write the corpus to ``folder``, or what is missing of it; see ``files.generate``.
 

@@ -129,18 +129,13 @@ def _places(size: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Stem:
-    """What a trunk is shown of a clip.
+    """What a trunk is shown of a clip."""
 
-    Attributes:
-        maps: from frames uint8 (B, T, 3, H, W) and the side of a cell in pixels to float32 (B, C, T, h, w); of each
-            clip by itself, without parameters.
-        num_channels: C.
-        cell: side in pixels.
-    """
-
+    # From frames uint8 (B, T, 3, H, W) and the side of a cell in pixels to float32 (B, C, T, h, w); of each clip
+    # by itself, without parameters.
     maps: Callable[[Tensor, int], Tensor]
-    num_channels: int
-    cell: int
+    num_channels: int  # C
+    cell: int  # side in pixels
 
     def clip_by_clip(self, frames: Tensor) -> Tensor:
         """``maps`` of a batch, bit-equal, with the working memory of one clip.

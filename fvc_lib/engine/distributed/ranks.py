@@ -58,13 +58,9 @@ class Agreement:
 
 
 class OwnGradients:
-    """One model's gradients, of a training in one process; ``GradientSum`` are those of several.
+    """One model's gradients, of a training in one process; ``GradientSum`` are those of several."""
 
-    Attributes:
-        rank: this process, from 0.
-    """
-
-    rank = 0
+    rank = 0  # this process
     num_ranks = 1
 
     def complete(self) -> None:
@@ -197,15 +193,11 @@ def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
 class Ranks:
     """The processes of one training, seen from one of them. As it stands here it is a training in one process.
 
-    All ranks call every method, in one order.
-
-    Attributes:
-        rank: this process, from 0. Rank 0 leads: it alone reads and writes the run's files.
-        size: how many there are.
+    All ranks call every method, in one order. Rank 0 leads: it alone reads and writes the run's files.
     """
 
-    rank = 0
-    size = 1
+    rank = 0  # this process
+    size = 1  # how many there are
 
     def meet(self, place: str, *mine: float) -> list[tuple[float, ...]]:
         """What every rank says at ``place``, in the order of the ranks.

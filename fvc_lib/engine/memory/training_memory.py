@@ -227,12 +227,7 @@ class ControlMemory:
         self._observer = observer
 
     def at(
-        self,
-        phase: str,
-        *,
-        epoch: int | None = None,
-        batch_idx: int | None = None,
-        global_step: int | None = None,
+        self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
     ) -> None:
         """``train`` becomes ``control_train``."""
         self._observer.at(self.prefix + phase, epoch=epoch, batch_idx=batch_idx, global_step=global_step)

@@ -440,10 +440,7 @@ class Record:
     """A notebook that is executed, and the file that shows its state.
 
     The file is replaced atomically; only the last save is forced to the disk, since a power cut ends the kernel too.
-
-    Attributes:
-        source: what runs.
-        notebook: what the file shows: sources, parameters and metadata without secrets, and the outputs.
+    ``source`` is what runs, ``notebook`` what the file shows: all of it without secrets, and the outputs.
     """
 
     def __init__(self, source: NotebookNode, request: KernelRequest) -> None:
