@@ -5,8 +5,6 @@ too narrow; the standard deviation over five folds is no interval at all, for th
 training data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -199,6 +197,16 @@ def cluster_bootstrap_many(
     return percentile_intervals(drawn, confidence)
 
 
+@dataclass(frozen=True)
+class ReplicateValues:
+    """M measures on the rows as they are and in B bootstrap replicates, the same draws for all."""
+
+    values: FloatArray  # float64 (M,), NaN where undefined
+    replicates: FloatArray  # float64 (M, B), NaN where undefined; B is 0 where too few groups carry a class
+    num_groups: int  # groups that were drawn from
+    num_rows: int  # rows
+
+
 def percentile_intervals(drawn: ReplicateValues, confidence: float = 0.95) -> tuple[Interval, ...]:
     """The interval of each measure of ``drawn``, in their order.
 
@@ -212,16 +220,6 @@ def percentile_intervals(drawn: ReplicateValues, confidence: float = 0.95) -> tu
         low, high = percentiles(defined, confidence)
         intervals.append(Interval(value, low, high, confidence, defined.size, drawn.num_groups, drawn.num_rows))
     return tuple(intervals)
-
-
-@dataclass(frozen=True)
-class ReplicateValues:
-    """M measures on the rows as they are and in B bootstrap replicates, the same draws for all."""
-
-    values: FloatArray  # float64 (M,), NaN where undefined
-    replicates: FloatArray  # float64 (M, B), NaN where undefined; B is 0 where too few groups carry a class
-    num_groups: int  # groups that were drawn from
-    num_rows: int  # rows
 
 
 def replicate_values(

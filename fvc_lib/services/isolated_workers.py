@@ -6,8 +6,6 @@ parent's ``__main__``, so this works in a script without a main guard and in a n
 ``multiprocessing`` would run the script again or not find the function.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
@@ -99,19 +97,6 @@ def run_isolated(
     finally:
         for worker in pool:
             worker.stop()
-
-
-def _collect(busy: Sequence[_Worker]) -> Iterator[Answer]:
-    """Wait until at least one busy worker has answered, died or run out of time."""
-    with selectors.DefaultSelector() as selector:
-        for worker in busy:
-            selector.register(worker.pipes()[1], selectors.EVENT_READ, worker)
-        wait = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-        ready = [key.data for key, _ in selector.select(wait)]
-    for worker in busy:
-        answer = worker.receive() if worker in ready else worker.expire()
-        if answer is not None:
-            yield answer
 
 
 class _Worker:
@@ -238,6 +223,19 @@ class _Worker:
                 pipe.close()
         self._process = None
         self._buffer = b""
+
+
+def _collect(busy: Sequence[_Worker]) -> Iterator[Answer]:
+    """Wait until at least one busy worker has answered, died or run out of time."""
+    with selectors.DefaultSelector() as selector:
+        for worker in busy:
+            selector.register(worker.pipes()[1], selectors.EVENT_READ, worker)
+        wait = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+        ready = [key.data for key, _ in selector.select(wait)]
+    for worker in busy:
+        answer = worker.receive() if worker in ready else worker.expire()
+        if answer is not None:
+            yield answer
 
 
 def serve() -> None:

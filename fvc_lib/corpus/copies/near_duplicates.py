@@ -13,13 +13,12 @@ sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates
 two of 1,269 and five of 828 of such pairs (32 edits, 40 events and 28 clips).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -169,9 +168,9 @@ class _Candidates:
     def __len__(self) -> int:
         return len(self.one)
 
-    def where(self, kept: npt.NDArray[np.bool_] | slice) -> _Candidates:
+    def where(self, kept: npt.NDArray[np.bool_] | slice) -> Self:
         """Some of them."""
-        return _Candidates(self.one[kept], self.other[kept], self.window[kept], self.mirror[kept])
+        return type(self)(self.one[kept], self.other[kept], self.window[kept], self.mirror[kept])
 
 
 def near_duplicate_links(
