@@ -91,6 +91,14 @@ def test_a_detector_that_cannot_be_imported_ends_it_before_a_run_begins(tmp_path
         (["-p", "task", "image", "-p", "corpus", "absent"], "Wanted: folder or manifest of images"),
         (["-p", "task", "video_text", "-p", "corpus", "absent"], "Wanted: manifest of videos and texts"),
         (["--experiment", "../elsewhere"], "experiment: got '../elsewhere'"),
+        (["--dry-run", "--experiment", "../elsewhere"], "experiment: got '../elsewhere'"),
+        (["--dry-run", "-p", "runs_dir", __file__], "is a file or a link to nowhere"),
+        (["-p", "epoch", "3"], f"Did you mean 'epochs'? Each notebook's: python {ROOT}/run_notebooks.py --list\n"),
+        (["--only", "01"], f"Begin one first, on the built-in corpus: python {ROOT}/run_notebooks.py --params {ROOT}/"),
+        (["my list.csv"], f"If it is a corpus: python {ROOT}/run_notebooks.py -p corpus 'my list.csv'"),
+        (["reprot"], "Did you mean 'report'"),
+        (["--corpus", "list.csv"], "A parameter is given as: -p corpus PATH"),
+        (["--batch-size=3"], "A parameter is given as: -p batch_size VALUE"),
     ],
 )
 def test_what_cannot_be_meant_exits_2_before_anything_is_written(tmp_path, monkeypatch, arguments, words):

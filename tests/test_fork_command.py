@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -40,6 +41,24 @@ def command(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
 
 def files(run: RunPaths) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.root.rglob("*") if path.is_file()}
+
+
+def test_a_command_killed_before_it_began_has_noted_what_it_was_to_force(run, command, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("fvc_lib.command_line.main.record_resumption", lambda *_, **__: os._exit(9))
+        child = os.fork()
+        if not child:
+            command("--resume", "latest", "--force", "03")
+        assert os.waitpid(child, 0)[1] == 9 << 8
+    told = command("--resume", "latest", "--dry-run").stdout
+    assert "asked for by --force" in next(line for line in told.splitlines() if "03_augmentation" in line)
+
+
+def test_a_dry_run_of_a_run_that_is_worked_on_is_refused_as_the_run_is(run, command):
+    with run_lock(run):
+        refused = command("--resume", "latest", "--dry-run")
+    assert refused.exit_code == 2
+    assert "is being worked on" in refused.stderr
 
 
 @pytest.mark.fault(28)

@@ -281,7 +281,7 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, runs_dir: Pat
     A run becomes one MLflow run with a nested one for each fold: parameters, metrics by step, results with intervals
     beside their controls, whether it is above them, and the report with its figures. The run folder stays the truth and
     is only read. Exporting again doubles nothing: a run that has changed replaces what MLflow held of it. What MLflow
-    takes otherwise or not at all is named. It needs: pip install 'fvc_lib[mlflow]'
+    takes otherwise or not at all is named. It needs: make setup-mlflow
 
     \b
     python run_notebooks.py export-mlflow latest                                     into mlflow.db beside the runs

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import shlex
 import sys
 import tempfile
@@ -18,21 +20,21 @@ from click.core import ParameterSource
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line import commands
-from fvc_lib.execution.plan.fingerprint import put_back, set_aside
+from fvc_lib.execution.plan.fingerprint import note_forced, put_back
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
 from fvc_lib.execution.plan.stage_memory import PredictedPeak, predicted_peaks
 from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.run import which_run
-from fvc_lib.execution.run.lock import run_lock
-from fvc_lib.execution.run.record import begin_run, record_resumption
-from fvc_lib.execution.run.runner import Runner, folds_at_once
-from fvc_lib.execution.run.status import leave_to_jobs, status_now
+from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on, run_lock
+from fvc_lib.execution.run.record import begin_run, last_attempt, record_resumption
+from fvc_lib.execution.run.runner import Runner, folds_at_once, make_room
+from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.execution.slurm.jobs import Site, SlurmJob, plan_jobs, plan_one_job, read_site
 from fvc_lib.execution.slurm.queue import describe, submit
 from fvc_lib.services.config import RunConfig, refuse_broken_choice, refuse_fields_of_another_task, run_config
-from fvc_lib.services.errors import FvcError, UsageError, command_text
+from fvc_lib.services.errors import FvcError, UsageError, command_text, did_you_mean
 from fvc_lib.services.memory_policy import MORE_MEMORY
-from fvc_lib.services.run_paths import RunPaths, find_run
+from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
 
 NOTEBOOKS = CHECKOUT / "notebooks"
 Executor = Literal["local", "slurm"]
@@ -83,8 +85,8 @@ class Wanted:
 
 
 _NO_MLFLOW = (
-    "tracker is mlflow, which is not installed (make setup-mlflow, or pip install 'fvc_lib[mlflow]'): unless it is "
-    "when this run ends, the run is not exported; run_notebooks.py export-mlflow does it later"
+    f"tracker is mlflow, which is not installed ({shlex.join(['make', '-C', str(CHECKOUT), 'setup-mlflow'])}): unless "
+    "it is when this run ends, the run is not exported; export-mlflow does it later"
 )
 
 
@@ -142,8 +144,28 @@ class RunCommand:
             tasks=self._tasks,
         )
 
+    def _refuse(self) -> None:
+        """Refuse what ``execute`` would refuse; nothing is written.
+
+        Raises:
+            UsageError: the run is being worked on, or a new one cannot be there.
+            DataError: its status or its record cannot be read.
+            OSError: it may not be written.
+        """
+        if self.run is None or self.wanted.fork:
+            there = refuse_runs_folder(self.config.runs_dir, self.config.experiment)
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+            return
+        busy = [key for key in self._tasks or () if is_task_worked_on(self.run, key)]
+        if busy or (self._tasks is None and is_worked_on(self.run)):
+            raise UsageError(f"{self.run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
+        read_status(self.run)
+        last_attempt(self.run)
+
     def show(self) -> None:
-        """Print what would be done; writes nothing."""
+        """Print what would be done; writes nothing, and refuses what ``execute`` refuses."""
+        self._refuse()
         ancestor = self.run if self.wanted.fork else None
         plan = self.plan()
         self._refuse_broken_choice(plan)
@@ -204,13 +226,14 @@ class RunCommand:
             plan = make_plan()
             jobs = self._slurm_jobs(plan, predicted, site)
             # A job goes on with what is unfinished; what is to be repeated must not look finished to it.
-            moved = set_aside(run, [planned.task for planned in plan if planned.redo])
+            moved = make_room(run, plan)
             leave_to_jobs(run, [planned.task for planned in plan if planned.run])
         click.echo(f"run {run.root}")
         try:
             submitted = submit(jobs, run, site)
         except FvcError as error:
             put_back(moved)
+            note_forced(run, [stage.name for stage in self._force])
             go_on = command_text("--resume", run.root, "--executor", "slurm")
             raise type(error)(f"{error} The run is there and waits: {go_on}") from error
         for job, handed_in in zip(jobs, submitted, strict=True):
@@ -260,6 +283,8 @@ class RunCommand:
 
     def _plan_of_resumed(self) -> list[PlannedTask]:
         """Called with the run's lock in hand: note the attempt, then see what is left to do."""
+        if self.run is not None and self._force:
+            note_forced(self.run, [stage.name for stage in self._force])
         if self.run is not None and (differs := record_resumption(self.run, self.config, command=self._command)):
             click.echo(
                 f"warning: this attempt differs from the one before: {'; '.join(differs)}. The run goes on, but is no "
@@ -331,6 +356,34 @@ def _unforeseen(error: Exception) -> int:
 
 class Commands(click.Group):
     """Turns errors into messages: FVC's own, a disk's, and those that nobody has foreseen."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options; one that is the name of a parameter is answered with how parameters are given."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if name not in RunConfig.model_fields:
+                raise
+            value = "PATH" if name == "corpus" else "VALUE"
+            message = f"No such option: {error.option_name}. A parameter is given as: -p {name} {value}"
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that ``args`` begins with.
+
+        Raises:
+            UsageError: there is none; a path is answered with how a corpus is given.
+        """
+        if self.get_command(ctx, args[0]) is None:
+            if Path(args[0]).exists() or Path(args[0]).suffix or "/" in args[0]:
+                corpus = command_text("-p", "corpus", args[0])
+                raise UsageError(f"{args[0]!r} is no command. If it is a corpus: {corpus}")
+            near, known = did_you_mean(args[0], self.commands), ", ".join(self.commands)
+            raise UsageError(f"{args[0]!r} is no command.{near} Commands: {known}; a run needs none.")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""

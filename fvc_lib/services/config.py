@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema, core_schema
 from fvc_lib import CHECKOUT
 from fvc_lib.services import tasks as stages
 from fvc_lib.services.atomic_files import AnyPath, sha256_of_json
-from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.errors import UsageError, command_text, did_you_mean
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, Registry
 from fvc_lib.services.run_paths import RunPaths
@@ -646,8 +646,8 @@ def _require_known(name: str) -> None:
         instead = f"It is called {RETIRED[name].successor} now." if RETIRED[name].successor else RETIRED[name].why
         raise UsageError(f"parameter {name!r} is no longer there. {instead}")
     if name not in RunConfig.model_fields:
-        known = ", ".join(RunConfig.model_fields)
-        raise UsageError(f"unknown parameter {name!r}.{did_you_mean(name, RunConfig.model_fields)} Known: {known}.")
+        near = did_you_mean(name, RunConfig.model_fields)
+        raise UsageError(f"unknown parameter {name!r}.{near} Each notebook's: {command_text('--list')}")
 
 
 def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:

@@ -47,6 +47,6 @@ def command_text(*arguments: object) -> str:
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
-    """A clause like `` Did you mean 'epochs'?`` for a misspelt name, or the empty string."""
-    close = difflib.get_close_matches(got, list(known), n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    """A clause like `` Did you mean 'epochs'?`` for a misspelt name, with up to three names, or the empty string."""
+    close = difflib.get_close_matches(got, list(known), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import AnyPath
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import UsageError, command_text
 
 
 class _Path:
@@ -64,6 +65,7 @@ class RunPaths:
     reports = _Path("notebooks/reports")  # their offline HTML
     logs = _Path("logs")  # plain text
     slurm = _Path("slurm")  # the batch scripts a run was submitted with, and what SLURM's accounting said
+    forced = _Path("forced.json")  # stages that --force named, until what they had written has made room
     superseded = _Path("superseded")  # earlier files of stages that ran anew: <number>/ and the names they have here
     preflight = _Path("memory/preflight.json")  # what one training step took, measured before the first fold trained
     measured_steps = _Path("memory/batch_size_sweep.json")  # what the batch-size sweep found, while it measures
@@ -144,23 +146,34 @@ def stage_key(stage: str, fold: int | None = None) -> str:
     return stage if fold is None else f"{stage}_fold_{fold}"
 
 
+def refuse_runs_folder(runs_dir: AnyPath, experiment: str) -> Path:
+    """Check that ``new_run`` could make a folder there; nothing is written. Returns the lowest folder that is there.
+
+    Raises:
+        UsageError: ``experiment`` is not one plain folder name, or something that is no folder stands in its place.
+    """
+    if not experiment or experiment != Path(experiment).name or experiment.startswith("."):
+        raise UsageError(f"experiment: got {experiment!r}, wanted one folder name without '/' or a leading dot.")
+    folder = (Path(runs_dir) / experiment).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.is_symlink() or path.exists())
+    if not there.is_dir():
+        raise UsageError(
+            f"{str(folder)!r} cannot be a folder of runs: {str(there)!r} is a file or a link to nowhere. "
+            "Name another one: FVC_RUNS_DIR or -p runs_dir."
+        )
+    return there
+
+
 def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
     """Create a run folder named by local time and the configuration's hash; a taken second waits for the next.
 
     Raises:
-        UsageError: ``experiment`` is not one plain folder name.
+        UsageError: as ``refuse_runs_folder``.
     """
     runs_dir = Path(runs_dir)
-    if not experiment or experiment != Path(experiment).name or experiment.startswith("."):
-        raise UsageError(f"experiment: got {experiment!r}, wanted one folder name without '/' or a leading dot.")
     folder = runs_dir / experiment
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(
-            f"{str(folder)!r} cannot be a folder of runs: it, or a folder above it, is a file or a link to nowhere. "
-            "Name another one: FVC_RUNS_DIR or -p runs_dir."
-        ) from error
+    refuse_runs_folder(runs_dir, experiment)
+    folder.mkdir(parents=True, exist_ok=True)
     while True:
         second = time.strftime("%Y%m%d_%H%M%S")
         root = folder / f"run_{second}_{config_hash[:8]}"
@@ -193,9 +206,14 @@ def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> Run
     if (as_path / "run.json").is_file():
         return RunPaths(as_path.absolute())
     runs = list_runs(runs_dir, experiment)
+    if not runs:
+        raise UsageError(
+            f"no run called {name!r} under {str(runs_dir)!r}: there is none yet. Begin one first, on the built-in "
+            f"corpus: {command_text('--params', CHECKOUT / 'params/demo.yaml')}; or on your own: -p corpus PATH."
+        )
     fitting = runs[-1:] if name == "latest" else [run for run in runs if name in run.run_id]
     if len(fitting) == 1:
         return fitting[0]
-    have = ", ".join(run.run_id for run in runs[-10:]) or "none yet"
+    have = ", ".join(run.run_id for run in runs[-10:])
     problem = "no run" if not fitting else f"{len(fitting)} runs"
     raise UsageError(f"{problem} called {name!r} under {str(runs_dir)!r}; the newest there: {have}.")

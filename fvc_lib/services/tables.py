@@ -93,7 +93,7 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema) -> pl.DataFrame:
         raise DataError(f"{path}: no such table. Run the stage that writes it (run_notebooks.py --list names it).")
     try:
         # From bytes, not by name: polars reads '[' and '*' in a path as a pattern.
-        content = io.BytesIO(_undamaged_content(path))
+        content = io.BytesIO(undamaged_content(path))
         if path.suffix == ".parquet":
             frame = pl.read_parquet(content)
         elif path.suffix == ".feather":
@@ -135,7 +135,7 @@ def _as_written(path: Path) -> _Written | None:
     return None
 
 
-def _undamaged_content(path: Path) -> bytes:
+def undamaged_content(path: Path) -> bytes:
     """The bytes of ``path``.
 
     Raises:

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from fvc_lib import CHECKOUT
 from fvc_lib.analysis.mlflow.export import (
     MAX_KEY,
     default_tracking_uri,
@@ -62,7 +63,7 @@ def test_at_a_runs_end_without_mlflow_there_is_a_warning_and_where_it_was_not_as
     assert capsys.readouterr() == ("", "")
     export_when_asked(run, RunConfig(tracker="mlflow"))
     told = capsys.readouterr().err
-    assert "pip install 'fvc_lib[mlflow]'" in told
+    assert f"make -C {CHECKOUT} setup-mlflow" in told
     assert f"export-mlflow {run.root}" in told
 
 

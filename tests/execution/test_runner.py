@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from fvc_lib.execution.plan import fingerprint as finished
-from fvc_lib.execution.plan.fingerprint import begin_training_state
+from fvc_lib.execution.plan.fingerprint import begin_training_state, note_forced
 from fvc_lib.execution.plan.plan import make_plan, read_notebooks
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import RunConfig
@@ -73,6 +73,20 @@ def test_finished_stages_are_skipped_until_something_they_depend_on_changes(make
     assert (run.tables / "two.txt").read_text() == "seed 0!"
     changed = project.with_config(seed=3)
     assert changed.plan(run)[0].reason == "parameters changed: seed 0 -> 3"
+
+
+def test_a_forced_stage_stays_forced_until_it_has_made_room(make_project):
+    project = make_project(one=[], two=[], three=[])
+    run = project.begin()
+    assert project.execute(run)[0] == 0
+    note_forced(run, ["two"])  # what a command with --force does first; killed there
+    assert [planned.run for planned in project.plan(run)] == [False, True, True]
+    only = project.plan(run, only=project.stages[0])
+    assert project.execute(run, only)[0] == 0
+    assert project.execute(run)[0] == 0
+    assert [project.times_run(run, name) for name in ("one", "two", "three")] == [2, 2, 2]
+    assert not any(planned.run for planned in project.plan(run))
+    assert not run.forced.exists()
 
 
 def test_a_changed_notebook_runs_again_and_a_changed_heading_does_not(make_project):

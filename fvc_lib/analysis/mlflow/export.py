@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,7 @@ from urllib.parse import unquote, urlsplit
 
 import polars as pl
 
+from fvc_lib import CHECKOUT
 from fvc_lib.analysis.read.headline import ReportHeadline, run_headline, run_parameters
 from fvc_lib.analysis.read.queries import learning_curves, predictions, results, task_results
 from fvc_lib.analysis.read.records import read_json_object, read_tables, run_status
@@ -591,7 +593,7 @@ def connected(tracking_uri: str) -> Iterator[Any]:
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"exporting to MLflow needs the package {error.name!r}, which is not installed: "
-                "pip install 'fvc_lib[mlflow]'"
+                f"{shlex.join(['make', '-C', str(CHECKOUT), 'setup-mlflow'])}"
             ) from error
         theirs = (
             importlib.import_module("mlflow.exceptions").MlflowException,

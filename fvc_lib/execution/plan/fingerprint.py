@@ -175,6 +175,20 @@ def _content_hash(path: Path) -> str:
 _CODE_NOTE = "code.json"
 
 
+def note_forced(run: RunPaths, names: Iterable[str]) -> None:
+    """Note stages that shall be repeated although they are finished, until ``set_aside`` has moved what they wrote."""
+    if forced := sorted({*names, *forced_before(run)}):
+        write_json(run.forced, forced)
+
+
+def forced_before(run: RunPaths) -> set[str]:
+    """The stages that a command which died was to force, and whose files have not made room since."""
+    try:
+        return {name for name in json.loads(run.forced.read_text()) if isinstance(name, str)}
+    except (OSError, ValueError, TypeError):
+        return set()
+
+
 def set_aside(run: RunPaths, tasks: Iterable[Task]) -> list[tuple[Path, Path]]:
     """Move everything the ``tasks`` wrote to ``superseded/<number>/``, each file under its old name.
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fvc_lib.execution.plan.fingerprint import fingerprint_of, read_record, reason_to_run
+from fvc_lib.execution.plan.fingerprint import fingerprint_of, forced_before, read_record, reason_to_run
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task, needed_tasks, read_notebook, tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
@@ -67,7 +67,8 @@ def make_plan(
         run: the run to continue; None for a new one, in which everything runs.
         only: run this stage and no other.
         start: run this stage and all that follow from it, finished or not.
-        force: these stages count as not finished; what depends on them follows.
+        force: these stages count as not finished, and those that a command which died was to force; what depends on
+            them follows.
         tasks: keys of the tasks this command works on as far as they are not finished; the others are left to others.
             None: all.
         stages: the run's stages.
@@ -93,6 +94,8 @@ def _decide(
     force: Sequence[Stage],
 ) -> list[PlannedTask]:
     plan: list[PlannedTask] = []
+    before = forced_before(run)
+    force = [*force, *(task.stage for task in ordered if task.stage.name in before)]
     for task in ordered:
         finished = read_record(run.stage_checkpoint(task.stage.name, task.fold)) is not None
         asked, reason = _asked_for(task, ordered, config, only, start, force)

@@ -378,6 +378,7 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str) -> list
     """
     code = code_state()
     now = Redactor().tree(_attempt(command, code))
+    last_attempt(run)
     with _record_held(run):
         try:
             record = json.loads(run.run_json.read_text())
@@ -408,11 +409,28 @@ def _indexed(run: RunPaths) -> dict[str, object]:
     """
     import polars as pl
 
+    from fvc_lib.services.tables import undamaged_content
+
     for path in (run.index, run.images, run.video_texts):
-        with contextlib.suppress(OSError, pl.exceptions.PolarsError):  # missing or damaged
-            contents = sorted(set(pl.read_parquet(path.read_bytes(), columns=["content_sha256"])["content_sha256"]))
+        with contextlib.suppress(OSError, DataError, pl.exceptions.PolarsError):  # missing or damaged
+            table = pl.read_parquet(undamaged_content(path), columns=["content_sha256"])
+            contents = sorted(set(table["content_sha256"]))
             return {"fingerprint": sha256_of_json(contents), "num_contents": len(contents)} if contents else {}
     return {}
+
+
+def last_attempt(run: RunPaths) -> dict[str, Any]:
+    """What ``run.json`` holds of the last attempt.
+
+    Raises:
+        DataError: it is not readable.
+    """
+    try:
+        attempt: dict[str, Any] = json.loads(run.run_json.read_text())["attempts"][-1]
+        bits_depend_on(attempt)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{run.run_json}: not a run's record: {error!r}. Start a new run.") from error
+    return attempt
 
 
 def _note_differences(record: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -17,12 +17,19 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
 import psutil
 
-from fvc_lib.execution.plan.fingerprint import begin_training_state, fingerprint_of, record_finished, set_aside
+from fvc_lib.execution.plan.fingerprint import (
+    begin_training_state,
+    fingerprint_of,
+    forced_before,
+    record_finished,
+    set_aside,
+)
 from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
 from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.stages import Notebook, Task
@@ -31,7 +38,7 @@ from fvc_lib.execution.run.record import gpus
 from fvc_lib.execution.run.stage_end import STOPPED, end_lines, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
 from fvc_lib.execution.run.task import TaskProgress, TaskRun
-from fvc_lib.services.atomic_files import utc_now
+from fvc_lib.services.atomic_files import utc_now, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import available_cores, threads_of_a_fold
@@ -220,6 +227,17 @@ def _on_gpu(config: RunConfig) -> bool:
     return config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or bool(gpus()))
 
 
+def make_room(run: RunPaths, plan: Sequence[PlannedTask]) -> list[tuple[Path, Path]]:
+    """Set aside what the tasks to be redone had written, as ``set_aside``; a forced stage is then not finished."""
+    moved = set_aside(run, [planned.task for planned in plan if planned.redo])
+    left = forced_before(run).intersection(planned.task.stage.name for planned in plan if not planned.run)
+    if left:
+        write_json(run.forced, sorted(left))
+    else:
+        run.forced.unlink(missing_ok=True)
+    return moved
+
+
 class Runner:
     """One run, or some tasks of it, being worked on; no other process may work on the same meanwhile.
 
@@ -276,7 +294,7 @@ class Runner:
             self._book = StatusBook(self.run, self._only_tasks, may_write=lambda: not self._taken_over)
             self._book.begin(plan)
             # Before anything runs: a redo that fails half-way must not leave the old numbers standing as the run's own.
-            set_aside(self.run, [planned.task for planned in plan if planned.redo])
+            make_room(self.run, plan)
             exit_code = 1  # what an exception leaves behind
             try:
                 exit_code = self._run_tasks(plan)
