@@ -76,7 +76,7 @@ def test_finished_stages_are_skipped_until_something_they_depend_on_changes(make
 
 
 def test_a_forced_stage_stays_forced_until_it_has_made_room(make_project):
-    project = make_project(one=[], two=[], three=[])
+    project = make_project(one=[ONE], two=[TWO], three=["output('three', '')"])
     run = project.begin()
     assert project.execute(run)[0] == 0
     note_forced(run, ["two"])  # what a command with --force does first; killed there

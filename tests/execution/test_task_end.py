@@ -24,6 +24,7 @@ from fvc_lib.execution.run.stage_end import (
 from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.execution.run.task import TaskRun, job_id, last_metric, metric_text, oom_kills
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryBudget, MemoryShare
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
@@ -46,10 +47,11 @@ def test_the_last_whole_lines_of_this_attempt_tell_the_loss(tmp_path):
 
 def test_after_a_kill_for_memory_less_is_tried_step_by_step(tmp_path):
     events = tmp_path / "events.jsonl"
-    killed = StageStatus(state="failed", exit_code=137, oom_kills=1)
+    killed = StageStatus(state="failed", exit_code=137, oom_kills=1, last_step="steps 3/40")
+    environ: dict[str, str] = {}
 
     def next_of(stage: StageStatus = killed, reads: tuple[str, ...] = READS, **values: object) -> str | None:
-        return next_setting(stage, RunConfig(mem_gb=4 * 2**30 / 1e9, **values), reads, events)
+        return next_setting(stage, RunConfig(mem_gb=4 * 2**30 / 1e9, **values), reads, events, environ)
 
     assert next_of() == "-p batch_size 2"  # half of what a network usually takes by itself
     assert next_of(batch_size=2) == "-p batch_size 1"
@@ -57,6 +59,17 @@ def test_after_a_kill_for_memory_less_is_tried_step_by_step(tmp_path):
     assert next_of(batch_size=1, gradient_checkpointing=True, num_workers=2) == "-p num_workers 0"
     assert next_of(batch_size=1, gradient_checkpointing=True) == "--mem=6G"
     assert next_of(reads=()) == "--mem=6G"  # a stage that reads none of them
+    told = what_next(RunPaths(tmp_path), StageStatus(state="failed", exit_code=137, next_setting=next_of(reads=())))
+    assert "the memory of the job or machine ran out, and no setting is left that takes less in this stage" in told
+    before = StageStatus(state="failed", exit_code=137, oom_kills=1, last_step="images 3/40")
+    assert next_of(before) == "--mem=6G"  # no batch was there yet
+    assert next_of(before, num_workers=2) == "-p num_workers 0"
+    environ[SHARE_VARIABLE] = MemoryShare(10**9, 3, MemoryBudget(3 * 10**9, "test")).as_text()
+    assert next_of() == "-p batch_size 2 --jobs 1"
+    assert next_of(reads=()) == "--jobs 1"
+    told = what_next(RunPaths(tmp_path), StageStatus(state="failed", exit_code=137, next_setting=next_of()))
+    assert "-p batch_size 2 --jobs 1  # fewer clips in memory at once; the result stays the same; one fold at" in told
+    environ.clear()
     events.write_text('{"kind": "preflight", "details": {"micro_batch": 2}}\n{"torn')
     assert next_of() == "-p batch_size 1"
     crashed = StageStatus(state="failed", exit_code=138)

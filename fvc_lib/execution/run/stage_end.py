@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import command_text
-from fvc_lib.services.memory_budget import memory_budget
+from fvc_lib.services.memory_budget import MemoryShare, memory_budget
 from fvc_lib.services.memory_policy import MORE_MEMORY, next_settings
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
@@ -149,12 +149,19 @@ _MEANINGS = {
     "gradient_checkpointing": "activations are computed again instead of kept; the result stays the same",
     "num_workers": "no loader processes and no shared memory; the result stays the same",
     "probe_workers": "one file after the other",
-    "--mem": "every setting is the smallest already: give the job or machine more memory, or take fewer or smaller "
-    "frames in a new run",
+    "--mem": "the memory of the job or machine ran out, and no setting is left that takes less in this stage and keeps "
+    "the result: give it more, or take fewer or smaller frames in a new run",
+    "--jobs": "one fold at a time, with all the memory; the result stays the same",
 }
 
 
-def next_setting(stage: StageStatus, config: RunConfig, reads: Collection[str], events: Path) -> str | None:
+def next_setting(
+    stage: StageStatus,
+    config: RunConfig,
+    reads: Collection[str],
+    events: Path,
+    environ: Mapping[str, str] | None = None,
+) -> str | None:
     """What to change before the stage is tried again; None where the error's own message says it better.
 
     After an out-of-memory the first of the settings that take less memory and keep the result, else more memory; after
@@ -165,6 +172,7 @@ def next_setting(stage: StageStatus, config: RunConfig, reads: Collection[str], 
         config: what it ran with.
         reads: the parameters its notebook reads; others would change nothing.
         events: the stage's memory events, which say how many clips were taken at once in the end.
+        environ: its kernel's, with the share of the memory that it had; none: this process's.
 
     Returns:
         Options for ``run_notebooks.py --resume``, or ``--mem=6G`` for ``sbatch``.
@@ -175,30 +183,40 @@ def next_setting(stage: StageStatus, config: RunConfig, reads: Collection[str], 
     if stage.exit_code != 137 and not memory_error and not stage.oom_kills:
         crashed = stage.exit_code == 138 and "num_workers" in reads and config.num_workers > 0
         return "-p num_workers 0" if crashed else None
-    limit = memory_budget(config.mem_gb).total_bytes
+    environ = os.environ if environ is None else environ
+    limit = memory_budget(config.mem_gb, environ=environ).total_bytes
     if not stage.oom_kills and not memory_error and (stage.peak_rss_bytes or 0) < limit / 2:
         return None  # killed far below the limit, and no kill for memory was counted: rather by a person
+    batch = _batch_in_use(stage, config, events)
     setting = next_settings(
-        "batch" if "batch_size" in reads else "preparation",
-        batch_size=_batch_in_use(config, events),
+        "preparation" if "batch_size" not in reads else "batch" if batch else "elsewhere",
+        batch_size=batch,
         recomputes=config.gradient_checkpointing,
         num_workers=config.num_workers,
         probe_workers=config.probe_workers,
         reads=reads,
     )[0]
+    if MemoryShare.of(environ):  # other folds had the rest
+        return "--jobs 1" if setting == MORE_MEMORY else f"{setting} --jobs 1"
     # Half as much again in GiB, as sbatch takes it.
     return f"--mem={-(-limit * 3 // (2 * 2**30))}G" if setting == MORE_MEMORY else setting
 
 
-def _batch_in_use(config: RunConfig, events: Path) -> int:
-    """How many clips were in memory at once: by the last of the stage's events that has it, else as configured."""
+def _batch_in_use(stage: StageStatus, config: RunConfig, events: Path) -> int | None:
+    """How many clips were in memory at once: by the last of the stage's events that has it, else as configured.
+
+    None: it had come to no batch yet.
+    """
     configured = config.batch_size or _USUAL_BATCH
-    for row in rows_from_the_end(events):
+    rows = list(rows_from_the_end(events))
+    for row in rows:
         details = row.get("details")
         batch = details.get("micro_batch") if isinstance(details, dict) else None
         if isinstance(batch, int) and batch > 0:
             return min(batch, configured)
-    return configured
+    # Without a preflight, which tells of it beforehand, nothing is said of the first batch.
+    began = (stage.last_step or "").startswith("steps") or stage.last_metric or (rows and not config.memory_preflight)
+    return configured if began else None
 
 
 def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
@@ -262,7 +280,7 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
     command = command_text("--resume", run.root)
     setting = stage.next_setting
     if setting is not None and stage.state != "interrupted":
-        why = next((clause for name, clause in _MEANINGS.items() if name in setting), "")
+        why = "; ".join(clause for name, clause in _MEANINGS.items() if name in setting)
         if setting.startswith("--mem"):
             return f"to go on: {command}  # {why} (SLURM: {setting})"
         return f"to go on: {command} {setting}  # {why}"

@@ -302,7 +302,8 @@ class TaskRun:
             self.run.partial_notebook(name, fold).replace(self.run.executed_notebook(name, fold))
             return
         events = self.run.memory_events(name, fold)
-        stage.next_setting = stage_end.next_setting(stage, self.config, self.notebook.parameters, events)
+        environ = {**os.environ, **self._extra}
+        stage.next_setting = stage_end.next_setting(stage, self.config, self.notebook.parameters, events, environ)
         stage_end.tell_end(self.run, self.task, stage, self.redactor)
 
     def signal(self, number: int) -> None:
