@@ -39,6 +39,7 @@ def test_the_list_names_every_notebook_with_its_parameters():
     assert done.returncode == 0
     assert "04_fold_training: " in done.stdout
     assert "epochs = 20  at most this many passes" in done.stdout
+    assert "fold = 0  set by the runner: which outer fold, from 0" in done.stdout
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):

@@ -13,7 +13,7 @@ import click
 
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
-from fvc_lib.execution.plan.stages import Notebook
+from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.status import StageStatus, status_now
@@ -240,7 +240,7 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
         click.echo(f"{stage.name}: {notebook.title}{in_brackets}")
         for name, value in notebook.parameters.items():
             field = RunConfig.model_fields.get(name)
-            meaning = field.description if field else "set by the runner; empty: the newest run"
+            meaning = field.description if field else STAGE_PARAMETERS[name]
             click.echo(f"    {name} = {value!r}  {meaning}")
 
 

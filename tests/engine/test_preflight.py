@@ -99,6 +99,9 @@ def test_a_peak_that_was_not_measured_is_said_to_be_estimated():
     assert "micro-batch 8 (predicted peak 0.00 GB, estimated) does not fit" in known.message()
     assert "lowered to 2, predicted peak 0.00 GB. The effective batch" in known.message()
     assert "estimated" not in replace(known, step_bytes_by_micro_batch={2: 60, 8: 100}).message()
+    over = replace(known, budget_bytes=510)
+    assert "gradient_checkpointing" in over.message()
+    assert "gradient_checkpointing" not in replace(over, baseline_bytes=480).message()  # over it before any batch
     assert (known.peak_of(1), known.peak_of(2), known.peak_of(8)) == (490, 500, None)
 
 

@@ -124,10 +124,14 @@ def test_a_run_that_is_worked_on_and_a_notebook_of_no_stage_are_refused(run, tmp
 
 def test_without_any_run_one_begins(tmp_path, monkeypatch):
     monkeypatch.setenv("FVC_RUNS_DIR", str(tmp_path / "runs"))
-    execute(tmp_path, "1", seed=8, run_dir="new")
+    with pytest.raises(UsageError, match="which a new run does not have"):
+        execute(tmp_path, "1", seed=8, run_dir="new")
+    assert not list_runs(tmp_path / "runs")
+    with pytest.raises(PapermillException):  # a cell that writes no index
+        execute(tmp_path, "1", stage="01_data_index", seed=8, run_dir="new")
     (run,) = list_runs(tmp_path / "runs")
     assert run_config(run).seed == 8
-    assert read_status(run).stages[STAGE].state == "done"
+    assert read_status(run).stages["01_data_index"].error.name == "MissingOutput"
 
 
 @pytest.mark.parametrize("first", ["fvc_lib.execution.kernel.engine", "fvc_lib.execution.run.runner", "papermill"])

@@ -54,6 +54,7 @@ def test_a_run_executes_its_stages_in_order_and_records_them(make_project):
     assert run.executed_notebook("one").is_file()
     assert not run.partial_notebook("one").exists()
     assert set(cell_states(run.executed_notebook("two"))) == {"completed"}
+    assert "partial" not in run.executed_notebook("two").read_text()
     assert "one" in shown
     assert "\r" not in shown
 

@@ -31,11 +31,13 @@ def begin(runs_dir: Path, **values: object) -> RunPaths:
 
 
 @pytest.fixture
-def opened():
+def opened(runs_dir: Path):
     sessions: list[StageSession] = []
 
-    def open_as(**cell: object) -> StageSession:
-        session = open_stage("04_fold_training", {"run_dir": "", **cell})
+    def open_as(stage: str = "04_fold_training", **cell: object) -> StageSession:
+        if stage == "04_fold_training" and not list_runs(runs_dir):
+            begin(runs_dir, **{name: value for name, value in cell.items() if name in RunConfig.model_fields})
+        session = open_stage(stage, {"run_dir": "", **cell})
         sessions.append(session)
         return session
 
@@ -45,10 +47,18 @@ def opened():
 
 
 def test_without_any_run_a_new_one_begins_with_the_cells_values(runs_dir, opened):
-    session = opened(epochs=3)
+    session = opened("01_data_index", epochs=3)
     assert session.config.epochs == 3
     assert list_runs(runs_dir) == [session.paths]
     assert not session.headless
+
+
+@pytest.mark.parametrize("run_dir", ["", "new"])
+@pytest.mark.parametrize("stage", ["02_folds", "04_fold_training", "05_kfold_results"])
+def test_a_notebook_that_works_on_others_tables_begins_no_run(runs_dir, stage, run_dir):
+    with pytest.raises(UsageError, match=r"which a new run does not have\. Open 01_data_index\.ipynb first"):
+        open_stage(stage, {"run_dir": run_dir, "fold": 0})
+    assert not runs_dir.exists()
 
 
 @pytest.mark.parametrize(
@@ -110,10 +120,13 @@ def test_an_edited_value_never_changes_a_run_into_another(runs_dir, opened):
     with pytest.raises(UsageError, match=r"epochs 9 -> 5") as caught:
         opened(epochs=5, augmentations=["noise", "blur"])
     # What is told to do is a command that makes this run's fork, of whatever task and corpus it is.
-    command = shlex.split(str(caught.value).partition("stays true of it: ")[2].partition("; or with")[0])
+    command = shlex.split(str(caught.value).partition("stays true of it: ")[2].partition(". Or put")[0])
     assert command[:4] == ["python", "run_notebooks.py", "--resume", str(run.root)]
     assert command[4:] == ["--fork", "-p", "augmentations", "noise, blur", "-p", "epochs", "5"]
-    assert opened(run_dir="new", epochs=5).config.epochs == 5
+    assert 'run_dir = "new"' not in str(caught.value)  # a new run has nothing for this notebook
+    with pytest.raises(UsageError, match='or with what this cell says: run_dir = "new"'):
+        opened("01_data_index", seed=5)
+    assert opened("01_data_index", run_dir="new", seed=5).config.seed == 5
     assert len(list_runs(runs_dir)) == 2
 
 

@@ -138,9 +138,12 @@ class PreflightReport:
         peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
         aside = f" Not all was measured: {self.problem}." if self.problem else ""
         if not self.fits:
+            held, advice = "", memory_advice("sample")
+            if not self._has_room(self.baseline_bytes):  # no batch is to blame
+                held, advice = f" ({_size(self.baseline_bytes)} before any batch)", memory_advice("elsewhere")
             return (
-                f"memory preflight: {peak} even with micro-batch {self.micro_batch} is over {tight}; the training "
-                f"tries all the same. If it runs out of memory: {memory_advice('sample')}{aside}"
+                f"memory preflight: {peak}{held} even with micro-batch {self.micro_batch} is over {tight}; the "
+                f"training tries all the same. If it runs out of memory: {advice}{aside}"
             )
         if not lowered:
             return f"memory preflight: {peak} with micro-batch {self.micro_batch}, within {budget}.{aside}"

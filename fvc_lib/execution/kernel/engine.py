@@ -449,7 +449,11 @@ class Record:
         self._started = time.monotonic()
         self.notebook: NotebookNode = nbformat.from_dict(self.redactor.tree(source))
         self.notebook.metadata.papermill.update(
-            output_path=str(self.path), start_time=_now(), end_time=None, duration=None, exception=None
+            output_path=str(self.path).replace(".partial.ipynb", ".ipynb"),  # as it is called when it is whole
+            start_time=_now(),
+            end_time=None,
+            duration=None,
+            exception=None,
         )
         for cell in self.notebook.cells:
             state = {"exception": None, "start_time": None, "end_time": None, "duration": None, "status": "pending"}

@@ -116,7 +116,10 @@ def task_keys(texts: Sequence[str], config: RunConfig, stages: Sequence[Stage] =
 
 
 # Filled in by whoever starts the stage; everything else in a parameters cell is a field of RunConfig.
-STAGE_PARAMETERS = ("run_dir", "fold")
+STAGE_PARAMETERS = {
+    "run_dir": "set by the runner; empty: the newest run; new: a new one",
+    "fold": "set by the runner: which outer fold, from 0",
+}
 
 
 @dataclass(frozen=True)

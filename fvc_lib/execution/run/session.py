@@ -238,7 +238,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
     else:
         from fvc_lib.execution.run.which_run import find_or_begin, note_interactive_training
 
-        paths, config = find_or_begin(run_dir, given, only_looks)
+        paths, config = find_or_begin(stage, run_dir, given, only_looks)
     fold = int(namespace["fold"]) if "fold" in namespace else None
     if fold is not None and not 0 <= fold < config.num_folds:
         raise UsageError(

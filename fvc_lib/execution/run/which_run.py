@@ -29,7 +29,7 @@ from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_j
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig, resolve_config, run_config
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
-from fvc_lib.services.tasks import TASK_OF_STAGE, TASKS
+from fvc_lib.services.tasks import DEFAULT_TASK, STAGES, TASK_OF_STAGE, TASKS
 
 # Beside a checkpoint: whose it is. The same name stands in services.checkpoints, which may not be imported here: this
 # room must not load torch.
@@ -300,16 +300,18 @@ def _yaml_mapping(text: str) -> dict[str, Any]:
 # The run that a notebook works on which run_notebooks.py did not start.
 
 
-def find_or_begin(run_dir: str, given: dict[str, Any], only_looks: bool) -> tuple[RunPaths, RunConfig]:
+def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: bool) -> tuple[RunPaths, RunConfig]:
     """The run that an opened notebook works on: the one named, else the newest of its task, else a new one.
 
     Args:
+        stage: the notebook's name.
         run_dir: as in the parameters cell; empty: the newest; ``new``: a new one.
         given: the cell's other values, and the task.
         only_looks: it writes nothing: it begins no run, and may look at one that is worked on.
 
     Raises:
-        UsageError: no such run; it is being worked on; or a value was edited that differs from the run's own.
+        UsageError: no such run; it is being worked on; a value was edited that differs from the run's own; or the
+            notebook works on other stages' tables, which a new run does not have.
     """
     fresh = resolve_config(given)
     runs_dir = Path(fresh.runs_dir)
@@ -321,6 +323,7 @@ def find_or_begin(run_dir: str, given: dict[str, Any], only_looks: bool) -> tupl
             "run_dir is 'new'. Begin one: make demo, or run_notebooks.py -p corpus PATH."
         )
     if to_begin:
+        _refuse_to_begin_with(stage)
         if not run_dir:
             fresh, note = values_to_begin_with(given)
             print(note, end="\n" if note else "")
@@ -334,7 +337,7 @@ def find_or_begin(run_dir: str, given: dict[str, Any], only_looks: bool) -> tupl
             f"{paths.run_id} is a run of task {config.task}, and this notebook is of task {fresh.task}. Name another "
             'one in run_dir, or "new".'
         )
-    _refuse_edited(paths, config, given)
+    _refuse_edited(stage, paths, config, given)
     if is_worked_on(paths):
         raise UsageError(
             f"{paths.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
@@ -343,7 +346,22 @@ def find_or_begin(run_dir: str, given: dict[str, Any], only_looks: bool) -> tupl
     return paths, config
 
 
-def _refuse_edited(paths: RunPaths, config: RunConfig, given: Mapping[str, Any]) -> None:
+def _reads_of(name: str) -> tuple[str, ...]:
+    """The stages whose tables the notebook ``name`` works on."""
+    return next((stage.needs for stage in STAGES if stage.name == name), ())
+
+
+def _refuse_to_begin_with(name: str) -> None:
+    if needs := _reads_of(name):
+        task = TASKS[TASK_OF_STAGE.get(name, DEFAULT_TASK)]
+        run_all = command_text("--params", CHECKOUT / "params" / f"{task.params}.yaml")
+        raise UsageError(
+            f"{name} works on what {', '.join(needs)} wrote, which a new run does not have. Open "
+            f"{task.stages[0].name}.ipynb first, which begins one, or name a run in run_dir, or run all: {run_all}"
+        )
+
+
+def _refuse_edited(stage: str, paths: RunPaths, config: RunConfig, given: Mapping[str, Any]) -> None:
     asked, defaults = resolve_config(given, environ={}), resolve_config({"task": config.task}, environ={})
     edited = {
         name: getattr(asked, name)
@@ -356,8 +374,9 @@ def _refuse_edited(paths: RunPaths, config: RunConfig, given: Mapping[str, Any])
         fork = command_text("--resume", paths.root, "--fork", *options)
         raise UsageError(
             f"{paths.run_id} was made with other values ({changes}), and a run is never changed into another one. "
-            f'Start a new one with what stays true of it: {fork}; or with what this cell says: run_dir = "new". Or put '
-            "the values back."
+            f"Start a new one with what stays true of it: {fork}"
+            + ("" if _reads_of(stage) else '; or with what this cell says: run_dir = "new"')
+            + ". Or put the values back."
         )
 
 
@@ -380,6 +399,7 @@ def run_to_work_on(notebook: Notebook, parameters: Mapping[str, Any], command: s
     run_dir, runs_dir = str(parameters.get("run_dir") or notebook.parameters["run_dir"]), Path(asked.config.runs_dir)
     runs = [run for run in list_runs(runs_dir) if task is None or _task_of(run) == task]
     if run_dir == "new" or not (run_dir or runs):
+        _refuse_to_begin_with(notebook.name)
         config, note = asked.config, ""
         if not run_dir:
             cell = {name: value for name, value in notebook.parameters.items() if name not in STAGE_PARAMETERS}
