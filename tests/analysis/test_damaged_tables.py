@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from fvc_lib.analysis.dashboard.panels import Selection, dashboard_notes
 from fvc_lib.analysis.mlflow.export import run_content
+from fvc_lib.analysis.pages.report import summary_lines
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline, runs_table
 from fvc_lib.command_line.main import main
@@ -22,7 +24,9 @@ from fvc_lib.services import tables
 from fvc_lib.services.config import run_config
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
+from tests.analysis.conftest import notebook
 from tests.analysis.task_runs import write_image_run, write_video_text_run
+from tests.faults.disks import small_tmpfs
 
 FLIPS = 30
 NOTHING = Fingerprint({}, {}, "", {}, "")
@@ -158,3 +162,38 @@ def test_a_copied_and_a_recordless_run_are_read_as_before(run: RunPaths, tmp_pat
     for torn in ("{", "[]", json.dumps({"outputs": []}), json.dumps({"outputs": {"kfold_results.feather": None}})):
         run.stage_checkpoint("05_kfold_results").write_text(torn)
         assert tables.read_table(run.results, tables.RESULTS).equals(flip_free)
+
+
+def set_status(run: RunPaths, state: str, of_results: dict[str, object]) -> None:
+    status = json.loads(run.status_json.read_text())
+    status["state"] = state
+    status["stages"]["05_kfold_results"] = of_results
+    run.status_json.write_text(json.dumps(status))
+
+
+def test_numbers_of_an_earlier_attempt_are_told_as_such(run: RunPaths) -> None:
+    done = {"state": "done", "attempts": 1, "finished_utc": "2025-03-04T10:15:00Z"}
+    set_status(run, "done", done)
+    assert "  ROC-AUC with interval\n" in "\n".join(summary_lines(run))
+    set_status(run, "failed", done)
+    told = "\n".join(summary_lines(run))
+    assert "ROC-AUC with interval, of attempt 1 of 05_kfold_results, which ended 2025-03-04 10:15 UTC\n" in told
+    set_status(run, "failed", {"state": "pending", "attempts": 1})
+    os.utime(run.results, (1_741_083_300, 1_741_083_300))
+    told = "\n".join(summary_lines(run))
+    assert "of an earlier attempt, written 2025-03-04 10:15 UTC: 05_kfold_results is pending\n" in told
+
+
+def test_a_report_that_a_full_disk_has_no_room_for_is_an_error_that_names_no_old_file(
+    run: RunPaths, tmp_path: Path
+) -> None:
+    with small_tmpfs(tmp_path / "disk", "64m") as disk:
+        there = RunPaths(shutil.copytree(run.root, disk.folder / "runs" / "demo" / run.run_id))
+        notebook(there.executed_notebook("05_kfold_results"), [])
+        there.report_html.write_text("old")
+        disk.fill()
+        told = CliRunner().invoke(main, ["report", str(there.root)])
+        assert told.exit_code == 1
+        assert "error: the report was not written" in told.output
+        assert "  report        " not in told.output
+        assert there.report_html.read_text() == "old"
