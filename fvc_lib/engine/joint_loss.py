@@ -15,9 +15,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine.device import Precision
 from fvc_lib.engine.oom_detection import is_out_of_memory
-from fvc_lib.engine.task import Batch, JointLoss, LossSum, Outputs, Task
+from fvc_lib.engine.task import Batch, JointLoss, LossSum, Outputs
 
 _CPU = torch.device("cpu")
 # Pairs of samples that are compared at once: 17 MB for each number of a pair. The softmax loss of 4,096 samples of 128
@@ -92,29 +91,19 @@ def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
 
 
 def first_pass(
-    task: Task,
-    joint: JointLoss,
-    model: nn.Module,
-    batch: Batch,
-    micro_batch: int,
-    *,
-    precision: Precision,
-    device: torch.device,
+    joint: JointLoss, forward: Callable[[int, Batch], tuple[Outputs, LossSum]], batch: Batch, micro_batch: int
 ) -> FirstPass:
-    """Compute what is compared of ``batch``, which may be empty."""
+    """Compute what is compared of ``batch``, which may be empty; ``forward`` gets a part's place and the part."""
     if len(batch) <= micro_batch:
         if not len(batch):
             return FirstPass(Compared({}, {}), None)
-        part = batch.to(device)
-        with precision.autocast():
-            outputs = task.forward(model, part)
-            loss = task.loss(outputs, part)
-        return FirstPass(Compared(**compared_of(joint, outputs, part).to_document()), (outputs, loss))
+        outputs, loss = forward(0, batch)
+        return FirstPass(Compared(**compared_of(joint, outputs, batch).to_document()), (outputs, loss))
     found = []
     for start in range(0, len(batch), micro_batch):
-        part = batch.part(start, start + micro_batch).to(device)
-        with torch.no_grad(), precision.autocast():
-            found.append(compared_of(joint, task.forward(model, part), part).to_document())
+        part = batch.part(start, start + micro_batch)
+        with torch.no_grad():
+            found.append(compared_of(joint, forward(start, part)[0], part).to_document())
     return FirstPass(Compared.joined(found, _CPU), None)
 
 

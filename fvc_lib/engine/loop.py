@@ -305,7 +305,8 @@ class Engine:
         )
         self._watch.at("train")
         before = state.micro_batch
-        result = self._transaction.gradients(batch, state.micro_batches.to_try, num_samples)
+        draws = stable_seed("step", self.settings.seed, state.step)
+        result = self._transaction.gradients(batch, state.micro_batches.to_try, num_samples, draws=draws)
         rate = devices.learning_rate_at(
             state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share
         )

@@ -36,16 +36,25 @@ def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
 
 def capture_random_state(device: torch.device) -> dict[str, Tensor]:
     """Every generator's state as tensors: ``torch``, ``numpy``, ``python`` and, where used, ``device``."""
-    states = {"torch": torch.get_rng_state(), "numpy": _numpy_state(), "python": _python_state()}
-    on_device = _device_state(device)
-    return states if on_device is None else {**states, "device": on_device}
+    return {**torch_state(device), "numpy": _numpy_state(), "python": _python_state()}
 
 
 def restore_random_state(states: dict[str, Tensor], device: torch.device) -> None:
     """Put back what ``capture_random_state`` gave; a device's part is skipped on another kind of device."""
-    torch.set_rng_state(states["torch"])
+    restore_torch_state(states, device)
     _restore_numpy(states["numpy"])
     _restore_python(states["python"])
+
+
+def torch_state(device: torch.device) -> dict[str, Tensor]:
+    """Torch's own part of ``capture_random_state``."""
+    states, on_device = {"torch": torch.get_rng_state()}, _device_state(device)
+    return states if on_device is None else {**states, "device": on_device}
+
+
+def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put back what ``torch_state`` gave, and nothing else."""
+    torch.set_rng_state(states["torch"])
     _set_device_state(states.get("device"), device)
 
 

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from fvc_lib.engine import joint_loss
 from fvc_lib.engine.device import Precision, build_optimizer, finish_gradients, release_cached_memory, set_learning_rate
 from fvc_lib.engine.distributed.ranks import Agreement, OwnGradients, Ranks, is_usable
+from fvc_lib.engine.dropout import SampleDropout, Samples
 from fvc_lib.engine.joint_loss import Compared, FirstPass, JointPart
 from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
@@ -72,12 +73,16 @@ class _Work:
     Attributes:
         batch: the samples, maybe none.
         num_samples: of the effective batch, over all ranks.
+        first_sample: the place of the first one of ``batch`` among them.
+        draws: from what dropout's draws follow, beside the samples' places.
         random_state: of all generators.
         buffers: the model's, copied.
     """
 
     batch: Batch
     num_samples: int
+    first_sample: int
+    draws: int
     random_state: dict[str, Tensor]
     buffers: dict[str, Tensor]
 
@@ -119,11 +124,14 @@ class BatchTransaction:
         self._before_retry = before_retry
         self._shared = shared or OwnGradients()
         self._bounded = [module for module in model.modules() if isinstance(module, BoundedGradients)]
+        self._dropout = SampleDropout(model, device)
         self._where: Place = "forward"
         self._comparing_failed = False
         self._alone_failed = False  # one sample at a time, in this effective batch
 
-    def gradients(self, batch: Batch, micro_batch: int, num_samples: int | None = None) -> BatchGradients:
+    def gradients(
+        self, batch: Batch, micro_batch: int, num_samples: int | None = None, *, draws: int = 0
+    ) -> BatchGradients:
         """Accumulate over ``batch`` in parts of at most ``micro_batch``; out of memory, halve it and start again.
 
         With several ranks ``batch`` is this rank's share, maybe empty, and what is left is the sum over all of them,
@@ -133,26 +141,33 @@ class BatchTransaction:
             batch: the samples.
             micro_batch: at most so many of them in memory at once.
             num_samples: of the effective batch, over all ranks; None: ``batch`` is all of it.
+            draws: another number for every step, the same on all ranks: what dropout drops follows from it and from
+                the samples' places in the effective batch.
 
         Raises:
             MemoryExhaustedError: one sample alone did not fit twice, or the comparison of all samples does not.
             BatchNormSplitError: the batch must be split and the model has a training batch norm.
+            DropoutSplitError: the batch must be split and the model draws random numbers that depend on the split.
             FvcError: another rank cannot go on.
         """
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         number = len(batch) if num_samples is None else num_samples
-        work = _Work(batch, number, capture_random_state(self._device), buffers)
+        first = joint_loss.own_rows(number, self._shared.rank, self._shared.num_ranks).start
+        work = _Work(batch, number, first, draws, capture_random_state(self._device), buffers)
         joint = joint_loss.joint_part(self._task)
         self._comparing_failed = self._alone_failed = False
-        while True:
-            if joint is None:
-                agreed = self._sum_over_samples(work, micro_batch)
-            else:
-                agreed = self._compare_samples(joint, work, micro_batch)
-            if agreed.settled:
-                break
-            self._roll_back(work)
-            micro_batch = agreed.micro_batch
+        try:
+            while True:
+                if joint is None:
+                    agreed = self._sum_over_samples(work, micro_batch)
+                else:
+                    agreed = self._compare_samples(joint, work, micro_batch)
+                if agreed.settled:
+                    break
+                self._roll_back(work)
+                micro_batch = agreed.micro_batch
+        finally:
+            self._dropout.of(None)
         if is_usable(agreed.loss):
             self._shared.sum()
             for module in self._bounded:
@@ -174,9 +189,9 @@ class BatchTransaction:
 
     def _accumulate(self, work: _Work, micro_batch: int) -> LossMean:
         losses = []
-        for _, part in work.parts(micro_batch):
+        for start, part in work.parts(micro_batch):
             self._where = "forward"
-            loss = self._forward(part)[1]
+            loss = self._forward(work, start, part)[1]
             self._where = "backward"
             self._scaled(work.num_samples, loss.total).backward()  # type: ignore[no-untyped-call]
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
@@ -190,9 +205,7 @@ class BatchTransaction:
         """
 
         def collect(fitting: int) -> FirstPass:
-            return joint_loss.first_pass(
-                self._task, joint, self._model, work.batch, fitting, precision=self._precision, device=self._device
-            )
+            return joint_loss.first_pass(joint, partial(self._forward, work), work.batch, fitting)
 
         found, micro_batch = self._until_it_fits(collect, work, micro_batch)
         alone = found.with_graph is None
@@ -214,6 +227,7 @@ class BatchTransaction:
     ) -> tuple[JointPart | None, MemoryState | None]:
         """This rank's rows of the loss, and its samples' gradients over all ranks; or the out-of-memory of any rank."""
         self._where = "joint_loss"
+        self._dropout.of(None)
         documents, failure = self._attempt(lambda: self._shared.everyones(own.to_document()))
         if documents is None:
             return None, failure
@@ -237,7 +251,8 @@ class BatchTransaction:
             self._put_back_buffers(work)
         for start, part in work.parts(micro_batch):
             self._where = "forward"
-            outputs, loss = found.with_graph or self._forward(part)
+            self._dropout.of(self._samples(work, start, part))
+            outputs, loss = found.with_graph or self._forward(work, start, part)
             self._where = "backward"
             its_gradients = compared.of_samples(start, start + micro_batch).gradients
             joint_loss.carry_back(outputs, its_gradients, self._scaled(work.num_samples, loss.total))
@@ -274,6 +289,7 @@ class BatchTransaction:
             largest = min(micro_batch, len(work.batch))
             if largest < work.num_samples:
                 self._refuse_batch_norm(largest, work.num_samples)
+                self._check_dropout(work)
             self._model.zero_grad(set_to_none=True)
             self._where = "forward"
             result, failure = self._attempt(partial(compute, micro_batch))
@@ -306,7 +322,12 @@ class BatchTransaction:
             failure = memory_state(error, self._device, self._model.parameters())
         return None, failure
 
-    def _forward(self, part: Batch) -> tuple[Outputs, LossSum]:
+    def _samples(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> Samples:
+        split = split or len(part) < work.num_samples
+        return Samples(work.first_sample + start, len(part), work.draws, split)
+
+    def _forward(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> tuple[Outputs, LossSum]:
+        self._dropout.of(self._samples(work, start, part, split=split))
         part = part.to(self._device)
         with self._precision.autocast():
             outputs = self._task.forward(self._model, part)
@@ -327,6 +348,18 @@ class BatchTransaction:
     def _put_back_buffers(self, work: _Work) -> None:
         for name, buffer in self._model.named_buffers():
             buffer.copy_(work.buffers[name])
+
+    def _check_dropout(self, work: _Work) -> None:
+        """Where there is no memory for it, the training goes on without."""
+        if not len(work.batch):
+            return
+        forward = partial(self._forward, work, split=True)
+        _, failure = self._attempt(partial(self._dropout.check, work.batch, forward))
+        restore_random_state(work.random_state, self._device)
+        self._put_back_buffers(work)
+        if failure is not None:
+            release_cached_memory(self._device)
+            _logger.warning("no memory to compare two samples' dropout with one's: %s", failure.message)
 
     def _refuse_batch_norm(self, micro_batch: int, num_samples: int) -> None:
         for name, module in self._model.named_modules():

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from types import MappingProxyType
 
 import pytest
 import safetensors.torch
@@ -19,8 +20,10 @@ from fvc_lib.detectors.frames.backbone import (
     read_weights,
 )
 from fvc_lib.detectors.own.small_resnet import SmallResnet
+from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import BACKBONES
+from fvc_lib.tasks.image.training import require_backbone
 
 
 def pictures(count=4):
@@ -108,6 +111,27 @@ def test_timms_features_are_measured_and_its_own_normalisation_is_used():
     assert backbone.num_features == 4
     grey = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
     assert backbone.normalised(grey).unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("error", [AssertionError, RuntimeError])
+def test_a_picture_size_that_a_backbone_does_not_take_is_refused(error, monkeypatch):
+    class OfOneSize(LikeResnet):
+        pretrained_cfg = MappingProxyType({"input_size": (3, 32, 32)})
+
+        def forward(self, x):
+            if x.shape[-1] != 32:
+                raise error(f"Input height ({x.shape[-2]}) doesn't match model (32).")
+            return super().forward(x)
+
+    monkeypatch.setitem(BACKBONES._items, "timm:NAME", lambda name: adapt_timm(OfOneSize(num_classes=0)))
+    config = {"task": "image", "backbone": "timm:like", "image_size": 64}
+    says = r"OfOneSize does not take pictures of 64 x 64 pixels: Input height \(64\).*Give -p image_size 32"
+    with pytest.raises(UsageError, match=says):
+        require_backbone(resolve_config(config, environ={}))
+    if error is AssertionError:
+        with pytest.raises(UsageError, match="16 x 16 pixels"):
+            adapt_timm(OfOneSize(num_classes=0))(pictures())
+    require_backbone(resolve_config({**config, "image_size": 32}, environ={}))
 
 
 def test_stages_follow_the_networks_parts_and_single_layers_go_with_their_neighbours():

@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,8 +105,53 @@ def test_a_missing_folder_is_named_and_nothing_is_fetched():
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no model that can be read"):
         TransformersEncoder(str(tmp_path))
-    with pytest.raises(UsageError, match="no tokenizer that can be read"):
+    with pytest.raises(UsageError, match="no model that can be read"):
         encoder_tensors(str(tmp_path), TEXTS, 8)
+
+
+@pytest.mark.parametrize("kind", ["Timesformer", "VideoMAE"])
+def test_a_model_of_clips_is_no_encoder_of_texts(kind, tiny_bert, tmp_path):
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = getattr(transformers, f"{kind}Config")(image_size=32, patch_size=16, num_frames=4, **sizes)
+    with forked_random_state(0, CPU):
+        getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
+    for file in Path(tiny_bert).glob("token*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for load in (TransformersEncoder, lambda folder: encoder_tensors(folder, TEXTS, 8)):
+        with pytest.raises(UsageError, match=rf"holds a {kind}Model, wanted an encoder of texts"):
+            load(str(tmp_path))
+
+
+_BESIDE_A_BROKEN_TORCHVISION = """
+import sys
+from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder, encoder_tensors
+from fvc_lib.services.errors import UsageError
+for load in (TransformersEncoder, lambda folder: encoder_tensors(folder, ["a text"], 8)):
+    try:
+        load(sys.argv[1])
+    except UsageError as error:
+        print(error)
+"""
+
+
+def test_a_torchvision_that_does_not_start_is_named_with_what_to_do(tiny_bert, tmp_path):
+    for folder, name, text in (
+        ("torchvision", "__init__.py", "raise RuntimeError('operator torchvision::nms does not exist')"),
+        ("torchvision-0.1.dist-info", "METADATA", "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text)
+    here = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", _BESIDE_A_BROKEN_TORCHVISION, tiny_bert],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), here])},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    said = done.stdout.splitlines()
+    assert len(said) == 2
+    assert all("torchvision::nms does not exist" in line and "pip uninstall torchvision" in line for line in said)
 
 
 def test_weights_that_are_not_there_are_not_made_up(tiny_bert, tmp_path):

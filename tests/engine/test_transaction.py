@@ -147,20 +147,16 @@ def test_halving_starts_from_what_was_really_used():
 
 @pytest.mark.fault(17)
 def test_buffers_and_random_state_are_those_of_an_undisturbed_run():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = make_model()
-            self.register_buffer("seen", torch.zeros(()))
-
-        def forward(self, pixels):
-            self.seen += len(pixels) * torch.rand(())
-            return self.inner(pixels)
+    class Counting(WeightedRegression):
+        def forward(self, model, batch):
+            model.seen += len(batch) * torch.rand(())
+            return super().forward(model, batch)
 
     def run(micro_batch, ends):
-        model = Counting()
+        model = make_model()
+        model.register_buffer("seen", torch.zeros(()))
         torch.manual_seed(3)
-        gradients(make_batch(), micro_batch, WeightedRegression(after=ends), model)
+        gradients(make_batch(), micro_batch, Counting(after=ends), model)
         return model.seen.item(), torch.rand(()).item()
 
     assert run(4, EndsAt([1])) == run(2, EndsAt([]))

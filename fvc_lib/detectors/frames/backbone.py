@@ -117,9 +117,25 @@ class AdaptedBackbone(Backbone):
         return self._recomputable
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features float (B, num_features) of images uint8 (B, 3, H, W)."""
-        features: Tensor = self.network(self.normalised(images))
+        """Features float (B, num_features) of images uint8 (B, 3, H, W); ``UsageError`` where H x W is not for it."""
+        try:
+            features: Tensor = self.network(self.normalised(images))
+        except (AssertionError, ValueError) as error:  # of timm's vision transformers, which are made for one size
+            raise refused_size(self, images, error) from error
         return features.flatten(1)
+
+
+def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageError:
+    """That ``backbone`` does not take ``images`` (B, 3, H, W), and which size it was made for, as far as it says."""
+    network = backbone_network(backbone)
+    wanted = (getattr(network, "pretrained_cfg", None) or {}).get("input_size")
+    remedy = f"Give -p image_size {wanted[-1]}, which it was made for" if wanted else "Give another image_size"
+    height, width = images.shape[-2:]
+    reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
+    return UsageError(
+        f"image_size: a {type(network).__name__} does not take pictures of {height} x {width} pixels: {reason}. "
+        f"{remedy}, or take another backbone."
+    )
 
 
 def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:

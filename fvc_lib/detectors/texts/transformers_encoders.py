@@ -22,7 +22,7 @@ TOKENS, THERE = "encoder_tokens", "encoder_there"  # names of a batch's tensors
 class TransformersEncoder(nn.Module):
     """A pretrained encoder that is trained on; a text is the mean of what it makes of its tokens.
 
-    It stays in evaluation mode: dropout would draw other numbers for every split into micro-batches.
+    It stays in evaluation mode: attention draws its dropout for a whole micro-batch, so the split would change it.
 
     Args:
         folder: with ``config.json``, weights and the tokenizer's files, as ``save_pretrained`` writes them.
@@ -56,16 +56,25 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
     """``encoder_tokens`` and ``encoder_there`` int64 (N, L) of ``texts``, by the tokenizer in ``folder``.
 
     Texts are cut at ``max_tokens`` and at what the encoder has places for. ``UsageError``: transformers is not
-    installed, no such folder, or no tokenizer in it that can fill texts up.
+    installed or does not start, no such folder, no model of texts in it, or no tokenizer that can fill texts up.
     """
     require_folder(folder)
     transformers = _transformers()
     settings = {"local_files_only": True, "trust_remote_code": False}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **settings)
         config = transformers.AutoConfig.from_pretrained(folder, **settings)
+        kind = transformers.MODEL_MAPPING.get(type(config), None)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"text_encoder: no model that can be read in {folder!r}: {_first_line(error)}") from error
+    except (ImportError, RuntimeError) as error:
+        raise _does_not_start(error) from error
+    _require_model_of_texts(kind, folder)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **settings)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"text_encoder: no tokenizer that can be read in {folder!r}: {_first_line(error)}") from error
+    except (ImportError, RuntimeError) as error:
+        raise _does_not_start(error) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # of decoders; it is masked
     if tokenizer.pad_token is None:
@@ -92,13 +101,13 @@ def _loaded_encoder(folder: str) -> Any:
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise UsageError(f"text_encoder: no model that can be read in {folder!r}: {_first_line(error)}") from error
+        except ImportError as error:
+            raise _does_not_start(error) from error
+    _require_model_of_texts(type(model), folder)
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
     if not hasattr(model.config, "hidden_size"):
-        raise UsageError(
-            f"text_encoder: {folder!r} holds a {type(model).__name__}, wanted an encoder of texts (BERT, RoBERTa, "
-            "DistilBERT, T5 and the like)."
-        )
+        raise _no_model_of_texts(type(model), folder)
     without_pooler = "add_pooling_layer" in inspect.signature(type(model).__init__).parameters
     if without_pooler:
         model.pooler = None  # a head that is not used, and would never receive a gradient
@@ -109,6 +118,29 @@ def _loaded_encoder(folder: str) -> Any:
             "random. Give the folder of a whole model of this kind."
         )
     return model
+
+
+def _require_model_of_texts(kind: Any, folder: str) -> None:
+    """Models of pictures and clips have a ``hidden_size`` as well, and read something else than tokens."""
+    if getattr(kind, "main_input_name", "") != "input_ids":
+        raise _no_model_of_texts(kind, folder)
+
+
+def _no_model_of_texts(kind: Any, folder: str) -> UsageError:
+    return UsageError(
+        f"text_encoder: {folder!r} holds a {getattr(kind, '__name__', 'model of no known kind')}, wanted an encoder of "
+        f"texts (BERT, RoBERTa, DistilBERT, T5 and the like). Give the folder of one, or take text_encoder {OWN}."
+    )
+
+
+def _does_not_start(error: BaseException) -> UsageError:
+    while error.__cause__ is not None:  # transformers names the class that was asked for, its cause the package
+        error = error.__cause__
+    return UsageError(
+        f"text_encoder: transformers does not start: {_first_line(error)}. Mostly a torchvision beside it was built "
+        f"for another torch than {torch.__version__}: install both from one index, or take torchvision away (pip "
+        f"uninstall torchvision; text encoders need none); or take text_encoder {OWN}."
+    )
 
 
 @contextmanager

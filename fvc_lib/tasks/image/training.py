@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from fvc_lib.corpus.images import image_root
-from fvc_lib.detectors.frames.backbone import backbone_network, fitting_weights, named_backbone
+from fvc_lib.detectors.frames.backbone import backbone_network, fitting_weights, named_backbone, refused_size
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.memory.preflight import PreflightReport, StepRequest, preflight
 from fvc_lib.engine.memory.training_memory import device_budget
+from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.task import Accumulator, Batch, LossSum, Outputs, Sample, Task
 from fvc_lib.engine.training_state import TrainingRecord
@@ -100,7 +101,8 @@ def require_backbone(config: RunConfig) -> None:
     """Refuse a backbone, or weights, that the training could not begin with: before an index of hours, not after it.
 
     Raises:
-        UsageError: as ``build_backbone``; or ``gradient_checkpointing`` with a backbone that has nothing for it.
+        UsageError: as ``build_backbone``; pictures of a size that it does not take; or ``gradient_checkpointing`` with
+            one that has nothing for it.
     """
     with forked_random_state(config.seed, torch.device("cpu")):
         try:
@@ -108,6 +110,15 @@ def require_backbone(config: RunConfig) -> None:
                 backbone = named_backbone(config.backbone)
         except (RuntimeError, NotImplementedError):  # its set-up computes with values
             backbone = named_backbone(config.backbone)
+        device = next(backbone.parameters()).device
+        picture = torch.zeros(1, 3, config.image_size, config.image_size, dtype=torch.uint8, device=device)
+        try:
+            with torch.no_grad():
+                backbone.eval()(picture)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise refused_size(backbone, picture, error) from error
     if config.backbone_weights:
         fitting_weights(backbone_network(backbone), Path(config.backbone_weights))
     if config.gradient_checkpointing:

@@ -1,0 +1,311 @@
+import random
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fvc_lib.engine.device import Precision, resolve_device
+from fvc_lib.engine.dropout import DropoutSplitError
+from fvc_lib.engine.loop import Engine, EngineSettings
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.step import BatchTransaction, recompute_activations
+from fvc_lib.engine.task import Batch, LossSum
+from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
+from fvc_lib.services.errors import StoppedError
+from tests.kits.engine_kit import SETTINGS, stop_after, weight_distance
+from tests.kits.rank_kit import run_ranks
+from tests.kits.task_kit import each_task
+from tests.kits.training import ListLog
+
+CPU = resolve_device("cpu")
+NUM_SAMPLES, NUM_FRAMES = 7, 4
+
+
+@pytest.fixture(autouse=True)
+def own_random_state():
+    with forked_random_state(0, CPU.device):
+        yield
+
+
+class Clips(nn.Module):
+    """On clips (B, T, 6): ``between`` two layers sees what ``arrange`` makes of (B, T, 8); ``back`` undoes that."""
+
+    def __init__(self, between, arrange=lambda x: x, back=lambda x, number: x):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.between, self.last = nn.Linear(6, 8).double(), between, nn.Linear(8, 1).double()
+        self.arrange, self.back = arrange, back
+
+    def recomputable_blocks(self):
+        return (self.between,)
+
+    def forward(self, clips):
+        inner = torch.tanh(self.first(clips))
+        inner = self.back(self.between(self.arrange(inner)), len(clips))
+        return self.last(inner).flatten(1).square().sum(1)
+
+
+FOLDED = {"arrange": lambda x: x.flatten(0, 1), "back": lambda x, number: x.unflatten(0, (number, -1))}
+
+
+class Task:
+    """The sum of a network's outputs."""
+
+    def forward(self, model, batch):
+        return {"out": model(batch.tensors["clips"])}
+
+    def loss(self, outputs, batch):
+        return LossSum(outputs["out"].sum(), torch.tensor(float(len(batch))))
+
+
+def batch_of(number=NUM_SAMPLES):
+    clips = torch.randn(number, NUM_FRAMES, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return Batch(tuple(map(str, range(number))), {"clips": clips})
+
+
+def network(name):
+    torch.manual_seed(0)
+    return NETWORKS[name]()
+
+
+def gradients(model, micro_batch, draws=0, batch=None):
+    transaction = BatchTransaction(Task(), model.train(), Precision(CPU), CPU.device)
+    transaction.gradients(batch or batch_of(), micro_batch, draws=draws)
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def relative(got, wanted):
+    return ((got - wanted).norm() / wanted.norm()).item()
+
+
+def images(x):
+    return x.flatten(0, 1).reshape(-1, 2, 2, 2)  # frames as pictures of two channels
+
+
+def of_images(x, number):
+    return x.reshape(number, NUM_FRAMES, 8)
+
+
+NETWORKS = {
+    "numbers": lambda: Clips(nn.Dropout(0.5)),
+    "frames in the batch": lambda: Clips(nn.Dropout(0.5), **FOLDED),
+    "several layers": lambda: Clips(nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 8).double(), nn.Dropout(0.5))),
+    "one layer twice": lambda: Clips(nn.Sequential(*[nn.Dropout(0.3, inplace=True)] * 2)),
+    "channels of a sequence": lambda: Clips(nn.Dropout1d(0.5)),
+    "channels of a picture": lambda: Clips(nn.Dropout2d(0.5), images, of_images),
+    "channels of a volume": lambda: Clips(nn.Dropout3d(0.5), lambda x: x.reshape(-1, 4, 2, 2, 2), of_images),
+    "everything": lambda: Clips(nn.Dropout(1.0)),
+}
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_any_split_drops_what_the_whole_batch_does(name, micro_batch):
+    whole = gradients(network(name), NUM_SAMPLES)
+    assert relative(gradients(network(name), micro_batch), whole) < 1e-12
+    if name != "everything":
+        assert relative(gradients(network(name), NUM_SAMPLES, draws=1), whole) > 0.01  # another step drops others
+
+
+@pytest.mark.parametrize("name", ["several layers", "channels of a picture"])
+def test_activations_that_are_computed_again_drop_the_same(name):
+    plain, recomputing = network(name), network(name)
+    recompute_activations(recomputing)
+    wanted = gradients(plain, NUM_SAMPLES)
+    for micro_batch in (NUM_SAMPLES, 2):
+        assert relative(gradients(recomputing, micro_batch), wanted) < 1e-12
+
+
+class Keeps(nn.Module):
+    """Keeps what comes out of a layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.seen = layer, []
+
+    def forward(self, values):
+        self.seen.append(self.layer(values))
+        return self.seen[-1]
+
+
+def test_a_layer_drops_its_share_of_numbers_and_scales_the_rest():
+    between = Keeps(nn.Dropout(0.25))
+    ones = Batch(tuple(map(str, range(200))), {"clips": torch.ones(200, NUM_FRAMES, 6, dtype=torch.float64)})
+    gradients(Clips(between), 200, batch=ones)
+    dropped = between.seen[0] == 0
+    assert abs(dropped.double().mean() - 0.25) < 0.02  # 6,400 draws
+    assert len({tuple(row.flatten().tolist()) for row in dropped}) > 190  # every sample its own
+    kept = between.seen[0][~dropped]
+    plain = Clips(nn.Identity())
+    inner = torch.tanh(plain.first(ones.tensors["clips"]))[~dropped]
+    torch.testing.assert_close(kept, inner / 0.75)
+
+
+def test_whole_channels_are_dropped_as_torch_does():
+    between = Keeps(nn.Dropout2d(0.5))
+    gradients(Clips(between, images, of_images), 3)
+    for part in between.seen:
+        channels = (part == 0).flatten(2)
+        assert (channels.all(2) == channels.any(2)).all()
+        assert 0 < channels.double().mean() < 1
+
+
+@pytest.mark.parametrize("micro_batch", [3, NUM_SAMPLES])
+def test_without_dropout_nothing_changes_to_the_bit(micro_batch):
+    def found(between, evaluated=False):
+        model = Clips(between)
+        if evaluated:
+            model.train = lambda mode=True: nn.Module.train(model, False)
+        torch.manual_seed(9)
+        return gradients(model, micro_batch), torch.rand(())
+
+    plain, drawn = found(nn.Identity())
+    for got, drawn_too in (found(nn.Dropout(0.0)), found(nn.Dropout(0.5), evaluated=True)):
+        assert got.equal(plain)
+        assert drawn.equal(drawn_too)
+
+
+class Function(nn.Module):
+    """Draws as ``function`` does."""
+
+    def __init__(self, function, **attributes):
+        super().__init__()
+        self.function = function
+        self.__dict__.update(attributes)
+
+    def forward(self, values):
+        return self.function(values)
+
+
+class Attention(nn.Module):
+    def __init__(self, share):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2, dropout=share, batch_first=True).double()
+
+    def forward(self, x):
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self, share):
+        super().__init__()
+        self.inner = nn.GRU(8, 8, 2, dropout=share, batch_first=True).double()
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+OTHER_DRAWS = {
+    "attention": (Attention, r"between.inner \(MultiheadAttention\)"),
+    "recurrent": (Recurrent, r"between.inner \(GRU\)"),
+    "encoder layer": (
+        lambda share: nn.TransformerEncoderLayer(8, 2, 8, share, batch_first=True).double(),
+        r"between.self_attn \(MultiheadAttention\)",
+    ),
+    "function": (lambda share: Function(partial(F.dropout, p=share)), "as a function"),
+    "alpha": (lambda share: nn.AlphaDropout(share), r"between \(AlphaDropout\)"),
+    "drop-path": (
+        lambda share: Function(lambda x: x * (torch.rand(len(x), 1, 1) >= share) if share else x, drop_prob=share),
+        r"between \(Function\)",
+    ),
+    "whole layer": (lambda share: Function(lambda x: x * (random.random() >= share) if share else x), "draws random"),
+}
+
+
+@pytest.mark.parametrize("beside", [nn.Identity, partial(nn.Dropout, 0.5)])
+@pytest.mark.parametrize("name", OTHER_DRAWS)
+def test_other_draws_are_refused_where_they_would_depend_on_the_split(name, beside):
+    make, says = OTHER_DRAWS[name]
+    model = Clips(nn.Sequential())
+    model.between = nn.Sequential(beside(), make(0.4))
+    gradients(model, NUM_SAMPLES)
+    with pytest.raises(DropoutSplitError, match=rf"(?s){says.replace('between', 'between.1')}.*evaluation mode"):
+        gradients(model, 3)
+    model.between = nn.Sequential(beside(), make(0.0))
+    whole = gradients(model, NUM_SAMPLES)
+    assert relative(gradients(model, 3), whole) < 1e-12
+
+
+ARRANGED = {
+    "time first": {"arrange": lambda x: x.transpose(0, 1), "back": lambda x, number: x.transpose(0, 1)},
+    "time first, folded": {
+        "arrange": lambda x: x.transpose(0, 1).flatten(0, 1),
+        "back": lambda x, number: x.unflatten(0, (-1, number)).transpose(0, 1),
+    },
+    "one for all": {"arrange": lambda x: torch.cat([x, x[:1]]), "back": lambda x, number: x[:number] + x[number:]},
+}
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+@pytest.mark.parametrize("name", ARRANGED)
+def test_rows_that_are_not_samples_are_refused(name, micro_batch):
+    gradients(Clips(nn.Dropout(0.5), **ARRANGED[name]), NUM_SAMPLES)
+    with pytest.raises(DropoutSplitError, match=r"layer 'between' is given, \(.*\), does not hold .*batch_first"):
+        gradients(Clips(nn.Dropout(0.5), **ARRANGED[name]), micro_batch)
+
+
+def test_a_layer_that_is_called_once_per_sample_is_refused():
+    class OneByOne(Clips):
+        def forward(self, clips):
+            return torch.cat([super(OneByOne, self).forward(clip[None]) for clip in clips])
+
+    with pytest.raises(DropoutSplitError, match=r"layer 'between' is given, \(1, 4, 8\), does not hold"):
+        gradients(OneByOne(nn.Dropout(0.5)), 3)
+    with pytest.raises(DropoutSplitError, match="2 times for two samples and 1 times for one"):
+        gradients(OneByOne(nn.Dropout(0.5), arrange=lambda x: x[0], back=lambda x, number: x[None]), 3)
+
+
+def of_rank(ranks, folder):
+    """Gradients of effective batches of which each rank has its share."""
+    model = Clips(nn.Dropout(0.5)).train()
+    shared = ranks.shared_gradients(model)
+    torch.manual_seed(ranks.rank)
+    transaction = BatchTransaction(Task(), model, Precision(CPU), CPU.device, shared=shared)
+    found = []
+    for number in (7, 2, 1):
+        first, last = number * ranks.rank // ranks.size, number * (ranks.rank + 1) // ranks.size
+        transaction.gradients(batch_of(number).part(first, last), 2, number, draws=number)
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.save(found, folder / f"of_{ranks.size}_rank_{ranks.rank}.pt")
+
+
+def test_two_ranks_drop_what_one_process_does(tmp_path):
+    for code, said in run_ranks(2, of_rank, tmp_path):
+        assert code == 0, said
+    of_ranks = [torch.load(tmp_path / f"of_2_rank_{rank}.pt") for rank in (0, 1)]
+    for number, *found in zip((7, 2, 1), *of_ranks, strict=True):
+        wanted = gradients(Clips(nn.Dropout(0.5)), number, draws=number, batch=batch_of(number))
+        assert all(relative(its_own, wanted) < 1e-12 for its_own in found)
+
+
+def with_dropout(task):
+    """``task``, of whose network the last layers drop what they are given."""
+    build = task.build_model
+
+    def build_with_dropout():
+        model = build()
+        linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        for name, module in linear[-2:]:
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, nn.Sequential(nn.Dropout(0.5), module))
+        return model
+
+    task.build_model = build_with_dropout
+    return task
+
+
+@each_task()
+def test_a_training_with_dropout_is_the_same_for_any_split_and_goes_on_to_the_bit(tasks, tmp_path):
+    def train(name, stop=lambda: False, **changes):
+        folder = CheckpointFolder(tmp_path / name, CheckpointBinding({}, ""))
+        settings = EngineSettings(**{**SETTINGS, "epochs": 2, **changes})
+        return Engine(with_dropout(tasks()), settings, CPU, folder, ListLog(), stop=stop).fit().best_model
+
+    whole, split = train("whole", micro_batch=8), train("split", micro_batch=3)
+    assert 0 <= weight_distance(split, whole) < 1e-3
+    with pytest.raises(StoppedError):
+        train("stopped", stop_after(2), micro_batch=3)
+    resumed = train("stopped", micro_batch=3)
+    assert all(resumed[name].equal(tensor) for name, tensor in split.items())
