@@ -83,6 +83,9 @@ class Engine:
     On several ranks each of them runs this engine. All have the same state at every step; each computes its share of
     every effective batch and of the validation data, and decides together with the others.
 
+    Attributes:
+        initial_weights: digest of those that ``fit`` began with, in its first attempt; empty before.
+
     Args:
         checkpoints: read at the start of ``fit``, written at epoch ends and at a stop.
         metrics: gets ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train) and the validation
@@ -115,6 +118,7 @@ class Engine:
         self.task = task
         self.settings = settings
         self.compute = compute
+        self.initial_weights = ""
         self._ranks = ranks or Ranks()
         self._checkpoints = TrainingCheckpoints(checkpoints, compute, self._ranks)
         self._policy = policy or MemoryPolicy("cpu")
@@ -224,6 +228,7 @@ class Engine:
         )
         if self._ranks.size > 1:
             self._begin_alike()
+        self.initial_weights = training_state.weights_digest(self._model.state_dict())
         if self._restored():
             return
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))

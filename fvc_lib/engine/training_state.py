@@ -1,5 +1,6 @@
 """Where a training stands: into a checkpoint and back, all random states included, and told to the world meanwhile."""
 
+import hashlib
 import logging
 import math
 import time
@@ -125,6 +126,8 @@ class TrainingRecord:
     # Why the bits need not be those of an undisturbed training; empty while that is claimed.
     inexact_because: tuple[str, ...]
     seconds: float  # of the call that finished it, by the monotonic clock; earlier attempts do not count
+    initial_weights: str = ""  # digest of those it began with (``weights_digest``); empty in older records
+    best_weights: str = ""  # of the best epoch's
 
     def schedule(self) -> str:
         """How many samples were in memory at once, like ``8; 4 from step 12``."""
@@ -288,6 +291,15 @@ def _refuse_another_model(model: nn.Module, saved: Mapping[str, Tensor], path: s
             f"{path!r} is of another model: {len(differing)} tensors differ, {examples}. Resume with the model it was "
             "made with, or start a new run."
         )
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Hex SHA-256 over names, shapes, types and bits of a model's state, on any device."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 class MetricSink(Protocol):

@@ -4,14 +4,17 @@ Read the data, plan memory, train the network (and its control), look at the tes
 is learned, chosen, scored and written a task says with a ``Training``.
 """
 
+import ast
 import copy
+import inspect
 import logging
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypedDict, TypeVar, cast
+from typing import Annotated, Any, Generic, Self, TypedDict, TypeVar, cast
 
 import torch
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
@@ -23,9 +26,9 @@ from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Accumulator, SampleSet, Task
-from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState
+from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState, weights_digest
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
-from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder, CheckpointMismatchError
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory_budget import peak_rss_bytes
@@ -41,6 +44,52 @@ _logger = logging.getLogger(__name__)
 def _also(name: str) -> Any:
     """A field that outcomes of folds once had under the other ``name``."""
     return Field(validation_alias=AliasChoices(name.rpartition("_")[0], name))
+
+
+@dataclass(frozen=True)
+class TrainedClass:
+    """Which network is trained, whatever name it was asked for by.
+
+    Attributes:
+        name: of its class, with the module.
+        file: where the class stands; empty where that is not known.
+        code: hex SHA-256 over the code of its class and its parts' classes, comments and torch's own left out.
+        num_parameters: trained at any time.
+    """
+
+    name: str
+    file: str
+    code: str
+    num_parameters: int
+
+    @classmethod
+    def of(cls, task: Task) -> Self:
+        """Of what ``task`` builds now."""
+        with forked_random_state(0, torch.device("cpu")):
+            model = task.build_model()
+        kind = type(model)
+        parts = sorted({f"{part.__module__}.{part.__qualname__}": part for part in map(type, model.modules())}.items())
+        code = [[name, _code_of(part)] for name, part in parts if not name.startswith("torch.")]
+        functions = [each for each in vars(kind).values() if inspect.isfunction(each)]
+        file = functions[0].__code__.co_filename if functions else ""
+        number = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        return cls(f"{kind.__module__}.{kind.__qualname__}", file, sha256_of_json(code), number)
+
+
+def _code_of(kind: type) -> list[str]:
+    """Of each of the class's own functions, and of the classes that it inherits from."""
+    found = []
+    for each in kind.__mro__:
+        if each.__module__.partition(".")[0] in ("torch", "builtins", "typing", "abc"):
+            continue
+        for name, function in sorted(vars(each).items()):
+            if inspect.isfunction(function):
+                try:
+                    text = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
+                except (OSError, SyntaxError):  # not in any file
+                    text = function.__code__.co_code.hex()
+                found.append(f"{name}: {text}")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +112,7 @@ class TrainingOutcome(Generic[R]):
         fingerprint: of the parameters and data it was made with.
         num_ranks: processes that shared the training, of the attempt that finished it.
         finished_utc: ISO 8601; empty for outcomes of older versions.
+        network: its class; None for outcomes of older versions.
         stored: whether this is an earlier training's outcome, and nothing was trained now; not in the file.
     """
 
@@ -86,11 +136,13 @@ class TrainingOutcome(Generic[R]):
     fingerprint: str
     num_ranks: int = 1
     finished_utc: str = ""
+    network: TrainedClass | None = None
     stored: Annotated[bool, Field(exclude=True)] = field(default=False, compare=False)
 
     def sentence(self) -> str:
         """What was trained, and whether that was now or earlier."""
-        network = f"{self.model}, {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
+        kind = f" ({self.network.name.rpartition('.')[2]})" if self.network else ""
+        network = f"{self.model}{kind}, {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
         if not self.stored:
             return f"{network}; {self.training.steps} steps in {self.training.seconds:.1f} s"
         when = f" at {self.finished_utc}" if self.finished_utc else ""
@@ -165,6 +217,8 @@ class TrainedNetwork:
             "micro_batch_schedule": tuple(state.micro_batches.changes),
             "inexact_because": tuple(state.inexact_because),
             "seconds": self.seconds,
+            "initial_weights": self.engine.initial_weights,
+            "best_weights": weights_digest(state.best_model),
         }
 
 
@@ -268,7 +322,7 @@ def train(
     Raises:
         StoppedError: ``stop`` said so; everything is saved (exit code 75).
         DataError: data that are missing or cannot give an honest result.
-        CheckpointMismatchError: what was saved belongs to other parameters or data.
+        CheckpointMismatchError: what was saved belongs to other parameters or data, or to another network.
         UsageError: the requested device is not there.
         MemoryExhaustedError: one sample alone, or the optimizer's step, does not fit into memory.
         CheckpointWriteError: the disk is full or read-only.
@@ -289,7 +343,8 @@ def train(
         return written
     ranks = ranks or Ranks()
     training = read(ranks)
-    found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training, record))
+    kind = TrainedClass.of(training.task)
+    found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training, kind, record))
     if found:
         return replace(outcome_from_json(found, record), stored=True)
 
@@ -337,7 +392,7 @@ def train(
             stage=stage,
             fold=fold,
             model=training.model_name,
-            num_parameters=_num_parameters(training.task),
+            num_parameters=kind.num_parameters,
             device=compute.describe(),
             training=done.records[0],
             control=done.records[1] if len(done.records) > 1 else None,
@@ -347,6 +402,7 @@ def train(
             fingerprint=training.fingerprint,
             num_ranks=ranks.size,
             finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+            network=kind,
             **training.sizes,
         )
         text = outcome_to_json(outcome)
@@ -356,11 +412,25 @@ def train(
     return outcome_from_json(ranks.from_leader("outcome", written_outcome), record)
 
 
-def _finished(outcome_file: Path, training: Training[R], record: type[R]) -> str:
-    """The outcome of an earlier attempt, where that came to its end with just these parameters and data; or nothing."""
+def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, record: type[R]) -> str:
+    """The outcome of an earlier attempt, where that came to its end with just these parameters and data; or nothing.
+
+    Raises:
+        CheckpointMismatchError: it is of another network.
+    """
     outcome = read_outcome(outcome_file, record)
-    same = outcome is not None and outcome.fingerprint == training.fingerprint
-    return outcome_to_json(outcome) if outcome and same and all(map(Path.exists, training.outputs)) else ""
+    if outcome is None or outcome.fingerprint != training.fingerprint:
+        return ""
+    if outcome.network is not None and (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
+        changed = f"whose code has changed since: {kind.file!r}" if kind.name == outcome.network.name else (
+            f"and {kind.name} in {kind.file!r} is to be trained now"
+        )  # fmt: skip
+        raise CheckpointMismatchError(
+            f"the stored result {str(outcome_file)!r} is of the network {outcome.network.name} in "
+            f"{outcome.network.file!r}, {changed}. Put that network back to have it; or train this one in a new run "
+            f'(run_dir "new"); or give the stored one up: run_notebooks.py --force {training.stage[:2]} --resume RUN.'
+        )
+    return outcome_to_json(outcome) if all(map(Path.exists, training.outputs)) else ""
 
 
 @dataclass(frozen=True)
@@ -380,11 +450,6 @@ def _part(progress: Progress | None, number: int, count: int) -> Progress | None
     if progress is None:
         return None
     return lambda done, planned: progress(number * planned + done, count * planned)
-
-
-def _num_parameters(task: Task) -> int:
-    with forked_random_state(0, torch.device("cpu")):
-        return sum(parameter.numel() for parameter in task.build_model().parameters() if parameter.requires_grad)
 
 
 def settings_of(

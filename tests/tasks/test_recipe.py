@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
 from fvc_lib.engine.oom_detection import MicroBatchChange
+from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.task import LossSum, Sample
-from fvc_lib.engine.training_state import EpochRecord, TrainingRecord
+from fvc_lib.engine.training_state import EpochRecord, TrainingRecord, weights_digest
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import StoppedError
@@ -74,15 +76,30 @@ class Points:
         self.found.extend(document["found"])
 
 
+class Straight(nn.Linear):
+    """A line."""
+
+    def forward(self, x):
+        return super().forward(x)
+
+
+class Steep(nn.Linear):
+    """A line of twice the slope, with weights of the same names and shapes."""
+
+    def forward(self, x):
+        return super().forward(2 * x)
+
+
 @dataclass(frozen=True)
 class LineTask:
     """Linear regression."""
 
+    network: type[nn.Linear] = Straight
     training_data = Line(12)
     validation_data = Line(5)
 
     def build_model(self):
-        return nn.Linear(1, 1)
+        return self.network(1, 1)
 
     def forward(self, model, batch):
         return {"y": model(batch.tensors["x"])}
@@ -108,8 +125,9 @@ def train(root: Path, config: RunConfig, **arguments: Any):
         return Finished([TrainingRecord(**trained[0].record())], lambda: written.append(list(points.found)))
 
     bound = ("epochs", "effective_batch_size", "dev_samples_per_class")
+    task = LineTask(arguments.pop("network", Straight))
     training = Training(
-        stage=STAGE, model_name="linear", settings=settings_of(config, 5, 2), networks=[Network(LineTask(), "line")],
+        stage=STAGE, model_name="linear", settings=settings_of(config, 5, 2), networks=[Network(task, "line")],
         parameters={name: getattr(config, name) for name in bound}, sizes=sizes_of(12, 5, 7), finish=finish,
         outputs=arguments.pop("outputs", ()),
     )  # fmt: skip
@@ -153,6 +171,55 @@ def test_a_full_run_refuses_what_dev_mode_trained(tmp_path):
     train(tmp_path / "run", config_of(tmp_path, dev_samples_per_class=2))
     with pytest.raises(CheckpointMismatchError, match="dev_samples_per_class"):
         train(tmp_path / "run", config_of(tmp_path))
+
+
+def test_the_record_names_the_network_its_file_and_its_weights(tmp_path):
+    outcome, _, _ = train(tmp_path / "run", config_of(tmp_path))
+    torch.manual_seed(0)
+    assert outcome.network.name.endswith("test_recipe.Straight")
+    assert Path(outcome.network.file) == Path(__file__)
+    assert outcome.network.num_parameters == outcome.num_parameters == 2
+    best = safetensors.torch.load_file(tmp_path / "run" / "checkpoints" / STAGE / "best_model.safetensors")
+    assert outcome.training.best_weights == weights_digest(best)
+    with forked_random_state(stable_seed("engine", 5), torch.device("cpu")):
+        assert outcome.training.initial_weights == weights_digest(Straight(1, 1).state_dict())
+    assert "linear (Straight), 2 parameters" in outcome.sentence()
+
+
+def test_a_stored_result_says_when_it_was_trained_and_how_to_train_anew(tmp_path):
+    first, _, _ = train(tmp_path / "run", config_of(tmp_path))
+    assert "9 steps in" in first.sentence()
+    again, _, _ = train(tmp_path / "run", config_of(tmp_path))
+    said = again.sentence()
+    assert f"A stored result: trained at {first.finished_utc} in 9 steps; nothing was trained now" in said
+    assert "--force 10 --resume RUN" in said
+    assert "9 steps in" not in said.replace("trained at", "")
+
+
+def test_a_stored_result_of_another_network_is_not_returned(tmp_path, monkeypatch):
+    config = config_of(tmp_path)
+    train(tmp_path / "run", config)
+    with pytest.raises(CheckpointMismatchError, match=r"test_recipe.Straight in .*Steep in .*--force 10 --resume RUN"):
+        train(tmp_path / "run", config, network=Steep)
+    assert train(tmp_path / "run", config)[0].stored
+
+    def forward(self, x):
+        return nn.Linear.forward(self, 3 * x)
+
+    monkeypatch.setattr(Straight, "forward", forward)
+    with pytest.raises(CheckpointMismatchError, match="whose code has changed since"):
+        train(tmp_path / "run", config)
+
+
+def test_a_stored_result_that_does_not_name_its_network_is_returned(tmp_path):
+    outcome, _, _ = train(tmp_path / "run", config_of(tmp_path))
+    file = RunPaths(tmp_path / "run").stage_outcome(STAGE)
+    document = json.loads(file.read_text())
+    del document["network"], document["training"]["initial_weights"], document["training"]["best_weights"]
+    file.write_text(json.dumps(document))
+    again, _, _ = train(tmp_path / "run", config_of(tmp_path), network=Steep)
+    assert again.stored
+    assert again.training.history == outcome.training.history
 
 
 def test_every_rank_has_all_predictions_and_one_writes(tmp_path):
