@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
+from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone
+from fvc_lib.detectors.texts.tokenizer import BEGIN, END, PAD
+from fvc_lib.engine.memory.preflight import StepRequest, preflight
+from fvc_lib.engine.task import LossSum, Sample
 from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig, read_params_file, resolve_config
+from fvc_lib.services.memory_budget import MemoryBudget
 from fvc_lib.services.registry import DETECTORS
+from fvc_lib.tasks.image.training import DEFAULT_MICRO_BATCH
+from fvc_lib.tasks.video.task import VideoTask
+from fvc_lib.tasks.video_text.task import LossWeights, RetrievalSettings, VideoTextTask
+from fvc_lib.tasks.video_text.training import network_plan
 
 FOLDER = Path(__file__).parents[1] / "params"
 PROFILES = ("full", "safe", "ultra_safe")
@@ -41,22 +52,108 @@ def test_behind_another_file_a_profile_leaves_every_number_of_it_alone(name):
     assert profiled.effective_batch_size % profiled.batch_size == 0
 
 
-def test_the_profiles_take_ever_fewer_clips_and_full_takes_the_batch_in_one_piece():
+def test_full_takes_the_batch_in_one_piece_and_the_others_start_no_loaders():
     full, safe, ultra_safe = (resolved(name) for name in PROFILES)
     assert full.batch_size == full.effective_batch_size
     assert (full.batch_size, full.num_workers) == (16, 4)
-    assert safe.batch_size == 8
-    assert (ultra_safe.batch_size, ultra_safe.num_workers) == (4, 2)
+    assert (safe.batch_size, safe.num_workers) == (2, 0)
+    assert (ultra_safe.batch_size, ultra_safe.num_workers) == (1, 0)
 
 
-def test_of_images_the_profiles_take_24_8_and_4_at_once_and_accumulate_to_the_same_batch():
+def test_of_images_the_profiles_accumulate_to_the_same_batch():
     profiles = [resolved("image", name) for name in IMAGE_PROFILES]
-    assert [profile.batch_size for profile in profiles] == [24, 8, 4]
+    assert [profile.batch_size for profile in profiles] == [24, 2, 1]
     assert {profile.effective_batch_size for profile in profiles} == {24}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Sixteen samples of noise: ``frames`` or a picture of the size that ``config`` names, and all targets of tasks."""
+
+    config: RunConfig
+
+    classes = None
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Sample:
+        config, generator = self.config, torch.Generator().manual_seed(index)
+        clip = (config.num_frames, 3, config.fixed_size, config.fixed_size)
+        shape = (3, config.image_size, config.image_size) if config.task == "image" else clip
+        tokens = torch.full((config.max_text_tokens,), PAD)
+        tokens[:3] = torch.tensor([BEGIN, 200, END])
+        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        name = "image" if config.task == "image" else "frames"
+        tensors = {name: pixels, "label": torch.tensor(float(index % 2)), "tokens": tokens}
+        return Sample(f"noise{index}", tensors | {n: torch.tensor(index) for n in ("video_index", "text_index")})
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Task image's network on noise."""
+
+    config: RunConfig
+
+    @property
+    def training_data(self) -> Noise:
+        return Noise(self.config)
+
+    validation_data = training_data
+
+    def build_model(self):
+        return ImageModel(build_backbone(self.config.backbone), 10, 0)
+
+    def forward(self, model, batch):
+        return model(batch.tensors["image"])
+
+    def loss(self, outputs, batch):
+        return LossSum(outputs["class_logits"].square().sum(), torch.tensor(float(len(batch))))
+
+    def new_accumulator(self):
+        raise NotImplementedError
+
+
+def of_clips(config: RunConfig):
+    return VideoTask(Noise(config), Noise(config), model=config.model, weights=(1.0, 1.0))
+
+
+def of_texts(config: RunConfig):
+    weights = LossWeights(config.contrastive_weight, config.caption_weight, config.masked_weight)
+    plan, retrieval = network_plan(config, config.vocabulary_size), RetrievalSettings((1,), 1)
+    return VideoTextTask(Noise(config), Noise(config), plan=plan, weights=weights, retrieval=retrieval)
+
+
+TASKS = {
+    "video": (of_clips, lambda config: DETECTORS.get(config.model).micro_batch),
+    "image": (Pictures, lambda config: DEFAULT_MICRO_BATCH),
+    "video_text": (of_texts, lambda config: DETECTORS.get(config.model).micro_batch),
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "model"), [("video", "frame_cnn"), ("video", "r2plus1d"), ("image", ""), ("video_text", "frame_cnn")]
+)
+def test_each_profile_s_step_measures_below_the_one_before(task, model):
+    """full, no profile, safe, ultra_safe; by the preflight's own measurement, in the sizes that are the defaults."""
+    make, default = TASKS[task]
+    asked = {"task": task, "device": "cpu", **({"model": model} if model else {})}
+    taken = []
+    for name in ("full", None, "safe", "ultra_safe"):
+        values = read_params_file(FOLDER / f"{name}.yaml") if name else {}
+        config = resolve_config({**values, **asked}, environ={})
+        taken.append(config.batch_size or default(config))
+    assert sorted(set(taken), reverse=True) == taken
+    request = StepRequest(make(config), taken[0], config.effective_batch_size, device="cpu")
+    plenty = MemoryBudget(1 << 40, "plenty")
+    report = preflight(request, budget=plenty, baseline_bytes=0, store=None, time_limit_seconds=600)
+    measured = report.step_bytes_by_micro_batch
+    steps = [measured[number] for number in taken]
+    assert sorted(set(steps), reverse=True) == steps
 
 
 @pytest.mark.parametrize("model", ["frame_cnn", "r2plus1d"])
 def test_the_defaults_are_careful_without_any_profile(model):
     defaults = resolved()
     assert (defaults.batch_size, defaults.num_workers, defaults.gradient_checkpointing) == (0, 0, False)
-    assert 1 <= DETECTORS.get(model).micro_batch <= resolved("safe").batch_size
+    assert resolved("safe").batch_size < DETECTORS.get(model).micro_batch < resolved("full").batch_size
