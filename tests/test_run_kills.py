@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,13 +22,11 @@ import polars as pl
 import psutil
 import pytest
 
-from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, RESULTS, read_table
-from fvc_lib.services.tasks import STAGES
+from tests.faults.small_runs import assert_nothing_is_redone, untruths
 
 ROOT = Path(__file__).parents[1]
 SEED = int(os.environ.get("FVC_KILLS_SEED", "0"))
@@ -36,11 +34,6 @@ NUM_KILLS = int(os.environ.get("FVC_KILLS", "20"))
 LONGEST_LIFE_SECONDS = float(os.environ.get("FVC_KILLS_LIFE_SECONDS", "20"))
 JOBS = os.environ.get("FVC_KILLS_JOBS", "1")
 NUM_FOLDS = 5
-TASKS = {
-    task.key: task
-    for stage in STAGES
-    for task in [Task(stage, fold) for fold in (range(NUM_FOLDS) if stage.per_fold else (None,))]
-}
 Kill = Callable[[subprocess.Popen[str], random.Random], bool]
 pytestmark = [pytest.mark.long, pytest.mark.fault(1)]
 
@@ -101,27 +94,6 @@ class Reader(threading.Thread):
                 json.loads(run.status_json.read_text())  # whole at every moment
                 self.untruths += [f"{key}: {what}" for key, what in untruths(run)]
                 self.num_reads += 1
-
-
-def untruths(run: RunPaths) -> Iterator[tuple[str, str]]:
-    """What the status says and is not so. A stage's end is written after what it wrote, so nothing may lag behind."""
-    status = read_status(run)
-    for key, stage in status.stages.items():
-        task = TASKS[key]
-        if stage.state != "done":
-            continue
-        record = run.stage_checkpoint(task.stage.name, task.fold)
-        if not record.is_file():
-            yield key, "is called done, and has no record that it finished"
-            continue
-        if not run.executed_notebook(task.stage.name, task.fold).is_file():
-            yield key, "is called done, and its notebook is not there"
-        for name, digest in json.loads(record.read_text())["outputs"].items():
-            if sha256_of_file(run.root / name) != digest:
-                yield key, f"is called done, and {name} is not what it wrote"
-    unfinished = [key for key, stage in status.stages.items() if stage.state != "done"]
-    if status.state == "done" and unfinished:
-        yield "run", f"is called done without {unfinished}"
 
 
 def kernels_of(process: psutil.Process) -> list[psutil.Process]:
@@ -200,14 +172,6 @@ def live_and_die(
             return True
         time.sleep(0.02)
     return False
-
-
-def assert_nothing_is_redone(run: RunPaths, finished_before: dict[str, int]) -> None:
-    """A stage that was done at an earlier kill was begun no more since; what is done now is noted."""
-    stages = read_status(run).stages
-    for key, attempts in finished_before.items():
-        assert stages[key].attempts == attempts, f"{key} was done and began again"
-    finished_before.update({key: stage.attempts for key, stage in stages.items() if stage.state == "done"})
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:

@@ -136,8 +136,10 @@ def atomic_output(path: AnyPath) -> Iterator[Path]:
             os.close(descriptor)
         temporary.replace(path)
         fsync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # write() does not say which file it was for
+            error.filename = str(path)
         raise
 
 

@@ -57,6 +57,7 @@ def any_run(request: pytest.FixtureRequest, tmp_path: Path) -> RunPaths:
     return (write_image_run if request.param == "image" else write_video_text_run)(tmp_path / "runs")
 
 
+@pytest.mark.fault(40)
 def test_no_flipped_bit_of_any_table_is_read_in_silence(any_run: RunPaths) -> None:
     generator, read = random.Random(0), 0
     for task in finish(any_run):
@@ -77,6 +78,7 @@ def names_damage(text: object, stage: str) -> bool:
     return f"not what stage {stage} wrote" in " ".join(str(text).split())
 
 
+@pytest.mark.fault(40)
 def test_every_query_and_the_dashboard_name_a_damaged_table(run: RunPaths) -> None:
     finish(run)
     asked = {
@@ -96,6 +98,7 @@ def test_every_query_and_the_dashboard_name_a_damaged_table(run: RunPaths) -> No
         path.write_bytes(content)
 
 
+@pytest.mark.fault(40)
 def test_report_list_and_export_show_no_number_of_damaged_results(run: RunPaths) -> None:
     finish(run)
     flip(run.results, random.Random(1))
@@ -116,6 +119,7 @@ def test_report_list_and_export_show_no_number_of_damaged_results(run: RunPaths)
     assert names_damage(page, "05_kfold_results")
 
 
+@pytest.mark.fault(40)
 def test_a_damaged_audit_leaves_no_number_standing(run: RunPaths) -> None:
     finish(run)
     flip(run.leakage_audit, random.Random(1))
@@ -124,6 +128,7 @@ def test_a_damaged_audit_leaves_no_number_standing(run: RunPaths) -> None:
     assert CliRunner().invoke(main, ["report", str(run.root)]).exit_code == 3
 
 
+@pytest.mark.fault(40)
 @pytest.mark.parametrize("table", ["folds", "predictions"])
 def test_compare_refuses_a_run_with_a_damaged_table(make_run: Callable[..., RunPaths], table: str) -> None:
     runs = [make_run(name=f"run_20250304_10150{number}_abcdef01", seed=0) for number in range(2)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
+from tests.faults.small_runs import Place, Whole, small_corpus
 from tests.kits.training import TinyTraining
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +74,23 @@ def result_of(paths: RunPaths) -> Result:
         tuple((folder / BEST).read_bytes() for folder in (paths.fold_checkpoints(0), paths.control_checkpoints(0))),
         metrics,
     )
+
+
+@pytest.fixture(scope="session")
+def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mapping[str, object]], Whole]:
+    """Whole runs by their parameters that nothing disturbs, each run once."""
+    known: dict[str, Whole] = {}
+
+    def whole_run(values: Mapping[str, object]) -> Whole:
+        key = json.dumps(values, sort_keys=True)
+        if key not in known:
+            folder, task = tmp_path_factory.mktemp("undisturbed"), str(values.get("task", "video"))
+            corpus, began = small_corpus(task, folder / "videos & 'more'"), time.monotonic()
+            run, _ = Place(folder / "work", corpus, values).run()
+            known[key] = Whole(run, corpus, values, time.monotonic() - began)
+        return known[key]
+
+    return whole_run
 
 
 @pytest.fixture

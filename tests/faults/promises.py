@@ -60,6 +60,9 @@ PROMISES = {
             ("a pickled member in a shard", "refused"),
             ("SQL in a run name, path or label", "text, everywhere; queries cannot leave the runs folder"),
             ("HTML or script in a name", "shown as text in notebooks, figures and reports"),
+            ("a bit flipped in a finished run", "whoever reads it says so and does not use it, or answers as before"),
+            ("a figure fails after the work is done", "the stage stays done; the page says what could not be drawn"),
+            ("disk full while reports are written", "not exit 0; no older report is offered as this one"),
         ],
         start=1,
     )

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,12 @@ import psutil
 import pytest
 
 from fvc_lib.corpus.samples import captions as sample_captions, dishes as sample_dishes, videos as sample
+from fvc_lib.execution.plan.stages import Task
+from fvc_lib.execution.run.status import read_status
+from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.tasks import STAGES
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -34,6 +38,22 @@ VALUES: Mapping[str, Mapping[str, object]] = {
         "effective_batch_size": 8, "batch_size": 8,
     },
 }  # fmt: skip
+# Less to wait for, and a checkpoint after each step, where only the moment of a fault matters.
+QUICK = {**SMALL, "memory_preflight": False, "checkpoint_minutes": 0}
+
+# Random moments, places and amounts: another seed tries others, and a larger number more of them.
+SEED = int(os.environ.get("FVC_FAULT_SEED", "2026"))
+NUM_FAULTS = int(os.environ.get("FVC_FAULT_COUNT", "10"))
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run that was never disturbed, what it read and was given, and how long it took."""
+
+    run: RunPaths
+    corpus: Path
+    values: Mapping[str, object]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -64,9 +84,20 @@ class Place:
         }
 
     def start(
-        self, *arguments: str, variables: Mapping[str, str] | None = None, **values: object
+        self,
+        *arguments: str,
+        variables: Mapping[str, str] | None = None,
+        limit: Callable[[], None] | None = None,
+        **values: object,
     ) -> subprocess.Popen[str]:
-        """Start ``run_notebooks.py``; a new run gets the corpus and ``values`` beside its own."""
+        """Start ``run_notebooks.py``; a new run gets the corpus and ``values`` beside its own.
+
+        Args:
+            arguments: options; with ``--resume`` no parameters are given.
+            variables: of the environment, beside the place's own.
+            limit: called in the new process before it begins.
+            values: parameters.
+        """
         given = [] if "--resume" in arguments else ["-p", "corpus", str(self.corpus)]
         for name, value in ({} if "--resume" in arguments else {**self.values, **values}).items():
             given += ["-p", name, str(value)]
@@ -74,8 +105,12 @@ class Place:
         return subprocess.Popen(
             [sys.executable, str(ROOT / "run_notebooks.py"), *given, *arguments],
             cwd=self.folder, env={**self.environment(), **(variables or {})}, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT, preexec_fn=limit,
         )  # fmt: skip
+
+    def go_on(self, **options: Any) -> subprocess.Popen[str]:
+        """``start``, with ``--resume latest`` where there is a run already."""
+        return self.start(*(["--resume", "latest"] if list_runs(self.runs) else []), **options)
 
     def run(self, *arguments: str, **values: object) -> tuple[RunPaths, str]:
         """Run to the end; returns the run and what the terminal showed."""
@@ -126,6 +161,43 @@ def metrics_of(run: RunPaths) -> dict[tuple[object, ...], tuple[object, object]]
             key, value = (log.name, row["step"], row["epoch"], row["phase"], row["metric"]), (row["value"], row["flag"])
             assert found.setdefault(key, value) == value, key
     return found
+
+
+def untruths(run: RunPaths) -> Iterator[tuple[str, str]]:
+    """What the status says and is not so. A stage's end is written after what it wrote, so nothing may lag behind."""
+    status = read_status(run)
+    tasks = [Task(stage, fold) for stage in STAGES for fold in (range(5) if stage.per_fold else (None,))]
+    for task in tasks:
+        if task.key not in status.stages or status.stages[task.key].state != "done":
+            continue
+        record = run.stage_checkpoint(task.stage.name, task.fold)
+        if not record.is_file():
+            yield task.key, "is called done, and has no record that it finished"
+            continue
+        if not run.executed_notebook(task.stage.name, task.fold).is_file():
+            yield task.key, "is called done, and its notebook is not there"
+        for name, digest in json.loads(record.read_text())["outputs"].items():
+            if sha256_of_file(run.root / name) != digest:
+                yield task.key, f"is called done, and {name} is not what it wrote"
+    unfinished = [key for key, stage in status.stages.items() if stage.state != "done"]
+    if status.state == "done" and unfinished:
+        yield "run", f"is called done without {unfinished}"
+
+
+def assert_nothing_is_redone(run: RunPaths, finished: dict[str, int]) -> None:
+    """A stage that was done was begun no more since; what is done now is noted in ``finished``, with its attempts."""
+    stages = read_status(run).stages
+    assert {key: stages[key].attempts for key in finished} == finished
+    finished.update({key: stage.attempts for key, stage in stages.items() if stage.state == "done"})
+
+
+def assert_same_end(run: RunPaths, whole: RunPaths) -> None:
+    """All done, and every table, result, best model and metric is what it is in the undisturbed run, to the bit."""
+    assert read_status(run).state == "done"
+    found, wanted = results_of(run), results_of(whole)
+    assert found.keys() == wanted.keys()
+    assert [name for name, content in wanted.items() if found[name] != content] == []
+    assert metrics_of(run) == metrics_of(whole)
 
 
 def wait_for_no_orphans(seconds: float = 60) -> None:

@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import TASK_OF_STAGE
-from tests.faults.small_runs import VALUES, Place, metrics_of, results_of, small_corpus, wait_for_no_orphans
+from tests.faults.small_runs import VALUES, Place, assert_nothing_is_redone, assert_same_end, wait_for_no_orphans
 from tests.faults.stage_moments import Kill, at_each_step, at_random
 
 STAGES = ["01_data_index", "04_fold_training_fold_0", "05_kfold_results", *TASK_OF_STAGE]
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A run that was never disturbed, and the corpus it read."""
-
-    run: RunPaths
-    corpus: Path
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
-    """Runs of each task that is asked for, once."""
-    known: dict[str, Whole] = {}
-
-    def undisturbed(task: str) -> Whole:
-        if task not in known:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            corpus = small_corpus(task, folder / "videos & 'more'")
-            known[task] = Whole(Place(folder / "work", corpus, VALUES[task]).run()[0], corpus)
-        return known[task]
-
-    return undisturbed
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +30,10 @@ def no_orphans() -> Iterator[None]:
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_run_killed_in_any_stage_ends_as_if_it_had_not_been(
-    undisturbed, tmp_path, stage: str, when: Callable[[str, RunPaths], list[Kill]], tally
+    whole_runs, tmp_path, stage: str, when: Callable[[str, RunPaths], list[Kill]], tally
 ):
     task = TASK_OF_STAGE.get(stage, "video")
-    whole = undisturbed(task)
+    whole = whole_runs(VALUES[task])
     place = Place(tmp_path / "killed", whole.corpus, {**VALUES[task], "checkpoint_minutes": 0})
     finished: dict[str, int] = {}
     for number, kill in enumerate(when(stage, whole.run)):
@@ -71,21 +46,10 @@ def test_a_run_killed_in_any_stage_ends_as_if_it_had_not_been(
     resumed, _ = place.run("--resume", "latest")
     assert list_runs(place.runs) == [resumed]
     assert_nothing_is_redone(resumed, finished)
-    assert read_status(resumed).state == "done"
-    found, wanted = results_of(resumed), results_of(whole.run)
-    assert found.keys() == wanted.keys()
-    assert [name for name, content in wanted.items() if found[name] != content] == []
-    assert metrics_of(resumed) == metrics_of(whole.run)
+    assert_same_end(resumed, whole.run)
 
 
 def read_or_empty(place: Place) -> dict[str, str]:
     """The states of the run's stages; none before there is a run."""
     runs = list_runs(place.runs)
     return {key: stage.state for key, stage in read_status(runs[-1]).stages.items()} if runs else {}
-
-
-def assert_nothing_is_redone(run: RunPaths, finished: dict[str, int]) -> None:
-    """A stage that was done was begun no more since; what is done now is noted."""
-    stages = read_status(run).stages
-    assert {key: stages[key].attempts for key in finished} == finished
-    finished.update({key: stage.attempts for key, stage in stages.items() if stage.state == "done"})
