@@ -79,6 +79,6 @@ def make_room(disk: Path, num_bytes: int) -> None:
 def assert_same_numbers(run: RunPaths, whole: RunPaths) -> None:
     """As the undisturbed run's; of a log lines may be lost, which the run says."""
     assert read_status(run).state == "done"
-    assert run.report_html.read_text().endswith("</html>\n")
+    assert run.report_html.read_text().rstrip().endswith("</html>")
     assert results_of(run) == results_of(whole)
     assert metrics_of(run).items() <= metrics_of(whole).items()
