@@ -96,6 +96,9 @@ class TaskSpec:
     # In order of preference, how subject and metric of the one number begin, and what is judged by it; none: the
     # results over folds have one.
     headline: tuple[tuple[str, str, str], ...] = ()
+    # By how the subject of the one number begins (over folds it has none): the controls that it must be above before
+    # anything is claimed of it, and the command that gets one that is missing.
+    strict_controls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     no_headline: tuple[str, str] = ("", "")  # the measure's name and what is judged, while there is no number yet
     sample: str = "built-in corpus"  # what the built-in corpus is called
     # Metrics whose learning curves tell most, at most three, with the run's parameters in braces; of those that
@@ -106,6 +109,10 @@ class TaskSpec:
     def training_stage(self) -> Stage:
         """The stage that trains."""
         return next(stage for stage in self.stages if stage.trains)
+
+
+def _again(stage: str) -> str:
+    return f"run_notebooks.py --only {stage.partition('_')[0]} --resume RUN"
 
 
 # Resident memory of a kernel with its children through a whole stage, as status.json has it: the largest of twenty runs
@@ -173,6 +180,12 @@ _VIDEO = TaskSpec(
     network="model",
     synthetic="fakes in the world are told",
     sample="sample videos",
+    strict_controls={
+        "": {
+            **dict.fromkeys(("constant", "metadata_only", "group_lookup_by_group"), _again(KFOLD_RESULTS)),
+            "shuffled_labels": "run_notebooks.py --resume RUN --fork -p shuffled_label_control true",
+        }
+    },
 )  # fmt: skip
 
 _IMAGE = TaskSpec(
@@ -203,6 +216,10 @@ _IMAGE = TaskSpec(
     sample="sample dishes",
     defaults={"effective_batch_size": 24, "learning_rate": 2e-3, "early_stopping_epochs": 0},
     headline=(("all", "top1", "image"), ("target:", "r2", "image")),
+    strict_controls={
+        "all": {"majority_class": _again(IMAGE_RECOGNITION)},
+        "target:": {"mean_predictor": _again(IMAGE_RECOGNITION)},
+    },
     no_headline=("Top-1 accuracy", "image"),
     curves=("loss", "top1", "r2_*"),
 )  # fmt: skip
@@ -231,6 +248,10 @@ _VIDEO_TEXT = TaskSpec(
     sample="sample captions",
     defaults={"effective_batch_size": 32, "learning_rate": 1e-3, "epochs": 30, "early_stopping_epochs": 0},
     headline=(("text_to_video", "recall@", "text"), ("captions", "content_word_recall", "video")),
+    strict_controls={
+        "text_to_video": {"chance": _again(VIDEO_TEXT)},
+        "captions": {"most_frequent_caption": _again(VIDEO_TEXT)},
+    },
     no_headline=("Recall, text to video", "text"),
     curves=("loss", "text_to_video/recall@{recall_at[0]}", "caption_loss*"),
 )  # fmt: skip

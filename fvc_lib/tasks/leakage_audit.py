@@ -23,7 +23,8 @@ import polars as pl
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, FileKind, probe_files
-from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide
+from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide, roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
 from fvc_lib.tasks.video import controls
@@ -74,8 +75,38 @@ def leakage_audit(
         *([] if selections is None else [_openings(selections), _as_recorded(predictions, selections)]),
         *([] if before is None else [_opened_before(before)]),
         *_claims(predictions, config),
+        *_metadata_carriers(index, predictions),
     ]
     return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")
+
+
+_CARRIES_AUC = 0.6  # from here on what metadata tells is worth naming
+_MOST_CARRIERS = 3
+
+
+def _metadata_carriers(index: pl.DataFrame, predictions: pl.DataFrame) -> Iterator[Row]:
+    """Where metadata alone tells the labels: the columns that tell most, each judged by itself out of fold."""
+    folds = predictions.select("video_id", "group_id", "label", "fold")
+    if folds["fold"].n_unique() < 2:
+        return
+    whole = _auc_of(controls.metadata_only(index, folds))
+    if not whole >= _CARRIES_AUC:  # NaN where folds are of one class each
+        return
+    names = [name for name in (*controls.CATEGORIES, *controls.NUMBERS) if index[name].n_unique() > 1]
+    alone = {name: _auc_of(controls.metadata_only(_only_column(index, name, names), folds)) for name in names}
+    ranked = sorted(names, key=lambda name: -alone[name])
+    told = [f"{name} ({alone[name]:.2f})" for name in ranked[:_MOST_CARRIERS] if alone[name] >= _CARRIES_AUC]
+    carriers = ", ".join(told) or "no column by itself, only several together"
+    yield "metadata_carriers", None, whole, f"What metadata tells is carried by {carriers}; AUC of each alone.", None
+
+
+def _only_column(index: pl.DataFrame, name: str, names: Sequence[str]) -> pl.DataFrame:
+    return index.with_columns(pl.lit(None, dtype=index.schema[other]).alias(other) for other in names if other != name)
+
+
+def _auc_of(scored: pl.DataFrame) -> float:
+    within = within_folds(roc_auc, scored["fold"].to_numpy())
+    return float(within(controls.fake_labels(scored), scored["score"].to_numpy()))
 
 
 def _joined(index: pl.DataFrame, links: pl.DataFrame) -> Iterator[Row]:

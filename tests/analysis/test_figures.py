@@ -167,9 +167,9 @@ def test_missing_controls_and_intervals_are_said_not_drawn(run: RunPaths) -> Non
     results = tables.read_table(run.results, RESULTS).filter(pl.col("source") == "model")
     bare = results.with_columns(pl.lit(None, pl.Float64).alias("low"), pl.lit(None, pl.Float64).alias("high"))
     figure = controls_figure(bare)
-    assert "no control to compare" in title(figure)
+    assert "Not shown to be above" in title(figure)
     assert figure.data[0].error_x.array[0] == 0
-    assert any("no control" in str(note.text) for note in figure.layout.annotations)
+    assert any("not shown" in str(note.text) for note in figure.layout.annotations)
 
 
 def test_the_roc_title_and_the_score_share_are_what_the_predictions_say(run: RunPaths) -> None:

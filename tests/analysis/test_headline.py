@@ -1,10 +1,18 @@
+import datetime
+import os
 import shutil
 from collections.abc import Callable
 
 import polars as pl
 import pytest
+from nbformat.v4 import new_markdown_cell, new_notebook, writes
 
+from fvc_lib.analysis.dashboard.panels import default_selection, panels
+from fvc_lib.analysis.mlflow.export import run_content
+from fvc_lib.analysis.pages.report import summary_lines, write_run_report
+from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read.headline import (
+    FORGERIES,
     Score,
     interval_cautions,
     judge,
@@ -13,24 +21,28 @@ from fvc_lib.analysis.read.headline import (
     runs_table,
 )
 from fvc_lib.analysis.read.queries import results
+from fvc_lib.analysis.wording import source_name
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter
 
 MODEL = Score("model", 0.8, 0.7, 0.9)
 CONSTANT = Score("constant", 0.5, 0.5, 0.5)
+# Every strict control, each without anything to say.
+CHANCE = [Score(source, 0.5, 0.5, 0.5) for source in FORGERIES.strict_controls]
 
 
 @pytest.mark.parametrize(
     ("scores", "standing", "best"),
     [
-        ([MODEL, CONSTANT, Score("metadata_only", 0.6, 0.5, 0.7)], "above control", "metadata_only"),
+        ([MODEL, *CHANCE, Score("metadata_only", 0.6, 0.5, 0.7)], "above control", "metadata_only"),
         ([MODEL, Score("metadata_only", 0.69, 0.5, 0.85)], "not above control", "metadata_only"),  # within its interval
         ([Score("model", 0.6, 0.45, 0.7), CONSTANT], "not above control", "constant"),  # its own interval holds 0.5
-        ([MODEL, CONSTANT, Score("group_lookup_by_row", 0.99, 0.98, 1.0)], "above control", "constant"),
-        ([MODEL], "no control", None),
-        ([MODEL, Score("metadata_only", None)], "no control", None),
+        ([MODEL, *CHANCE, Score("group_lookup_by_row", 0.99, 0.98, 1.0)], "above control", "constant"),
+        ([MODEL], "not shown", None),
+        ([MODEL, Score("metadata_only", None)], "not shown", None),
+        ([MODEL, CONSTANT, Score("metadata_only", 0.6, 0.5, 0.7)], "not shown", "metadata_only"),
         ([Score("model", 0.8), CONSTANT], "not above control", "constant"),  # without an interval nothing is shown
         ([CONSTANT], "no result", None),
         ([Score("model", None), CONSTANT], "no result", None),
@@ -124,10 +136,9 @@ def test_few_groups_and_an_interval_without_width_are_said_beside_the_number(run
 
 
 def test_every_honest_control_counts_not_only_the_best_one() -> None:
-    model = Score("model", 0.7, 0.55, 0.85)
-    constant, wide = Score("constant", 0.5, 0.5, 0.5), Score("metadata_only", 0.49, 0.3, 0.78)
-    assert judge([model, constant]).standing == "above control"
-    told = judge([model, constant, wide])
+    model, wide = Score("model", 0.7, 0.55, 0.85), Score("metadata_only", 0.49, 0.3, 0.78)
+    assert judge([model, *CHANCE]).standing == "above control"
+    told = judge([model, *CHANCE, wide])
     assert told.standing == "not above control"
     assert told.best_control == wide
 
@@ -137,5 +148,103 @@ def test_a_control_that_learns_shuffled_labels_is_called_a_leak() -> None:
     assert told.standing == "not above control"
     assert "Something leaks, or" in told.sentence  # an interval can miss: no proof of a leak
     assert "0.800 [0.650, 0.900]" in told.sentence
-    below = judge([Score("model", 0.99, 0.97, 1.0), Score("shuffled_labels", 0.3, 0.1, 0.45)])
+    others = [score for score in CHANCE if score.source != "shuffled_labels"]
+    below = judge([Score("model", 0.99, 0.97, 1.0), *others, Score("shuffled_labels", 0.3, 0.1, 0.45)])
     assert below.standing == "above control"
+
+
+@pytest.mark.parametrize("missing", FORGERIES.strict_controls)
+def test_without_a_strict_control_nothing_is_claimed_and_all_pages_say_how_to_get_it(
+    run: RunPaths, missing: str
+) -> None:
+    assert run_headline(run).verdict.standing == "above control"
+    write_results(run, tables.read_table(run.results, tables.RESULTS).filter(pl.col("source") != missing))
+    verdict = run_headline(run).verdict
+    assert verdict.standing == "not shown"
+    write_report_of(run)
+    write_runs_index(run.root.parents[1])
+    panel = next(panel for panel in panels() if panel.name == "controls")
+    pages = {
+        "report": run.report_html.read_text(),
+        "terminal": "\n".join(summary_lines(run)),
+        "index": (run.root.parents[1] / "index.html").read_text(),
+        "runs": runs_table(run.root.parents[1]).frame["verdict"][0],
+        "dashboard": panel.draw(default_selection(run.root.parents[1])).layout.title.text.replace("<br>", " "),
+        "mlflow": run_content(run).whole.tags["mlflow.note.content"].replace("\\", ""),
+    }
+    command = FORGERIES.strict_controls[missing].replace("RUN", run.run_id)
+    for page, text in pages.items():
+        assert f"Missing: {source_name(missing).lower()}" in text, page
+        assert command in text, page
+
+
+def test_where_one_answer_to_all_does_better_the_headline_says_it(run: RunPaths) -> None:
+    worse = {
+        ("model", "f1"): 0.614, ("constant", "f1"): 0.752, ("model", "accuracy"): 0.58, ("constant", "accuracy"): 0.4,
+    }  # fmt: skip
+    rows = [
+        {**row, "value": worse.get((row["source"], row["metric"]), row["value"])}
+        for row in tables.read_table(run.results, tables.RESULTS).iter_rows(named=True)
+    ]
+    assert not any("is below that of" in caution for caution in run_headline(run).cautions)
+    template = next(row for row in rows if row["source"] == "model")
+    there = {(row["source"], row["metric"]) for row in rows}
+    rows += [
+        {**template, "source": source, "scope": "all", "metric": metric, "value": value}
+        for (source, metric), value in worse.items() if (source, metric) not in there
+    ]  # fmt: skip
+    write_results(run, pl.DataFrame(rows, schema=tables.read_table(run.results, tables.RESULTS).schema))
+    cautions = run_headline(run).cautions
+    assert "F1 0.614 is below that of calling every video fake (0.752)." in cautions
+    assert "Accuracy 0.580 is below that of always giving the more frequent label (0.600)." in cautions
+    assert "F1 0.614 is below" in "\n".join(summary_lines(run))
+
+
+@pytest.mark.parametrize("state", ["failed", "pending", "interrupted"])
+def test_the_numbers_of_an_earlier_attempt_are_marked_as_such(run: RunPaths, state: str) -> None:
+    then = datetime.datetime(2025, 3, 4, 10, 20, tzinfo=datetime.UTC).timestamp()
+    os.utime(run.results, (then, then))
+    starts = ["2025-03-04T10:15:00Z", "2025-03-05T09:00:00Z"]
+    write_json(run.run_json, {"attempts": [{"started_utc": start} for start in starts]})
+    stage = {"state": state, "attempts": 2, "started_utc": starts[1], "finished_utc": "2025-03-05T09:01:00Z"}
+    write_json(run.status_json, {"state": "failed", "stages": {"05_kfold_results": stage}})
+    headline = run_headline(run)
+    assert headline.verdict.standing == "no result"
+    mark = "of an earlier attempt (attempt 1, written 2025-03-04 10:20 UTC): 05_kfold_results is " + state
+    write_report_of(run)
+    write_runs_index(run.root.parents[1])
+    assert f"ROC-AUC with interval, {mark}" in "\n".join(summary_lines(run))
+    assert mark in run.report_html.read_text()
+    assert "no result" in (run.root.parents[1] / "index.html").read_text()
+    assert mark in run_content(run).whole.tags["fvc.verdict"]
+
+
+def test_the_numbers_that_the_last_attempt_wrote_before_it_failed_are_its_own(run: RunPaths) -> None:
+    written = datetime.datetime(2025, 3, 5, 9, 0, 30, tzinfo=datetime.UTC).timestamp()
+    os.utime(run.results, (written, written))
+    stage = {"state": "failed", "started_utc": "2025-03-05T09:00:00Z", "finished_utc": "2025-03-05T09:01:00Z"}
+    write_json(run.status_json, {"state": "failed", "stages": {"05_kfold_results": stage}})
+    assert run_headline(run).verdict.standing == "above control"
+
+
+def test_where_metadata_wins_the_columns_that_carry_it_stand_beside_the_verdict(run: RunPaths) -> None:
+    audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
+    row = {"check": "metadata_carriers", "count": None, "number": 0.9, "finding": "Carried by width.", "passed": None}
+    tables.write_table(
+        pl.concat([audit, pl.DataFrame([row], schema=audit.schema)]), tables.LEAKAGE_AUDIT, run.leakage_audit
+    )
+    assert "width" not in run_headline(run).verdict.sentence
+    table = tables.read_table(run.results, tables.RESULTS)
+    wins = (pl.col("source") == "metadata_only") & (pl.col("scope") == "all") & (pl.col("metric") == "roc_auc")
+    raised = [pl.when(wins).then(0.99).otherwise(name).alias(name) for name in ("value", "low", "high")]
+    write_results(run, table.with_columns(raised))
+    assert run_headline(run).verdict.sentence.endswith("Carried by width.")
+
+
+def write_results(run: RunPaths, frame: pl.DataFrame) -> None:
+    tables.write_table(frame, tables.RESULTS, run.results)
+
+
+def write_report_of(run: RunPaths) -> None:
+    write_text(run.notebooks / "05_kfold_results.ipynb", writes(new_notebook(cells=[new_markdown_cell("# Results")])))
+    write_run_report(run)

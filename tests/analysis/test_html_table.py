@@ -1,10 +1,12 @@
 import os
 from html.parser import HTMLParser
 
+import duckdb
 import polars as pl
+import pytest
 from hypothesis import given, strategies as st
 
-from fvc_lib.analysis.pages.display import HtmlTable
+from fvc_lib.analysis.pages.display import HtmlTable, only_shows
 
 HOSTILE = ["<script>alert(1)</script>", "a'b\"c", "x\ny", "&lt;", "]]>", "{{ 7*7 }}"]
 
@@ -102,3 +104,13 @@ def test_columns_of_sentences_and_of_long_names_are_marked_for_the_page() -> Non
     assert (html.count('class="broken"'), html.count('class="sentence"')) == (2, 2)
     assert '<td class="broken" style="text-align:left">clear_cache_batches</td>' in html
     assert read(HtmlTable(frame)).rows[1] == list(frame.row(0))
+
+
+def test_an_error_while_something_is_only_shown_stands_in_its_place(capsys):
+    with only_shows():
+        raise duckdb.OutOfMemoryException("Out of Memory Error: failed to allocate <1 GB>")
+    shown = capsys.readouterr().out
+    assert "OutOfMemoryException" in shown
+    assert "does not depend on it" in shown
+    with pytest.raises(KeyboardInterrupt), only_shows():
+        raise KeyboardInterrupt

@@ -73,6 +73,25 @@ def test_a_weak_model_is_not_above_its_control(task: str, task_run: RunPaths) ->
     assert run_headline(task_run).verdict.standing == "not above control"
 
 
+def test_without_its_control_a_task_claims_nothing(task: str, task_run: RunPaths) -> None:
+    control = "majority_class" if task == "image" else "chance"
+    table = read_table(task_run.task_results, TASK_RESULTS)
+    write_table(table.filter(pl.col("source") != control), TASK_RESULTS, task_run.task_results)
+    verdict = run_headline(task_run).verdict
+    assert verdict.standing == "not shown"
+    assert f"--only {'10' if task == 'image' else '20'} --resume {task_run.run_id}" in verdict.sentence
+
+
+def test_classes_that_were_never_tested_are_named_and_no_overall_figure_is_meant(tmp_path: Path) -> None:
+    run = write_image_run(tmp_path)
+    images = read_table(run.images, IMAGES)
+    moved = pl.when(pl.col("class_label").is_in(["apple pie", "bibimbap"])).then(pl.lit("train")).otherwise("part")
+    write_table(images.with_columns(part=moved), IMAGES, run.images)
+    told = "\n".join(summary_lines(run))
+    assert "2 of 4 classes were never tested (apple pie, bibimbap): the number is of the other 2" in told
+    assert "no overall figure is meant" in told
+
+
 def test_an_unfinished_run_says_that_there_is_no_result(task: str, task_run: RunPaths) -> None:
     task_run.task_results.unlink()
     headline = run_headline(task_run)
@@ -87,7 +106,7 @@ def test_a_corpus_without_classes_is_judged_by_its_numbers() -> None:
     found = task_scores(rows, "image")
     assert found.measure.name == "R², calories"
     assert [score.source for score in found.scores] == ["model", "mean_predictor"]
-    assert judge(found.scores).standing == "above control"
+    assert judge(found.scores, measure=found.measure).standing == "above control"
 
 
 def test_what_chance_reaches_is_exact_and_other_controls_without_an_interval_are_not() -> None:
@@ -98,9 +117,9 @@ def test_what_chance_reaches_is_exact_and_other_controls_without_an_interval_are
     found = task_scores(rows, "video_text")
     assert found.measure.name == "Recall@5, text to video"
     assert found.scores[1] == Score("chance", 0.2, 0.2, 0.2)
-    assert judge(found.scores).standing == "above control"
+    assert judge(found.scores, measure=found.measure).standing == "above control"
     other = task_scores(rows.with_columns(source=pl.col("source").replace("chance", "guess")), "video_text")
-    assert judge(other.scores).standing == "not above control"
+    assert judge(other.scores, measure=other.measure).standing == "not above control"
 
 
 def test_report_list_and_terminal_tell_the_same_number(task: str, task_run: RunPaths) -> None:

@@ -206,3 +206,13 @@ def test_near_duplicates_that_were_not_looked_for_are_no_pass(tables, folds, pre
     config = RunConfig(bootstrap_replicates=200, near_duplicate_bits=0)
     audit = leakage_audit(tables.index(folds), folds, predictions, LINKS, config)
     assert of(audit, "near_duplicates_in_two_folds")["passed"] is None
+
+
+def test_where_metadata_tells_the_labels_the_columns_that_carry_it_are_named(tables: Any, folds, predictions) -> None:
+    told = leakage_audit(
+        tables.index(folds, width=[640 if label == "fake" else 320 for label in folds["label"]]), folds, predictions,
+        LINKS, CONFIG,
+    )  # fmt: skip
+    row = of(told, "metadata_carriers")
+    assert row["finding"].startswith("What metadata tells is carried by width (1.00)")
+    assert (row["number"], row["passed"]) == (1.0, None)

@@ -130,6 +130,7 @@ _LABEL = {"description_width": "90px"}
 _MOST_ROWS = 6
 _LIVE_SECONDS = 5.0
 _NO_HIGHLIGHT = [("none", NO_FOLD)]  # not None, which ipywidgets takes for nothing chosen and marks no button for
+AT_WORK = "Reading and drawing: the figures below are still those of the choice before ..."
 _HELP = "Hold Ctrl to choose several. A click on a fold's curve or bar highlights it everywhere."
 
 
@@ -159,7 +160,7 @@ class Controls:
         self.widgets["clicks"].observe(self._clicked, names="fold")
         self.widgets["live"].observe(self._live_moved, names="value")
         self.widgets["seconds"].observe(self._live_moved, names="value")
-        self.widgets["refresh"].on_click(lambda _: refresh())
+        self.widgets["refresh"].on_click(lambda _: self._refreshed(refresh))
         self.view = _laid_out(self.widgets)
 
     def offer(self, selection: Selection) -> None:
@@ -167,7 +168,7 @@ class Controls:
         metrics, folds = panels.metric_options(selection.detailed)
         with self._quietly():
             _set_options(self.widgets["runs"], panels.run_options(self._runs_dir), selection.runs)
-            beside = [(clean_text(panels.run_label(run)), run) for run in selection.runs]
+            beside = list(zip(panels.run_labels(selection.runs), selection.runs, strict=True))
             _set_options(self.widgets["detail"], beside, selection.detailed)
             _set_options(self.widgets["metrics"], [(clean_text(name), name) for name in metrics], selection.metrics)
             _set_options(self.widgets["folds"], [(f"fold {fold}", fold) for fold in folds], selection.folds)
@@ -194,7 +195,8 @@ class Controls:
         if name == "highlight":
             self.widgets["clicks"].fold = value
             chosen = None if value == NO_FOLD else value
-        selection = self._choose(**{name: chosen})
+        with self._work_shown():
+            selection = self._choose(**{name: chosen})
         if name in {"runs", "detail"}:
             self.offer(selection)  # the folds and metrics of another run
 
@@ -209,6 +211,19 @@ class Controls:
         is_on = self.widgets["live"].value
         self.widgets["told"].value = "Refreshing while a chosen run is at work." if is_on else ""
         self._follow(float(self.widgets["seconds"].value) if is_on else None)
+
+    def _refreshed(self, refresh: Callable[[], None]) -> None:
+        with self._work_shown():
+            refresh()
+
+    @contextlib.contextmanager
+    def _work_shown(self) -> Iterator[None]:
+        """Until it is over, the figures on the page are of what was chosen before."""
+        before, self.widgets["told"].value = self.widgets["told"].value, AT_WORK
+        try:
+            yield
+        finally:
+            self.widgets["told"].value = before
 
     @contextlib.contextmanager
     def _quietly(self) -> Iterator[None]:

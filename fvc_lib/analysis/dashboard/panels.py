@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from pandera.polars import DataFrameSchema
 
 from fvc_lib.analysis.figures.theme import with_fold_highlighted
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.read.headline import run_parameters, run_task
+from fvc_lib.analysis.read.headline import run_marks, run_parameters, run_task
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, memory_samples, results, task_results
 from fvc_lib.analysis.read.records import read_tables
 from fvc_lib.services.atomic_files import path_to_text
@@ -78,12 +78,16 @@ def default_metrics(run: RunPaths) -> tuple[str, ...]:
 
 def run_options(runs_dir: Path) -> list[tuple[str, RunPaths]]:
     """Every run under ``runs_dir`` by what it is called on a list, newest first; one that was copied in is there."""
-    return [(run_label(run), run) for run in reversed(list_runs(runs_dir))]
+    runs = list_runs(runs_dir)[::-1]
+    return list(zip(run_labels(runs), runs, strict=True))
 
 
-def run_label(run: RunPaths) -> str:
-    """``experiment / run_id`` on one line."""
-    return f"{path_to_text(run.experiment)} / {path_to_text(run.run_id)}"
+def run_labels(runs: Sequence[RunPaths]) -> list[str]:
+    """``experiment / run_id · corpus · detector · what differs`` on one line each."""
+    return [
+        " · ".join(filter(None, (f"{path_to_text(run.experiment)} / {path_to_text(run.run_id)}", *mark)))
+        for run, mark in zip(runs, run_marks(runs), strict=True)
+    ]
 
 
 def metric_options(run: RunPaths) -> tuple[list[str], list[int]]:

@@ -123,12 +123,17 @@ def controls_figure(
     *,
     confidence: float = 0.95,
     leaks: Sequence[str] = (),
+    verdict: headline.Verdict | None = None,
 ) -> go.Figure:
-    """The model's number and its controls' as points with interval bars; with ``leaks`` of the audit none counts."""
+    """The model's number and its controls' as points with interval bars; with ``leaks`` of the audit none counts.
+
+    ``verdict``: what the run says of the headline's metric; None: what ``results`` and ``leaks`` alone say.
+    """
     scores = [score for score in headline.overall_scores(results, metric) if score.value is not None]
     if not scores:
         return theme.nothing_to_show("Model and controls", f"No {metric_name(metric)} over all folds is recorded.")
-    verdict = headline.judge(scores, leaks) if metric == headline.HEADLINE_METRIC else None
+    verdict = verdict or headline.judge(scores, leaks)
+    verdict = verdict if metric == headline.HEADLINE_METRIC else None
     figure = theme.figure(
         verdict.sentence if verdict else f"{metric_name(metric)} of the model beside its controls",
         _counts(results, confidence),
@@ -338,9 +343,17 @@ def _add_slice(figure: go.Figure, row: dict[str, Any], position: int) -> None:
     )  # fmt: skip
 
 
+_MOST_OF_ALL = 0.8  # a slice of more of the videos says what the whole says
+
+
 def _slice_finding(rows: pl.DataFrame, metric: str) -> str:
-    """The lowest and the highest of the slices that are large enough to say something."""
-    told = rows.filter(~pl.col("is_small") & pl.col("number").is_not_null()).sort("number")
+    """The lowest and the highest of the slices that are large enough to say something, and not nearly everything."""
+    large = rows.filter(~pl.col("is_small") & pl.col("number").is_not_null()).sort("number")
+    told = large.filter(pl.col("num_videos") <= _MOST_OF_ALL * _num_videos(rows))
+    if told.is_empty() and large.height:
+        return (
+            f"Nothing to compare: the slices large enough hold nearly all videos ({_named(large.row(0, named=True))})"
+        )
     if told.is_empty():
         return "Every slice is too small, or of one class: none says how well the network does there"
     low, high = told.row(0, named=True), told.row(-1, named=True)
@@ -485,7 +498,8 @@ def _pairs_subtitle(comparison: Comparison, num_shown: int) -> str:
 @PANELS.register_panel("controls", at=10, tasks=("video",))
 def _controls_panel(selection: Selection) -> Shown:
     run = selection.detailed
-    return controls_figure(read_results([run]).frame, confidence=confidence_of(run), leaks=headline.audit_failures(run))
+    verdict = headline.run_verdict(run, headline.measured_scores(run, panels.task_of(run)))
+    return controls_figure(read_results([run]).frame, confidence=confidence_of(run), verdict=verdict)
 
 
 @PANELS.register_panel("folds", at=40, follows=("folds",), tasks=("video",))

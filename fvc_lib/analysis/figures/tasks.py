@@ -18,7 +18,7 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.results import better_direction
 from fvc_lib.analysis.figures.theme import interval_point
 from fvc_lib.analysis.pages.display import HtmlTable
-from fvc_lib.analysis.read.headline import MeasuredScores, Score, judge, measured_scores
+from fvc_lib.analysis.read.headline import MeasuredScores, Score, measured_scores, run_verdict
 from fvc_lib.analysis.read.records import run_names
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import PARTS
@@ -361,8 +361,9 @@ _TASKS = ("image", "video_text")
 @PANELS.register_panel("standing", at=20, tasks=_TASKS)
 def _standing_panel(selection: Selection) -> Shown:
     run = selection.detailed
-    verdict = judge(measured_scores(run, task_of(run)).scores)
-    table = pl.DataFrame({"standing": [verdict.standing], "in_words": [verdict.sentence]})
+    found = measured_scores(run, task_of(run))
+    verdict = run_verdict(run, found)
+    table = pl.DataFrame({"standing": [verdict.standing], "in_words": [" ".join((verdict.sentence, *found.cautions))]})
     return HtmlTable(table, caption=f"{path_to_text(run.run_id)} beside what knows nothing of its test part")
 
 

@@ -32,7 +32,7 @@ INK = "#22262B"
 STANDING_COLORS = {
     "above control": ABOVE_CONTROL,
     "not above control": NOT_ABOVE_CONTROL,
-    "no control": NEUTRAL,
+    "not shown": NEUTRAL,
     "no result": NEUTRAL,
 }
 LABEL_COLORS = {"real": REAL, "fake": FAKE}
@@ -115,7 +115,7 @@ def translucent(color: str, alpha: float) -> str:
 
 
 def _wrapped(text: str, characters: int) -> tuple[str, int]:
-    lines = textwrap.wrap(text, characters) or [""]
+    lines = textwrap.wrap(text, characters, break_on_hyphens=False) or [""]
     return "<br>".join(figure_text(line) for line in lines), len(lines)
 
 

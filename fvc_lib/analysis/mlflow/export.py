@@ -203,11 +203,14 @@ def _content(
             size = f"{len(text):,} characters, and MLflow takes {MAX_PARAM:,}"
             notes.append(f"parameter {given[:80]!r} was left out: it has {size}; params.yaml or outcome.json has it.")
         else:
-            known[key_of(stored_text(str(given)))] = text
-    every = pl.concat(points).unique(["key", "step"], keep="last", maintain_order=True)
+            known[fitted(key_of(stored_text(str(given))), "parameter", notes)] = text
+    every = pl.concat(points)
+    renamed = {key: fitted(key, "metric", notes) for key in every["key"].unique().sort() if len(key) > MAX_KEY}
+    every = every.with_columns(pl.col("key").replace(renamed)).unique(["key", "step"], keep="last", maintain_order=True)
+    notes += [f"tag {tag} was cut to {MAX_TAG:,} characters." for tag, text in tags.items() if len(text) > MAX_TAG]
     status = _STATUSES.get(str(state), "KILLED")
     return Content(
-        name=stored_text(name),
+        name=fitted(stored_text(name), "run", notes),
         status=status,
         start_ms=times[0],
         end_ms=None if status == "RUNNING" else times[1] or times[0],
@@ -223,15 +226,19 @@ def _content(
 
 
 def key_of(*parts: str) -> str:
-    """The key of ``parts``, joined by ``/``; a character that MLflow refuses becomes its code point, ``_xHEX_``.
-
-    One that is too long ends with a digest of the whole.
-    """
+    """The key of ``parts``, joined by ``/``; a character that MLflow refuses becomes its code point, ``_xHEX_``."""
     escaped = [_REFUSED.sub(lambda match: f"_x{ord(match[0]):X}_", part) for part in parts]
     # '', '.' and '..' would disappear from a path.
-    key = "/".join(part if part.strip(".") else f"_x{len(part)}_dots_" for part in escaped)
-    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return key if len(key) <= MAX_KEY else f"{key[: MAX_KEY - 20].rstrip('/')}_{digest}"
+    return "/".join(part if part.strip(".") else f"_x{len(part)}_dots_" for part in escaped)
+
+
+def fitted(key: str, kind: str, notes: list[str]) -> str:
+    """``key`` where it is short enough, else its beginning and a digest of the whole, with a note."""
+    if len(key) <= MAX_KEY:
+        return key
+    short = f"{key[: MAX_KEY - 20].rstrip('/')}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    notes.append(f"{kind} {key[:80]!r}... is called {short!r}: its name is too long for MLflow.")
+    return short
 
 
 def stored_text(value: object) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -163,6 +164,18 @@ def show_figures(figures: Sequence[go.Figure]) -> None:
     """Display ``figures`` in a notebook, each as its plotly mimetype, whatever plotly's default renderer is."""
     for figure in figures:
         show_bundle(figure_bundle(figure))
+
+
+@contextmanager
+def only_shows() -> Iterator[None]:
+    """For a cell's part that only shows what is finished: an error is displayed in its place and fails no stage."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # whatever it is, what it was to show is on record
+        told = wording.clean_text(f"This cannot be shown: {type(error).__name__}: {error}")
+        what = "What the stage computes and writes does not depend on it."
+        html = f'<p class="alarm"><b>{escape(told)}</b> {what}</p>'
+        show_bundle({"text/plain": f"{told}\n{what}", "text/html": html})
 
 
 def show_bundle(bundle: dict[str, Any]) -> Any:

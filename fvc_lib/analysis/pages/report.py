@@ -71,6 +71,7 @@ def _environment() -> jinja2.Environment:
     }  # fmt: skip
     environment.globals |= {
         "interval_bar": interval_bar, "standing_class": standing_class, "dishonest": DISHONEST_CONTROLS,
+        "few_groups_told": headlines.FEW_GROUPS_TOLD,
     }  # fmt: skip
     return environment
 
@@ -143,12 +144,12 @@ def write_run_report(run: RunPaths) -> None:
     if not records:
         return
     headline = headlines.run_headline(run)
-    facts = (*_results_facts(run), *headlines.audit_facts(run), *memory_facts(run_memory(run)))
+    of_results = () if headline.earlier else (*_results_facts(run), *headlines.audit_facts(run))
     write_report(
         sorted(records.values(), key=lambda path: _rank(path.name)),
         run.report_html,
         title=f"FVC {run.run_id}",
-        headline=replace(headline, more_facts=facts),
+        headline=replace(headline, more_facts=(*of_results, *memory_facts(run_memory(run)))),
         pages={path: quote(os.fsencode(run.record_html(key).relative_to(run.root))) for key, path in records.items()},
         provenance=provenance_html(run),
         notes=[*headline.notes, *(f"A record cannot be shown. {problem}" for problem in unreadable.values())],
@@ -459,7 +460,8 @@ def summary_lines(run: RunPaths) -> list[str]:
         earlier = f", {headline.earlier}" if headline.earlier else ""
         lines += ["", f"  {name} with interval{earlier}", *(f"    {_score_line(score)}" for score in headline.scores)]
         lines += ["", f"  {headline.verdict.sentence}", *(f"  {caution}" for caution in headline.cautions)]
-    told = [f"  {name:<30} {wording.clean_text(text)}" for name, text in _results_facts(run)]
+    facts = () if headline.earlier else _results_facts(run)
+    told = [f"  {name:<30} {wording.clean_text(text)}" for name, text in facts]
     lines += ["", *told, *([""] if told else [])]
     if headline.num_samples is not None:
         counted = f"{headline.num_samples} in {headline.num_groups} groups{_also_tested(run)}"

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from fvc_lib.analysis.pages.report import PARTIAL, TEMPLATES, page, records_of, render
 from fvc_lib.analysis.read import headline as headline_measure
-from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
+from fvc_lib.analysis.read.headline import ReportHeadline, run_headline, run_marks
 from fvc_lib.analysis.read.records import read_json_object
 from fvc_lib.analysis.wording import clean_text, time_text
 from fvc_lib.metrics import comparison as above_control
@@ -59,13 +59,14 @@ def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
     look = [sha256_of_file(Path(path)) for path in sources]
     kept = read_json_object(store)
     rows, now = [], {}
-    for run in runs:
-        name, stamp = path_to_text(run.root.relative_to(runs_dir.absolute())), sha256_of_json([look, _index_stamp(run)])
+    for run, mark in zip(runs, run_marks(runs), strict=True):
+        name = path_to_text(run.root.relative_to(runs_dir.absolute()))
+        stamp = sha256_of_json([look, mark, _index_stamp(run)])
         entry = kept.get(name)
         if isinstance(entry, list) and entry[:1] == [stamp]:
             row, lasting = str(entry[1]), True
         else:
-            row, lasting = _row_or_trouble(run, runs_dir)
+            row, lasting = _row_or_trouble(run, runs_dir, mark)
         rows.append(row)
         if lasting:
             now[name] = [stamp, row]
@@ -83,23 +84,24 @@ def _index_stamp(run: RunPaths) -> list[list[int]]:
     return [[status.st_mtime_ns, status.st_size] if status else [0, 0] for status in known]
 
 
-def _row_or_trouble(run: RunPaths, runs_dir: Path) -> tuple[str, bool]:
+def _row_or_trouble(run: RunPaths, runs_dir: Path, mark: Sequence[str]) -> tuple[str, bool]:
     """The run's row, and whether it stays true as long as nobody touches the run."""
     try:
         headline = run_headline(run)
-        return _row(run, headline, runs_dir), headline.state == "done"
+        return _row(run, headline, runs_dir, mark), headline.state == "done"
     except _TROUBLE as error:
         why = clean_text(f"{type(error).__name__}: {error}")[:500]
         return render("index_row.html", trouble=why, name=path_to_text(run.run_id), columns=len(_HEADS)), False
 
 
-def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path) -> str:
+def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path, mark: Sequence[str]) -> str:
     return render(
         "index_row.html",
         trouble="",
         headline=headline,
         report=_address(run.report_html, runs_dir) if run.report_html.is_file() else "",
         about=" · ".join(filter(None, (headline.experiment, headline.model, time_text(headline.started_utc)))),
+        differs=mark[2],
         damaged=[path.name for path in (run.run_json, run.status_json) if not read_json_object(path)],
         records=_records(run, runs_dir),
     )

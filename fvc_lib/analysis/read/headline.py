@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import polars as pl
 
 from fvc_lib.analysis.read.queries import memory_peaks, results
 from fvc_lib.analysis.read.records import GONE, Answer, read_json_object, read_tables, run_status
 from fvc_lib.analysis.wording import (
+    clean_text,
     count_text,
     interval_text,
     metric_name,
@@ -23,17 +25,18 @@ from fvc_lib.analysis.wording import (
 )  # fmt: skip
 from fvc_lib.metrics.comparison import is_above_control
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.config import read_params_file
+from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tables import LEAKAGE_AUDIT, TASK_RESULTS
-from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
+from fvc_lib.services.tables import IMAGES, LEAKAGE_AUDIT, TASK_RESULTS
+from fvc_lib.services.tasks import DEFAULT_TASK, STAGES, TASKS
 
 # --- What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record
 
 
 _FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_recall")})
 _MOST_FACTS = 6
+_MOST_CLASSES = 12  # named in a sentence
 EXACT_CONTROLS = frozenset({"chance"})  # computed, not estimated: such a control is its own interval
 
 
@@ -52,7 +55,8 @@ class Measure:
     """What the scores of a headline are of: its name, and ``one`` of what was judged, in the singular.
 
     ``chance`` is what knowing nothing scores, where that is the same for every corpus; ``remark`` a sentence on what
-    the number does not say; ``is_split_in_folds`` where everything was judged once, over folds, else a test part was.
+    the number does not say; ``is_split_in_folds`` where everything was judged once, over folds, else a test part was;
+    ``strict_controls`` are those without which nothing is claimed, with how one is got (``TaskSpec.strict_controls``).
     """
 
     name: str
@@ -60,6 +64,8 @@ class Measure:
     chance: float | None = None
     remark: str = ""
     is_split_in_folds: bool = False
+    strict_controls: Mapping[str, str] = field(default_factory=dict)
+    is_of_classes: bool = False
 
     def circumstances(self, num_samples: int | None, num_groups: int | None) -> str:
         """How many were judged and by whom, in sentences."""
@@ -82,18 +88,24 @@ FORGERIES = Measure(
     chance=0.5,
     remark="The score is visual-forensic: staged or out-of-context footage cannot be told by pixels.",
     is_split_in_folds=True,
+    strict_controls=TASKS[DEFAULT_TASK].strict_controls[""],
 )
 
 
 @dataclass(frozen=True)
 class MeasuredScores:
-    """The scores of one measure, the model's first, with what they were computed on; ``notes`` as of ``Answer``."""
+    """The scores of one measure, the model's first, with what they were computed on; ``notes`` as of ``Answer``.
+
+    ``cautions`` are what must be known of them, ``earlier`` whose they are where the last attempt has not made them.
+    """
 
     measure: Measure
     scores: tuple[Score, ...] = ()
     num_samples: int | None = None
     num_groups: int | None = None
     notes: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+    earlier: str = ""
 
 
 def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
@@ -102,7 +114,7 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
         begins = pl.col("subject").str.starts_with(subject) & pl.col("metric").str.starts_with(metric)
         rows = results.filter(begins)
         if rows.filter(pl.col("source") == "model").height:
-            return _of_one(rows, one)
+            return _of_one(rows, one, TASKS[task].strict_controls.get(subject, {}))
     return MeasuredScores(Measure(*TASKS[task].no_headline))
 
 
@@ -122,7 +134,7 @@ def task_facts(results: pl.DataFrame) -> tuple[tuple[str, str], ...]:
     return tuple(facts[:_MOST_FACTS])
 
 
-def _of_one(rows: pl.DataFrame, one: str) -> MeasuredScores:
+def _of_one(rows: pl.DataFrame, one: str, strict_controls: Mapping[str, str]) -> MeasuredScores:
     subject, metric = rows.filter(pl.col("source") == "model").select("subject", "metric").row(0)
     rows = rows.filter(pl.col("subject") == subject, pl.col("metric") == metric)
     rows = rows.sort(pl.col("source") != "model", -pl.col("value"), "source", nulls_last=True)
@@ -130,7 +142,8 @@ def _of_one(rows: pl.DataFrame, one: str) -> MeasuredScores:
     scores = tuple(_score(*row) for row in rows.select("source", "value", "low", "high").iter_rows())
     named = metric_name(metric)
     name = named if subject == "all" else f"{named}, {subject_name(subject)}"
-    return MeasuredScores(Measure(name, one), scores, model["num_samples"], model["num_groups"])
+    measure = Measure(name, one, strict_controls=strict_controls, is_of_classes=subject == "all")
+    return MeasuredScores(measure, scores, model["num_samples"], model["num_groups"])
 
 
 def _score(source: str, value: float | None, low: float | None, high: float | None) -> Score:
@@ -146,6 +159,10 @@ _OF_PARAMETERS = (
     ("shuffle_labels", True, "Labels were shuffled by group on purpose: anything but chance would be a leak."),
 )
 _FEW_GROUPS = 100  # from here on intervals hold what they promise to within two or three in a hundred
+FEW_GROUPS_TOLD = (
+    "Simulated with groups of uneven sizes, intervals meant to hold the truth 95 times in 100 held it 88 times with 20 "
+    "groups, 91 times with 40 and 93 times with 380."
+)
 
 
 def parameter_cautions(parameters: Mapping[str, object]) -> tuple[str, ...]:
@@ -171,24 +188,58 @@ def interval_cautions(num_groups: int | None, low: float | None, high: float | N
             "An interval without width is no certainty: no draw of these groups changes the number, others may."
         )
     if num_groups is not None and num_groups < _FEW_GROUPS:
-        told.append(
-            f"{count_text(num_groups, 'group')} {'is' if num_groups == 1 else 'are'} few, and intervals come out too "
-            "narrow: simulated with groups of uneven sizes, those meant to hold the truth 95 times in 100 held it 88 "
-            "times with 20 groups and 91 times with 40."
-        )
+        few = f"{count_text(num_groups, 'group')} {'is' if num_groups == 1 else 'are'} few"
+        told.append(f"{few}: intervals come out too narrow (docs/numbers.md).")
     return tuple(told)
+
+
+def weaker_than_one_answer(results_frame: pl.DataFrame) -> tuple[str, ...]:
+    """Where the model's decisions over all folds are worse than one answer to every video (``tables.RESULTS``)."""
+    rows = results_frame.filter(scope="all").select("source", "metric", "value").drop_nulls().rows()
+    known = {(source, metric): value for source, metric, value in rows}
+    told = []
+    f1, always_fake = known.get(("model", "f1")), known.get(("constant", "f1"))
+    if f1 is not None and always_fake is not None and f1 < always_fake:
+        told.append(f"F1 {number_text(f1)} is below that of calling every video fake ({number_text(always_fake)}).")
+    accuracy, of_constant = known.get(("model", "accuracy")), known.get(("constant", "accuracy"))
+    if accuracy is not None and of_constant is not None:
+        one_label = max(of_constant, 1 - of_constant)  # the constant control gives one answer, which may be the rarer
+        if accuracy < one_label:
+            usual = f"always giving the more frequent label ({number_text(one_label)})"
+            told.append(f"Accuracy {number_text(accuracy)} is below that of {usual}.")
+    return tuple(told)
+
+
+def _untested_classes(run: RunPaths) -> tuple[str, ...]:
+    """The classes of the run's images of which none was tested, in a sentence; nothing where there are none."""
+    images = read_tables([(path_to_text(run.run_id), run.images)], IMAGES).frame.drop_nulls("class_label")
+    classes = set(images["class_label"])
+    untested = sorted(classes - set(images.filter(part="test")["class_label"]))
+    if not untested:
+        return ()
+    named = ", ".join(map(clean_text, untested[:_MOST_CLASSES]))
+    named += f" and {len(untested) - _MOST_CLASSES} more" if len(untested) > _MOST_CLASSES else ""
+    were = "was" if len(untested) == 1 else "were"
+    caution = (
+        f"{len(untested)} of {count_text(len(classes), 'class', 'classes')} {were} never tested ({named}): the number "
+        f"is of the other {len(classes) - len(untested)}, and no overall figure is meant."
+    )
+    return (caution,)
+
+
+def _audit(run: RunPaths) -> Answer:
+    return read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT)
 
 
 def audit_failures(run: RunPaths) -> list[str]:
     """The findings of the run's leakage audit that did not pass, or why it cannot be read."""
-    audit = read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT)
+    audit = _audit(run)
     return [*audit.notes, *audit.frame.filter(~pl.col("passed").fill_null(value=True))["finding"]]
 
 
 def audit_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
     """For the head of a report: how many of a run's checks for leaks passed; nothing where none are recorded."""
-    audit = read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT).frame
-    judged = audit.filter(pl.col("passed").is_not_null())
+    judged = _audit(run).frame.filter(pl.col("passed").is_not_null())
     if judged.is_empty():
         return ()
     passed = int(judged["passed"].sum())
@@ -200,9 +251,11 @@ HEADLINE_METRIC = "roc_auc"
 DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
 
 SHUFFLED_LABELS = "shuffled_labels"
+METADATA_ONLY = "metadata_only"
+METADATA_CARRIERS = "metadata_carriers"  # of the leakage audit: which columns give the labels away
 CHANCE_AUC = 0.5
 
-Standing = Literal["above control", "not above control", "no control", "no result"]
+Standing = Literal["above control", "not above control", "not shown", "no result"]
 
 
 @dataclass(frozen=True)
@@ -246,6 +299,16 @@ class ReportHeadline:
         """The model's own score, when there is one."""
         return next((score for score in self.scores if score.source == "model" and score.value is not None), None)
 
+    @property
+    def has_few_groups(self) -> bool:
+        """Whether intervals over its groups are known to come out too narrow."""
+        return self.num_groups is not None and self.num_groups < _FEW_GROUPS
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The verdict and what to know beside it."""
+        return (self.verdict.sentence, *self.cautions)
+
 
 def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -> tuple[Score, ...]:
     """The scores over all folds of one run's results: the model, then its controls from best to worst, and last those
@@ -257,21 +320,20 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
     return tuple(Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows())
 
 
-def judge(scores: Sequence[Score], leaks: Sequence[str] = ()) -> Verdict:
+def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure = FORGERIES) -> Verdict:
     """Compare the model with every honest control by the rule of ``metrics.comparison.is_above_control``.
 
-    A network that scores above chance on shuffled labels has seen what it is tested on, unless it is one of the few
-    that chance alone lifts there; and where the leakage audit found something (``leaks``), no number counts.
+    A model is above its controls only where each strict one of ``measure`` has a value. A network that scores above
+    chance on shuffled labels has seen what it is tested on, unless it is one of the few that chance alone lifts there;
+    and where the leakage audit found something (``leaks``), no number counts.
     """
     model = next((score for score in scores if score.source == "model"), None)
     if model is None or model.value is None:
         return Verdict("no result", "No result is recorded.")
     controls = [s for s in scores if s.source != "model" and s.source not in DISHONEST_CONTROLS and s.value is not None]
-    if not controls:
-        return Verdict("no control", "There is no control to compare the model with, so its number proves nothing yet.")
-    best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0))
-    named = f"{source_name(best.source).lower()}, {number_text(best.value)}"
+    best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0), default=None)
     shuffled = next((score for score in controls if score.source == SHUFFLED_LABELS), None)
+    missing = _missing(controls, measure)
     if leaks:
         more = f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else ""
         sentence = f"The leakage audit did not pass, so the model's number shows nothing: {leaks[0]}{more}"
@@ -284,13 +346,27 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = ()) -> Verdict:
         )
         return Verdict("not above control", sentence, shuffled)
     in_reach = [c for c in controls if not is_above_control(model.value, model.low, c.value, c.high)]
-    if not in_reach:
-        return Verdict("above control", f"The model is above its best control ({named}).", best)
-    # Not always the one with the best value: a worse one may have the wider interval.
-    nearest = best if best in in_reach else max(in_reach, key=lambda score: score.high or score.value or 0.0)
-    interval = interval_text(nearest.value, nearest.low, nearest.high)
-    sentence = f"The model is not above its control ({source_name(nearest.source).lower()}, {interval})."
-    return Verdict("not above control", sentence, nearest)
+    if best is not None and in_reach:
+        # Not always the one with the best value: a worse one may have the wider interval.
+        nearest = best if best in in_reach else max(in_reach, key=lambda score: score.high or score.value or 0.0)
+        interval = interval_text(nearest.value, nearest.low, nearest.high)
+        sentence = f"The model is not above its control ({source_name(nearest.source).lower()}, {interval})."
+        return Verdict("not above control", f"{sentence} {missing}".strip(), nearest)
+    if best is None or missing:
+        sentence = "Nothing is shown of the model: its number stands beside no control."
+        return Verdict("not shown", f"Not shown to be above its controls. {missing}" if missing else sentence, best)
+    named = f"{source_name(best.source).lower()}, {number_text(best.value)}"
+    return Verdict("above control", f"The model is above its best control ({named}).", best)
+
+
+def _missing(controls: Sequence[Score], measure: Measure) -> str:
+    """Which strict controls of ``measure`` are not among ``controls``, and how to get them; empty where all are."""
+    there = {score.source for score in controls}
+    how: dict[str, list[str]] = {}
+    for source, command in measure.strict_controls.items():
+        if source not in there:
+            how.setdefault(command, []).append(source_name(source).lower())
+    return " ".join(f"Missing: {', '.join(names)} (to get it: {command})." for command, names in how.items())
 
 
 def run_headline(run: RunPaths) -> ReportHeadline:
@@ -299,11 +375,8 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     measured = measured_scores(run, run_task(asked))
     status = run_status(run)
     model = next((score for score in measured.scores if score.source == "model" and score.value is not None), None)
-    verdict = judge(measured.scores, audit_failures(run))
-    if measured.notes:
-        verdict = Verdict("no result", "The results cannot be read.")
-    earlier = _earlier_attempt(run, status, run_task(asked)) if measured.scores else ""
-    of_interval = interval_cautions(measured.num_groups, model.low, model.high) if model else ()
+    of_scores = (*measured.cautions, *interval_cautions(measured.num_groups, model.low, model.high)) if model else ()
+    verdict = run_verdict(run, measured)
     return ReportHeadline(
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
@@ -319,28 +392,72 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         model=_model_name(asked),
         corpus=corpus_text(run),
         failure=_failure(status),
-        cautions=(*([f"The numbers are {earlier}."] if earlier else []), *parameter_cautions(asked), *of_interval),
-        earlier=earlier,
-        notes=(*measured.notes, *read_tables([("", run.leakage_audit)], LEAKAGE_AUDIT).notes),
+        cautions=(
+            *([f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []),
+            *parameter_cautions(asked),
+            *of_scores,
+        ),
+        earlier=measured.earlier,
+        notes=(*measured.notes, *_audit(run).notes),
     )
 
 
-def _earlier_attempt(run: RunPaths, status: Mapping[str, Any], task: str) -> str:
-    """Whose numbers these are where the stage that writes them, or the run after it, has not come to its end since."""
-    name = next(stage.name for stage in TASKS[task].stages if {"RESULTS", "TASK_RESULTS"}.intersection(stage.schemas))
-    stage = status["stages"].get(name)
-    if not isinstance(stage, dict):  # an interactive notebook's
+def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
+    """Where the run's model stands by what ``measured_scores`` found; of an earlier attempt it says that alone."""
+    if measured.notes:
+        return Verdict("no result", "The results cannot be read.")
+    verdict = judge(measured.scores, audit_failures(run), measured.measure)
+    if "earlier attempt" in measured.earlier and verdict.standing != "no result":
+        return Verdict("no result", f"The last attempt has no result. The numbers here are {measured.earlier}.")
+    sentence = verdict.sentence.replace("--resume RUN", f"--resume {path_to_text(run.run_id)}")
+    if (
+        verdict.standing == "not above control"
+        and verdict.best_control
+        and verdict.best_control.source == METADATA_ONLY
+    ):
+        found = _audit(run).frame.filter(check=METADATA_CARRIERS)["finding"].to_list()
+        sentence = " ".join([sentence, *found])
+    return replace(verdict, sentence=sentence)
+
+
+def _earlier_attempt(run: RunPaths, table: Path) -> str:
+    """Whose numbers ``table`` holds where its stage, or the run after it, has not come to its end since; else empty.
+
+    A stage that ended well wrote its table. Of another one the file's time tells, which must lie between the stage's
+    last start and end; that of a copied folder may not, and then the table is called an earlier one's as well.
+    """
+    status = run_status(run)
+    key = next((stage.name for stage in STAGES if table in stage.outputs(run, None)), "")
+    stage = status["stages"].get(key)
+    if not isinstance(stage, dict) or not table.is_file():  # an interactive notebook's; moved aside just now
         return ""
-    if stage.get("state") == "done":
-        if status.get("state") not in ("failed", "interrupted", "requeue", GONE):
-            return ""
+    if stage.get("state") == "done" and status.get("state") in ("failed", "interrupted", "requeue", GONE):
         ended = time_text(_text(stage.get("finished_utc")))
-        return f"of attempt {stage.get('attempts')} of {name}, which ended {ended}"
-    path = run.task_results if TASKS[task].headline else run.results
-    if not path.is_file():  # moved aside just now
+        return f"of attempt {stage.get('attempts')} of {key}, which ended {ended}"
+    if stage.get("state") not in _UNFINISHED:
         return ""
-    written = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
-    return f"of an earlier attempt, written {written:%Y-%m-%d %H:%M} UTC: {name} is {stage.get('state')}"
+    written = datetime.datetime.fromtimestamp(table.stat().st_mtime, datetime.UTC)
+    began, ended_at = _moment(stage.get("started_utc")), _moment(stage.get("finished_utc"))
+    second = datetime.timedelta(seconds=1)  # to which the status is rounded
+    is_own = began is not None and began <= written and (ended_at is None or written <= ended_at + second)
+    if stage["state"] != "pending" and is_own:
+        return ""
+    attempts = read_json_object(run.run_json).get("attempts")
+    starts = [_moment(each.get("started_utc")) for each in attempts or () if isinstance(each, dict)]
+    number = sum(start is not None and start <= written for start in starts)
+    which = f"attempt {number}, " if number else ""
+    return f"of an earlier attempt ({which}written {written:%Y-%m-%d %H:%M} UTC): {key} is {stage['state']}"
+
+
+_UNFINISHED = frozenset({"failed", "interrupted", "pending", "running", "waiting", "requeue", GONE})
+
+
+def _moment(utc: object) -> datetime.datetime | None:
+    try:
+        moment = datetime.datetime.fromisoformat(str(utc))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
 
 
 def run_parameters(run: RunPaths) -> dict[str, object]:
@@ -353,6 +470,46 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
         return {}
 
 
+_MOST_MARKS = 3
+_NO_MARKS = frozenset({"corpus", "model", "backbone", "experiment", "task"})  # said anyway
+
+
+def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
+    """By what each of ``runs`` is told from the others on a list: corpus, detector, and how its parameters differ.
+
+    A parameter that can change a number is named where its value is not the one that most of ``runs`` of its task have;
+    at most ``_MOST_MARKS`` of them.
+    """
+    asked = [_readable_parameters(run) for run in runs]
+    usual: dict[tuple[str, str], str] = {}
+    for task in {run_task(each) for each in asked}:
+        alike = [each for each in asked if run_task(each) == task]
+        for name in {name for each in alike for name in each}:
+            counts = Counter(str(each.get(name)) for each in reversed(alike))  # of equally many the oldest run's
+            usual[task, name] = counts.most_common(1)[0][0]
+    marks = []
+    for run, each in zip(runs, asked, strict=True):
+        named = [name for name in each if name not in _NO_MARKS and name not in NOT_HASHED | RETIRED.keys()]
+        own = [f"{name} {each[name]}" for name in named if str(each[name]) != usual[run_task(each), name]]
+        more = f", {len(own) - _MOST_MARKS} more" if len(own) > _MOST_MARKS else ""
+        marks.append((_corpus_name(run, each), _model_name(each) or "", ", ".join(own[:_MOST_MARKS]) + more))
+    return marks
+
+
+def _readable_parameters(run: RunPaths) -> dict[str, object]:
+    try:
+        return run_parameters(run)
+    except (OSError, ValueError, RecursionError):  # that run's own row says so
+        return {}
+
+
+def _corpus_name(run: RunPaths, parameters: Mapping[str, object]) -> str:
+    """As recorded, else the last part of its path; empty where neither is known."""
+    recorded, path = read_json_object(run.run_json).get("corpus"), parameters.get("corpus")
+    name = _text(recorded.get("name")) if isinstance(recorded, dict) else None
+    return name or (Path(path).name if isinstance(path, str) and path else "")
+
+
 def run_task(parameters: Mapping[str, object]) -> str:
     """The task that a run's parameters name: video, image or video_text; video where none is recorded."""
     task = parameters.get("task")
@@ -362,31 +519,37 @@ def run_task(parameters: Mapping[str, object]) -> str:
 def measured_scores(run: RunPaths, task: str) -> MeasuredScores:
     """The one number of a run of ``task``, beside its controls; without scores while there is none."""
     if TASKS[task].headline:
-        answer = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
-        return replace(task_scores(answer.frame, task), notes=answer.notes)
-    answer = results([run])
-    frame = answer.frame
-    model = frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
-    videos, groups = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
-    return MeasuredScores(FORGERIES, overall_scores(frame), videos, groups, answer.notes)
+        table, answer = run.task_results, read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
+        found = replace(task_scores(answer.frame, task), notes=answer.notes)
+    else:
+        table, answer = run.results, results([run])
+        model = answer.frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
+        videos, groups = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
+        weaker = weaker_than_one_answer(answer.frame)
+        found = MeasuredScores(FORGERIES, overall_scores(answer.frame), videos, groups, answer.notes, weaker)
+    if found.scores and found.measure.is_of_classes:
+        found = replace(found, cautions=(*_untested_classes(run), *found.cautions))
+    return replace(found, earlier=_earlier_attempt(run, table) if found.scores else "")
 
 
 def runs_table(runs_dir: Path) -> Answer:
     """All runs under ``runs_dir``, newest first, a row of ``_RUNS_SCHEMA`` each; null is not recorded."""
     rows: list[dict[str, object]] = []
     notes: list[str] = []
-    for run in reversed(list_runs(runs_dir)):
+    runs = list_runs(runs_dir)[::-1]
+    for run, (_, _, differs) in zip(runs, run_marks(runs), strict=True):
         headline = run_headline(run)
         notes += headline.notes
-        rows.append(_table_row(headline))
+        rows.append({**_table_row(headline), "differs": differs})
     return Answer(pl.DataFrame(rows, schema=_RUNS_SCHEMA), tuple(notes))
 
 
 _RUNS_SCHEMA = {
     "run_id": pl.String, "experiment": pl.String, "state": pl.String, "started_utc": pl.String, "model": pl.String,
-    "standing": pl.String, "measure": pl.String, "score": pl.Float64, "score_low": pl.Float64,
-    "score_high": pl.Float64, "best_control": pl.String, "best_control_score": pl.Float64, "num_samples": pl.Int64,
-    "num_groups": pl.Int64, "duration_seconds": pl.Float64, "peak_rss_bytes": pl.Int64,
+    "corpus": pl.String, "differs": pl.String, "standing": pl.String, "verdict": pl.String, "measure": pl.String,
+    "score": pl.Float64, "score_low": pl.Float64, "score_high": pl.Float64, "best_control": pl.String,
+    "best_control_score": pl.Float64, "num_samples": pl.Int64, "num_groups": pl.Int64, "duration_seconds": pl.Float64,
+    "peak_rss_bytes": pl.Int64,
 }  # fmt: skip
 
 
@@ -395,6 +558,7 @@ def _table_row(headline: ReportHeadline) -> dict[str, object]:
     alike = {name: vars(headline)[name] for name in _RUNS_SCHEMA if name in vars(headline)}
     return alike | {
         "standing": headline.verdict.standing,
+        "verdict": headline.verdict.sentence,
         "measure": headline.measure.name,
         "score": score.value if score else None,
         "score_low": score.low if score else None,

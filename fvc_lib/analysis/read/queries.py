@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -343,27 +344,51 @@ def ask_sql(
     query: str,
     parameters: Mapping[str, object] | None = None,
     *,
+    files: Mapping[str, Path | str] | None = None,
     limits: Limits = Limits(),  # noqa: B008  # frozen
 ) -> Answer:
-    """Any SQL that reads, over ``runs``, each table with ``run_id``: those of ``SQL_TABLES``.
+    """Any SQL that reads, over ``runs``, each table with ``run_id``: those of ``SQL_TABLES``, and your own ``files``.
 
-    DuckDB runs it without access to files, network or extensions, so nothing but these tables can be read, and nothing
-    written. A query that takes more time or memory than ``limits`` is stopped; of more rows only the first are
-    returned, and a note says so.
+    ``files`` are Parquet, Feather, CSV or JSONL files by the name that the query calls each. They are read before
+    DuckDB begins, which runs without access to files, network or extensions: nothing but these tables and files can be
+    read, and nothing written. A query that takes more time or memory than ``limits`` is stopped; of more rows only the
+    first are returned, and a note says so.
 
     Raises:
         ValueError: it is not one statement that reads, or two of its columns share a name.
         duckdb.Error: it is wrong, or was stopped; DuckDB's message says where or why.
+        UsageError: a file is missing, unreadable or of another kind, or is called like a table.
     """
+    own = {name: _own_file(name, Path(path)) for name, path in (files or {}).items()}
     # A table that the query nowhere names is there, with its columns, and is not read: one may be of a million rows.
     words = set(re.findall(r"\w+", query.lower()))
     all_named = not words.isdisjoint({"query", "query_table"})
     answers = {name: read(runs if all_named or name in words else ()) for name, read in SQL_TABLES.items()}
     frames = {name: answer.frame for name, answer in answers.items()}
-    rows, more = ask_bounded(query, frames, parameters, limits)
+    rows, more = ask_bounded(query, frames | own, parameters, limits)
     notes = dict.fromkeys(note for answer in answers.values() for note in answer.notes)
     cut = (f"Only the first {limits.max_rows:,} rows are shown.",) if more else ()
     return Answer(rows, (*notes, *cut))
+
+
+_READERS: Mapping[str, Callable[[Path], pl.DataFrame]] = {
+    ".parquet": pl.read_parquet, ".feather": pl.read_ipc, ".arrow": pl.read_ipc,
+    ".csv": partial(pl.read_csv, infer_schema_length=None), ".jsonl": pl.read_ndjson, ".ndjson": pl.read_ndjson,
+}  # fmt: skip
+
+
+def _own_file(name: str, path: Path) -> pl.DataFrame:
+    if name.lower() in SQL_TABLES or not name.isidentifier():
+        raise UsageError(
+            f"files: got the name {name!r}, wanted a word that no table of the runs has; call it otherwise."
+        )
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None or not path.is_file():
+        raise UsageError(f"files: {name!r}: {path_to_text(path)} is no file that ends in {', '.join(_READERS)}.")
+    try:
+        return reader(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UsageError(f"files: {name!r}: {path_to_text(path)} cannot be read: {error}") from error
 
 
 def _each(table: Callable[[RunPaths], Path], schema: pa.DataFrameSchema) -> Callable[[Sequence[RunPaths]], Answer]:
