@@ -210,7 +210,7 @@ def test_the_numbers_of_an_earlier_attempt_are_marked_as_such(run: RunPaths, sta
     write_json(run.status_json, {"state": "failed", "stages": {"05_kfold_results": stage}})
     headline = run_headline(run)
     assert headline.verdict.standing == "no result"
-    mark = "of an earlier attempt (attempt 1, written 2025-03-04 10:20 UTC): 05_kfold_results is " + state
+    mark = "of an earlier attempt, number 1, written 2025-03-04 10:20 UTC: 05_kfold_results is " + state
     write_report_of(run)
     write_runs_index(run.root.parents[1])
     assert f"ROC-AUC with interval, {mark}" in "\n".join(summary_lines(run))

@@ -445,8 +445,8 @@ def _earlier_attempt(run: RunPaths, table: Path) -> str:
     attempts = read_json_object(run.run_json).get("attempts")
     starts = [_moment(each.get("started_utc")) for each in attempts or () if isinstance(each, dict)]
     number = sum(start is not None and start <= written for start in starts)
-    which = f"attempt {number}, " if number else ""
-    return f"of an earlier attempt ({which}written {written:%Y-%m-%d %H:%M} UTC): {key} is {stage['state']}"
+    which = f"number {number}, " if number else ""
+    return f"of an earlier attempt, {which}written {written:%Y-%m-%d %H:%M} UTC: {key} is {stage['state']}"
 
 
 _UNFINISHED = frozenset({"failed", "interrupted", "pending", "running", "waiting", "requeue", GONE})
