@@ -10,6 +10,7 @@ import io
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import signal
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -40,7 +42,8 @@ CHILD_SECONDS = 45.0
 PATIENCE_SECONDS = 60.0
 _LITTLE_DISK_BYTES, _NO_DISK_BYTES = 5_000_000_000, 500_000_000
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
-_FEW_FILES = 1024
+_FEW_FILES = 1024  # open at once
+_FEW_INODES = 10_000  # a clip store has a file for each clip
 _INSTALL = "python -m pip install --requirement requirements.lock (with make: make setup)"
 
 
@@ -163,10 +166,13 @@ def _disk(name: str, folder: Path) -> Finding:
         return problem(
             name, f"{where}: cannot be written: {error.strerror}", f"get the right to write there, or {other}"
         )
-    free = shutil.disk_usage(there).free
+    space = os.statvfs(there)
+    free = space.f_bavail * space.f_frsize
     found = f"{where}: {free / 1e9:.1f} GB free, {_file_system(there)}"
     if free < _NO_DISK_BYTES:
         return problem(name, found, f"make room, or {other}")
+    if space.f_files and space.f_favail < _FEW_INODES:
+        return warning(name, f"{found}, {space.f_favail:,} files left", f"delete files you do not need, or {other}")
     if not locks:
         remedy = "runs are then told apart by a heartbeat alone: never start one twice at the same moment"
         return warning(name, f"{found}, without file locks", remedy)
@@ -282,8 +288,8 @@ def slurm() -> list[Finding]:
 
 
 def packages(checkout: Path) -> list[Finding]:
-    """Whether what is installed is what ``requirements.lock`` names, and whether ``fvc_lib`` is this checkout's."""
-    return [_lock_drift(checkout), _own_package(checkout)]
+    """Whether what ``fvc_lib`` requires is installed, as ``requirements.lock`` names it, and ``fvc_lib`` is here."""
+    return [_requirements(checkout), _lock_drift(checkout), _own_package(checkout)]
 
 
 def _lock_drift(checkout: Path) -> Finding:
@@ -303,6 +309,18 @@ def _lock_drift(checkout: Path) -> Finding:
         return ok(name, f"all {len(wanted)} are installed as locked")
     found = ", ".join(drift[:6]) + (f" and {len(drift) - 6} more" if len(drift) > 6 else "")
     return warning(name, found, f"what was tested is what the lock names: {_INSTALL}")
+
+
+def _requirements(checkout: Path) -> Finding:
+    name, path = "required packages", checkout / "pyproject.toml"
+    try:
+        wanted = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]
+    except (OSError, ValueError, LookupError) as error:
+        return warning(name, f"{path}: {error}", "take pyproject.toml from the project's checkout")
+    missing = [each for each in wanted if _installed(re.split(r"[^\w.-]", each)[0]) is None]
+    if missing:
+        return problem(name, f"not installed: {', '.join(missing)}", _INSTALL)
+    return ok(name, f"all {len(wanted)} are installed")
 
 
 def _own_package(checkout: Path) -> Finding:

@@ -9,6 +9,7 @@ what doubles cannot tell apart is summed without rounding. So no count depends o
 import functools
 import hashlib
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 SingleArray = npt.NDArray[np.float32]
 
+_ALONE = threading.RLock()
 _BLOCK = 1024  # rows of each side: the scores, 4 MB, stay in the cache and calls cost little
 _LEAST_BLOCK = 16
 _FIXED_BYTES = 10_000_000  # what comparing single pairs takes, and small arrays
@@ -443,10 +445,11 @@ class Stream:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """For steps of a millisecond or less, between which other threads would only wait and spin."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    with _ALONE:  # two at once would each give back the other's limit for good
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with threadpool_limits(1, user_api="blas"):
+                yield
+        finally:
+            torch.set_num_threads(before)

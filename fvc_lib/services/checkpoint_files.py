@@ -392,7 +392,17 @@ class CheckpointFolder:
             "best_model": dict(best_model),
             "state": self._copy,
         }
-        self._written = self._writer.submit(self._write, document, epoch_ended and epoch > 0)
+        task = (document, epoch_ended and epoch > 0)
+        try:
+            self._written = self._writer.submit(self._write, *task)
+        except RuntimeError:  # the system grants no thread
+            self._writer = ThreadPoolExecutor(1, "fvc-checkpoint")  # the one before has kept the task, and would do it
+            self._written = Future()
+            try:
+                self._write(*task)
+                self._written.set_result(None)
+            except Exception as error:  # noqa: BLE001 - raised by ``finish``
+                self._written.set_exception(error)
 
     def finish(self) -> None:
         """Wait until what was saved is on the disk.

@@ -5,14 +5,17 @@ Videos are named by ``video_id`` (from content, so it is the same in any folder 
 are ``real`` and ``fake`` here and 0 and 1 only inside a model.
 
 A stage that has finished left the SHA-256 of each of its tables in its record (``checkpoints/stage_*.json``); every
-read compares with it, because many a flipped bit still makes a table that fits its schema.
+read compares with it, because many a flipped bit still makes a table that fits its schema. Records of versions that
+did not note there which tables were written interactively since can tell no damage: of those there is a warning.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,8 @@ from pandera.errors import SchemaError, SchemaErrors
 
 from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_file, write_json
 from fvc_lib.services.errors import DataError, command_text
+
+_logger = logging.getLogger(__name__)
 
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")
@@ -147,6 +152,12 @@ def undamaged_content(path: Path) -> bytes:
         if written is None or hashlib.sha256(content).hexdigest() == written.sha256:
             return content
     assert written is not None
+    if not written.document.get("rewrites_noted"):
+        _warn_once(
+            f"{path}: is not as stage {written.record.stem.removeprefix('stage_')} left it. The version of the code "
+            "that finished it did not note tables written interactively since, so this may be one, or damage."
+        )
+        return content
     stage, root = written.record.stem.removeprefix("stage_"), written.record.parents[1]
     # Of several folds only the one whose table it is: the plan knows it by its digest.
     only = [] if stage.rpartition("_fold_")[2].isdecimal() else ["--only", stage]
@@ -155,6 +166,11 @@ def undamaged_content(path: Path) -> bytes:
         f"{written.record.name}). Repeat that stage: "
         f"{command_text('--resume', root, *only)}"
     )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _logger.warning(message)
 
 
 def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:

@@ -91,9 +91,9 @@ def test_every_query_and_the_dashboard_name_a_damaged_table(run: RunPaths) -> No
         "clips": (run.augmented_metadata, "03_augmentation"),
     }
     for name, (path, stage) in asked.items():
-        assert not queries.ask_sql([run], f"SELECT * FROM {name}").notes
+        assert not queries.SQL_TABLES[name]([run]).notes
         content = flip(path, random.Random(1))
-        assert names_damage(queries.ask_sql([run], f"SELECT * FROM {name}").notes, stage), name
+        assert names_damage(queries.SQL_TABLES[name]([run]).notes, stage), name
         assert names_damage(dashboard_notes(Selection((run,))), stage), name
         path.write_bytes(content)
 
@@ -154,6 +154,23 @@ def test_a_table_written_interactively_is_read_and_repeated_on_resume(run: RunPa
     assert reason_to_run(task, NOTHING, run) == "output missing or changed: tables/folds.parquet"
     run.folds.unlink()
     assert reason_to_run(task, NOTHING, run) is not None
+
+
+def test_a_table_rewritten_under_a_version_that_did_not_note_it_is_read_with_a_warning(
+    run: RunPaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    folds = tables.read_table(run.folds, tables.FOLDS)
+    finish(run)
+    record = run.stage_checkpoint("02_folds")
+    document = json.loads(record.read_text())
+    assert document.pop("rewrites_noted") is True
+    record.write_text(json.dumps(document))
+    run.folds.write_bytes(b"")
+    folds.reverse().write_parquet(run.folds)
+
+    for _ in range(2):
+        assert tables.read_table(run.folds, tables.FOLDS).equals(folds.reverse())
+    assert [line.split(": ", 1)[1][:36] for line in caplog.messages] == ["is not as stage 02_folds left it. Th"]
 
 
 def test_a_copied_and_a_recordless_run_are_read_as_before(run: RunPaths, tmp_path: Path) -> None:

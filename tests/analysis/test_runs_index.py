@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +122,23 @@ def test_one_bad_run_is_a_row_and_hides_no_other(make_run: MakeRun, damage: Call
     row = row_of(html, bad)
     if damage in (tear_record, tear_status, nest_status, make_status_a_folder):
         assert "cannot be read" in row
+
+
+def test_what_another_user_does_not_let_be_looked_at_hides_no_other_run(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = make_run(), make_run(name="run_20250401_000000_bad")
+    plain = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path.is_relative_to(bad.leakage_audit.parent):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return plain(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    html = written(good)
+    assert "above control</span>" in row_of(html, good)
+    assert row_of(html, bad)
 
 
 def test_a_finished_run_is_read_once_and_again_when_it_has_changed(

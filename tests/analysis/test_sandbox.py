@@ -1,13 +1,14 @@
 """A query reads the frames it is given, and that is all it can do."""
 
 import contextlib
+import resource
 from pathlib import Path
 
 import duckdb
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read import queries, sql
 from fvc_lib.analysis.read.sql import Limits, ask, ask_bounded, connect
 
 FRAMES = {"numbers": pl.DataFrame({"n": [1, 2, 3], "text": ["a", None, "<script>'"]})}
@@ -147,6 +148,17 @@ def test_a_query_is_stopped_at_its_limits_and_the_next_one_is_answered() -> None
     with pytest.raises(duckdb.Error, match="Out of Memory"):
         ask_bounded("SELECT list(range) FROM range(100000000)", {}, None, Limits(max_bytes=30_000_000))
     assert ask("SELECT 1 AS a", {}).item() == 1
+
+
+@pytest.mark.parametrize("runaway", ["repeat('x', 1000000000)", "length(repeat('x', 600000000))"])
+def test_one_that_duckdb_cannot_stop_takes_only_its_own_process_with_it(
+    monkeypatch: pytest.MonkeyPatch, runaway: str
+) -> None:
+    monkeypatch.setattr(sql, "_GRACE_SECONDS", 0.5)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(duckdb.Error):
+        queries.ask_sql([], f"SELECT {runaway} AS a", limits=Limits(max_bytes=50_000_000, max_seconds=0.5))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # KiB; the text alone is of 600 MB
 
 
 def test_sql_over_runs_is_answered_with_its_parameters_cut_and_refused() -> None:

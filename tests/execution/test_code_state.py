@@ -83,6 +83,14 @@ def test_what_is_large_is_left_out_by_name(checkout):
     assert state.left_out == ("table.py (1.8 MB)",)
     assert b"rate = 2" in state.patch
     assert b"table.py" not in state.patch
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "a large file")
+    (checkout / "table.py").write_text("y = 1\n" * 300_000)
+    (checkout / "lib" / "engine.py").write_text("rate = 3\n")
+    state = code_state(checkout)
+    assert state.left_out == ("table.py (1.8 MB)",)
+    assert b"rate = 3" in state.patch
+    assert b"table.py" not in state.patch
     bounded = code_state(checkout, largest_patch_bytes=50)
     assert bounded.patch == b""
     assert bounded.left_out[-1].startswith("the patch itself: ")

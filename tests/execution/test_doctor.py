@@ -80,17 +80,34 @@ def test_lines_and_exit_code_tell_problems_from_warnings():
 def test_drift_from_the_lock_is_named_with_the_command_that_mends_it(tmp_path, lock, state, said):
     if lock is not None:
         write(tmp_path / "requirements.lock", lock)
-    finding = doctor.packages(tmp_path)[0]
+    finding = doctor.packages(tmp_path)[1]
     assert finding.state == state
     assert said in finding.found
     assert state == "ok" or "requirements.lock" in finding.remedy
 
 
+def test_a_required_package_that_is_missing_is_a_problem(tmp_path):
+    listed = '"Click>=8.1", "pandera[polars]>=0.23", "no-such-package-of-ours==1.0"'
+    write(tmp_path / "pyproject.toml", f"[project]\ndependencies = [{listed}]\n")
+    finding = doctor.packages(tmp_path)[0]
+    assert (finding.state, finding.found) == ("problem", "not installed: no-such-package-of-ours==1.0")
+    assert doctor.packages(tmp_path / "elsewhere")[0].state == "warning"
+    assert doctor.packages(CHECKOUT)[0].state == "ok"
+
+
+def test_a_disk_without_room_for_more_files_is_told(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_FEW_INODES", 1 << 62)
+    finding = doctor.disks(config)[0]
+    if os.statvfs(tmp_path).f_files:  # some file systems have no such number
+        assert finding.state == "warning"
+        assert "files left" in finding.found
+
+
 def test_another_checkout_than_the_one_that_is_imported_is_a_problem(tmp_path):
-    finding = doctor.packages(tmp_path)[1]
+    finding = doctor.packages(tmp_path)[2]
     assert finding.state == "problem"
     assert "--editable ." in finding.remedy
-    assert doctor.packages(CHECKOUT)[1].state == "ok"
+    assert doctor.packages(CHECKOUT)[2].state == "ok"
 
 
 def fake_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.run import lock as run_lock_module
-from fvc_lib.execution.run.lock import is_worked_on, run_lock
+from fvc_lib.execution.run.lock import is_worked_on, read_claim, run_lock
 from fvc_lib.services.atomic_files import this_host
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -188,6 +188,15 @@ def test_a_file_that_names_nobody_holds_nothing(run, content):
     (run.root / "run.lock").write_bytes(content)
     assert not is_worked_on(run)
     assert take(run) == []
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("1e9", 60), ("Infinity", 60), ("NaN", 60), ("-5", 0.01)])
+def test_a_damaged_interval_is_not_waited_for_for_ever(run, written, seconds):
+    text = '{"pid": 77, "host": "far-1", "started_utc": "x", "interval_seconds": %s, "beat": 0}'
+    (run.root / "run.lock").write_text(text % written)
+    holder, _ = read_claim(run.root / "run.lock")
+    assert holder is not None
+    assert holder.interval_seconds == seconds
 
 
 def test_the_beat_goes_on_and_every_reading_of_it_is_whole(run):

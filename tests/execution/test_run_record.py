@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.execution.run import record as run_record
+from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.record import CodeState, begin_run, record_corpus, record_resumption, run_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -241,12 +242,11 @@ for part in "ab":
     assert sorted(commands) == sorted(["first", *(f"{name}{part}" for name in names for part in "ab")])
 
 
-def no_locks(*_):
-    raise OSError(errno.ENOSYS, "Function not implemented")
+@pytest.mark.parametrize("number", sorted(NO_LOCKS), ids=errno.errorcode.__getitem__)
+def test_where_the_disk_has_no_locks_nothing_is_lost_either(run, config, monkeypatch, number):
+    def no_locks(*_):
+        raise OSError(number, os.strerror(number))
 
-
-@pytest.mark.filterwarnings("ignore:flock not supported")
-def test_where_the_disk_has_no_locks_nothing_is_lost_either(run, config, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(run_record, "PATIENCE_SECONDS", 600)  # here it is not about who is given up
     threads = [

@@ -42,6 +42,8 @@ def test_the_last_whole_lines_of_this_attempt_tell_the_loss(tmp_path):
         stream.write(b'{"run_id":"r","step":13,"metric":"lo')
     assert metric_text(last_metric(path, 2)) == "loss 0.3125 (train) at step 12 of epoch 3"
     assert last_metric(path, 3) is None
+    path.write_text('{"attempt": 2, "metric": "loss", "phase": "train", "step": 1, "epoch": 1}\n')
+    assert metric_text(last_metric(path, 2)) == "loss not a number (train) at step 1 of epoch 1"
     assert last_metric(tmp_path / "none", 1) is None
 
 

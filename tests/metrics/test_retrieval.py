@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import threading
 from unittest import mock
 
 import numpy as np
@@ -164,7 +165,7 @@ def test_what_cannot_be_measured_is_refused(videos, texts, text_of_video, ks, me
         retrieval_metrics(videos, texts, np.array(text_of_video), ks)
 
 
-def test_threads_are_given_back_after_errors() -> None:
+def test_threads_are_given_back_after_errors_and_by_calls_at_once() -> None:
     def limits() -> list[int]:
         return [torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())]
 
@@ -172,6 +173,18 @@ def test_threads_are_given_back_after_errors() -> None:
     with contextlib.suppress(KeyError), retrieval_stream.one_thread():
         assert limits()[0] == 1
         raise KeyError
+    assert limits() == before
+
+    def second() -> None:
+        with retrieval_stream.one_thread():
+            entered.set()
+
+    entered, other = threading.Event(), threading.Thread(target=second)
+    with retrieval_stream.one_thread():
+        other.start()
+        assert not entered.wait(0.05)  # else it would take our limit for what was before, and leave it there
+    other.join()
+    assert entered.is_set()
     assert limits() == before
 
 

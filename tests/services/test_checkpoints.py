@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -208,6 +209,25 @@ def test_a_torchscript_file_in_a_checkpoints_place_is_damaged_and_the_one_before
         checkpoint_files._replace_with_digest(tmp_path / "fold_0" / name, partial(put, script.getvalue()))
     assert consistent(open_folder()) == 1
     assert "cannot be loaded safely" in reports[-2]
+
+
+def test_where_no_thread_can_be_started_the_training_itself_writes(open_folder, tmp_path, monkeypatch):
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = open_folder()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        save(folder, 1)
+        assert consistent(open_folder()) == 1
+        patch.setattr(checkpoint_files._HashingStream, "_put", full)
+        with pytest.raises(CheckpointWriteError, match=r"No space left.*previous checkpoint is intact"):
+            save(folder, 2)
+    save(folder, 3)
+    assert consistent(open_folder()) == 3
 
 
 @pytest.mark.fault(11)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,19 @@ def default_metrics(run: RunPaths) -> tuple[str, ...]:
     logged: list[str] = []
     if any("*" in name for name in curves):
         logged = sorted(learning_curves([run], phases=["validation"]).frame["metric"].unique())
-    given = {**RunConfig().model_dump(), **asked}
-    found = (fnmatch.filter(logged, name)[:1] if "*" in name else [name.format_map(given)] for name in curves)
+    defaults = RunConfig().model_dump()
+    found = (
+        fnmatch.filter(logged, name)[:1] if "*" in name else [_filled_in(name, {**defaults, **asked}, defaults)]
+        for name in curves
+    )
     return tuple(itertools.chain.from_iterable(found))
+
+
+def _filled_in(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    try:
+        return name.format_map(given)
+    except (LookupError, TypeError, ValueError, AttributeError):  # of an edited params.yaml
+        return name.format_map(defaults)
 
 
 def run_options(runs_dir: Path) -> list[tuple[str, RunPaths]]:

@@ -80,8 +80,15 @@ def _index_stamp(run: RunPaths) -> list[list[int]]:
     tables = (run.results, run.task_results, run.leakage_audit)
     files = (run.run_json, run.status_json, run.params_yaml, *tables, run.report_html)
     folders = (run.task_status("").parent, run.reports, run.memory("").parent)
-    known = (path.stat() if path.exists() else None for path in (*files, *folders))
-    return [[status.st_mtime_ns, status.st_size] if status else [0, 0] for status in known]
+    return [_mark(path) for path in (*files, *folders)]
+
+
+def _mark(path: Path) -> list[int]:
+    try:
+        status = path.stat()
+    except OSError:  # not there, gone this moment, or another user's
+        return [0, 0]
+    return [status.st_mtime_ns, status.st_size]
 
 
 def _row_or_trouble(run: RunPaths, runs_dir: Path, mark: Sequence[str]) -> tuple[str, bool]:

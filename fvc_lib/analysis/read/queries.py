@@ -19,7 +19,7 @@ import polars as pl
 
 from fvc_lib.analysis.read.logs import METRIC_LINES, curves, read_events, read_log_lines, read_samples
 from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
-from fvc_lib.analysis.read.sql import Limits, ask, ask_bounded
+from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
 from fvc_lib.metrics.declaration import Better, direction
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
@@ -365,7 +365,7 @@ def ask_sql(
     all_named = not words.isdisjoint({"query", "query_table"})
     answers = {name: read(runs if all_named or name in words else ()) for name, read in SQL_TABLES.items()}
     frames = {name: answer.frame for name, answer in answers.items()}
-    rows, more = ask_bounded(query, frames | own, parameters, limits)
+    rows, more = ask_isolated(query, frames | own, parameters, limits)
     notes = dict.fromkeys(note for answer in answers.values() for note in answer.notes)
     cut = (f"Only the first {limits.max_rows:,} rows are shown.",) if more else ()
     return Answer(rows, (*notes, *cut))

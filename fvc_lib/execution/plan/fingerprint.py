@@ -42,6 +42,7 @@ class StageRecord:
 
     fingerprint: Fingerprint
     outputs: dict[str, str]
+    rewrites_noted: bool = True  # a table that is written interactively later is noted here: another digest is damage
 
 
 def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:

@@ -84,7 +84,8 @@ def read_claim(path: Path) -> tuple[Holder | None, float]:
             age_seconds = time.time() - os.fstat(stream.fileno()).st_mtime
             found = json.loads(stream.read(2 * _BYTES))
         holder = Holder(
-            int(found["pid"]), str(found["host"]), str(found["started_utc"]), float(found["interval_seconds"]),
+            int(found["pid"]), str(found["host"]), str(found["started_utc"]),
+            max(0.01, min(60.0, float(found["interval_seconds"]))),  # a damaged claim must not be watched for ever
             int(found["beat"]),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
@@ -96,7 +97,7 @@ BEAT_SECONDS = 5.0
 _MISSED_BEATS = 3  # so many must be missing before a holder out of sight is taken for dead
 _FRESH_SECONDS = 30.0
 # What `flock` says where there is no such lock at all; EAGAIN and EACCES mean that another process has it.
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
+NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
 
 @contextmanager
@@ -195,7 +196,7 @@ def _system_lock_taken(path: Path) -> bool | None:
     except FileNotFoundError:
         return False
     except OSError as error:
-        return None if error.errno in _NO_LOCKS else True
+        return None if error.errno in NO_LOCKS else True
     return False
 
 
@@ -206,7 +207,7 @@ def _take_system_lock(stream: IO[bytes], path: Path) -> None:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except OSError as error:
-            if error.errno in _NO_LOCKS:
+            if error.errno in NO_LOCKS:
                 return  # the beat alone decides
             if not patience:
                 raise _refusal(path, read_claim(path)[0]) from error

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import corpus_record
+from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.status import RunState, RunStatus
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now, write_bytes, write_json, write_text
 from fvc_lib.services.config import RunConfig
@@ -111,8 +112,13 @@ def _patch(checkout: Path) -> tuple[bytes, list[str]]:
     The checkout is not touched: new files are added to a temporary copy of its index.
     """
     listed = _git(checkout, "ls-files", "--others", "--exclude-standard", "-z", "--", *_CODE)
-    new = {os.fsdecode(name): (checkout / os.fsdecode(name)).lstat().st_size for name in listed.split(b"\0") if name}
-    large = {name: size for name, size in new.items() if size > _LARGEST_FILE_BYTES}
+    new = [os.fsdecode(name) for name in listed.split(b"\0") if name]
+    changed = _git(checkout, "diff", "HEAD", "--name-only", "--no-ext-diff", "--no-renames", "-z").split(b"\0")
+    large = {
+        name: size
+        for name in {*new, *(os.fsdecode(each) for each in changed if each)}
+        if (size := _size_bytes(checkout / name)) > _LARGEST_FILE_BYTES
+    }
     added = b"\0".join(os.fsencode(name) for name in new if name not in large)
     with tempfile.TemporaryDirectory() as folder:
         index, objects = Path(folder) / "index", Path(folder) / "objects"
@@ -130,8 +136,16 @@ def _patch(checkout: Path) -> tuple[bytes, list[str]]:
             add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
             _git(checkout, *add, environment=elsewhere, given=added)
         plain = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
-        patch = _git(checkout, "diff", "HEAD", *plain, environment=elsewhere)
+        but = [f":(exclude,top,literal){name}" for name in large]
+        patch = _git(checkout, "diff", "HEAD", *plain, "--", ":/", *but, environment=elsewhere)
     return patch, [f"{path_to_text(name)} ({size / 1e6:.1f} MB)" for name, size in sorted(large.items())]
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:  # deleted since the commit
+        return 0
 
 
 def _text(checkout: Path, *arguments: str) -> str:
@@ -472,9 +486,24 @@ def _patch_path(run: RunPaths, code: CodeState) -> Path:
 @contextmanager
 def _record_held(run: RunPaths) -> Iterator[None]:
     """Hold ``run.json`` against other processes; the system lets go of it when this one dies."""
+    lock: BaseFileLock = FileLock(run.run_json.with_name("run.json.lock"), fallback_to_soft=False)
     try:
-        with FileLock(run.run_json.with_name("run.json.lock"), timeout=PATIENCE_SECONDS, poll_interval=0.02):
-            yield
+        _acquire(lock, run)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        # There are no locks: whoever made this file, of another name than the one that could not be locked, holds it.
+        lock = SoftFileLock(run.run_json.with_name("run.json.held"))
+        _acquire(lock, run)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _acquire(lock: BaseFileLock, run: RunPaths) -> None:
+    try:
+        lock.acquire(timeout=PATIENCE_SECONDS, poll_interval=0.02)
     except Timeout as error:
         raise DataError(
             f"{run.run_json}: another process has been writing it for {PATIENCE_SECONDS:.0f} s. If none is alive, its "

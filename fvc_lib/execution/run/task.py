@@ -209,7 +209,7 @@ def last_metric(path: Path, attempt: int) -> dict[str, Any] | None:
 
 def metric_text(row: Mapping[str, Any]) -> str:
     """Such as ``loss 0.31 (train) at step 12 of epoch 3``."""
-    value = "not a number" if row["value"] is None else f"{row['value']:.4g}"
+    value = "not a number" if row.get("value") is None else f"{row['value']:.4g}"
     return f"{row.get('metric')} {value} ({row.get('phase')}) at step {row.get('step')} of epoch {row.get('epoch')}"
 
 
@@ -334,7 +334,7 @@ class TaskRun:
         if now - self._looked >= LOSS_SECONDS:
             self._looked = now
             row = last_metric(self.run.metrics(self.task.stage.name, self.task.fold), self._attempt)
-            self._last_loss = row["value"] if row is not None and row.get("metric") == "loss" else None
+            self._last_loss = row.get("value") if row is not None and row.get("metric") == "loss" else None
         return self._last_loss
 
     def _run_kernel(self) -> KernelOutcome:
