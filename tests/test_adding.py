@@ -142,3 +142,20 @@ from fvc_lib.metrics.declaration import declaration, direction
 print(METRICS["youden"]([1, 1, 0, 0], [1, 0, 0, 0]), direction("youden"), declaration("youden").title)
 """
     assert with_example("Adding a metric", "metrics/youden.py", code) == "0.5 higher Youden's J\n"
+
+
+def test_a_figure_is_on_the_dashboard_by_its_file_alone(with_example, tmp_path):
+    code = f"""
+from pathlib import Path
+import polars as pl
+from fvc_lib.analysis.dashboard.panels import Selection, panels
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, write_table
+run = RunPaths(Path({str(tmp_path / "runs" / "demo" / "run_20250304_101500_abcdef01")!r}))
+run.folds.parent.mkdir(parents=True)
+columns = {{"video_id": ["a", "b", "c"], "group_id": ["a", "b", "c"], "label": ["real", "fake", "real"]}}
+write_table(pl.DataFrame({{**columns, "fold": [0, 0, 1]}}), FOLDS, run.folds)
+(panel,) = [panel for panel in panels() if panel.name == "videos per fold"]
+print(panel.tasks, panel.draw(Selection((run,))).data[0].y)
+"""
+    assert with_example("Adding a figure", "analysis/figures/videos_per_fold.py", code) == "('video',) (2, 1)\n"

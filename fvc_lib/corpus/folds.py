@@ -264,7 +264,7 @@ def split_for_fold(folds: pl.DataFrame, fold: int, *, inner_validation_share: fl
     ]
     if few:
         raise DataError(
-            f"fold {fold}: the other folds hold {len(groups)} groups, {' and '.join(few)}; wanted at least "
+            f"fold {fold}: the other folds hold {groups_text(len(groups))}, {' and '.join(few)}; wanted at least "
             "2 with each label, one to train on and one for inner validation. Raise num_folds so that more groups stay "
             "for training, or add videos of other events."
         )
@@ -323,6 +323,11 @@ def _group_counts(videos: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def groups_text(count: int) -> str:
+    """``1 group``, ``2 groups``."""
+    return f"{count:,} group{'s' * (count != 1)}"
+
+
 def _matrix(groups: pl.DataFrame) -> npt.NDArray[np.int64]:
     return groups.select(*LABELS).to_numpy().astype(np.int64)
 
@@ -341,7 +346,7 @@ def _require_groups(groups: pl.DataFrame, num_folds: int) -> None:
         else f"Fewer folds do not help, since the least are two; {add}."
     )
     raise DataError(
-        f"num_folds: got {num_folds}, but the index has {groups.height} groups, {got}; wanted a group with real and "
+        f"num_folds: got {num_folds}, but the index has {groups_text(groups.height)}, {got}; wanted a group with real and "
         f"one with fake videos for every fold. {remedy}"
     )
 
@@ -467,7 +472,7 @@ def _refuse_straddling(found: dict[str, _Group]) -> None:
         shown = "; ".join(f"{name!r} in {' and '.join(sorted(found[name].official))}" for name in both[:_MOST_LISTED])
         more = f"; and {len(both) - _MOST_LISTED} more" if len(both) > _MOST_LISTED else ""
         raise LeakageError(
-            f"leakage: the official split divides {len(both)} groups: {shown}{more}. Put each of them into one part, "
+            f"leakage: the official split divides {groups_text(len(both))}: {shown}{more}. Put each of them into one part, "
             "or leave the split away so that one is made."
         )
 
@@ -523,12 +528,12 @@ def _notes(
     counts = Counter(part_of.values())
     if stated:
         kept = Counter(stated.values())
-        told = ", ".join(f"{part} with {kept[part]:,} groups" for part in PARTS if kept[part])
+        told = ", ".join(f"{part} with {groups_text(kept[part])}" for part in PARTS if kept[part])
         yield f"The corpus's own split is kept: {told}."
     if missing:
-        made = " and ".join(f"{part} ({counts[part]:,} groups)" for part in missing)
+        made = " and ".join(f"{part} ({groups_text(counts[part])})" for part in missing)
         of = f"the {len([p for p in stated.values() if p == 'train']):,} official training groups" if stated else ""
-        alone = f"{len(part_of) - len(stated):,} groups without a part" if len(stated) < len(part_of) else ""
+        alone = f"{groups_text(len(part_of) - len(stated))} without a part" if len(stated) < len(part_of) else ""
         yield f"Made by seed: {made}, cut from {' and '.join(text for text in (of, alone) if text)}."
     elif len(stated) < len(part_of):
         yield f"{len(part_of) - len(stated):,} groups without an official part are trained on."

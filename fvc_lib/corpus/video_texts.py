@@ -16,7 +16,7 @@ import polars as pl
 from fvc_lib.corpus import label_table
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
-from fvc_lib.corpus.folds import split_parts
+from fvc_lib.corpus.folds import groups_text, split_parts
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, counts_text, refuse_lost, written_when_refused
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
@@ -248,7 +248,7 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
     if split.empty_parts:
         raise DataError(
             f"split: no pair is left for {' and '.join(split.empty_parts)}; "
-            f"got {len(set(group_of.values())):,} groups, "
+            f"got {groups_text(len(set(group_of.values())))}, "
             f"wanted some in each of {', '.join(PARTS)}. Add videos that are not of one group, or change the "
             "manifest's split."
         )

@@ -109,7 +109,7 @@ def first_pass(
 
 def own_rows(num_samples: int, rank: int, num_ranks: int) -> range:
     """The samples of an effective batch whose share of the joint loss ``rank`` computes: those that it trains on
-    (``sampling.share``).
+    (``loading.share``).
     """
     return range(num_samples * rank // num_ranks, num_samples * (rank + 1) // num_ranks)
 

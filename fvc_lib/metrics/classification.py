@@ -252,7 +252,7 @@ def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
 
 def with_reading(metric: Metric, reading: CurveReading) -> Metric:
     """``metric``, known to be ``reading`` of curves."""
-    metric.reading = reading  # type: ignore[attr-defined]  # of a function, which ``shared_rows`` looks for
+    metric.reading = reading  # type: ignore[attr-defined]  # of a function, which ``intervals`` looks for
     return metric
 
 

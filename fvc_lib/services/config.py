@@ -184,7 +184,7 @@ _ONE_SPLIT = "There is one split: split_validation_share and split_test_share sa
 _BY_LABEL = "Labels are shuffled where videos are told real from fake."
 _SIDE = "The side of an image is image_size, of a video's frames fixed_size."
 _NET = "The network on images is backbone, on videos model."
-_STORE = "Other tasks read the store's files."
+_STORE = "Task video_text reads the store's files; images are read where they lie."
 _CORPUS_OF = {
     "image": "folder or manifest of images; empty: the generated pictures of dishes",
     "video_text": "manifest of videos and texts, or its folder; empty: the generated clips with captions",
@@ -391,7 +391,7 @@ class RunConfig(BaseModel):
     backbone_weights: str = field("", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE)
     freeze_backbone_epochs: int = field(0, "recipe", "train only the heads for so many epochs first", _IMAGE, ge=0)
     unfreeze_stage_epochs: int = field(
-        0, "recipe", "then free a stage of it after so many epochs each, the last first; 0: all at once", _IMAGE, ge=0
+        0, "recipe", "then free the backbone's stages, the last first, each after so many epochs; 0: all", _IMAGE, ge=0
     )
     label_smoothing: float = field(
         0.1, "recipe", "share of the class target spread over all classes", _IMAGE, ge=0, lt=1
@@ -445,7 +445,14 @@ class RunConfig(BaseModel):
         (1, 5, 10), "results", "the k of recall@k", _PAIRS
     )
     retrieval_memory_mb: int = field(
-        64, "nothing", "what retrieval metrics may take", _PAIRS, ge=16, hashed=True, resume=False, memory=_OF_PAIRS
+        64,
+        "nothing",
+        "retrieval metrics take no more beyond the embeddings",
+        _PAIRS,
+        ge=16,
+        hashed=True,
+        resume=False,
+        memory=_OF_PAIRS,
     )
 
     @model_validator(mode="before")

@@ -118,7 +118,7 @@ def test_validation_is_cut_from_the_training_groups_of_an_official_split_alone()
 
 def test_a_group_on_both_sides_of_an_official_split_stops_the_run() -> None:
     rows = [("x", "a", "train"), ("x", "a", "test"), ("y", "a", "train"), ("z", None, None)]
-    with pytest.raises(LeakageError, match=r"divides 1 groups: 'x' in test and train") as error:
+    with pytest.raises(LeakageError, match=r"divides 1 group: 'x' in test and train") as error:
         split(rows)
     assert error.value.exit_code == 3
 

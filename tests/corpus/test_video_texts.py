@@ -167,7 +167,7 @@ def test_training_copies_of_what_is_tested_on_are_left_out_and_said():
     ],
 )
 def test_a_split_that_contradicts_its_own_groups_stops_the_run(rows):
-    with pytest.raises(LeakageError, match="the official split divides 1 groups") as caught:
+    with pytest.raises(LeakageError, match="the official split divides 1 group") as caught:
         indexed([*rows, *SPLIT])
     assert caught.value.exit_code == 3
 
@@ -187,7 +187,7 @@ def test_unreadable_files_are_rejected_row_by_row_and_counted():
 
 
 def test_too_few_groups_for_three_parts_are_refused():
-    with pytest.raises(DataError, match=r"no pair is left for .*got 1 groups.*Add videos"):
+    with pytest.raises(DataError, match=r"no pair is left for .*got 1 group.*Add videos"):
         indexed([("a", "x", None, "g"), ("b", "y", None, "g")])
     assert set(indexed(plain(3)).pairs["part"]) == set(PARTS)
 

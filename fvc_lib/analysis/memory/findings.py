@@ -283,7 +283,7 @@ def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
 
 
 def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
-    """How memory grew over the epochs of each training, judged by ``trend.RULE``: ``run_id stage fold attempt place
+    """How memory grew over the epochs of each training, judged by ``RULE``: ``run_id stage fold attempt place
     phase num_epochs slope_mb level_mb p_value verdict last_mb``; ``slope_mb`` is per epoch.
     """
     keys = [*_KEYS, "attempt", "place", "phase"]

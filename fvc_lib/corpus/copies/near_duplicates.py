@@ -5,7 +5,7 @@ frames. Compared are frames at the same relative times, or where one is taken fo
 start, at the end, or at both: the nearest that were sampled. One frame from the middle must agree closely at the same
 relative time. By it candidates are found, in few videos by comparing all, in many by looking up near codes; first and
 last frames find none, so that thousands of videos with one title or closing card do not all become candidates. Where
-hashes come with looks, these have the last word (``footage_likeness``): they take links away and add none.
+hashes come with looks, these have the last word (``likeness``): they take links away and add none.
 
 Measured with 10 bits on 40 sample events and 41 real clips with 46 edited copies of each (encoders at low rates, other
 sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, up to a quarter cut from either end):

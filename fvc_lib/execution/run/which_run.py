@@ -31,8 +31,8 @@ from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES, TASK_OF_STAGE, TASKS
 
-# Beside a checkpoint: whose it is. The same name stands in services.checkpoints, which may not be imported here: this
-# room must not load torch.
+# Beside a checkpoint: whose it is. The same name stands in services.checkpoint_files, which may not be imported here:
+# this room must not load torch.
 FORK_NOTE = "forked_from.json"
 LATEST = "latest_checkpoint.pt"
 _CHECKPOINTS = (LATEST, "checkpoint_epoch_*.pt")

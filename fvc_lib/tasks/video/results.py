@@ -1,7 +1,8 @@
 """From out-of-fold predictions to the table of results: every number with an interval, and controls beside it.
 
-What a value over all folds is computed from says ``metrics.over_folds``; the interval is of the same value. The metrics
-called ``..._uncalibrated`` are the model's before its temperature, so that it can be seen what that did.
+What a value over all folds is computed from says ``cross_validation.measure_over_folds``; the interval is of the same
+value. The metrics called ``..._uncalibrated`` are the model's before its temperature, so that it can be seen what that
+did.
 
 Scope ``all`` gives each video a vote, ``all_by_group`` each group: its videos weigh one over their number, so that a
 clip that was copied a hundred times does not speak for the corpus. ``fold_mean`` and ``fold_std`` are the plain mean

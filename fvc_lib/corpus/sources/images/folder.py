@@ -61,7 +61,7 @@ def _lacks(folder: Path) -> str:
 
 
 def list_combined(files: CorpusFiles, below: str = "") -> tuple[ImageListing, ...]:
-    """A found for each folder that is a corpus by itself; a plain folder of classes is one, too.
+    """A listing for each folder that is a corpus by itself; a plain folder of classes is one, too.
 
     Classes of one name are one class. Groups of equal names in two of them are two groups.
 
