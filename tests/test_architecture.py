@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,37 @@ def test_the_version_is_said_once():
     import fvc_lib
 
     assert importlib.metadata.version("fvc_lib") == fvc_lib.__version__
+
+
+FILES = {"cfg", "conf", "csv", "feather", "html", "json", "lock", "pt", "py", "safetensors", "txt", "yaml"}
+NOT_OURS = {"a.b", "a.b.c", "fvc.run_key", "mlflow.note.content", "p.grad", "papermill.engine", "stream.frames"}
+
+
+def defined_in(path: Path) -> set[str]:
+    """The names at the top of a module, and the modules of a package."""
+    names = {each.stem for each in path.parent.iterdir()} if path.name == "__init__.py" else set()
+    for node in ast.parse(path.read_text()).body:
+        names |= {node.name} if isinstance(node, ast.ClassDef | ast.FunctionDef) else set()
+        names |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    return names
+
+
+def test_dotted_names_in_docstrings_are_of_something_that_is_there():
+    names = {dotted(path): defined_in(path) for path in MODULES}
+    wrong = []
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        nodes = list(ast.walk(tree))
+        local = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        local |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        local |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        local |= {alias.asname or alias.name for node in nodes if isinstance(node, ast.ImportFrom)
+                  and not str(node.module).startswith("fvc_lib") for alias in node.names}  # fmt: skip
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        texts = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)]
+        for name in re.findall(r"``([a-z_]+(?:\.[A-Za-z_]\w*)+)``", "\n".join(texts)):
+            module, _, last = name.rpartition(".")
+            is_ours = any(f".{known}".endswith(f".{module}") and last in has for known, has in names.items())
+            if not is_ours and last not in FILES and name not in NOT_OURS and name.split(".")[0] not in local:
+                wrong.append(f"{path.name}: {name}")
+    assert wrong == []

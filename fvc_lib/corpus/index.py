@@ -241,7 +241,7 @@ def build_index(
     corpus lies.
 
     Args:
-        corpus: folder, manifest or FVC-2018 folder; see ``sources.read_corpus``.
+        corpus: folder, manifest or FVC-2018 folder; see ``listing.read_corpus``.
         index_path: where the INDEX table goes, sorted by ``video_id``.
         rejected_path: where the REJECTED table goes.
         work_dir: probe results are kept here as they come; a killed index continues from them.

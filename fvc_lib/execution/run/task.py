@@ -1,6 +1,6 @@
 """One execution of one notebook: its kernel watched from outside, its end judged, its record in place.
 
-Knows nothing of plans, locks or ``status.json``: whoever runs it does (``execution.runner``).
+Knows nothing of plans, locks or ``status.json``: whoever runs it does (``run.runner``).
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     """AUC of an oracle that only knows the labels of a group's other videos, ``by row`` and ``by group``.
 
     Needs no file: labels and groups are enough, so it can be asked of a corpus's annotations
-    (``corpus.annotations.undisputed_labels``).
+    (``index.undisputed_labels``).
 
     Args:
         videos: columns ``video_id group_id label``, each video once.

@@ -43,7 +43,7 @@ class Selection:
         temperature: that logits are divided by (``metrics.calibration.fit_temperature``; few videos move it little).
         log_loss: in nats per video, of the calibrated probabilities.
         log_loss_uncalibrated: the same at a temperature of 1.
-        threshold: of the calibrated probability; it has the best balanced accuracy (``metrics.best_threshold``).
+        threshold: of the calibrated probability; it has the best balanced accuracy (``classification.best_threshold``).
         balanced_accuracy: at the threshold; None where the part has one class.
         num_videos: of the inner validation part; and its groups, its real and its fake videos.
     """
