@@ -346,8 +346,8 @@ def _require_groups(groups: pl.DataFrame, num_folds: int) -> None:
         else f"Fewer folds do not help, since the least are two; {add}."
     )
     raise DataError(
-        f"num_folds: got {num_folds}, but the index has {groups_text(groups.height)}, {got}; wanted a group with real and "
-        f"one with fake videos for every fold. {remedy}"
+        f"num_folds: got {num_folds}, but the index has {groups_text(groups.height)}, {got}; wanted a group with real "
+        f"and one with fake videos for every fold. {remedy}"
     )
 
 
@@ -472,8 +472,8 @@ def _refuse_straddling(found: dict[str, _Group]) -> None:
         shown = "; ".join(f"{name!r} in {' and '.join(sorted(found[name].official))}" for name in both[:_MOST_LISTED])
         more = f"; and {len(both) - _MOST_LISTED} more" if len(both) > _MOST_LISTED else ""
         raise LeakageError(
-            f"leakage: the official split divides {groups_text(len(both))}: {shown}{more}. Put each of them into one part, "
-            "or leave the split away so that one is made."
+            f"leakage: the official split divides {groups_text(len(both))}: {shown}{more}. Put each of them into one "
+            "part, or leave the split away so that one is made."
         )
 
 
