@@ -34,7 +34,7 @@ TRAINING = "04_fold_training"
 
 def test_without_mlflow_the_error_names_the_command_that_installs_it(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(UsageError, match=r"pip install 'fvc_lib\[mlflow\]'"):
+    with pytest.raises(UsageError, match=r"make -C .* setup-mlflow"):
         export_run(run, tracking_uri="sqlite:///x.db")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -371,9 +370,16 @@ def ask_sql(
     return Answer(rows, (*notes, *cut))
 
 
+def _read_csv(path: Path) -> pl.DataFrame:
+    """Columns called ``..._id`` stay text, as in the runs' tables: an id of digits would lose its zeros as a number."""
+    names = pl.scan_csv(path).collect_schema().names()
+    texts = {name: pl.String for name in names if name.endswith("_id")}
+    return pl.read_csv(path, schema_overrides=texts, infer_schema_length=None)
+
+
 _READERS: Mapping[str, Callable[[Path], pl.DataFrame]] = {
     ".parquet": pl.read_parquet, ".feather": pl.read_ipc, ".arrow": pl.read_ipc,
-    ".csv": partial(pl.read_csv, infer_schema_length=None), ".jsonl": pl.read_ndjson, ".ndjson": pl.read_ndjson,
+    ".csv": _read_csv, ".jsonl": pl.read_ndjson, ".ndjson": pl.read_ndjson,
 }  # fmt: skip
 
 
