@@ -34,7 +34,7 @@ from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
 from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run.lock import run_lock
-from fvc_lib.execution.run.record import gpus
+from fvc_lib.execution.run.record import gpus, record_corpus
 from fvc_lib.execution.run.stage_end import STOPPED, end_lines, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
 from fvc_lib.execution.run.task import TaskProgress, TaskRun
@@ -73,6 +73,8 @@ def run_task(
     if stage.exit_code == 0:
         _check_outputs(at_work, stage)
     stage.finished_utc = utc_now()
+    if stage.exit_code == 0:
+        record_corpus(run)
     if stage.exit_code == 0 and before is not None and not taken_over():
         if fingerprint_of(task, at_work.notebook, run, config) == before:
             record_finished(task, before, run)

@@ -145,14 +145,7 @@ class StageSession:
         """Write a table of the run, checked against its schema; arguments and errors as of ``read``."""
         path = self._path(table, None)
         tables.write_table(rows, _schema(table), path)
-        if path in (self.paths.images, self.paths.video_texts):
-            self._record_corpus()
         return path
-
-    def _record_corpus(self) -> None:
-        from fvc_lib.execution.run.record import record_corpus  # as above: mending that module repeats no training
-
-        record_corpus(self.paths)
 
     def _path(self, table: str, fold: int | None) -> Path:
         found = getattr(self.paths, table)
@@ -193,8 +186,10 @@ class StageSession:
 
     def close(self, *written: Path) -> pl.DataFrame:
         """Close the logs; the last call of every notebook. Returns columns file (in the run folder) and size_bytes."""
-        if self.paths.index in written:
-            self._record_corpus()
+        if not self.headless:  # else the runner does it
+            from fvc_lib.execution.run.which_run import note_interactive_corpus
+
+            note_interactive_corpus(self.paths)
         gc.collect()  # so that the log's last line shows what the notebook really keeps
         self.memory.close()
         print(f"peak memory of this notebook: {self.memory.peak_bytes / 1e9:.2f} GB; {self.memory.budget.describe()}")

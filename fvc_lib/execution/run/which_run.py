@@ -22,7 +22,7 @@ from fvc_lib.execution.plan.fingerprint import begin_training_state, trained_by_
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task, stage_named
 from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.record import begin_run
+from fvc_lib.execution.run.record import begin_run, record_corpus
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import config as configuration
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_json
@@ -448,6 +448,11 @@ def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
         f"There is no run yet and nothing in the cell above was edited: a run on the built-in corpus begins, with the "
         f'values of params/{path.name} ({differs}). For a run with the cell\'s own values: run_dir = "new".'
     )
+
+
+def note_interactive_corpus(run: RunPaths) -> None:
+    """What a run in a notebook has indexed; the runner does the same for its stages."""
+    record_corpus(run)
 
 
 def note_interactive_training(run: RunPaths, stage: str, fold: int | None, config: RunConfig) -> None:
