@@ -279,8 +279,15 @@ def next_settings(
 
 
 def memory_advice(
-    ran_out: RanOut, *, batch_size: int | None = None, recomputes: bool = False, num_workers: int | None = None
+    ran_out: RanOut,
+    *,
+    batch_size: int | None = None,
+    recomputes: bool = False,
+    num_workers: int | None = None,
+    reads: Collection[str] | None = None,
 ) -> str:
     """``next_settings`` as one sentence."""
-    settings = next_settings(ran_out, batch_size=batch_size, recomputes=recomputes, num_workers=num_workers)
+    settings = next_settings(
+        ran_out, batch_size=batch_size, recomputes=recomputes, num_workers=num_workers, reads=reads
+    )
     return f"Next, try {'; else '.join(settings)}."

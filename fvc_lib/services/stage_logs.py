@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
@@ -280,13 +280,13 @@ class NearLimit:
         return True
 
 
-def _remedy(phase: str) -> str:
-    """What would lower the memory of ``phase``: smaller batches help where there are any."""
+def _remedy(phase: str, reads: Collection[str] | None) -> str:
+    """What of ``reads`` would lower the memory of ``phase``: smaller batches help where there are any."""
     if phase.removeprefix("control_") in ("train", "validation", "test"):
-        return memory_advice("batch")
+        return memory_advice("batch", reads=reads)
     if phase in MEASURING:
         return memory_advice("preflight" if phase == PREFLIGHT else "batch_size_sweep")
-    return memory_advice("preparation")
+    return memory_advice("preparation", reads=reads)
 
 
 class MemorySampler(_Closing):
@@ -312,8 +312,9 @@ class MemorySampler(_Closing):
         mem_gb: float | None = None,
         rank: int = 0,
         interval_seconds: float = SAMPLE_INTERVAL_SECONDS,
+        reads: Collection[str] | None = None,  # fields that the stage reads, for advice that can be followed; None: all
     ) -> None:
-        self.budget = memory_budget(mem_gb)
+        self.budget, self._reads = memory_budget(mem_gb), reads
         self.peak_bytes = 0
         self._rank = rank
         self._opened = time.monotonic()
@@ -429,7 +430,7 @@ class MemorySampler(_Closing):
         whose = "this process and its children" if device == "cpu" else device
         message = (
             f"memory of {whose} is at {usage_percent:.0f} %: {used:,.0f} of {budget:,.0f} MB ({origin}). "
-            f"{_remedy(self._position[0])}"
+            f"{_remedy(self._position[0], self._reads)}"
         )
         _logger.warning("%s", message)
         self.event(

@@ -237,6 +237,14 @@ def test_what_a_warning_says_to_try_is_of_use_in_its_phase(sampled, caplog, phas
     assert remedy in caplog.text
 
 
+def test_a_warning_names_only_settings_that_the_stage_reads(sampled, caplog):
+    sampler = sampled(reads=("batch_size", "num_workers"))
+    sampler.at("report")
+    sampler.watch_device("cuda:0", card(950 * MEGABYTE))
+    assert "more memory for the job" in caplog.text
+    assert "probe_workers" not in caplog.text
+
+
 def test_the_first_sample_is_that_of_the_opening(sampled, tmp_path):
     sampled()
     (row,) = lines_of(tmp_path / "samples.jsonl")

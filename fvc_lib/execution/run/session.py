@@ -241,7 +241,11 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         )
     if attempt is None and not only_looks:
         note_interactive_training(paths, stage, fold, config)
-    memory = _open_sampler(paths, stage, fold, config.mem_gb, headless=attempt is not None)
+    log, events = paths.memory(stage, fold), paths.memory_events(stage, fold)
+    if attempt is None:  # an interactive notebook leaves the run's own memory log as it is
+        name = f"{stage_key(stage, fold)}.interactive_memory"
+        log, events = paths.logs / f"{name}.jsonl", paths.logs / f"{name}_events.jsonl"
+    memory = MemorySampler(log, events=events, mem_gb=config.mem_gb, reads=parameters)
     session = StageSession(
         stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory, given
     )
@@ -250,16 +254,6 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, session.on_signal)
     return session
-
-
-def _open_sampler(
-    paths: RunPaths, stage: str, fold: int | None, mem_gb: float | None, *, headless: bool
-) -> MemorySampler:
-    if headless:
-        return MemorySampler(paths.memory(stage, fold), events=paths.memory_events(stage, fold), mem_gb=mem_gb)
-    # An interactive notebook leaves the run's own memory log as it is.
-    name = f"{stage_key(stage, fold)}.interactive_memory"
-    return MemorySampler(paths.logs / f"{name}.jsonl", events=paths.logs / f"{name}_events.jsonl", mem_gb=mem_gb)
 
 
 def _schema(table: str) -> DataFrameSchema:
