@@ -290,7 +290,7 @@ class TestRefusals:
         make_video(tmp_path / "elsewhere/a.mp4", 1)
         manifest = write_manifest(tmp_path / "m/list.csv", ("../elsewhere/a.mp4", "real", ""))
         with pytest.raises(
-            DataError, match=r"1 x outside_corpus\)\. Files outside .* copy them into it, or put"
+            DataError, match=r"1 x outside_corpus\)\. Files outside .* copy them into it, .* or set allow_outside"
         ) as caught:
             build(manifest)
         assert "epair" not in str(caught.value)
