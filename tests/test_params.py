@@ -149,7 +149,9 @@ def test_each_profile_s_step_measures_below_the_one_before(task, model):
     report = preflight(request, budget=plenty, baseline_bytes=0, store=None, time_limit_seconds=600)
     measured = report.step_bytes_by_micro_batch
     steps = [measured[number] for number in taken]
-    assert sorted(set(steps), reverse=True) == steps
+    full, default_step, _, ultra_safe = steps
+    assert sorted(steps, reverse=True) == steps  # pages are counted: one sample and two may take as many
+    assert full > default_step > ultra_safe
 
 
 @pytest.mark.parametrize("model", ["frame_cnn", "r2plus1d"])

@@ -72,15 +72,18 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
         r"micro-batch 8 \(predicted peak \d+\.\d+ GB\) does not fit .*design\), .*; lowered to 2", lowered.message()
     )
 
-    room_for_none = MemoryBudget(roomy.predicted_peak_bytes - steps[8] + steps[1] // 2, "by design")
+    nothing = MemoryBudget(roomy.baseline_bytes // 2, "by design")
+    before_any_batch = check(request_of_video_task, nothing, store, roomy.baseline_bytes)
+    assert (before_any_batch.micro_batch, before_any_batch.fits, before_any_batch.reused) == (1, False, True)
+    assert "gradient_checkpointing" not in before_any_batch.message()
+    assert "more memory" in before_any_batch.message()
+
+    for_half_a_sample = (before_any_batch.predicted_peak_bytes + before_any_batch.baseline_bytes) // 2
+    room_for_none = MemoryBudget(for_half_a_sample + before_any_batch.reserved_bytes, "by design")
     hopeless = check(request_of_video_task, room_for_none, store, roomy.baseline_bytes)
     assert (hopeless.micro_batch, hopeless.fits, hopeless.reused) == (1, False, True)
     for setting in ("fixed_size, num_frames", "gradient_checkpointing", "more memory"):
         assert setting in hopeless.message()
-
-    before_any_batch = check(request_of_video_task, MemoryBudget(roomy.baseline_bytes // 2, "by design"), store)
-    assert "gradient_checkpointing" not in before_any_batch.message()
-    assert "more memory" in before_any_batch.message()
 
 
 def test_where_the_measuring_would_not_fit_no_process_is_started_and_the_least_is_begun_with(monkeypatch):
