@@ -1,7 +1,5 @@
 """The index: every usable video of a corpus with its label, its leakage group and what the probe found."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace

@@ -1,7 +1,5 @@
 """CSV and Parquet tables that users bring, read as text: their columns, their rows, and the files that these name."""
 
-from __future__ import annotations
-
 import csv
 import difflib
 import io

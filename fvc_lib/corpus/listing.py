@@ -3,8 +3,6 @@
 Which layouts there are is said by the files of ``fvc_lib.corpus.sources.*``: each registers a ``CorpusLoader``.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections import Counter, defaultdict

@@ -5,8 +5,6 @@ ranks the classes by how frequent they are; ``mean_predictor`` says each target'
 whole groups, so what an interval covers is which groups the model is tested on; it takes the trained model as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

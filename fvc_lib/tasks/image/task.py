@@ -1,7 +1,5 @@
 """Recognising pictures: class and numbers from one network. What task image adds to the engine."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -2,8 +2,6 @@
 the sweep over batch sizes and resolutions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Stored clips as samples: training sees originals and augmented copies, all else originals only."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math

@@ -14,8 +14,6 @@ how much another training, or another shuffle of labels, would score is not in i
 alike (constant; group lookup by group) has an interval without width, because nothing about it is uncertain.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

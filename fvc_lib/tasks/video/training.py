@@ -1,7 +1,5 @@
 """One outer fold from tables to predictions: train, choose on inner validation, score the fold once; then a control."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

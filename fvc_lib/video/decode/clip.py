@@ -7,8 +7,6 @@ time where the first shows that the packets promised another number of frames. N
 decoder itself needs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Reading one still picture: upright, in RGB, whole or not at all."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

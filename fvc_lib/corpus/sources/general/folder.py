@@ -1,7 +1,5 @@
 """A folder with ``real/`` and ``fake/`` in it: each file below them is a video with that label."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

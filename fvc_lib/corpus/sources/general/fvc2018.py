@@ -5,8 +5,6 @@
 verified user-generated videos", Online Information Review 43(1), 2019.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit

@@ -1,7 +1,5 @@
 """A CSV or Parquet manifest as label source: one row per video, paths relative to the manifest's folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, SPLIT_COLUMNS, SUFFIXES, cell_text, file_rows, read_label_table

@@ -1,7 +1,5 @@
 """Plain folders of images: one per class, or one per part with the classes in it; and folders of several corpora."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

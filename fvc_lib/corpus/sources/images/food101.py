@@ -4,8 +4,6 @@ Lines of ``train.txt`` and ``test.txt`` look like ``apple_pie/1005649``. Source:
 Gool, "Food-101 - Mining discriminative components with random forests", ECCV 2014.
 """
 
-from __future__ import annotations
-
 from pathlib import Path, PurePosixPath
 
 from fvc_lib.corpus import listing

@@ -1,7 +1,5 @@
 """A CSV or Parquet manifest of images: one row per file, with classes, numbers, groups and parts as far as known."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from pathlib import Path

@@ -6,8 +6,6 @@ official parts, ``imagery`` the pictures, in one folder per dish below ``realsen
 Source: Q. Thames et al., "Nutrition5k: Towards automatic nutritional understanding of generic food", CVPR 2021.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections import defaultdict
