@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.corpus.probing import probe_file
-from fvc_lib.video.decode.clip import OnTruncated, decode_clip
+from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import VideoError
 
 NUM_FRAMES, SIZE = 5, 64
 
 
 def examine(path_text: str) -> dict[str, Any]:
-    """Outcomes of probing and of decoding in both modes, and what they left behind in this process.
+    """Outcomes of probing and of decoding, and what they left behind in this process.
 
     Anything but frames or a ``VideoError`` ends the process, which the parent sees as a crash.
     """
@@ -27,8 +27,7 @@ def examine(path_text: str) -> dict[str, Any]:
     answer = {
         "probe": found.get("reason", "frames"),
         "detail": found.get("detail", ""),
-        "raise": _decoded(path, "raise"),
-        "resample": _decoded(path, "resample"),
+        "decode": _decoded(path),
     }
     return answer | what_is_left() | {"seconds": time.monotonic() - began}
 
@@ -57,10 +56,10 @@ def _status_bytes(field: str) -> int:
     return 1024 * int(status.partition(f"{field}:")[2].split()[0])
 
 
-def _decoded(path: Path, on_truncated: OnTruncated) -> str:
+def _decoded(path: Path) -> str:
     """``frames``, or the reason of the error; a clip of another shape than asked counts as a crash."""
     try:
-        clip = decode_clip(path, NUM_FRAMES, SIZE, on_truncated=on_truncated)
+        clip = decode_clip(path, NUM_FRAMES, SIZE)
     except VideoError as error:
         return error.reason
     if clip.frames.shape != (NUM_FRAMES, 3, SIZE, SIZE) or not clip.num_source_frames > 0:

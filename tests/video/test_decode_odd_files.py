@@ -36,7 +36,6 @@ def test_the_best_of_several_streams_is_read_and_no_other(tmp_path, number_of, n
         best = container.streams.best("video")
         offset = 0 if best.width == 96 else 100
     clip = decode_clip(path, 8)
-    assert clip.source_width == best.width
     assert [number_of(frame) for frame in clip.frames] == [offset + number for number in range(8)]
 
 
@@ -100,17 +99,12 @@ def test_a_damaged_frame_is_an_error_and_never_a_guess(make_video, codec, where)
     """Where the decoder notices: some damage of H.264 and HEVC, and all of VP8 and VP9, decodes as if it were data."""
     noise = np.random.default_rng(0).integers(0, 255, (20, 48, 64, 3), np.uint8)
     path = make_video("whole.mp4", codec=codec, frames=list(noise), gop=20, options={"bf": "0"})
-    whole = decode_clip(path, 20).frames
     content = bytearray(path.read_bytes())
     start = int(len(content) * where)
     content[start : start + 200] = bytes(200)
     path.write_bytes(content)
     with pytest.raises(CorruptVideo, match="frames decode, then"):
         decode_clip(path, 20)
-    clip = decode_clip(path, 20, on_truncated="resample")
-    assert clip.resampled
-    assert 0 < clip.num_source_frames < 20
-    np.testing.assert_array_equal(clip.frames, whole[clip.frame_indices])
 
 
 def test_times_that_no_decoder_could_reorder_do_not_abort_the_process(make_video, number_of):
@@ -198,16 +192,6 @@ def test_frames_with_one_time_keep_the_clock_of_the_others(make_video, number_of
     clip = decode_clip(path, 20)
     assert [number_of(frame) for frame in clip.frames] == list(range(20))
     assert clip.pts_seconds.tolist() == [time / 1000 for time in times]
-    assert decode_clip(path, 2, end_seconds=2.0).frame_indices.tolist() == [0, 10]
-
-
-def test_a_window_holds_the_frame_at_its_start_and_not_the_one_at_its_end(make_video):
-    """30 frames per second in ticks of 1/15360 s: floats of such times are not exact."""
-    path = make_video("thirty.mkv", 100, times_ms=[round(number * 1000 / 30) for number in range(100)])
-    for place in (23, 31, 46, 62, 77):
-        seconds = round(place * 1000 / 30) / 1000
-        assert decode_clip(path, 1, 16, start_seconds=seconds).frame_indices[0] == place
-        assert decode_clip(path, 2, 16, end_seconds=seconds).frame_indices[1] == place - 1
 
 
 @given(st.integers(-(10**9), 10**9), st.sampled_from([(1, 15360), (1, 24000), (1001, 30000), (1, 90000), (1, 1000)]))

@@ -68,7 +68,7 @@ def what_is_wrong(outcome: Outcome) -> str | None:
     """Which promise one outcome breaks, or none."""
     if outcome.answer is None:
         return outcome.failure
-    said = {str(outcome.answer[call]) for call in ("probe", "raise", "resample")}
+    said = {str(outcome.answer[call]) for call in ("probe", "decode")}
     if not said <= REASONS | {"frames"}:
         return f"undocumented: {said}"
     if outcome.answer["stderr_bytes"]:
@@ -131,7 +131,7 @@ def test_the_good_files_are_good(bases: dict[str, bytes], tmp_path: Path) -> Non
         files.append((name, tmp_path / name))
     for outcome in examine(files):
         assert what_is_wrong(outcome) is None, outcome.name
-        assert (outcome.answer or {})["raise"] == "frames", outcome.name
+        assert (outcome.answer or {})["decode"] == "frames", outcome.name
 
 
 def test_mutations_repeat_and_damage(bases: dict[str, bytes]) -> None:
@@ -189,10 +189,10 @@ def test_five_hundred_mutations_of_real_files(shared_media: Path, run_many: Call
 
 
 def test_the_harness_sees_what_breaks_a_promise() -> None:
-    answer = {"probe": "frames", "raise": "frames", "resample": "frames", "stderr_bytes": 0, "detail": ""}
+    answer = {"probe": "frames", "decode": "frames", "stderr_bytes": 0, "detail": ""}
     assert what_is_wrong(Outcome("a", answer, "")) is None
     assert what_is_wrong(Outcome("a", answer | {"stderr_bytes": 1}, "")) is not None
-    assert what_is_wrong(Outcome("a", answer | {"raise": "ValueError"}, "")) is not None
+    assert what_is_wrong(Outcome("a", answer | {"decode": "ValueError"}, "")) is not None
     assert what_is_wrong(Outcome("a", answer | {"probe": "corrupt"}, "")) is not None
     assert what_is_wrong(Outcome("a", None, "timeout: no answer")) == "timeout: no answer"
     leaking = [Outcome("a", {"pid": 1, "rss_bytes": 1_000_000 * n}, "") for n in range(100)]

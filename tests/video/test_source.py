@@ -132,8 +132,8 @@ def test_the_container_is_closed_whatever_happens(make_video):
             raise RuntimeError("on purpose")
         with open_video(path):
             pass
-        with pytest.raises(ValueError, match="no frame in"):
-            decode_clip(path, 1, start_seconds=99)
+        with pytest.raises(ValueError, match="num_frames"):
+            decode_clip(path, 0)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

@@ -4,8 +4,6 @@
 presentation time stamp (pts) is what names a frame.
 """
 
-from __future__ import annotations
-
 import itertools
 import struct
 from array import array
@@ -131,22 +129,13 @@ def check_not_empty(path: Path, table: FrameTable) -> None:
 
 @dataclass(frozen=True)
 class SampleTable:
-    """The samples of one track in decoding order, N of them; times in the track's time scale, from the first dts.
+    """The samples of one track in decoding order, N of them; times in the track's time scale, from the first dts."""
 
-    Attributes:
-        pts: int64 (N,), presentation times.
-        dts: int64 (N,), decoding times.
-        is_key: bool (N,), sync samples: decoding can start there.
-        smallest_bytes: size of the smallest sample.
-        is_complete: no sample ends behind the end of the file.
-        last_duration: of the last sample.
-    """
-
-    pts: IntArray
-    dts: IntArray
-    is_key: npt.NDArray[np.bool_]
-    smallest_bytes: int
-    is_complete: bool
+    pts: IntArray  # (N,), presentation times
+    dts: IntArray  # (N,), decoding times
+    is_key: BoolArray  # (N,), sync samples: decoding can start there
+    smallest_bytes: int  # size of the smallest sample
+    is_complete: bool  # no sample ends behind the end of the file
     last_duration: int
 
 
@@ -170,7 +159,7 @@ def read_sample_table(path: Path, track_id: int, num_samples: int) -> SampleTabl
     try:
         with path.open("rb") as file:
             return _sample_table(_File(file), track_id, num_samples)
-    except (_NotPlain, struct.error):
+    except (_NotPlain, struct.error, KeyError):  # KeyError: a box that is not there
         return None
 
 
@@ -194,7 +183,6 @@ class _File:
         self.whole = _Box(b"", 0, self.num_bytes)
 
     def children(self, parent: _Box) -> Iterator[_Box]:
-        """The boxes inside a box."""
         start = parent.start
         while start + 8 <= parent.end:
             size, kind = self._unpack(">I4s", start)
@@ -210,7 +198,6 @@ class _File:
             start += size
 
     def child(self, parent: _Box, *kinds: bytes) -> _Box:
-        """The only descendant along a path of kinds."""
         for kind in kinds:
             found = [box for box in self.children(parent) if box.kind == kind]
             if len(found) != 1:
@@ -248,11 +235,11 @@ def _sample_table(file: _File, track_id: int, num_samples: int) -> SampleTable:
     track = _track(file, movie, track_id)
     media = file.child(track, b"mdia")
     boxes = {box.kind: box for box in file.children(file.child(media, b"minf", b"stbl"))}
-    if b"stps" in boxes or file.numbers(_need(boxes, b"stsd"), 4, ">I") != (1,):
+    if b"stps" in boxes or file.numbers(boxes[b"stsd"], 4, ">I") != (1,):
         raise _NotPlain
     if b"sbgp" in boxes and file.numbers(boxes[b"sbgp"], 4, ">4s") == (b"rap ",):  # more places to start decoding
         raise _NotPlain
-    durations = file.table(*_counted(file, _need(boxes, b"stts"), 2))
+    durations = file.table(*_counted(file, boxes[b"stts"], 2))
     dts = np.zeros(num_samples, np.int64)
     np.cumsum(_runs(durations, num_samples)[:-1], out=dts[1:])
     pts = dts
@@ -272,12 +259,6 @@ def _sample_table(file: _File, track_id: int, num_samples: int) -> SampleTable:
     )
 
 
-def _need(boxes: dict[bytes, _Box], kind: bytes) -> _Box:
-    if kind not in boxes:
-        raise _NotPlain
-    return boxes[kind]
-
-
 def _counted(file: _File, box: _Box, columns: int) -> tuple[_Box, int, int, int]:
     """Arguments of ``table`` for a box of version and flags, an entry count, and the entries."""
     return box, 8, file.numbers(box, 4, ">I")[0], columns
@@ -293,20 +274,16 @@ def _runs(counts_and_values: npt.NDArray[Any], num_samples: int) -> npt.NDArray[
 
 def _track(file: _File, movie: _Box, track_id: int) -> _Box:
     for track in file.children(movie):
-        if track.kind == b"trak":
-            header = file.child(track, b"tkhd")
-            (version,) = file.numbers(header, 0, ">B")
-            if file.numbers(header, 20 if version else 12, ">I") == (track_id,):
-                return track
+        if track.kind == b"trak" and _behind_times(file, file.child(track, b"tkhd")) == track_id:
+            return track
     raise _NotPlain
 
 
-def _time_scale(file: _File, header: _Box) -> int:
+def _behind_times(file: _File, header: _Box) -> int:
+    """The number behind a header's two times, which version 1 gives 8 bytes each: a track's id or a time scale."""
     (version,) = file.numbers(header, 0, ">B")
-    scale: int = file.numbers(header, 20 if version else 12, ">I")[0]
-    if not scale:
-        raise _NotPlain
-    return scale
+    number: int = file.numbers(header, 20 if version else 12, ">I")[0]
+    return number
 
 
 def _check_edits(file: _File, movie: _Box, track: _Box, media: _Box, pts: IntArray) -> None:
@@ -327,12 +304,12 @@ def _check_edits(file: _File, movie: _Box, track: _Box, media: _Box, pts: IntArr
     duration, media_start, rate = entries[0]
     if rate != 1 << 16 or media_start != int(pts.min()):
         raise _NotPlain
-    scales = _time_scale(file, file.child(media, b"mdhd")), _time_scale(file, file.child(movie, b"mvhd"))
-    if int(pts.max()) - media_start >= duration * scales[0] // scales[1]:
+    scales = _behind_times(file, file.child(media, b"mdhd")), _behind_times(file, file.child(movie, b"mvhd"))
+    if not all(scales) or int(pts.max()) - media_start >= duration * scales[0] // scales[1]:
         raise _NotPlain
 
 
-def _sync_samples(file: _File, boxes: dict[bytes, _Box], num_samples: int) -> npt.NDArray[np.bool_]:
+def _sync_samples(file: _File, boxes: dict[bytes, _Box], num_samples: int) -> BoolArray:
     if b"stss" not in boxes:
         return np.ones(num_samples, bool)
     numbers = file.table(*_counted(file, boxes[b"stss"], 1))[:, 0]
@@ -345,7 +322,7 @@ def _sync_samples(file: _File, boxes: dict[bytes, _Box], num_samples: int) -> np
 
 def _sizes(file: _File, boxes: dict[bytes, _Box], num_samples: int) -> npt.NDArray[Any]:
     """Unsigned (num_samples,), bytes of each sample."""
-    same_size, count = file.numbers(_need(boxes, b"stsz"), 4, ">II")
+    same_size, count = file.numbers(boxes[b"stsz"], 4, ">II")
     if count != num_samples:
         raise _NotPlain
     return np.full(count, same_size, np.uint32) if same_size else file.table(boxes[b"stsz"], 12, count)[:, 0]
@@ -354,8 +331,8 @@ def _sizes(file: _File, boxes: dict[bytes, _Box], num_samples: int) -> npt.NDArr
 def _end_of_samples(file: _File, boxes: dict[bytes, _Box], sizes: npt.NDArray[Any]) -> int:
     """The largest offset behind any chunk: samples lie in chunks without gaps, chunks anywhere in the file."""
     kind, dtype = (b"co64", ">i8") if b"co64" in boxes else (b"stco", ">u4")
-    offsets = file.table(*_counted(file, _need(boxes, kind), 1), dtype=dtype)[:, 0].astype(np.int64)
-    runs = file.table(*_counted(file, _need(boxes, b"stsc"), 3)).astype(np.int64)
+    offsets = file.table(*_counted(file, boxes[kind], 1), dtype=dtype)[:, 0].astype(np.int64)
+    runs = file.table(*_counted(file, boxes[b"stsc"], 3)).astype(np.int64)
     first_chunks = runs[:, 0] - 1
     if not len(runs) or first_chunks[0] != 0 or (np.diff(first_chunks) <= 0).any() or first_chunks[-1] >= len(offsets):
         raise _NotPlain
@@ -419,68 +396,8 @@ def _variable_int(data: bytes, start: int) -> tuple[int | None, int]:
 
 # Containers that store a pts per packet. AVI and elementary streams hold decoding order only.
 _STORES_PTS = frozenset({"mov", "matroska", "mpegts", "flv", "mpeg", "asf", "mxf", "nut", "ogg", "ivf", "gif", "apng"})
-# Of those without, the ones whose frames are shown in the order they are stored when no frame is reordered.
-_IN_ORDER = frozenset({"avi"})
 # Frames an encoder chose not to code are packets of a few bytes that yield no frame (MPEG-4 part 2's N-VOP).
 _SMALLEST_MPEG4_FRAME_BYTES = 8
-
-
-def read_frame_table(source: VideoSource) -> FrameTable:
-    """The frames of a freshly opened video. The container is left anywhere: seek before reading on.
-
-    Raises:
-        UnreadableVideo: the file cannot be read any more.
-    """
-    scan = _Scan(source)
-    scan.read(1)
-    try:
-        table = _table_of_index(source, scan)
-        if table is None:
-            scan.read()
-            table = _table_of_packets(source, scan)
-    except OSError as error:
-        raise UnreadableVideo(source.path, (error.strerror or type(error).__name__).lower()) from error
-    return table
-
-
-def _table_of_index(source: VideoSource, scan: _Scan) -> FrameTable | None:
-    """From the index of an MP4 file; none where that, or the first packet, leaves a doubt."""
-    # VP8 and VP9 may hold hidden references, which only the packets tell.
-    if source.container_name != "mov" or source.codec_name in _HIDDEN_PACKETS:
-        return None
-    if not scan.pts or scan.pts[0] == NO_PTS or not scan.is_shown[0]:
-        return None
-    samples = read_sample_table(source.path, source.stream.id, len(source.stream.index_entries))
-    if samples is None or not samples.is_complete or samples.is_key[0] != scan.is_key[0]:
-        return None
-    pts, is_shown = samples.pts + (scan.pts[0] - samples.pts[0]), np.ones(len(samples.pts), bool)
-    return FrameTable(
-        pts=pts,
-        dts=samples.dts + source.stream.index_entries[0].timestamp,
-        is_key=samples.is_key,
-        is_shown=is_shown,
-        trusted=_codes_every_frame(source, samples.smallest_bytes) and order_is_sure(pts, samples.is_key, is_shown),
-        begins_anew=True,  # what a sync sample is; where a file breaks its word, the decoder will fail
-        stores_pts=True,
-        damage=None,
-        duration=samples.last_duration,
-    )
-
-
-def _table_of_packets(source: VideoSource, scan: _Scan) -> FrameTable:
-    pts, is_key, is_shown = np.array(scan.pts, np.int64), np.array(scan.is_key, bool), np.array(scan.is_shown, bool)
-    in_order = source.container_name in _STORES_PTS or _is_stored_in_order(source, pts)
-    return FrameTable(
-        pts=pts,
-        dts=np.array(scan.dts, np.int64),
-        is_key=is_key,
-        is_shown=is_shown,
-        trusted=in_order and _codes_every_frame(source, scan.smallest_bytes) and order_is_sure(pts, is_key, is_shown),
-        begins_anew=scan.begins_anew,
-        stores_pts=source.container_name in _STORES_PTS,
-        damage=scan.damage(),
-        duration=scan.duration,
-    )
 
 
 class _Scan:
@@ -536,7 +453,7 @@ class _Scan:
         seconds = float((max(self.pts) - min(self.pts)) * time_base)
         return seconds + 1.5 * seconds / max(1, len(self.pts) - 1) >= stated / av.time_base
 
-    def _add(self, packet: Packet[VideoStream]) -> None:
+    def _add(self, packet: "Packet[VideoStream]") -> None:
         if packet.is_corrupt and self._is_mp4:  # the file ends inside this packet
             self._cut_short += 1
             return
@@ -550,15 +467,70 @@ class _Scan:
         self.duration = self.duration if hidden else packet.duration or 0
 
 
+def read_frame_table(source: VideoSource) -> FrameTable:
+    """The frames of a freshly opened video. The container is left anywhere: seek before reading on.
+
+    Raises:
+        UnreadableVideo: the file cannot be read any more.
+    """
+    scan = _Scan(source)
+    scan.read(1)
+    try:
+        table = _table_of_index(source, scan)
+        if table is None:
+            scan.read()
+            table = _table_of_packets(source, scan)
+    except OSError as error:
+        raise UnreadableVideo(source.path, (error.strerror or type(error).__name__).lower()) from error
+    return table
+
+
+def _table_of_index(source: VideoSource, scan: _Scan) -> FrameTable | None:
+    """From the index of an MP4 file; none where that, or the first packet, leaves a doubt."""
+    # VP8 and VP9 may hold hidden references, which only the packets tell.
+    if source.container_name != "mov" or source.codec_name in _HIDDEN_PACKETS:
+        return None
+    if not scan.pts or scan.pts[0] == NO_PTS or not scan.is_shown[0]:
+        return None
+    samples = read_sample_table(source.path, source.stream.id, len(source.stream.index_entries))
+    if samples is None or not samples.is_complete or samples.is_key[0] != scan.is_key[0]:
+        return None
+    pts, is_shown = samples.pts + (scan.pts[0] - samples.pts[0]), np.ones(len(samples.pts), bool)
+    return FrameTable(
+        pts=pts,
+        dts=samples.dts + source.stream.index_entries[0].timestamp,
+        is_key=samples.is_key,
+        is_shown=is_shown,
+        trusted=_codes_every_frame(source, samples.smallest_bytes) and order_is_sure(pts, samples.is_key, is_shown),
+        begins_anew=True,  # what a sync sample is; where a file breaks its word, the decoder will fail
+        stores_pts=True,
+        damage=None,
+        duration=samples.last_duration,
+    )
+
+
+def _table_of_packets(source: VideoSource, scan: _Scan) -> FrameTable:
+    pts, is_key, is_shown = np.array(scan.pts, np.int64), np.array(scan.is_key, bool), np.array(scan.is_shown, bool)
+    stores_pts = source.container_name in _STORES_PTS
+    reorders = bool(source.stream.codec_context.has_b_frames)
+    in_order = stores_pts or (source.container_name == "avi" and not reorders and bool((np.diff(pts) > 0).all()))
+    return FrameTable(
+        pts=pts,
+        dts=np.array(scan.dts, np.int64),
+        is_key=is_key,
+        is_shown=is_shown,
+        trusted=in_order and _codes_every_frame(source, scan.smallest_bytes) and order_is_sure(pts, is_key, is_shown),
+        begins_anew=scan.begins_anew,
+        stores_pts=stores_pts,
+        damage=scan.damage(),
+        duration=scan.duration,
+    )
+
+
 def _codes_every_frame(source: VideoSource, smallest_bytes: int) -> bool:
     if source.codec_name == "dirac":  # its decoder calls every frame a keyframe, so a wrong start is not noticed
         return False
     return source.codec_name != "mpeg4" or smallest_bytes >= _SMALLEST_MPEG4_FRAME_BYTES
-
-
-def _is_stored_in_order(source: VideoSource, pts: IntArray) -> bool:
-    reorders = bool(source.stream.codec_context.has_b_frames)
-    return source.container_name in _IN_ORDER and not reorders and bool((np.diff(pts) > 0).all())
 
 
 def _vp8_is_hidden(data: memoryview) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -126,7 +127,8 @@ class FrameConverter:
     def content_box(self, frame: VideoFrame) -> Box:
         """Where the picture lies in the output; the rest is black."""
         height, width = self.output_shape(frame)
-        sides = (frame.width * self._pixel_aspect(), Fraction(frame.height))
+        aspect = (self.sample_aspect_ratio if self._size is not None else None) or Fraction(1)
+        sides = (frame.width * aspect, Fraction(frame.height))
         display_width, display_height = sides[::-1] if self.orientation.transposed else sides
         return fit(display_width, display_height, width, height)
 
@@ -141,9 +143,6 @@ class FrameConverter:
             plane = planar.planes[plane_index]
             rows = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
             content[channel] = orientation.apply(rows[: planar.height, : planar.width])
-
-    def _pixel_aspect(self) -> Fraction:
-        return (self.sample_aspect_ratio if self._size is not None else None) or Fraction(1)
 
 
 # Where wanted frames go: one array of pixels, and what the first of them tells about the video.
@@ -162,7 +161,6 @@ class FrameSink:
         self.places = places
         self.wanted = set(places.tolist())
         self.frames: Pixels = np.empty((0, 3, 0, 0), np.uint8)
-        self.source_width = self.source_height = self.rotation_degrees = 0
         self.content = Box(0, 0, 0, 0)
         self._source = source
         self._converter = FrameConverter(size, None)
@@ -182,8 +180,6 @@ class FrameSink:
             converter.sample_aspect_ratio = self._source.sample_aspect_ratio
             self.frames = np.empty((len(self.places), 3, *converter.output_shape(frame)), np.uint8)
         if place == self.places[0]:
-            self.source_width, self.source_height = frame.width, frame.height
-            self.rotation_degrees = converter.orientation.rotation_degrees
             self.content = converter.content_box(frame)
         slots = np.flatnonzero(self.places == place)
         converter.convert(frame, self.frames[slots[0]])
@@ -299,17 +295,12 @@ class _PacketCursor:
         self._packets = self._source.packets()
         while (packet := self.next()) is not None:
             if packet.is_keyframe and packet.pts == table.pts[key]:
-                self._packets = _chain(packet, self._packets)
+                self._packets = itertools.chain([packet], self._packets)
                 self._position = key
                 return True
             if packet.pts is not None and (np.flatnonzero(table.pts == packet.pts) > key).any():
                 return False  # landed behind it
         return False
-
-
-def _chain(first: Packet[VideoStream], rest: Iterator[Packet[VideoStream]]) -> Iterator[Packet[VideoStream]]:
-    yield first
-    yield from rest
 
 
 def _read_group(
