@@ -71,19 +71,20 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
     objective = _Objective(np.outer(shares, totals), totals)
     # Which of two equal parts is served first must not always be the first one.
     order = generator.permutation(len(shares))
-    placed = _spread(np.bincount(type_of, minlength=len(types)), shares)
-    _place_rest(types, np.bincount(type_of, minlength=len(types)), placed, objective, order)
+    sizes = np.bincount(type_of, minlength=len(types))
+    # (T, P): how many groups of each type each part has; first the whole number that it is due at least.
+    placed = np.floor(np.outer(sizes, shares) + _TINY).astype(np.int64)
+    _place_rest(types, sizes, placed, objective, order)
     _improve(types, placed, objective)
-    return _deal(placed, type_of, generator)
-
-
-def _spread(sizes: IntArray, shares: FloatArray) -> IntArray:
-    """The whole number of groups of each type that each part is due at least: (T, P)."""
-    return np.floor(np.outer(sizes, shares) + _TINY).astype(np.int64)
+    parts = np.empty(len(type_of), dtype=np.int64)
+    for kind, row in enumerate(placed):
+        groups = np.flatnonzero(type_of == kind)
+        parts[generator.permutation(groups)] = np.repeat(np.arange(len(shares)), row)
+    return parts
 
 
 def _place_rest(types: IntArray, sizes: IntArray, placed: IntArray, objective: _Objective, order: IntArray) -> None:
-    """Place what ``_spread`` left over where it costs least, groups that weigh most first; changes ``placed``."""
+    """Place what is left over where it costs least, groups that weigh most first; changes ``placed``."""
     load = (placed.T @ types).astype(np.float64)
     weight = (types / objective.totals).max(axis=1)
     for kind in np.lexsort((np.arange(len(types)), -weight)):
@@ -138,17 +139,8 @@ def _best_swap(
         - objective.cost(load[b], b)
     )
     change = np.where(has[:, a][:, None] & has[:, b][None, :], np.round(change, 10), np.inf)
-    place = int(np.argmin(change))
-    return float(change.flat[place]), place // change.shape[1], place % change.shape[1]
-
-
-def _deal(placed: IntArray, type_of: IntArray, generator: np.random.Generator) -> IntArray:
-    """Hand out the places of each type to its groups in random order: (G,)."""
-    parts = np.empty(len(type_of), dtype=np.int64)
-    for kind, row in enumerate(placed):
-        groups = np.flatnonzero(type_of == kind)
-        parts[generator.permutation(groups)] = np.repeat(np.arange(placed.shape[1]), row)
-    return parts
+    give, take = divmod(int(np.argmin(change)), change.shape[1])
+    return float(change[give, take]), give, take
 
 
 # What a generator is for; part of its seed, so that no two purposes share draws.
@@ -197,7 +189,8 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
     groups = _group_counts(videos)
     _require_groups(groups, num_folds)
     shares = np.full(num_folds, 1 / num_folds)
-    fold_of_group = balance_groups(_matrix(groups), shares, np.random.default_rng([seed, _OUTER]))
+    matrix = groups.select(*LABELS).to_numpy()
+    fold_of_group = balance_groups(matrix, shares, np.random.default_rng([seed, _OUTER]))
     assigned = groups.select("group_id", pl.Series("fold", fold_of_group, dtype=pl.Int64))
     folds = videos.join(assigned, on="group_id", how="left", maintain_order="left").select(*FOLDS.columns)
     check_folds(folds)
@@ -258,7 +251,7 @@ def split_for_fold(folds: pl.DataFrame, fold: int, *, inner_validation_share: fl
     if not test.height:
         raise DataError(f"fold {fold}: no such fold; there are {sorted(folds['fold'].unique())}.")
     groups = _group_counts(rest)
-    matrix = _matrix(groups)
+    matrix = groups.select(*LABELS).to_numpy()
     few = [
         f"{n} with {label} videos" for label, n in zip(LABELS, np.count_nonzero(matrix, axis=0), strict=True) if n < 2
     ]
@@ -309,9 +302,9 @@ def _draw_labels(fake_shares: npt.NDArray[np.float64], generator: np.random.Gene
         num_fake = min(max(num_fake, 1), num_groups - 1)
     # Systematic sampling over the groups in the order of their old labels, equal ones in random order.
     order = np.lexsort((generator.permutation(num_groups), fake_shares))
-    places = np.floor((np.arange(num_fake) + generator.random()) * num_groups / max(num_fake, 1)).astype(int)
-    fake_places = set(order[places].tolist())
-    return ["fake" if place in fake_places else "real" for place in range(num_groups)]
+    drawn = np.floor((np.arange(num_fake) + generator.random()) * num_groups / max(num_fake, 1)).astype(int)
+    fakes = set(order[drawn].tolist())
+    return ["fake" if group in fakes else "real" for group in range(num_groups)]
 
 
 def _group_counts(videos: pl.DataFrame) -> pl.DataFrame:
@@ -326,10 +319,6 @@ def _group_counts(videos: pl.DataFrame) -> pl.DataFrame:
 def groups_text(count: int) -> str:
     """``1 group``, ``2 groups``."""
     return f"{count:,} group{'s' * (count != 1)}"
-
-
-def _matrix(groups: pl.DataFrame) -> npt.NDArray[np.int64]:
-    return groups.select(*LABELS).to_numpy().astype(np.int64)
 
 
 def _require_groups(groups: pl.DataFrame, num_folds: int) -> None:
@@ -352,23 +341,27 @@ def _require_groups(groups: pl.DataFrame, num_folds: int) -> None:
 
 
 def _refuse_shared(frame: pl.DataFrame, column: str, part: str) -> None:
-    places = frame.group_by(column).agg(pl.col(part).unique().sort(), pl.len().alias("rows")).sort(column)
-    shared = places.filter(pl.col(part).list.len() > 1)
+    rows_of = frame.group_by(column).agg(pl.col(part).unique().sort(), pl.len().alias("rows")).sort(column)
+    shared = rows_of.filter(pl.col(part).list.len() > 1)
     if shared.height:
-        examples = "; ".join(
-            f"{name!r} in {part}s {', '.join(str(value) for value in values)}"
-            for name, values in shared.select(column, part).head(_MOST_LISTED).iter_rows()
-        )
-        more = f"; and {shared.height - _MOST_LISTED} more" if shared.height > _MOST_LISTED else ""
+        found = [
+            f"{name!r} in {part}s {', '.join(map(str, values))}"
+            for name, values in shared.select(column, part).iter_rows()
+        ]
         raise LeakageError(
-            f"leakage: {shared.height} {column}s are in more than one {part}: {examples}{more}. "
+            f"leakage: {shared.height} {column}s are in more than one {part}: {_listed(found)}. "
             "Make the folds again from the index."
         )
-    if column == "video_id" and places.height < frame.height:
-        twice = places.filter(pl.col("rows") > 1)["video_id"]
+    if column == "video_id" and rows_of.height < frame.height:
+        twice = rows_of.filter(pl.col("rows") > 1)["video_id"]
         raise LeakageError(
             f"leakage: {len(twice)} videos are listed twice: {some_of(twice.to_list())}. Make the folds again."
         )
+
+
+def _listed(found: Sequence[str]) -> str:
+    more = [f"and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []
+    return "; ".join([*found[:_MOST_LISTED], *more])
 
 
 # --- One split into train, validation and test instead of folds: even in every stratum, official where given.
@@ -469,10 +462,9 @@ def _gather(groups: Sequence[str], strata: Sequence[str | None], official: Seque
 def _refuse_straddling(found: dict[str, _Group]) -> None:
     both = sorted(name for name, group in found.items() if len(group.official) > 1)
     if both:
-        shown = "; ".join(f"{name!r} in {' and '.join(sorted(found[name].official))}" for name in both[:_MOST_LISTED])
-        more = f"; and {len(both) - _MOST_LISTED} more" if len(both) > _MOST_LISTED else ""
+        shown = _listed([f"{name!r} in {' and '.join(sorted(found[name].official))}" for name in both])
         raise LeakageError(
-            f"leakage: the official split divides {groups_text(len(both))}: {shown}{more}. Put each of them into one "
+            f"leakage: the official split divides {groups_text(len(both))}: {shown}. Put each of them into one "
             "part, or leave the split away so that one is made."
         )
 
@@ -527,9 +519,9 @@ def _notes(
 ) -> Iterable[str]:
     counts = Counter(part_of.values())
     if stated:
-        kept = Counter(stated.values())
-        told = ", ".join(f"{part} with {groups_text(kept[part])}" for part in PARTS if kept[part])
-        yield f"The corpus's own split is kept: {told}."
+        sizes = Counter(stated.values())
+        parts = ", ".join(f"{part} with {groups_text(sizes[part])}" for part in PARTS if sizes[part])
+        yield f"The corpus's own split is kept: {parts}."
     if missing:
         made = " and ".join(f"{part} ({groups_text(counts[part])})" for part in missing)
         of = f"the {len([p for p in stated.values() if p == 'train']):,} official training groups" if stated else ""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,21 +10,21 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.corpus import listing
-from fvc_lib.corpus.copies import images as alike
-from fvc_lib.corpus.copies.images import Copies
+from fvc_lib.corpus.copies.groups import GroupMember, join_groups
+from fvc_lib.corpus.copies.likeness import SamePictures
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.folds import split_parts
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.listing import NOT_A_LOSS, CorpusFiles, ImageListing, ListedImage, Refusal, Rejections
-from fvc_lib.corpus.probing import IMAGE_FILES, probe_files
+from fvc_lib.corpus.probing import IMAGE_FILES, ProbedImage, probe_files
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
-from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, PARTS, check_table
+from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, PARTS, check_table, frame_of
 from fvc_lib.video.decode.still_image import ImageFacts
 
 # --- Refusal of an index of images that nothing can be made of, and sentences about one that can.
-
 
 # Left out without anything being wrong with the corpus.
 _NO_LOSS = NOT_A_LOSS | {"copy_across_split", "duplicate_row", "no_picture", "nothing_to_learn"}
@@ -57,22 +57,16 @@ def refuse_unlearnable(images: pl.DataFrame, targets: pl.DataFrame) -> None:
         )
 
 
-def class_notes(images: pl.DataFrame) -> list[str]:
-    """A sentence about classes that are never trained on."""
+def _closing_notes(images: pl.DataFrame, rejected: pl.DataFrame) -> Iterator[str]:
+    """On classes that are never trained on, and how many images are left out for which reasons."""
     trained = set(images.filter(part="train")["class_label"].to_list())
     never = [name for name in classes_of(images) if name not in trained]
-    if not never:
-        return []
-    names = listing.some_of(never, 8)
-    return [f"{len(never):,} classes have no training image, so none of their test images can be right: {names}."]
-
-
-def rejection_notes(rejected: pl.DataFrame) -> list[str]:
-    """A sentence that counts what is left out, by reason."""
-    counts = ", ".join(
-        f"{count:,} x {reason}" for reason, count in listing.counted(rejected["reason"].to_list()).items()
-    )
-    return [f"Left out: {counts}."] if counts else []
+    if never:
+        names = listing.some_of(never, 8)
+        yield f"{len(never):,} classes have no training image, so none of their test images can be right: {names}."
+    counts = listing.counted(rejected["reason"].to_list())
+    if counts:
+        yield f"Left out: {', '.join(f'{count:,} x {reason}' for reason, count in counts.items())}."
 
 
 # --- Dev mode: a small part of a corpus, chosen by seed, on which a run takes minutes instead of hours.
@@ -187,6 +181,226 @@ def _quarter(values: Mapping[str, float], edges: Mapping[str, list[float]]) -> s
     return f"{known} quarter {1 + int(np.searchsorted(edges[known], values[known], side='left'))}"
 
 
+# --- Pictures that are copies of one another, to the byte or to the eye: which stay together, which are left out. A
+# photograph that was saved anew, resized, cropped or brightened is the same photograph. In training under one name and
+# in the test under another, it would be recognised and not understood.
+
+# The part that keeps its pictures where copies are on two sides; the others' are left out.
+PREFERRED = {"test": 0, "validation": 1, "train": 2, None: 3}
+_HELD_OUT = ("test", "validation")
+_SAID = {"train": "training", "validation": "validation"}
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Which pictures are copies of one another."""
+
+    of: Mapping[str, str]  # for each path what all copies of it share: the smallest content hash among them
+    looked_for: bool  # whether near-copies were looked for, beside equal files
+
+
+def copies_among(probed: Sequence[ProbedImage], near_duplicate_bits: int) -> Copies:
+    """Find equal files, and pictures that look the same, by their hashes and thumbnails.
+
+    With 0 for ``near_duplicate_bits`` only equal files; else see ``near_duplicates``.
+    """
+    content = {found.path: found.facts.content_sha256 for found in probed if found.facts is not None}
+    one_each = list({content[found.path]: found for found in probed}.values())
+    links: list[tuple[int, int]] = []
+    if near_duplicate_bits:
+        judge = SamePictures([found.thumbnail for found in one_each])
+        links = near_duplicate_links([found.perceptual_hash for found in one_each], near_duplicate_bits, judge)
+    members = [GroupMember(found.path, found.path, content[found.path]) for found in one_each]
+    smallest: dict[str, str] = {}
+    components = join_groups(members, links).group_ids
+    for found, component in zip(one_each, components, strict=True):
+        smallest[component] = min(content[found.path], smallest.get(component, content[found.path]))
+    shared = {content[found.path]: smallest[name] for found, name in zip(one_each, components, strict=True)}
+    return Copies({path: shared[own] for path, own in content.items()}, near_duplicate_bits > 0)
+
+
+def groups_of_images(images: Sequence[ListedImage], copies: Copies) -> tuple[dict[str, str], list[str]]:
+    """The group of each path, and sentences where stated groups were joined and where none was stated.
+
+    An image without a stated group is a group with its copies, called by their content. Stated groups that share a copy
+    are one group, as in ``groups.join_groups``: the other frames of a dish that is also filed as another one belong to
+    both. Groups that the official split has on two sides stay two (there the copy in training is left out), and so do
+    those of different corpora in a combined one, each of which is split by itself.
+    """
+    keys = {
+        image.path: f"{copies.of[image.path]} {part if part in _HELD_OUT else 'train'} {image.corpus}"
+        for image, part in zip(images, known_parts(images), strict=True)
+    }
+    stated = [image for image in images if image.stated_group is not None]
+    members = [GroupMember(image.path, image.path, keys[image.path], image.stated_group) for image in stated]
+    grouping = join_groups(members)
+    home = {keys[image.path]: group for image, group in zip(stated, grouping.group_ids, strict=True)}
+    groups = {path: home.get(key, f"image {copies.of[path][:16]}") for path, key in keys.items()}
+    notes = []
+    if grouping.merges:
+        notes.append(f"{len(grouping.merges):,} times two stated groups share a copy of a picture: they are one group.")
+    notes += _copies_notes(images, copies)
+    if len(stated) < len(images) and not copies.looked_for:
+        notes.append(
+            f"{len(images) - len(stated):,} images have no stated group and stay together only with equal files: of a "
+            "picture and its copy saved anew one may be trained on and the other tested on. Set near_duplicate_bits, "
+            "or state groups in a manifest."
+        )
+    return groups, notes
+
+
+def without_copies_across(
+    images: Sequence[ListedImage], parts: Sequence[str], copies: Copies, rejections: Rejections
+) -> tuple[list[int], list[str]]:
+    """Leave out pictures with a copy in a part that is held out from theirs, as is done with equal files.
+
+    The test part stays as it is, so results remain comparable with others on an official split; training loses what it
+    could only help to recognise. Of copies in test and validation the test keeps its.
+
+    Args:
+        images: (N,).
+        parts: (N,), as far as decided; what is undecided counts as training.
+        copies: of their paths.
+        rejections: receives what is left out.
+
+    Returns:
+        Places of the images that stay, and sentences on what was left out.
+    """
+    holders: dict[str, tuple[int, str, str]] = {}
+    for image, part in zip(images, parts, strict=True):
+        if part in _HELD_OUT:
+            shown = (PREFERRED[part], image.path, part)
+            holders[copies.of[image.path]] = min(shown, holders.get(copies.of[image.path], shown))
+    kept: list[int] = []
+    left_out: Counter[str] = Counter()
+    for place, (image, part) in enumerate(zip(images, parts, strict=True)):
+        _, twin, holder = holders.get(copies.of[image.path], (0, "", part))
+        if part == holder:
+            kept.append(place)
+            continue
+        detail = (
+            f"looks like {twin!r} of the {holder} part, or like a copy of it, so it is not used elsewhere. Where they "
+            "only look alike, lower near_duplicate_bits (0: off)."
+        )
+        rejections.add_file(image.path, Refusal("copy_across_split", detail), image.class_label, image.row)
+        left_out[part] += 1
+    return kept, [
+        f"{count:,} of {parts.count(part):,} images of the {_SAID[part]} part ({count / parts.count(part):.1%}) look "
+        "like images that are held out from it: left out, so that nothing tested on was learned."
+        for part, count in sorted(left_out.items())
+    ]
+
+
+def known_parts(images: Sequence[ListedImage]) -> list[str]:
+    """The part that each image is in by the corpus's word on it or on its stated group; else ``train``, to be cut."""
+    said: defaultdict[str | None, set[str]] = defaultdict(set)
+    for image in images:
+        if image.part is not None:
+            said[image.stated_group].add(image.part)
+    of_group = {group: min(parts) for group, parts in said.items() if group and len(parts) == 1}
+    return [image.part or of_group.get(image.stated_group or "", "train") for image in images]
+
+
+def _copies_notes(images: Sequence[ListedImage], copies: Copies) -> Iterable[str]:
+    if not copies.looked_for:
+        return
+    classes: defaultdict[str, set[str]] = defaultdict(set)
+    sharing: defaultdict[str, set[str]] = defaultdict(set)
+    for image in images:
+        sharing[copies.of[image.path]].add(image.path)
+        if image.class_label is not None:
+            classes[copies.of[image.path]].add(image.class_label)
+    found = {name: sorted(paths) for name, paths in sharing.items() if len(paths) > 1}
+    if not found:
+        yield f"No two of {len(images):,} images are copies of one another."
+        return
+    largest = max(found.values(), key=lambda paths: (len(paths), paths))
+    disputed = sorted(min(found[name]) for name in found if len(classes[name]) > 1)
+    yield (
+        f"{sum(map(len, found.values())):,} images are copies of one another or look so (saved anew, resized, cropped, "
+        f"mirrored, brightened): {len(found):,} sets, the largest of {len(largest):,} (with {min(largest)!r}). No set "
+        "is divided by the split."
+    )
+    if disputed:
+        yield (
+            f"{len(disputed):,} of these sets have pictures of more than one class, such as that of {disputed[0]!r}: "
+            "look at them."
+        )
+
+
+_LEFT_OUT = {
+    "class": "images whose content has two classes are left out, all of them.",
+    "number": "images whose content has two numbers for one target are left out, all of them.",
+    "copy": "exact copies of other images are left out.",
+    "split": "training images are exact copies of official test or validation images: left out.",
+}
+
+
+def settle_contents(
+    images: Sequence[ListedImage], contents: Mapping[str, str], rejections: Rejections
+) -> tuple[list[ListedImage], list[str]]:
+    """Keep one image of each content.
+
+    Of copies on both sides of an official split the one outside the training part stays: the training copy would be a
+    test image that was learned. Else the first by path stays. Copies with two classes, or two numbers for one target,
+    are all left out: nobody knows which is right.
+
+    Returns:
+        The images that stay, sorted by path, and sentences on what was left out.
+    """
+    sharing: defaultdict[str, list[ListedImage]] = defaultdict(list)
+    for image in images:
+        sharing[contents[image.path]].append(image)
+    kept, counts = [], Counter[str]()
+    for copies in sharing.values():
+        if len(copies) == 1:
+            kept.append(copies[0])
+            continue
+        disputed = _dispute(copies)
+        if disputed is not None:
+            counts["class" if disputed.reason == "conflicting_labels" else "number"] += len(copies)
+            for copy in copies:
+                rejections.add_file(copy.path, disputed, copy.class_label, copy.row)
+            continue
+        first, *others = sorted(copies, key=_preference)
+        kept.append(first)
+        for copy in others:
+            across = copy.part == "train" and first.part in _HELD_OUT
+            counts["split" if across else "copy"] += 1
+            why = f"of the official {first.part} part, so it is not trained on" if across else "which is used"
+            reason = "copy_across_split" if across else "duplicate_content"
+            refusal = Refusal(reason, f"same content as {first.path!r}, {why}.")
+            rejections.add_file(copy.path, refusal, copy.class_label, copy.row)
+    return sorted(kept, key=lambda image: image.path), [
+        f"{counts[what]:,} {how}" for what, how in _LEFT_OUT.items() if counts[what]
+    ]
+
+
+def _preference(image: ListedImage) -> tuple[int, bool, int, str, int]:
+    return PREFERRED[image.part], image.class_label is None, -len(image.targets), image.path, image.row or 0
+
+
+def _dispute(copies: Sequence[ListedImage]) -> Refusal | None:
+    classes = {image.class_label for image in copies if image.class_label is not None}
+    if len(classes) > 1:
+        shown = ", ".join(sorted(f"{image.path!r} ({image.class_label})" for image in copies))
+        return Refusal("conflicting_labels", f"one content with two classes: {shown}. Keep the right one.")
+    values: defaultdict[str, set[float]] = defaultdict(set)
+    for image in copies:
+        for name, value in image.targets:
+            values[name].add(value)
+    differing = sorted(name for name, found in values.items() if len(found) > 1)
+    if differing:
+        paths = ", ".join(sorted(repr(image.path) for image in copies))
+        found = " and ".join(f"{value:g}" for value in sorted(values[differing[0]]))
+        detail = f"one content with two numbers for {differing[0]!r}, {found}: {paths}. Keep the right one."
+        return Refusal("conflicting_targets", detail)
+    return None
+
+
+# --- The index: list, decode, find copies, split, write down.
+
+
 @dataclass(frozen=True)
 class ImageIndex:
     """What a run of task image works on."""
@@ -216,9 +430,7 @@ class _Placed:
 
 def image_root(config: RunConfig) -> Path:
     """The absolute folder that the paths of the index are relative to. Nothing is read or generated."""
-    if not config.corpus:
-        return CorpusFiles(_sample_folder(config)).root
-    corpus = Path(config.corpus)
+    corpus = Path(config.corpus) if config.corpus else _sample_folder(config)
     return CorpusFiles(corpus.parent if corpus.is_file() else corpus).root
 
 
@@ -264,13 +476,13 @@ def index_images(
     with listing.written_when_refused(rejections, rejected_path):
         listed = _learnable(listings, units, rejections)
         readable, facts, copies = _examined(files.root, listed, rejections, config, progress, stop)
-        groups, group_notes = alike.groups_of_images(readable, copies)
+        groups, group_notes = groups_of_images(readable, copies)
         contents = {path: found.content_sha256 for path, found in facts.items()}
-        kept, content_notes = alike.settle_contents(readable, contents, rejections)
+        kept, content_notes = settle_contents(readable, contents, rejections)
         listing.refuse_lost(files.root, "image", rejections.frame(), len(kept), config.max_rejected_share, _NO_LOSS)
-        places, across_notes = alike.without_copies_across(kept, alike.known_parts(kept), copies, rejections)
+        places, across_notes = without_copies_across(kept, known_parts(kept), copies, rejections)
         placed, split_notes = _placed([kept[place] for place in places], listings, units, facts, groups, config)
-        places, corpora_notes = alike.without_copies_across(
+        places, corpora_notes = without_copies_across(
             [item.image for item in placed], [item.part for item in placed], copies, rejections
         )
         placed, dev_notes = _subset([placed[place] for place in places], config)
@@ -279,7 +491,7 @@ def index_images(
     rejected = rejections.frame()
     notes = [note for each in listings for note in each.notes]
     notes += [*group_notes, *content_notes, *across_notes, *corpora_notes, *split_notes, *dev_notes]
-    notes += [*class_notes(images), *rejection_notes(rejected)]
+    notes += _closing_notes(images, rejected)
     return ImageIndex(images, targets, rejected, files.root, classes_of(images), units, layout, tuple(notes))
 
 
@@ -321,7 +533,7 @@ def _examined(
         else:
             readable.append(image)
             facts[image.path] = found.facts
-    copies = alike.copies_among([probed[path] for path in sorted(facts)], config.near_duplicate_bits)
+    copies = copies_among([probed[path] for path in sorted(facts)], config.near_duplicate_bits)
     return readable, facts, copies
 
 
@@ -373,7 +585,6 @@ def _subset(placed: Sequence[_Placed], config: RunConfig) -> tuple[list[_Placed]
 
 
 def _tables(placed: Sequence[_Placed], units: Mapping[str, str]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    columns = {name: column.dtype.type for name, column in IMAGES.columns.items()}
     rows = [
         (
             item.image_id, item.image.path, item.image.class_label, item.group_id, item.part, item.split_source,
@@ -386,6 +597,5 @@ def _tables(placed: Sequence[_Placed], units: Mapping[str, str]) -> tuple[pl.Dat
         for item in placed
         for name, value in sorted(item.image.targets)
     ]
-    target_columns = {name: column.dtype.type for name, column in IMAGE_TARGETS.columns.items()}
-    images = check_table(pl.DataFrame(rows, schema=columns, orient="row"), IMAGES, "images")
-    return images, check_table(pl.DataFrame(numbers, schema=target_columns, orient="row"), IMAGE_TARGETS, "targets")
+    targets = check_table(frame_of(numbers, IMAGE_TARGETS), IMAGE_TARGETS, "targets")
+    return check_table(frame_of(rows, IMAGES), IMAGES, "images"), targets

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -14,7 +14,16 @@ from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejectio
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, LABELS, REJECTED, write_table
+from fvc_lib.services.tables import (
+    ANNOTATIONS,
+    GROUP_LINKS,
+    INDEX,
+    LABELS,
+    REJECTED,
+    column_types,
+    frame_of,
+    write_table,
+)
 from fvc_lib.video.decode.clip import VideoProbe
 
 # --- What the label tables alone say: every row, which of them belong together, and which labels are agreed on.
@@ -55,12 +64,6 @@ def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
     return agreed.drop("labels").sort("video_id")
 
 
-def links_table(merges: Sequence[Merge]) -> pl.DataFrame:
-    """The GROUP_LINKS table, one row per merge in the order given."""
-    schema = {name: column.dtype.type for name, column in GROUP_LINKS.columns.items()}
-    return pl.DataFrame([asdict(merge) for merge in merges], schema=schema)
-
-
 def _sources(listing: Listing) -> list[str]:
     return listing.annotations["source_id"].unique().sort().to_list()
 
@@ -79,7 +82,7 @@ class IndexReport:
     num_known: int  # files that were not probed again because they are unchanged
     labels: dict[str, int]  # videos per label, real and fake
     rejected: dict[str, int]  # rows of the rejected table per reason, most frequent first
-    rejected_share: float  # share of labelled videos that were lost (see ``lost_labelled``)
+    rejected_share: float  # share of labelled videos that were lost
     num_stated_groups: int  # groups the label source stated, over all its rows
     num_groups: int  # leakage groups in the index
     largest_group: int  # videos in the largest of them
@@ -112,18 +115,13 @@ class IndexReport:
         return pl.DataFrame(rows, schema={"reason": pl.String, "videos": pl.Int64}, orient="row")
 
 
-def _no_loss(kind: str) -> frozenset[str]:
+def no_loss(kind: str) -> frozenset[str]:
     """Reasons of the rejected table by which no labelled video is lost.
 
     Duplicates, unused labels and files nobody listed are no loss. Nor is a missing video of FVC-2018: the corpus is
     annotations, and most of its videos are gone from the platforms.
     """
     return NOT_A_LOSS | {"missing_video"} if kind == "fvc2018" else NOT_A_LOSS
-
-
-def lost_labelled(rejected: pl.DataFrame, kind: str) -> int:
-    """Rows of the rejected table by which a labelled video was lost."""
-    return rejected.filter(~pl.col("reason").is_in(sorted(_no_loss(kind)))).height
 
 
 def report_of(
@@ -139,8 +137,7 @@ def report_of(
     sizes = index.group_by("group_id").agg(
         pl.len(), *((pl.col("label") == label).sum().alias(label) for label in LABELS)
     )
-    mixed = sizes.filter(pl.min_horizontal(*LABELS) > 0)
-    lost = lost_labelled(rejected, listing.kind)
+    lost = rejected.filter(~pl.col("reason").is_in(sorted(no_loss(listing.kind)))).height
     return IndexReport(
         root=listing.root,
         kind=listing.kind,
@@ -153,7 +150,7 @@ def report_of(
         num_stated_groups=listing.annotations["stated_group"].drop_nulls().n_unique(),
         num_groups=sizes.height,
         largest_group=int(sizes["len"].max() or 0),  # type: ignore[arg-type]  # polars types max() as any literal
-        mixed_groups=mixed.height,
+        mixed_groups=sizes.filter(pl.min_horizontal(*LABELS) > 0).height,
         merges=merges,
         num_near_copies=num_near_copies,
         total_seconds=float(index["duration_seconds"].sum()),
@@ -169,7 +166,7 @@ def refuse_unusable(report: IndexReport, rejected: pl.DataFrame, max_rejected_sh
     """
     try:
         refuse_lost(
-            report.root, "labelled video", rejected, report.num_indexed, max_rejected_share, _no_loss(report.kind)
+            report.root, "labelled video", rejected, report.num_indexed, max_rejected_share, no_loss(report.kind)
         )
     except DataError as error:
         hint = " The rejected table says it file by file."
@@ -196,9 +193,6 @@ def refuse_empty_index(index: pl.DataFrame) -> None:
             "the index holds no usable video: it was made from annotations only, and nothing but 01_data_index can run "
             "on those. Fetch the videos and start a new run without annotations_only."
         )
-
-
-VIDEO_ID_LENGTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +269,7 @@ def build_index(
         merges = annotated.merges
     write_table(rejected, REJECTED, rejected_path)
     if group_links_path is not None:
-        write_table(links_table(merges), GROUP_LINKS, group_links_path)
+        write_table(frame_of([astuple(merge) for merge in merges], GROUP_LINKS), GROUP_LINKS, group_links_path)
     if annotations_path is not None:
         write_table(annotations_table(listing, annotated), ANNOTATIONS, annotations_path)
     write_table(index, INDEX, index_path)
@@ -287,7 +281,7 @@ def build_index(
     return report
 
 
-def video_ids(contents: Iterable[str], length: int = VIDEO_ID_LENGTH) -> dict[str, str]:
+def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
     """Content hash to id: its first ``length`` hex digits, more for contents that would otherwise share an id."""
     by_prefix: defaultdict[str, list[str]] = defaultdict(list)
     for content in sorted(set(contents)):
@@ -302,7 +296,6 @@ def video_ids(contents: Iterable[str], length: int = VIDEO_ID_LENGTH) -> dict[st
 
 
 def _unopened(listing: Listing) -> Listing:
-    """The listing without its files."""
     rejections = Rejections()
     for entry in listing.entries:
         detail = f"{entry.path!r} is there, but annotations_only is on. Turn it off to index the videos."
@@ -376,7 +369,7 @@ def _index_table(probed: Sequence[_Probed], kept: Sequence[int], grouping: Group
     }
     # Column by column: rows of Python objects would take several times the memory of the table.
     columns = []
-    for name, column in INDEX.columns.items():
+    for name, kind_of_values in column_types(INDEX).items():
         values = made[name] if name in made else [_FOUND_IN[name](probed[place]) for place in places]
-        columns.append(pl.Series(name, values, dtype=column.dtype.type))
+        columns.append(pl.Series(name, values, dtype=kind_of_values))
     return pl.DataFrame(columns)

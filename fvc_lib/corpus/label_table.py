@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_hidden, joined
+from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, joined
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text
 from fvc_lib.services.errors import UsageError, did_you_mean
 
@@ -167,7 +167,7 @@ def tables_in(folder: AnyPath) -> list[str]:
     """Names of the tables in ``folder``; only those called manifest where there are any."""
     names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
     preferred = [name for name in names if name in PREFERRED_NAMES]
-    return preferred or [name for name in names if name.lower().endswith(SUFFIXES) and not is_hidden(name)]
+    return preferred or [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
 
 
 def find_table(corpus: AnyPath, accepted: str) -> Path:
@@ -203,7 +203,6 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
             cannot be one.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
     separator = separator.replace("\\t", "\t")
     if not separator or any(mark in separator for mark in '\r\n"'):
         raise UsageError(f"manifest_separator: got {separator!r}, wanted text without quotes and line breaks.")
@@ -211,8 +210,8 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"manifest {str(path)!r}: {error.strerror}. Give a readable CSV or Parquet file.") from error
-    read = _from_parquet(path, content) if suffix == ".parquet" else _from_text(path, content, separator)
-    columns, rows = read
+    is_parquet = path.suffix.lower() == ".parquet"
+    columns, rows = _from_parquet(path, content) if is_parquet else _from_text(path, content, separator)
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
         raise UsageError(f"{path.name}: the column {twice[0]!r} exists twice. Keep one of them.")
@@ -227,9 +226,8 @@ def _from_text(path: Path, content: bytes, separator: str) -> _Content:
         is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
         text = content.decode("utf-16") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path.name}: begins as UTF-16 text and is none: {error.reason}. Save it in UTF-8."
-        ) from error
+        problem = f"begins as UTF-16 text and is none: {error.reason}"
+        raise UsageError(f"{path.name}: {problem}. Save it in UTF-8.") from error
     if separator == ",":
         header = next((line for line in text.splitlines() if line.strip()), "")
         separator = max(SEPARATORS, key=header.count)

@@ -19,7 +19,7 @@ import polars as pl
 from fvc_lib.services.atomic_files import AnyPath, escape_text, message_text, path_to_text
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, IMAGE_LAYOUTS, Registry
-from fvc_lib.services.tables import ANNOTATIONS, LABELS, REJECTED, write_table
+from fvc_lib.services.tables import ANNOTATIONS, LABELS, REJECTED, column_types, frame_of, write_table
 
 # --- What cannot be used, and what to do about it.
 
@@ -96,8 +96,7 @@ class Rejections:
 
     def frame(self, before: pl.DataFrame | None = None) -> pl.DataFrame:
         """The REJECTED table, sorted by path and row; ``before`` is a table to add to."""
-        schema = {name: column.dtype.type for name, column in REJECTED.columns.items()}
-        new = pl.DataFrame(self.rows, schema=schema, orient="row")
+        new = frame_of(self.rows, REJECTED)
         both = new if before is None else pl.concat([before, new])
         return both.sort("path", "row", "reason", "detail", nulls_last=True)
 
@@ -194,11 +193,6 @@ def is_named_as(kind: Kind, name: str) -> bool:
     return PurePath(name).suffix.lower() in _EXTENSIONS[kind]
 
 
-def is_hidden(name: str) -> bool:
-    """Whether a name is hidden (``.DS_Store``, ``._clip.mp4``): never meant as part of a corpus."""
-    return name.startswith(".")
-
-
 @dataclass(frozen=True)
 class Reading:
     """How a corpus is read: ``allow_outside`` and ``label_map`` (lower-case labels to real or fake) as configured."""
@@ -207,21 +201,9 @@ class Reading:
     label_map: Mapping[str, str] = field(default_factory=dict)
 
 
+_PLAINLY = Reading()
 # What holds while a loader reads: loaders take nothing but a path.
-_READING: ContextVar[Reading | None] = ContextVar("reading", default=None)
-
-
-def _how() -> Reading:
-    return _READING.get() or Reading()
-
-
-@contextmanager
-def _reading(how: Reading) -> Iterator[None]:
-    token = _READING.set(how)
-    try:
-        yield
-    finally:
-        _READING.reset(token)
+_READING = ContextVar("reading", default=_PLAINLY)
 
 
 class CorpusFiles:
@@ -237,7 +219,7 @@ class CorpusFiles:
     """
 
     def __init__(self, root: AnyPath, kind: Kind = "video", allow_outside: bool | None = None) -> None:
-        self._allow_outside = _how().allow_outside if allow_outside is None else allow_outside
+        self._allow_outside = _READING.get().allow_outside if allow_outside is None else allow_outside
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
         self.kind: Kind = kind
         self._root_prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
@@ -301,13 +283,14 @@ class CorpusFiles:
                 folders[:] = []
                 continue
             entered.add(real)
-            folders[:] = sorted(name for name in folders if not is_hidden(name))
+            # Hidden names (.DS_Store, ._clip.mp4) are never meant as part of a corpus.
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
             below = os.path.relpath(folder, self.root)
             for name in folders:
                 if not self._allow_outside and Path(folder, name).is_symlink():
                     yield str(Path(below, name)), True
             for name in sorted(names):
-                if not is_hidden(name):
+                if not name.startswith("."):
                     yield str(Path(below, name)), False
 
     def link_refusal(self, path: str) -> Refusal:
@@ -330,10 +313,8 @@ class CorpusFiles:
         return real == self._real_root or real.startswith(self._real_root.rstrip(os.sep) + os.sep)
 
     def _outside(self, path: str, how: str) -> Refusal:
-        detail = (
-            f"{path!r} {how}: outside the corpus folder. Copy the file into the corpus, or set allow_outside: true."
-        )
-        return Refusal("outside_corpus", detail)
+        remedy = "Copy the file into the corpus, or set allow_outside: true."
+        return Refusal("outside_corpus", f"{path!r} {how}: outside the corpus folder. {remedy}")
 
 
 def read_lines(path: AnyPath) -> list[str]:
@@ -441,7 +422,7 @@ def _annotations(rows: Sequence[Entry], places: Sequence[str | Refusal]) -> pl.D
         (row.source_id, row.origin, row.row, row.label, row.stated_group, row.platform, isinstance(found, str))
         for row, found in zip(rows, places, strict=True)
     ]
-    schema = {name: column.dtype.type for name, column in ANNOTATIONS.columns.items() if name != "group_id"}
+    schema = {name: kind for name, kind in column_types(ANNOTATIONS).items() if name != "group_id"}
     return pl.DataFrame(values, schema=schema, orient="row")
 
 
@@ -498,7 +479,7 @@ def folders_of(folder: AnyPath) -> list[str]:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
         raise UsageError(f"corpus {escape_text(str(folder))!r}: {error.strerror}. Allow its reading.") from error
-    return [entry.name for entry in entries if not is_hidden(entry.name) and entry.is_dir()]
+    return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
 
 
 def joined(*parts: str) -> str:
@@ -574,15 +555,18 @@ def read_corpus(corpus: AnyPath, *, allow_outside: bool = False, label_map: Mapp
         DataError: a manifest without one usable label.
     """
     corpus = Path(corpus)
-    with _reading(Reading(allow_outside, label_map or {})):
+    token = _READING.set(Reading(allow_outside, label_map or {}))
+    try:
         listing: Listing = _recognised(CORPORA, corpus).read(corpus)
+    finally:
+        _READING.reset(token)
     return listing
 
 
 def stated_label(cell: str) -> str | None:
     """What a cell of a label column says, as table text in lower case and as ``label_map`` has it; None: nothing."""
     said = escape_text(cell.strip().lower())
-    return _how().label_map.get(said, said) or None
+    return _READING.get().label_map.get(said, said) or None
 
 
 def refuse_unused_labels(table: str, cells: Iterable[str]) -> None:
@@ -592,7 +576,7 @@ def refuse_unused_labels(table: str, cells: Iterable[str]) -> None:
         UsageError: the message counts what was found.
     """
     said = [escape_text(cell.strip().lower()) for cell in cells]
-    unused = sorted(set(_how().label_map).difference(said))
+    unused = sorted(set(_READING.get().label_map).difference(said))
     if unused:
         raise UsageError(
             f"label_map: no row of {table} is labelled {some_of(unused)}; got {counts_text(said) or 'no data row'}. "

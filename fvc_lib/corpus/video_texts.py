@@ -14,9 +14,9 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.corpus import label_table
-from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
+from fvc_lib.corpus.copies.groups import GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
-from fvc_lib.corpus.folds import groups_text, split_parts
+from fvc_lib.corpus.folds import PartSplit, groups_text, split_parts
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, counts_text, refuse_lost, written_when_refused
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
@@ -24,7 +24,7 @@ from fvc_lib.corpus.samples.captions import generate_sample_captions
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table
+from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table, frame_of
 
 # --- The manifest: any separator, one row per pair.
 
@@ -117,9 +117,7 @@ _WHY = {
 }
 
 
-def notes_of(
-    pairs: pl.DataFrame, listing: PairListing, rejections: Rejections, merges: Sequence[Merge], num_copies: int
-) -> Iterator[str]:
+def _notes(pairs: pl.DataFrame, listing: PairListing, merges: Sequence[Merge], num_copies: int) -> Iterator[str]:
     """Sentences with counts on a VIDEO_TEXTS table."""
     by_text = pairs.group_by("text_id").agg(pl.col("video_id").n_unique().alias("videos"))["videos"]
     by_video = pairs.group_by("video_id").agg(pl.col("text_id").n_unique().alias("texts"))["texts"]
@@ -129,10 +127,11 @@ def notes_of(
     )
     yield _several(by_text, "texts stand beside several videos") + " Equal texts are one text."
     yield _several(by_video, "videos have several texts")
-    if rejections.rows:
-        reasons = counts_text(row[4] for row in rejections.rows)
-        missing = sum(row[4] == "missing_video" for row in rejections.rows)
-        yield f"{len(rejections.rows):,} rows are not used ({reasons}); the files of {missing:,} of them are missing."
+    rejected = listing.rejections.rows
+    if rejected:
+        reasons = counts_text(row[4] for row in rejected)
+        missing = sum(row[4] == "missing_video" for row in rejected)
+        yield f"{len(rejected):,} rows are not used ({reasons}); the files of {missing:,} of them are missing."
     if num_copies:
         yield f"{num_copies:,} files have the content of another one: their texts stand beside that video."
     if merges:
@@ -140,12 +139,12 @@ def notes_of(
         yield f"{len(merges):,} links joined groups beyond what the manifest states: {reasons}."
     sizes = pairs.group_by("part").agg(pl.len(), *(pl.col(f"{name}_id").n_unique() for name in ("video", "group")))
     rows = {row["part"]: row for row in sizes.iter_rows(named=True)}
-    told = "; ".join(
+    found = [
         f"{part} {rows[part]['len']:,} pairs of {rows[part]['video_id']:,} videos in {rows[part]['group_id']:,} groups"
         for part in PARTS
         if part in rows
-    )
-    yield f"Parts: {told}."
+    ]
+    yield f"Parts: {'; '.join(found)}."
     yield _known_texts(pairs)
 
 
@@ -170,7 +169,6 @@ def _known_texts(pairs: pl.DataFrame) -> str:
 
 
 Progress = Callable[[int, int], None]
-_SAMPLE_FOLDER = "sample_captions"
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ def video_text_root(config: RunConfig) -> Path:
         UsageError: ``config.corpus`` is no manifest and no folder with one.
     """
     if not config.corpus:
-        return (Path(config.data_dir) / _SAMPLE_FOLDER).absolute()
+        return (Path(config.data_dir) / "sample_captions").absolute()
     return label_table.find_table(Path(config.corpus), ACCEPTED).parent.absolute()
 
 
@@ -233,14 +231,24 @@ def index_video_texts(
 
 
 def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunConfig) -> VideoTextIndex:
-    rejections = listing.rejections
-    rows = _readable(listing.rows, probes, rejections)
+    rejections, rows = listing.rejections, []
+    for row in listing.rows:
+        result = probes[row.path]
+        if result.probe is not None:
+            rows.append(row)
+        else:
+            rejections.add_file(row.path, Refusal(result.reason, result.detail), row=row.row)
     videos = {path: probes[path] for path in sorted({row.path for row in rows})}
     # Before rows that are only repeated, or are copies across the split, are rejected: those are no loss.
     refuse_lost(listing.root, "pair", rejections.frame(), len(rows), config.max_rejected_share)
-    grouping, group_of = _group(listing, videos, config.near_duplicate_bits)
+    contents = {path: found.content_sha256 for path, found in videos.items()}
+    hashes = [found.perceptual_hash for found in videos.values()]
+    near = near_copies([*contents.values()], hashes, config.near_duplicate_bits)
+    members = [GroupMember(path, path, content) for path, content in contents.items()]
+    grouping = join_groups(members, near, listing.memberships)
+    group_of = dict(zip(videos, grouping.group_ids, strict=True))
     rows = _without_copies_across_the_split(rows, group_of, rejections)
-    rows.sort(key=lambda row: (videos[row.path].content_sha256, row.text, row.path, row.row))
+    rows.sort(key=lambda row: (contents[row.path], row.text, row.path, row.row))
     split = split_parts(
         [group_of[row.path] for row in rows], [None] * len(rows), _official_parts(rows, group_of),
         validation_share=config.split_validation_share, test_share=config.split_test_share, seed=config.seed,
@@ -252,34 +260,10 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
             f"wanted some in each of {', '.join(PARTS)}. Add videos that are not of one group, or change the "
             "manifest's split."
         )
-    places = _distinct(rows, videos, rejections)
-    pairs = _table(places, rows, videos, group_of, split.parts, split.sources)
+    pairs = _table(_distinct(rows, contents, rejections), rows, videos, group_of, split)
     num_copies = len({row.path for row in rows}) - pairs["video_id"].n_unique()
-    notes = notes_of(pairs, listing, rejections, grouping.merges, num_copies)
+    notes = _notes(pairs, listing, grouping.merges, num_copies)
     return VideoTextIndex(pairs, rejections.frame(), listing.root, (*notes, *split.notes))
-
-
-def _readable(rows: Sequence[PairRow], probes: Mapping[str, ProbeResult], rejections: Rejections) -> list[PairRow]:
-    """The rows whose file could be probed."""
-    readable = []
-    for row in rows:
-        result = probes[row.path]
-        if result.probe is not None:
-            readable.append(row)
-        else:
-            rejections.add_file(row.path, Refusal(result.reason, result.detail), row=row.row)
-    return readable
-
-
-def _group(
-    listing: PairListing, videos: Mapping[str, ProbeResult], near_duplicate_bits: int
-) -> tuple[Grouping, dict[str, str]]:
-    """Groups of all readable files, and the group id of each path."""
-    members = [GroupMember(path, path, found.content_sha256) for path, found in videos.items()]
-    hashes = [found.perceptual_hash for found in videos.values()]
-    near = near_copies([found.content_sha256 for found in videos.values()], hashes, near_duplicate_bits)
-    grouping = join_groups(members, near, listing.memberships)
-    return grouping, dict(zip(videos, grouping.group_ids, strict=True))
 
 
 def _without_copies_across_the_split(
@@ -326,29 +310,29 @@ def _official_parts(rows: Sequence[PairRow], group_of: Mapping[str, str]) -> lis
     return [row.part or min(said[group_of[row.path]], default=None) for row in rows]
 
 
-def _distinct(rows: Sequence[PairRow], videos: Mapping[str, ProbeResult], rejections: Rejections) -> list[int]:
-    """Places in ``rows`` of the first row of each pair of a content and a text."""
+def _distinct(rows: Sequence[PairRow], contents: Mapping[str, str], rejections: Rejections) -> list[int]:
+    """Positions in ``rows`` of the first row of each pair of a content and a text."""
     first: dict[tuple[str, str], PairRow] = {}
-    places = []
-    for place, row in enumerate(rows):
-        kept = first.setdefault((videos[row.path].content_sha256, row.text), row)
-        if kept is row:
-            places.append(place)
+    positions = []
+    for position, row in enumerate(rows):
+        used = first.setdefault((contents[row.path], row.text), row)
+        if used is row:
+            positions.append(position)
         else:
-            detail = f"row {row.row}: the same video and text as row {kept.row}, which is used."
+            detail = f"row {row.row}: the same video and text as row {used.row}, which is used."
             rejections.add_file(row.path, Refusal("duplicate_pair", detail), row=row.row)
-    return places
+    return positions
 
 
 def _table(
-    places: Sequence[int],
+    used: Sequence[int],
     rows: Sequence[PairRow],
     videos: Mapping[str, ProbeResult],
     group_of: Mapping[str, str],
-    parts: Sequence[str],
-    sources: Sequence[str],
+    split: PartSplit,
 ) -> pl.DataFrame:
-    kept = [rows[place] for place in places]
+    """Of the rows at the positions ``used``; all ``rows`` are in ``split``."""
+    kept = [rows[position] for position in used]
     files = [videos[row.path] for row in kept]
     # What the video of each content is called by: the first path of its files.
     first_path: dict[str, str] = {}
@@ -366,11 +350,10 @@ def _table(
         "text_id": text_id,
         "text": [row.text for row in kept],
         "group_id": [group_of[row.path] for row in kept],
-        "part": [parts[place] for place in places],
-        "split_source": [sources[place] for place in places],
+        "part": [split.parts[position] for position in used],
+        "split_source": [split.sources[position] for position in used],
         "num_frames": [file.probe.num_frames for file in files if file.probe],
         "duration_seconds": [file.probe.duration_seconds for file in files if file.probe],
         "content_sha256": [file.content_sha256 for file in files],
     }
-    schema = {name: column.dtype.type for name, column in VIDEO_TEXTS.columns.items()}
-    return check_table(pl.DataFrame(columns, schema=schema).sort("pair_id"), VIDEO_TEXTS, "the pairs")
+    return check_table(frame_of(columns, VIDEO_TEXTS).sort("pair_id"), VIDEO_TEXTS, "the pairs")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fvc_lib.corpus.copies.images import settle_contents
+from fvc_lib.corpus.images import settle_contents
 from fvc_lib.corpus.listing import ListedImage, Rejections
 
 

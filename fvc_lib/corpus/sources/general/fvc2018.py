@@ -121,7 +121,7 @@ def _videos_by_id(files: CorpusFiles, rejections: Rejections) -> dict[str, str]:
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     videos: dict[str, str] = {}
     for name in names:
-        if listing.is_hidden(name):
+        if name.startswith("."):
             continue
         path = f"{VIDEOS_FOLDER}/{name}"
         if not listing.is_named_as("video", name):
