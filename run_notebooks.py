@@ -13,11 +13,13 @@ import sys
 # less a library says so with a traceback of its own, or (OpenBLAS) tries again for ever while it is loaded.
 LEAST_ADDRESS_BYTES = 4 * 2**30
 EXIT_CODES = {int(signal.SIGINT): 130, int(signal.SIGTERM): 75, int(signal.SIGUSR1): 75}  # as the runner's
+stopped: list[int] = []  # the signals that came, outside the runner
 
 
 def leave(number: int, frame: object) -> None:
-    """Before the runner has its own handlers, and after it: leave with the documented code."""
-    sys.exit(EXIT_CODES[number])
+    """Before the runner has its own handlers, and after it: leave with the documented code of the first signal."""
+    stopped.append(number)
+    sys.exit(EXIT_CODES[stopped[0]])
 
 
 if __name__ == "__main__":
@@ -37,7 +39,11 @@ if __name__ == "__main__":
 
 try:
     from fvc_lib.command_line.main import main
-except ModuleNotFoundError as error:
+except Exception as error:
+    if stopped:  # a library whose import was ended made an error of its own of it
+        sys.exit(EXIT_CODES[stopped[0]])
+    if not isinstance(error, ModuleNotFoundError):
+        raise
     sys.exit(f"error: {error.name} is not installed for {sys.executable}; `make setup`, then .venv/bin/python")
 
 if __name__ == "__main__":

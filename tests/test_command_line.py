@@ -161,6 +161,63 @@ def test_a_signal_while_libraries_load_gives_the_documented_code(tmp_path, numbe
     assert at_work.returncode == code
 
 
+def test_a_library_that_makes_an_error_of_a_signal_changes_no_exit_code(tmp_path):
+    package = tmp_path / "fvc_lib"
+    package.mkdir()
+    waits = "import time\ntry:\n    print('loading', flush=True)\n    time.sleep(600)\n"
+    (package / "__init__.py").write_text(f"{waits}except BaseException:\n    raise ImportError('of a library')\n")
+    (tmp_path / "run_notebooks.py").write_text((ROOT / "run_notebooks.py").read_text())
+    at_work = subprocess.Popen([sys.executable, tmp_path / "run_notebooks.py"], stdout=subprocess.PIPE, text=True)
+    assert at_work.stdout.readline() == "loading\n"
+    at_work.send_signal(signal.SIGUSR1)
+    at_work.communicate()
+    assert at_work.returncode == 75
+
+
+# The runner has ended with this code; the report takes its time, also after the first of two signals.
+REPORTING = """
+    import time
+    from fvc_lib.command_line import commands
+    from fvc_lib.execution.run.runner import Runner
+    def wait():
+        print("reporting", flush=True)
+        time.sleep(600)
+    def report_run(run):
+        try:
+            wait()
+        finally:
+            if {twice}:
+                wait()
+    commands.report_run = report_run
+    Runner.execute = lambda runner, plan: {ended}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ended", "signals", "code"),
+    [
+        (130, [signal.SIGUSR1], 130),  # the runner was stopped by SIGINT
+        (1, [signal.SIGTERM], 1),  # a cell had failed
+        (0, [signal.SIGUSR1], 75),
+        (0, [signal.SIGINT, signal.SIGUSR1], 130),
+    ],
+)
+def test_what_ended_the_run_counts_before_a_signal_while_the_report_is_written(tmp_path, ended, signals, code):
+    begin, _, _ = (ROOT / "run_notebooks.py").read_text().rpartition("    main()\n")
+    reporting = REPORTING.format(ended=ended, twice=len(signals) == 2)
+    (tmp_path / "run_notebooks.py").write_text(f"{begin}{reporting}    main()\n")
+    at_work = subprocess.Popen(
+        [sys.executable, tmp_path / "run_notebooks.py", "--jobs", "1"], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "FVC_RUNS_DIR": str(tmp_path / "runs")},
+    )  # fmt: skip
+    assert at_work.stdout.readline().startswith("run ")
+    for number in signals:
+        assert at_work.stdout.readline() == "reporting\n"
+        at_work.send_signal(number)
+    at_work.communicate()
+    assert at_work.returncode == code
+
+
 def test_an_older_python_and_a_missing_library_are_said_in_a_sentence(tmp_path):
     source = (ROOT / "run_notebooks.py").read_text()
     (tmp_path / "alone.py").write_text(source)

@@ -315,9 +315,13 @@ class RunCommand:
             raise
         # Of several jobs the one that ends the run reports, and one that failed.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
-            reported = commands.report_run(run)
-            exit_code = exit_code or reported
-            commands.export_when_asked(run, self.config)
+            try:
+                reported = commands.report_run(run)
+                exit_code = exit_code or reported
+                commands.export_when_asked(run, self.config)
+            except (KeyboardInterrupt, SystemExit):  # a signal: what ended the run before it decides
+                if not exit_code:
+                    raise
         return exit_code
 
 

@@ -6,6 +6,7 @@ import re
 import resource
 import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -172,11 +173,12 @@ def test_a_check_that_fails_ends_the_stage(runs_dir, opened, capsys):
 
 def test_a_signal_only_sets_a_flag_while_the_stage_asks_for_it(runs_dir, opened):
     session = opened()
+    in_a_cell = eval("__import__('sys')._getframe()", vars(sys.modules["__main__"]))
     with pytest.raises(StoppedError, match="SIGUSR1"):
-        session.on_signal(10, None)
+        session.on_signal(10, in_a_cell)
     polling = opened()
     assert not polling.stop()
-    polling.on_signal(10, None)
+    polling.on_signal(10, in_a_cell)
     assert polling.stop()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -188,6 +189,59 @@ def test_a_task_that_is_asked_to_stop_is_told_as_stopped_and_not_as_failed(make_
     assert set(states[:-2]) == {"completed"}
     assert "<b>Stopped, at cell" in cells[0]["source"]
     assert "to go on: python run_notebooks.py --resume" in cells[0]["source"]
+
+
+# As a library does whose callback or import was ended.
+CONVERTED = SLEEP.replace("time.sleep(600)", "try:\n    time.sleep(600)\nexcept Exception as e:\n    raise {} from e")
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "code", "reason"),
+    [
+        ("ImportError('lib')", "interrupted", 75, r"stopped by SIGUSR1, then ImportError: lib \(cell In \[\d+\]\)"),
+        ("type('DataError', (Exception,), dict())('too few')", "failed", 3, "a cell failed"),
+        ("MemoryError('no room')", "failed", 1, "a cell failed"),
+    ],
+)
+def test_a_foreign_error_after_a_signal_counts_as_stopped_and_is_named(make_project, error, state, code, reason):
+    project = make_project(one=[SESSION, CONVERTED.format(error), "output('one', '')"])
+    run = project.begin()
+    task, stage, thread = begin_task(project, run)
+    wait_for(run.tables / "sleeping")
+    task.signal(signal.SIGUSR1)
+    thread.join()
+    assert (stage.state, stage.exit_code) == (state, code)
+    assert re.fullmatch(reason, stage.reason)
+    assert "StoppedError" in run.partial_notebook("one").read_text()  # the traceback stays
+
+
+# A signal in the kernel's own code, after a cell and before its answer.
+BETWEEN = """
+import types
+helper = types.ModuleType("helper")
+exec('''
+import os, signal
+def send_once(session, send, sent):
+    def of_an_answer(*arguments, **options):
+        if "execute_reply" in arguments:
+            session.send = send
+            sent.write_text("")
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return send(*arguments, **options)
+    session.send = of_an_answer
+''', vars(helper))
+session = get_ipython().kernel.session
+helper.send_once(session, session.send, folder / "sent")
+"""
+
+
+def test_a_signal_between_two_cells_ends_the_next_and_not_the_kernels_answer(make_project):
+    project = make_project(one=[SESSION, BETWEEN, SLEEP, "output('one', '')"])
+    run = project.begin()
+    _, stage, thread = begin_task(project, run)
+    wait_for(run.tables / "sent")
+    thread.join()
+    assert (stage.state, stage.exit_code, stage.error.name) == ("interrupted", 75, "StoppedError")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

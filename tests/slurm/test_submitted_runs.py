@@ -99,20 +99,26 @@ def test_a_fold_that_fails_cancels_what_rests_on_it_and_only_the_rest_is_submitt
 
 
 def test_before_the_time_limit_a_fold_saves_and_requeues_itself_alone_and_ends_as_if_undisturbed(cluster, project):
-    # Slurm looks every half minute whether it is time for the signal, and may send it a minute early.
     run = project.begin(train_fold_1={"steps": 10, "hold": 5})
-    site = project.site(time="00:01:00", signal_seconds=50)
-    _, train, last = project.submit(run, site)
+    _, train, last = project.submit(run, project.site(time="00:30:00", signal_seconds=90))
+    undisturbed, stopped = (f"{train.job_id}_{fold}" for fold in range(2))
+    starts_running(cluster, run, "train_fold_1", stopped, steps=5)
+    cluster.wait_for(lambda: cluster.state(undisturbed) == "COMPLETED", "the other fold to end")
+    # Now its limit is one to two minutes away: Slurm, which looks every half minute, finds that the signal is due.
+    hours, minutes, _ = cluster.jobs()[stopped]["RunTime"].split(":")
+    cluster.run("scontrol", "update", f"JobId={stopped}", f"TimeLimit={int(hours) * 60 + int(minutes) + 2}")
+    cluster.wait_for(lambda: len(noted(run, "train_fold_1", "starts")) == 2, "the fold's second start", seconds=600)
+    cluster.run("scontrol", "update", f"JobId={stopped}", "TimeLimit=30")
     cluster.wait_for(lambda: cluster.state(last.job_id) == "COMPLETED", "the last job", seconds=600)
     starts = len(noted(run, "train_fold_1", "starts"))
     assert starts >= 2
     assert len(noted(run, "train_fold_0", "starts")) == 1
-    # On a busy machine the signal may come before the kernel is up: then the job leaves without having begun.
-    restarts = int(cluster.jobs()[f"{train.job_id}_1"]["Restarts"])
+    # On a busy machine a signal may come before the second kernel is up: then the job leaves without having begun.
+    restarts = int(cluster.jobs()[stopped]["Restarts"])
     assert restarts >= starts - 1
-    assert cluster.jobs()[f"{train.job_id}_0"]["Restarts"] == "0"
+    assert cluster.jobs()[undisturbed]["Restarts"] == "0"
     assert noted(run, "train_fold_1", "steps") == [str(step) for step in range(1, 11)]  # none twice, none left out
-    assert log_of(run, f"{train.job_id}_1").count(f"requeues itself as {train.job_id}_1") == restarts
+    assert log_of(run, stopped).count(f"requeues itself as {stopped}") == restarts
     assert told(run, "train_fold_1").state == "done"
     assert starts <= told(run, "train_fold_1").attempts <= restarts + 1
 

@@ -10,6 +10,8 @@ import gc
 import json
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -30,6 +32,7 @@ from fvc_lib.services.tasks import TASK_OF_STAGE
 
 ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
 WRITE_INTERVAL_SECONDS = 0.5
+BETWEEN_CELLS_SECONDS = 0.05
 
 Report = Callable[[int, int], None]
 
@@ -202,11 +205,16 @@ class StageSession:
         )
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler: note the wish to stop."""
-        del frame
+        """Signal handler: note the wish to stop, and end the cell that runs; between two cells it ends the next."""
         self.stop_requested = True
-        if not self._polling:
-            raise StoppedError(f"stopped by {signal.Signals(number).name}; finished work is kept")
+        if self._polling:
+            return
+        if not _in_a_cell(frame):  # an exception here would take the place of the kernel's answer: nobody would go on
+            again = threading.Timer(BETWEEN_CELLS_SECONDS, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
+        raise StoppedError(f"stopped by {signal.Signals(number).name}; finished work is kept")
 
 
 def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = False) -> StageSession:
@@ -254,6 +262,13 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, session.on_signal)
     return session
+
+
+def _in_a_cell(frame: FrameType | None) -> bool:
+    """Whether ``frame`` was called from the user's code, whose namespace is ``__main__``, not the kernel's own."""
+    while frame is not None and frame.f_globals is not vars(sys.modules["__main__"]):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _schema(table: str) -> DataFrameSchema:

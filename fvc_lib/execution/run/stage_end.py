@@ -69,7 +69,10 @@ def judge(
     outputs: Sequence[Path],
     signals: Sequence[int],
 ) -> None:
-    """Write into ``stage`` how its kernel ended. An error of its own counts before a signal that came as well.
+    """Write into ``stage`` how its kernel ended.
+
+    Of a signal and an error in a cell that came as well, the error counts where it is about the request, the data or
+    memory. Any other may be what a library made of being interrupted: the signal counts, the reason names the error.
 
     Args:
         stage: written into.
@@ -89,7 +92,7 @@ def judge(
         if missing:
             stage.state, stage.exit_code = "failed", 1
             stage.error = StageError(name="MissingOutput", message=f"the notebook ended without {', '.join(missing)}")
-    elif error is not None and not (signals and error.name in {"StoppedError", "KeyboardInterrupt"}):
+    elif error is not None and not (signals and _may_be_of_a_signal(error)):
         stage.exit_code = EXIT_OF_ERROR.get(error.name, 1)
         stage.state = "interrupted" if stage.exit_code == STOPPED else "failed"
         stage.reason = "a cell failed"
@@ -97,6 +100,8 @@ def judge(
     elif signals:
         stage.state, stage.exit_code = "interrupted", exit_code_of_signals(signals)
         stage.reason = f"stopped by {signal_name(signals[0])}"
+        if error is not None and error.name not in {"StoppedError", "KeyboardInterrupt"}:
+            stage.reason += f", then {error.name}: {error.message} (cell In [{error.cell}])"
     elif outcome.never_started is not None and outcome.return_code != -signal.SIGKILL:
         stage.state, stage.exit_code, stage.reason = "failed", 138, "the kernel never started"
         stage.error = StageError(name=NEVER_STARTED, message=outcome.never_started)
@@ -104,6 +109,10 @@ def judge(
         at = "while it started" if outcome.never_started else f"at {peak_bytes / 1e9:.2f} GB"
         stage.state = "failed"
         stage.exit_code, stage.reason = _death(outcome.return_code, kills, at)
+
+
+def _may_be_of_a_signal(error: CellError) -> bool:
+    return EXIT_OF_ERROR.get(error.name, STOPPED) == STOPPED and "Memory" not in error.name
 
 
 def exit_code_of_signals(numbers: Sequence[int]) -> int:
