@@ -5,6 +5,7 @@ The options are papermill's where papermill has them. Everything a run writes go
 options mean is told by ``fvc_lib.command_line.main``, and by ``--help``.
 """
 
+import atexit
 import resource
 import signal
 import sys
@@ -22,6 +23,12 @@ def leave(number: int, frame: object) -> None:
     sys.exit(EXIT_CODES[stopped[0]])
 
 
+def ignore_signals() -> None:
+    """The exit code is known: Python takes its handlers away before it is gone, and a signal would kill it then."""
+    for number in EXIT_CODES:
+        signal.signal(number, signal.SIG_IGN)
+
+
 if __name__ == "__main__":
     if sys.version_info < (3, 11):  # noqa: UP036 - said in a sentence, where an import would fail with a traceback
         sys.exit(f"error: Python {sys.version_info[0]}.{sys.version_info[1]} is too old, FVC needs 3.11: `make setup`")
@@ -36,6 +43,7 @@ if __name__ == "__main__":
         sys.exit(2)
     for known in EXIT_CODES:  # before the libraries, which take seconds to load
         signal.signal(known, leave)
+    atexit.register(ignore_signals)  # the first to be registered runs last
 
 try:
     from fvc_lib.command_line.main import main

@@ -174,6 +174,23 @@ def test_a_library_that_makes_an_error_of_a_signal_changes_no_exit_code(tmp_path
     assert at_work.returncode == 75
 
 
+LATE = """
+import os, signal, sys
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGUSR1):
+        kill(pid, number)
+sys.late = Late()
+sys.exit(130)
+"""
+
+
+def test_a_signal_while_python_ends_changes_no_exit_code(tmp_path):
+    (tmp_path / "fvc_lib").mkdir()
+    (tmp_path / "fvc_lib" / "__init__.py").write_text(LATE)
+    (tmp_path / "run_notebooks.py").write_text((ROOT / "run_notebooks.py").read_text())
+    assert subprocess.run([sys.executable, tmp_path / "run_notebooks.py"], check=False).returncode == 130
+
+
 # The runner has ended with this code; the report takes its time, also after the first of two signals.
 REPORTING = """
     import time

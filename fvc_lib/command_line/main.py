@@ -152,16 +152,17 @@ class RunCommand:
             DataError: its status or its record cannot be read.
             OSError: it may not be written.
         """
-        if self.run is None or self.wanted.fork:
-            there = refuse_runs_folder(self.config.runs_dir, self.config.experiment)
-            if not os.access(there, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+        run = None if self.wanted.fork else self.run
+        there = run.root if run is not None else refuse_runs_folder(self.config.runs_dir, self.config.experiment)
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+        if run is None:
             return
-        busy = [key for key in self._tasks or () if is_task_worked_on(self.run, key)]
-        if busy or (self._tasks is None and is_worked_on(self.run)):
-            raise UsageError(f"{self.run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
-        read_status(self.run)
-        last_attempt(self.run)
+        busy = [key for key in self._tasks or () if is_task_worked_on(run, key)]
+        if busy or (self._tasks is None and is_worked_on(run)):
+            raise UsageError(f"{run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
+        read_status(run)
+        last_attempt(run)
 
     def show(self) -> None:
         """Print what would be done; writes nothing, and refuses what ``execute`` refuses."""
@@ -187,6 +188,7 @@ class RunCommand:
 
     def execute(self) -> int:
         """Do it, here or as jobs; returns the exit code."""
+        self._refuse()  # before a step is tried out, which takes ten seconds
         self._refuse_broken_choice(self.plan())
         if self.wanted.executor == "slurm":
             return self._submit()
