@@ -88,7 +88,7 @@ def test_colours_survive_encoding(colour, ground):
 @pytest.mark.parametrize(("motion", "direction"), MOTIONS.items())
 def test_things_move_as_the_caption_says_and_stay_in_the_picture(motion, direction):
     for number in range(8):
-        drawing = Drawing(f"moving {number}", "red", SHAPES[number % 5], motion, "grey road")
+        drawing = Drawing(f"moving {number}", "red", list(SHAPES)[number % 5], motion, "grey road")
         thing = np.rint(_levels(COLOURS["red"])[1]).astype(np.uint8)
         places = [np.argwhere(split_planes(frame)[1] == thing) for frame in draw(drawing)]
         centres = np.array([place.mean(axis=0) for place in places])

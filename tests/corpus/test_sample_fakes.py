@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
-from fvc_lib.corpus.samples.videos import MANIPULATIONS, USES_DONOR, manipulate
+from fvc_lib.corpus.samples.videos import MANIPULATIONS, USES_DONOR
 
 HEIGHT, WIDTH, FRAMES = 96, 128, 30
 
@@ -20,7 +20,7 @@ def donor():
 
 
 def forge(name, base, donor, seed=0):
-    return manipulate(name, base, donor, generator_for("forger", seed))
+    return MANIPULATIONS[name](base, donor, generator_for("forger", seed))
 
 
 @pytest.mark.parametrize("name", MANIPULATIONS)

@@ -20,6 +20,7 @@ from fvc_lib.services.atomic_files import AnyPath
 # One drawn thing that moves over a ground. Colours differ in chroma by more than encoding takes away, grounds carry
 # light and shade of their own, and arithmetic is element-wise only: equal drawings give equal bytes on every machine.
 
+Distances = npt.NDArray[np.float64]
 SIDE_PIXELS = 64
 NUM_FRAMES = 12
 FRAMES_PER_SECOND = 8
@@ -34,7 +35,14 @@ COLOURS = {
     "purple": (185, 40, 200),
     "white": (225, 225, 225),
 }
-SHAPES = ("circle", "square", "triangle", "cross", "ring")
+# Whether a point is inside, by its distances right and down from the middle, in radii.
+SHAPES: dict[str, Callable[[Distances, Distances], npt.NDArray[np.bool_]]] = {
+    "circle": lambda x, y: x * x + y * y <= 1,
+    "square": lambda x, y: np.maximum(np.abs(x), np.abs(y)) <= 0.85,
+    "triangle": lambda x, y: (np.abs(y) <= 0.95) & (np.abs(x) <= (y + 0.95) * 0.55),
+    "cross": lambda x, y: (np.minimum(np.abs(x), np.abs(y)) <= 0.3) & (np.maximum(np.abs(x), np.abs(y)) <= 1),
+    "ring": lambda x, y: (x * x + y * y <= 1) & (x * x + y * y >= 0.3),
+}
 MOTIONS = {"moves left": (0, -1), "moves right": (0, 1), "moves up": (-1, 0), "moves down": (1, 0)}  # (rows, columns)
 GROUNDS = {
     "green field": (45, 120, 50),
@@ -112,16 +120,7 @@ def _inside(shape: str, row: float, column: float, radius: float) -> npt.NDArray
     """(H, W): which pixels belong to the thing around (``row``, ``column``)."""
     centres = np.arange(SIDE_PIXELS) + 0.5
     y, x = (centres[:, None] - row) / radius, (centres - column) / radius
-    far = np.maximum(np.abs(x), np.abs(y))
-    if shape == "circle":
-        return np.asarray(x * x + y * y <= 1)
-    if shape == "square":
-        return np.asarray(far <= 0.85)
-    if shape == "triangle":
-        return np.asarray((np.abs(y) <= 0.95) & (np.abs(x) <= (y + 0.95) * 0.55))
-    if shape == "cross":
-        return np.asarray((np.minimum(np.abs(x), np.abs(y)) <= 0.3) & (far <= 1))
-    return np.asarray((x * x + y * y <= 1) & (x * x + y * y >= 0.3))  # ring
+    return np.asarray(SHAPES[shape](x, y))
 
 
 def _levels(colour: tuple[int, int, int]) -> Plane:

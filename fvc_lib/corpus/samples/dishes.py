@@ -79,44 +79,16 @@ def _length(x: Field, y: Field) -> Field:
     return length
 
 
-def _disc(x: Field, y: Field) -> Field:
-    return _length(x, y) - np.float32(0.17)
-
-
-def _ring(x: Field, y: Field) -> Field:
-    ring: Field = np.abs(_length(x, y) - np.float32(0.157)) - np.float32(0.046)
-    return ring
-
-
-def _square(x: Field, y: Field) -> Field:
-    square: Field = np.maximum(np.abs(x), np.abs(y)) - np.float32(0.15)
-    return square
-
-
-def _triangle(x: Field, y: Field) -> Field:
-    slanted = np.float32(math.sqrt(3) / 2) * np.abs(x) + np.float32(0.5) * y
-    return np.maximum(slanted, -y) - np.float32(0.132)
-
-
-def _capsule(x: Field, y: Field) -> Field:
-    along = np.maximum(np.abs(x) - np.float32(0.205), 0)
-    return _length(along, y) - np.float32(0.085)
-
-
-def _half_moon(x: Field, y: Field) -> Field:
-    flat = y + np.float32(0.1)
-    moon: Field = np.maximum(_length(x, flat) - np.float32(0.24), -flat)
-    return moon
-
-
 # Distance to the edge of a piece at the origin, negative inside; each covers an area of 0.09.
 SHAPES: dict[str, Callable[[Field, Field], Field]] = {
-    "cookies": _disc,
-    "doughnuts": _ring,
-    "dumplings": _half_moon,
-    "sausages": _capsule,
-    "toast": _square,
-    "samosas": _triangle,
+    "cookies": lambda x, y: _length(x, y) - np.float32(0.17),
+    "doughnuts": lambda x, y: np.abs(_length(x, y) - np.float32(0.157)) - np.float32(0.046),
+    "dumplings": lambda x, y: np.maximum(_length(x, y + np.float32(0.1)) - np.float32(0.24), -(y + np.float32(0.1))),
+    "sausages": lambda x, y: _length(np.maximum(np.abs(x) - np.float32(0.205), 0), y) - np.float32(0.085),
+    "toast": lambda x, y: np.maximum(np.abs(x), np.abs(y)) - np.float32(0.15),
+    "samosas": lambda x, y: (
+        np.maximum(np.float32(math.sqrt(3) / 2) * np.abs(x) + np.float32(0.5) * y, -y) - np.float32(0.132)
+    ),
 }
 
 

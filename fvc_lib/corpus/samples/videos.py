@@ -20,21 +20,11 @@ from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 
 # The manipulations that make fakes of generated footage, planar yuv420p, uint8 (T, 3*H/2, W). They are strong enough to
-# be seen in six frames of 112 pixels: the corpus shows that a pipeline learns, not how hard real forgeries are.
+# be seen in six frames of 112 pixels: the corpus shows that a pipeline learns, not how hard real forgeries are. Each
+# takes the footage that is changed, which it does not write to, footage of the same shape from another place and
+# camera, and what chooses where and when.
 
 Mask = npt.NDArray[np.bool_]
-
-
-def manipulate(name: str, base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """Apply the manipulation ``name`` to ``base``.
-
-    Args:
-        name: one of ``MANIPULATIONS``.
-        base: (T, 3*H/2, W), the footage that is changed; not written to.
-        donor: footage of the same shape from another place and camera.
-        rng: chooses where and when.
-    """
-    return MANIPULATIONS[name](base, donor, rng)
 
 
 def splice_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
@@ -49,7 +39,7 @@ def resynthesise_region(base: Planes, donor: Planes, rng: np.random.Generator) -
     """A moving part of the view is generated anew at low resolution: no grain, but an upsampler's lattice."""
     del donor
     forged = base.copy()
-    height, width = _luma_size(base)
+    height, width = base.shape[1] * 2 // 3, base.shape[2]
     factor = max(4, 4 * round(min(height, width) / 72))
     lattice = _lattice(height, width, max(4, 2 * round(max(height, width) / 56)), rng.uniform(7, 12))
     for t, mask in enumerate(_moving_region(base, rng)):
@@ -99,13 +89,9 @@ MANIPULATIONS: dict[str, Callable[[Planes, Planes, np.random.Generator], Planes]
 USES_DONOR = frozenset({"region_splice", "temporal_splice"})  # the others leave their donor unread
 
 
-def _luma_size(frames: Planes) -> tuple[int, int]:
-    return frames.shape[1] * 2 // 3, frames.shape[2]
-
-
 def _moving_region(frames: Planes, rng: np.random.Generator) -> list[Mask]:
     """One mask (H, W) per frame: a blob of a fifth to a third of the view, wandering in a straight line."""
-    height, width = _luma_size(frames)
+    height, width = frames.shape[1] * 2 // 3, frames.shape[2]
     half_area = rng.uniform(0.20, 0.32) / np.pi
     stretch = rng.uniform(0.75, 1.35)
     half_height, half_width = np.sqrt(half_area) * stretch * height, np.sqrt(half_area) / stretch * width
@@ -177,19 +163,16 @@ class EventPlan:
 
 def plan_events() -> tuple[EventPlan, ...]:
     """All events of the corpus in the order of their names; the same on every call."""
-    drafts = [draft for label in ("real", "fake") for draft in _drafts(label)]
+    drafts = []
+    for label in ("real", "fake"):
+        manipulations, copies = _deal(tuple(MANIPULATIONS), label, "manipulation"), _deal(_COPIES, label, "copies")
+        drafts += [_draft(label, manipulations[i], copies[i], i) for i in range(EVENTS_PER_LABEL)]
     order = scenes.generator_for("order", DESIGN_SEED).permutation(len(drafts))
     events, first_clip = [], 0
     for number, index in enumerate(order):
         events.append(_named(drafts[index], number, first_clip))
         first_clip += len(drafts[index].clips)
     return tuple(events)
-
-
-def _drafts(label: str) -> list[EventPlan]:
-    manipulations = _deal(tuple(MANIPULATIONS), label, "manipulation")
-    copies = _deal(_COPIES, label, "copies")
-    return [_draft(label, manipulations[i], copies[i], i) for i in range(EVENTS_PER_LABEL)]
 
 
 def _draft(label: str, manipulation: str, num_copies: int, number: int) -> EventPlan:
@@ -257,8 +240,12 @@ def make_event(event: EventPlan) -> tuple[bytes, ...]:
     footage = film(event, "base", scenes.draw_camera(f"{event.label} {event.name}"))
     if event.manipulation is not None:
         uses_donor = event.manipulation in USES_DONOR
-        donor = film(event, "donor", _donor_camera(event.name)) if uses_donor else footage
-        footage = manipulate(event.manipulation, footage, donor, scenes.generator_for("forger", event.name))
+        # Another device than the base's: poorer light, so more noise.
+        noise = scenes.generator_for("donor noise", event.name).uniform(8, 14)
+        camera = replace(scenes.draw_camera(f"donor {event.name}"), noise_sigma=noise)
+        donor = film(event, "donor", camera) if uses_donor else footage
+        forger = scenes.generator_for("forger", event.name)
+        footage = MANIPULATIONS[event.manipulation](footage, donor, forger)
     original, *copies = event.clips
     published = files.encode_to_size(footage, original.encoding)
     footage = decode_frames(published)  # copies are made from what was published
@@ -285,12 +272,6 @@ def manifest_text(events: tuple[EventPlan, ...]) -> str:
             of = "" if clip.variant == "original" else original
             rows.append((clip.path, event.label, event.name, event.manipulation or "", clip.variant, of))
     return files.csv_text(rows)
-
-
-def _donor_camera(name: str) -> Camera:
-    """Another device than the base's: poorer light, so more noise."""
-    base, rng = scenes.draw_camera(f"donor {name}"), scenes.generator_for("donor noise", name)
-    return replace(base, noise_sigma=rng.uniform(8, 14))
 
 
 def _vary(frames: Planes, variant: str, seed: str) -> Planes:
