@@ -10,7 +10,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from fvc_lib.corpus.samples.captions import plan_clips
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, SMALLEST_VOCABULARY, TextTokenizer
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.atomic_files import sha256_of_json
 
 CAPTIONS = sorted({clip.drawing.caption for clip in plan_clips()})
 ODD = (
@@ -102,38 +102,11 @@ def test_equal_texts_give_equal_vocabularies_in_any_order(tokenizer):
     assert TextTokenizer.train(CAPTIONS[100:], 320).fingerprint not in prints
 
 
-def test_a_saved_vocabulary_is_read_as_it_was(tokenizer, tmp_path):
+def test_a_saved_vocabulary_has_its_checksum(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "deep" / "tokenizer.json")
-    loaded = TextTokenizer.load(tmp_path / "deep" / "tokenizer.json")
-    assert loaded.fingerprint == tokenizer.fingerprint
-    assert torch.equal(loaded.encode(CAPTIONS[:20], 16), tokenizer.encode(CAPTIONS[:20], 16))
+    saved = json.loads((tmp_path / "deep" / "tokenizer.json").read_bytes())
+    assert saved["sha256"] == sha256_of_json(saved["tokenizer"]) == tokenizer.fingerprint
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["tokenizer.json"]
-
-
-@pytest.mark.parametrize("damage", ["missing", "torn", "flipped", "list", "other", "bytes", "folder"])
-def test_a_damaged_file_is_refused_by_name(damage, tokenizer, tmp_path):
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(path)
-    content = path.read_text()
-    saved = json.loads(content)
-    first, second = saved["tokenizer"]["model"]["merges"][:2]
-    saved["tokenizer"]["model"]["merges"][:2] = [second, first]
-    if damage in {"missing", "folder"}:
-        path.unlink()
-        if damage == "folder":
-            path.mkdir()
-    else:
-        path.write_bytes(
-            {
-                "torn": content[: len(content) // 2].encode(),
-                "flipped": json.dumps(saved).encode(),
-                "list": b"[]",
-                "other": b'{"format": "something else"}',
-                "bytes": b"\x80\xff",
-            }[damage]
-        )
-    with pytest.raises(DataError, match=r"tokenizer\.json.*train again"):
-        TextTokenizer.load(path)
 
 
 def test_lone_surrogates_are_refused(tokenizer):

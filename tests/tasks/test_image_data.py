@@ -10,17 +10,14 @@ from fvc_lib.engine.loading import load_batches
 from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.image.data import (
     ImageDataset,
-    ImageLabels,
     MixSettings,
     balancing_weights,
     decoded_side,
     image_parts,
     labels_of_training,
     middle_view,
-    read_labels,
     require_files,
     training_view,
-    write_labels,
 )
 from fvc_lib.video.decode.still_image import StillImageError
 from tests.kits.image_kit import image_tables
@@ -185,15 +182,6 @@ def test_pictures_of_which_nothing_is_known_take_no_part(corpus):
 def test_equal_numbers_are_scaled_without_dividing_by_nothing():
     labels = labels_of_training((), ("a",), ("g",), np.full((4, 1), 0.1))
     assert labels.deviations == (1.0,)
-
-
-def test_names_and_scaling_come_back_from_their_file_and_damage_is_named(tmp_path):
-    labels = ImageLabels(("a", "b ü"), ("mass",), ("g",), (1.5,), (0.1,))
-    write_labels(tmp_path / "labels.json", labels)
-    assert read_labels(tmp_path / "labels.json") == labels
-    (tmp_path / "labels.json").write_text("{")
-    with pytest.raises(DataError, match=r"labels\.json"):
-        read_labels(tmp_path / "labels.json")
 
 
 def test_the_middle_view_is_the_largest_centred_square():

@@ -20,7 +20,7 @@ from fvc_lib.services.atomic_files import AnyPath
 # One drawn thing that moves over a ground. Colours differ in chroma by more than encoding takes away, grounds carry
 # light and shade of their own, and arithmetic is element-wise only: equal drawings give equal bytes on every machine.
 
-Distances = npt.NDArray[np.float64]
+Distances = npt.NDArray[np.floating]
 SIDE_PIXELS = 64
 NUM_FRAMES = 12
 FRAMES_PER_SECOND = 8

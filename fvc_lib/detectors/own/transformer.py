@@ -6,8 +6,6 @@ rounds otherwise, and give keys a bias, which the softmax cancels: it would neve
 nothing is drawn, and a sample's numbers do not depend on which others it is computed with.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -204,14 +202,14 @@ class _Beams:
     ended: Tensor
 
     @classmethod
-    def begun(cls, batch: int, width: int, max_tokens: int, numbers: TokenNumbers, device: torch.device) -> _Beams:
+    def begun(cls, batch: int, width: int, max_tokens: int, numbers: TokenNumbers, device: torch.device) -> "_Beams":
         tokens = torch.full((batch, width, max_tokens), numbers.padding, dtype=torch.int64, device=device)
         tokens[:, :, 0] = numbers.begin
         log_probabilities = torch.full((batch, width), -torch.inf, device=device)
         log_probabilities[:, 0] = 0.0  # the others are copies of the first until it has been continued
         return cls(tokens, log_probabilities, torch.zeros(batch, width, dtype=torch.bool, device=device))
 
-    def extended(self, following: Tensor, place: int, numbers: TokenNumbers) -> _Beams:
+    def extended(self, following: Tensor, place: int, numbers: TokenNumbers) -> "_Beams":
         """With the best tokens at ``place``; ``following`` (B, K, V) are log-probabilities."""
         width, vocabulary_size = following.shape[1:]
         following = following.masked_fill(self.ended[:, :, None], -torch.inf)

@@ -5,8 +5,6 @@ that any text has tokens and comes back unchanged. The marks (padding, beginning
 ``<end>`` into a caption has written five letters and two brackets.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fvc_lib.services.atomic_files import sha256_of_json, write_json
-from fvc_lib.services.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,11 +31,11 @@ _PARALLELISM = "TOKENIZERS_PARALLELISM"
 class TextTokenizer:
     """A learned vocabulary. Ids are ``[0, vocabulary_size)``: four marks, then bytes and what was merged of them."""
 
-    def __init__(self, byte_pairs: Tokenizer) -> None:
+    def __init__(self, byte_pairs: "Tokenizer") -> None:
         self._byte_pairs = byte_pairs
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocabulary_size: int) -> TextTokenizer:
+    def train(cls, texts: Iterable[str], vocabulary_size: int) -> "TextTokenizer":
         """Learn at most ``vocabulary_size`` tokens, marks included, from ``texts`` in whatever order they come.
 
         What occurs once is not merged: it would only learn texts by heart.
@@ -113,27 +110,6 @@ class TextTokenizer:
         """Write the vocabulary as JSON, atomically."""
         document = self._document()
         write_json(path, {"format": _FORMAT, "sha256": sha256_of_json(document), "tokenizer": document})
-
-    @classmethod
-    def load(cls, path: Path) -> TextTokenizer:
-        """Read what ``save`` wrote; ``DataError`` where the file is missing, damaged or something else."""
-        from tokenizers import Tokenizer
-
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["format"] != _FORMAT:
-                raise ValueError(f"its format is {content['format']!r}, wanted {_FORMAT!r}")
-            if content["sha256"] != sha256_of_json(content["tokenizer"]):
-                raise ValueError("its checksum does not fit its content")
-            return cls(Tokenizer.from_str(json.dumps(content["tokenizer"])))
-        except OSError as error:
-            problem = str(error.strerror).lower()
-        except (ValueError, KeyError, TypeError) as error:
-            problem = f"it is damaged or no tokenizer ({error})"
-        raise DataError(
-            f"tokenizer {str(path)!r}: {problem}. Restore the file; without it a model's captions cannot be read, "
-            "so train again otherwise (20_video_text)."
-        )
 
     def _tokens(self, text: str) -> list[int]:
         text.encode()  # lone surrogates are refused here and not by a panic in native code

@@ -1,24 +1,22 @@
 """Pictures as samples: what is known of each, how it is seen, and in training a little differently in every epoch."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import polars as pl
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample, stack_samples
 from fvc_lib.metrics.classification import FloatArray, IntArray
-from fvc_lib.services.atomic_files import path_from_text, write_json
+from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import PARTS
 from fvc_lib.video.decode.still_image import decode_image
@@ -69,20 +67,6 @@ def labels_of_training(
     means, deviations = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
     deviations = np.where(deviations > 1e-12 * np.maximum(1.0, np.abs(means)), deviations, 1.0)
     return ImageLabels(classes, targets, units, tuple(means.tolist()), tuple(deviations.tolist()))
-
-
-def write_labels(path: Path, labels: ImageLabels) -> None:
-    """Replace ``path`` atomically."""
-    write_json(path, asdict(labels))
-
-
-def read_labels(path: Path) -> ImageLabels:
-    """What ``write_labels`` wrote; ``DataError`` where it is missing or damaged."""
-    try:
-        return TypeAdapter(ImageLabels).validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{str(path)!r}: no names of classes and targets: {reason}. Train again.") from error
 
 
 @dataclass(frozen=True)
@@ -401,7 +385,7 @@ class ImageDataset:
         indices = self.records.class_indices
         return None if (indices == UNKNOWN_CLASS).any() else tuple(indices.tolist())
 
-    def at_epoch(self, epoch: int) -> ImageDataset:
+    def at_epoch(self, epoch: int) -> Self:
         """The same pictures as they look in ``epoch`` (0-based)."""
         return self if self.mixing is None else replace(self, epoch=epoch)
 

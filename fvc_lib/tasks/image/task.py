@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone, num_trained_stages
-from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns, require_detached
+from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns, SampleSet, require_detached
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.multiclass import macro_f1, ranks_of_class, top_k_accuracy
 from fvc_lib.metrics.regression import regression_scores
@@ -142,15 +142,16 @@ class ImageTask:
     """
 
     def __init__(self, training: ImageDataset, validation: ImageDataset, config: RunConfig) -> None:
-        self.training_data = training
-        self.validation_data = validation
+        self.training_data: SampleSet = training
+        self.validation_data: SampleSet = validation
+        self.labels = training.labels
         self.config = config
 
     def build_model(self) -> ImageModel:
         """The backbone with new heads, initialised from torch's current random state."""
-        labels, weights = self.training_data.labels, self.config.backbone_weights
+        weights = self.config.backbone_weights
         backbone = build_backbone(self.config.backbone, Path(weights) if weights else None)
-        return ImageModel(backbone, len(labels.classes), len(labels.targets))
+        return ImageModel(backbone, len(self.labels.classes), len(self.labels.targets))
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
         """Freeze and free the backbone's stages."""
@@ -178,7 +179,7 @@ class ImageTask:
 
     def new_accumulator(self) -> ImageScores:
         """What the test tables and the metrics need of a pass."""
-        return ImageScores(self.training_data.labels)
+        return ImageScores(self.labels)
 
 
 def class_losses(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, focal_gamma: float = 0.0) -> Tensor:

@@ -2,8 +2,9 @@
 the sweep over batch sizes and resolutions.
 """
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -12,7 +13,6 @@ import numpy as np
 import polars as pl
 import psutil
 import torch
-from torch import nn
 
 from fvc_lib.corpus.images import image_root
 from fvc_lib.detectors.frames.backbone import backbone_network, fitting_weights, named_backbone, refused_size
@@ -22,10 +22,10 @@ from fvc_lib.engine.memory.preflight import PreflightReport, StepRequest, prefli
 from fvc_lib.engine.memory.training_memory import device_budget
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
-from fvc_lib.engine.task import Accumulator, Batch, LossSum, Outputs, Sample, Task
+from fvc_lib.engine.task import Sample
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.atomic_files import sha256_of_file, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory_policy import SWEEP, MemoryObserver, NoObserver
@@ -75,7 +75,7 @@ def _finish(
     model.log("test", scores.compute())
 
     def write() -> None:
-        data.write_labels(labels_file(paths), parts.labels)
+        write_json(labels_file(paths), asdict(parts.labels))
         tables.write_table(class_predictions(parts.test, scores), tables.IMAGE_PREDICTIONS, paths.image_predictions)
         tables.write_table(target_predictions(parts.test, scores), tables.TARGET_PREDICTIONS, paths.target_predictions)
 
@@ -296,8 +296,10 @@ def _measured(
         largest = LARGEST_BATCH if number == 0 else settings.micro_batch
         effective = max(settings.effective_batch_size, LARGEST_BATCH)
         images = MadeUpImages(sample, own, image_size, effective * max(1, settings.num_workers))
+        task = copy.copy(training.task)
+        vars(task).update(training_data=images, validation_data=images)
         request = StepRequest(
-            _OnMadeUpImages(training.task, images, images), largest, effective,
+            task, largest, effective,
             device=compute.device.type, amp=config.amp, gradient_checkpointing=settings.gradient_checkpointing,
             num_workers=settings.num_workers,
         )  # fmt: skip
@@ -348,24 +350,3 @@ class MadeUpImages:
                 shape = (*tensor.shape[:-2], self.image_size, self.image_size)
                 tensors[name] = torch.full(shape, grey, dtype=tensor.dtype)
         return replace(self.sample, sample_id=f"made up {index}", tensors=tensors)
-
-
-@dataclass(frozen=True)
-class _OnMadeUpImages:
-    """``task`` with other data."""
-
-    task: Task
-    training_data: MadeUpImages
-    validation_data: MadeUpImages
-
-    def build_model(self) -> nn.Module:
-        return self.task.build_model()
-
-    def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        return self.task.forward(model, batch)
-
-    def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        return self.task.loss(outputs, batch)
-
-    def new_accumulator(self) -> Accumulator:
-        return self.task.new_accumulator()

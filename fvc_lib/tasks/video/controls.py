@@ -4,8 +4,6 @@ Each gives every video an out-of-fold score and threshold. The threshold is the 
 best one for balanced accuracy when the score is a calibrated probability.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -188,7 +186,7 @@ def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> Float
     return np.array([codes.get(value, np.nan) for value in column])
 
 
-def _boosting(num_training: int) -> HistGradientBoostingClassifier:
+def _boosting(num_training: int) -> "HistGradientBoostingClassifier":
     """Small trees with leaves of at least a tenth of few videos: with 50 videos the default of 20 allows one split."""
     from sklearn.ensemble import HistGradientBoostingClassifier  # a second to load, for a stage that only looks up
 

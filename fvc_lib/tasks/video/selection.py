@@ -4,8 +4,6 @@ The record is a file beside the weights, written and synced before the outer fol
 killed after that leaves it, and the next one takes it as it stands: nothing is chosen twice.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -128,7 +126,7 @@ class EarlierOpenings:
 
 
 def select(
-    history: Sequence[EpochRecord],
+    history: "Sequence[EpochRecord]",
     best_epoch: int,
     labels: npt.ArrayLike,
     logits: npt.ArrayLike,

@@ -1,7 +1,5 @@
 """Telling real from fake clips: what the video task adds to the engine."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -51,7 +49,7 @@ class VideoTask:
         loss = F.binary_cross_entropy_with_logits(outputs["logits"].float(), labels, weights, reduction="sum")
         return LossSum(loss, weights.sum())
 
-    def new_accumulator(self) -> BinaryScores:
+    def new_accumulator(self) -> "BinaryScores":
         """Scores and labels of a pass."""
         return BinaryScores()
 

@@ -5,8 +5,6 @@ is as likely. ``most_frequent_caption`` writes the most frequent training text u
 whole groups, so an interval covers which groups the model is tested on; it takes the trained model as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,7 +107,7 @@ def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequen
     }
 
 
-def _retrieval(paths: RunPaths, config: RunConfig, log: Callable[[str], None] | None) -> RetrievalMetrics:
+def _retrieval(paths: RunPaths, config: RunConfig, log: Callable[[str], None] | None) -> "RetrievalMetrics":
     from fvc_lib.metrics.retrieval import retrieval_metrics  # torch takes seconds to load
 
     stored = read_embeddings(paths.embeddings)
@@ -119,7 +117,7 @@ def _retrieval(paths: RunPaths, config: RunConfig, log: Callable[[str], None] | 
     )  # fmt: skip
 
 
-def read_embeddings(path: Path) -> dict[str, Tensor]:
+def read_embeddings(path: Path) -> "dict[str, Tensor]":
     """What the training wrote: ``video_embeddings``, ``text_embeddings`` and ``pairs``; ``DataError`` if damaged."""
     import safetensors.torch  # with torch
 
@@ -130,7 +128,7 @@ def read_embeddings(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _direction_rows(direction: str, ranks: pl.DataFrame, found: RetrievalMetrics, config: RunConfig) -> list[Row]:
+def _direction_rows(direction: str, ranks: pl.DataFrame, found: "RetrievalMetrics", config: RunConfig) -> list[Row]:
     """Intervals where a metric is a mean over queries of their ranks; the others as they are."""
     measured = getattr(found, direction)
     if not np.array_equal(measured.ranks, ranks["rank"].to_numpy()):

@@ -1,7 +1,5 @@
 """Videos and the texts that describe them: samples, what a pass over them leaves, and the losses."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math
@@ -208,7 +206,7 @@ class PreparedSamples:
             tensors["hidden"] = torch.stack([self.hidden.of(sample_id) for sample_id in batch.sample_ids])
         return Batch(batch.sample_ids, tensors)
 
-    def at_epoch(self, epoch: int) -> PreparedSamples:
+    def at_epoch(self, epoch: int) -> "PreparedSamples":
         """The same samples, with the frames hidden that ``epoch`` (0-based) hides."""
         return self if self.hidden is None else replace(self, hidden=replace(self.hidden, epoch=epoch))
 

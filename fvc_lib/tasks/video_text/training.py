@@ -1,7 +1,5 @@
 """Task video_text from its table to results: train on one split, look at the test part once, write what was found."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -79,7 +77,7 @@ def train_video_text(
 
 
 def _finish(
-    paths: RunPaths, parts: VideoTextParts, config: RunConfig, trained: Sequence[TrainedNetwork]
+    paths: RunPaths, parts: "VideoTextParts", config: RunConfig, trained: Sequence[TrainedNetwork]
 ) -> Finished[TrainingRecord]:
     (model,) = trained
     task = model.network.task
@@ -171,7 +169,7 @@ class VideoTextParts:
 
 def read_parts(
     paths: RunPaths, config: RunConfig, ranks: Ranks | None = None, stop: Callable[[], bool] | None = None
-) -> VideoTextParts:
+) -> "VideoTextParts":
     """The run's pairs and their clips, made on rank 0 where they are missing.
 
     Raises:
@@ -209,7 +207,7 @@ def _say_what_is_cut(texts: Sequence[str], tokenizer: TextTokenizer, config: Run
         )  # fmt: skip
 
 
-def split_training(parts: VideoTextParts, config: RunConfig) -> Training[TrainingRecord]:
+def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[TrainingRecord]:
     """What ``config`` asks to be learned from ``parts``; ``UsageError`` for a text encoder that is not there."""
     task = VideoTextTask(
         parts.samples("train", config),

@@ -1,7 +1,5 @@
 """Decoding chosen frames of an open video, by seeking to their groups of pictures, into upright RGB pixels."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class Orientation:
     mirrored_y: bool = False
 
     @classmethod
-    def from_display_matrix(cls, matrix: bytes) -> Orientation:
+    def from_display_matrix(cls, matrix: bytes) -> "Orientation":
         """From ffmpeg's 3 x 3 fixed-point matrix; any angle is rounded to a quarter turn, nonsense to none."""
         a, b, _, c, d = np.frombuffer(matrix, np.int32, count=5).astype(np.int64)
         if abs(a) + abs(d) >= abs(b) + abs(c):
@@ -49,7 +47,7 @@ class Orientation:
         return cls(True, bool(c < 0), bool(b < 0))
 
     @classmethod
-    def tagged_on(cls, frame: VideoFrame) -> Orientation | None:
+    def tagged_on(cls, frame: VideoFrame) -> "Orientation | None":
         """As the container or the bitstream tells with ``frame``, or none where it tells nothing."""
         # frame.side_data would keep the container in the frame and so both, with a decoder's buffer, until the
         # garbage collector comes by.
@@ -278,7 +276,7 @@ class _PacketCursor:
             return all(self.next() is not None for _ in range(ahead))
         return any(self._seek(key, margin) for margin in _SEEK_MARGINS_SECONDS)
 
-    def next(self) -> Packet[VideoStream] | None:
+    def next(self) -> "Packet[VideoStream] | None":
         """The next packet with data, or none at the end."""
         for packet in self._packets:
             if packet.size:

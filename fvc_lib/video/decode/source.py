@@ -1,7 +1,5 @@
 """Opening a video safely: local files only, the best video stream, one decoder thread, one family of errors."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os
@@ -178,7 +176,7 @@ class VideoSource:
         """Name of the compression format (``av1``), not of the decoder that happens to read it (``libdav1d``)."""
         return str(self.stream.codec_context.codec.canonical_name)
 
-    def packets(self) -> Iterator[Packet[VideoStream]]:
+    def packets(self) -> "Iterator[Packet[VideoStream]]":
         """The packets of the stream from where the container stands; the last, empty one flushes the decoder.
 
         Other empty packets, QuickTime's way to say that a frame stays, are left out: the decoder would end at them.
