@@ -1,7 +1,5 @@
 """Every pair of videos that shows the same footage, where the library finds as few as connect them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

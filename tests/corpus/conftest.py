@@ -1,7 +1,5 @@
 """Where the tests of corpora find what is not part of the repository."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

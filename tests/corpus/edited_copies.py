@@ -1,7 +1,5 @@
 """What people do to a video before they put it up again: edits of decoded frames, written by another encoder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What people do to a picture before they file it again."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny corpora of pictures in the layouts that are read."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Indexes of label tables whose videos are not here."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

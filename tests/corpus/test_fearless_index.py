@@ -1,7 +1,5 @@
 """Files nobody should have to fear: each through the worker processes of an index, and each with a row that helps."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from fvc_lib.corpus.images import asked_targets, joined_units, strata_of

@@ -1,7 +1,5 @@
 """Indexes that are killed with SIGKILL, moved, listed in another order, or much larger than a screen."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """A training's peak before there is a run: predicted in a child from made-up clips, near what the preflight finds."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One training on one split: what it leaves, that it goes on, and that ranks give what one process gives."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, replace

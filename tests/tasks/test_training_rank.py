@@ -1,7 +1,5 @@
 """A fold on several ranks, from the call in a notebook or the command line to the files it leaves."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

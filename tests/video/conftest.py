@@ -1,7 +1,5 @@
 """Videos whose frames carry their number in their pixels, so that a wrong frame cannot pass for the right one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from fractions import Fraction

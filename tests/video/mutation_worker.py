@@ -1,7 +1,5 @@
 """What is asked of one damaged file in a worker process: everything a run does with files nobody vouches for."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -4,8 +4,6 @@ One case is named ``base:kind:seed`` and always gives the same bytes. The mutati
 to hit what parsers trust: elements with sizes (MP4 boxes, EBML, RIFF), transport packets, and numbers in headers.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What decoding takes and keeps, in processes of their own: the figures that a node full of workers is planned by."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Decoding files that are legal and rare, or damaged: what they hold, or an error, and never a guess."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Decoding real files, good and broken, against a naive full decode; they lie beside the repository."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

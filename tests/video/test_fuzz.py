@@ -1,7 +1,5 @@
 """Damaged and hostile files, in the worker processes that a run gives them to: frames or a documented error, always."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The MP4 index against what ffmpeg reads from the packets, and against damage."""
 
-from __future__ import annotations
-
 import random
 import struct
 import tracemalloc
