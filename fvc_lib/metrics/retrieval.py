@@ -1,27 +1,48 @@
 """Retrieval between videos and texts in both directions, exactly, without the matrix of all similarities.
 
-A similarity is the real dot product of two rows as float32: normalise the rows for cosines.
-A rank is one more than the number of wrong candidates that are at least as similar as the right one: ties count against
-the model, so embeddings that have collapsed into one come last, below chance, instead of first. Counting needs no sort:
-one pass over blocks of the matrix serves both directions. Where a product is computed with rounding, whatever rounding
-could change is settled exactly, so no result depends on the size of the blocks, the processor or the device.
+A similarity is the real dot product of two rows as float32: normalise them for cosines. A rank is one more than the
+number of wrong candidates at least as similar as the right one: ties count against the model, so that what has
+collapsed into one embedding comes last, below chance, instead of first.
+
+One pass over blocks of the matrix counts for both directions. A block is multiplied in float32, or in float64 where
+float32 leaves too much open; the largest error of both is known. Scores further from a positive's similarity than that
+are counted at once; the others are compared in doubles, and what doubles cannot tell apart is summed without rounding.
+So no result depends on the size of the blocks, the processor or the device.
 """
 
+from __future__ import annotations
+
+import functools
+import hashlib
 import math
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from threadpoolctl import threadpool_limits
 
-from fvc_lib.metrics.classification import IntArray
-from fvc_lib.metrics.retrieval_stream import Direction, Rows, Stream, one_thread, plan_retrieval
+from fvc_lib.metrics.classification import FloatArray, IntArray
 
 KS = (1, 5, 10)
 MEMORY_BYTES = 64_000_000
+BoolArray = npt.NDArray[np.bool_]
+SingleArray = npt.NDArray[np.float32]
+
+_ALONE = threading.RLock()  # two at once would each give back the other's limit of threads for good
 _LARGEST_NORM = 1e15  # the product of two stays far inside float32
+_LEAST_BLOCK, _BLOCK = 16, 1024  # rows of each side: scores of 4 MB stay in the cache, and calls cost little
+_FIXED_BYTES = 10_000_000  # what comparing single pairs takes, and small arrays
+_BYTES_PER_ROW = 160  # positives, norms and counts of both directions, with one pair per video
+_BYTES_PER_MORE_PAIR = 165
+_AT_ONCE = 1 << 17  # numbers that are converted, and scores that are searched, at once: 1 MB as doubles
+_MOST_LEVELS = 128  # positives of a query with which the scores of a block are compared one after the other
+_MOST_OPEN = 0.03  # of a block's pairs: with more to compare one by one, a product in doubles is faster
 
 
 @dataclass(frozen=True)
@@ -45,16 +66,6 @@ class DirectionMetrics:
     ranks: IntArray  # the rank of its best positive
     num_positives: IntArray  # and how many it has
 
-    def chance(self) -> dict[str, float]:
-        """What candidates in random order would be expected to score, by the names of ``as_metrics``.
-
-        Below this lies what has collapsed: each of its ranks is the worst of all that its ties allow.
-        """
-        numbers, queries = np.unique(self.num_positives, return_counts=True)
-        each = np.array([_chance(int(number), self.num_candidates, self.ks) for number in numbers])
-        names = (*(f"recall@{k}" for k in self.ks), "mean_rank", "mrr", "ndcg")
-        return {name: float(value) for name, value in zip(names, queries @ each / queries.sum(), strict=True)}
-
     def as_metrics(self) -> dict[str, float]:
         """Every number by its name."""
         recalls = {f"recall@{k}": value for k, value in zip(self.ks, self.recall_at_k, strict=True)}
@@ -73,8 +84,8 @@ class RetrievalMetrics:
         """Every number by its direction and name, such as ``video_to_text/recall@1``."""
         return {
             f"{direction}/{name}": value
-            for direction in ("video_to_text", "text_to_video")
-            for name, value in getattr(self, direction).as_metrics().items()
+            for direction, found in vars(self).items()
+            for name, value in found.as_metrics().items()
         }
 
 
@@ -89,13 +100,10 @@ def retrieval_metrics(
 ) -> RetrievalMetrics:
     """Recall, ranks, MRR and NDCG from videos to texts and from texts to videos.
 
-    Equal texts must be one row of ``text_embeddings`` with many videos: each of those is right, and none counts against
-    another. Two rows whose embeddings agree to the last bit remain two candidates, of which one is wrong and, as a tie,
-    counts against the model. Texts without a video are candidates only.
-
-    The positives of one query do not count against one another: the r-th best has rank r plus the wrong candidates at
-    least as similar. Embeddings stay where they are and are converted block by block; wider numbers than float32 are
-    rounded to it.
+    Equal texts must be one row of ``text_embeddings`` with many videos, which are all right: the r-th best of a query's
+    positives has rank r plus the wrong candidates at least as similar. Two equal rows are two candidates, and as a tie
+    the wrong one counts against the model. Texts without a video are candidates only. Embeddings stay where they are
+    and are converted block by block; wider numbers than float32 are rounded to it.
 
     Args:
         video_embeddings: (N, D) of numpy or torch on any device.
@@ -103,24 +111,23 @@ def retrieval_metrics(
         text_of_video: int (N,), the row of each video's text; or int (P, 2) of (video row, text row) where a video may
             have several texts, or none.
         ks: where recall is wanted.
-        memory_bytes: what may be taken beyond the embeddings; 160 bytes of it per row and 165 per pair beyond one
-            for each video, the rest for blocks.
+        memory_bytes: what may be taken beyond the embeddings.
         log: called with lines about what is streamed and how.
 
     Raises:
-        ValueError: empty, of the wrong shape or kind, NaN or infinite (the row is named), a text that is not there, a k
-            below 1, or too little memory.
+        ValueError: empty, of the wrong shape or kind, NaN or infinite, a text that is not there, a k below 1, or too
+            little memory.
     """
     ks = _check_ks(ks)
     given = _as_rows(video_embeddings, "video_embeddings"), _as_rows(text_embeddings, "text_embeddings")
-    if given[0].shape[1] != given[1].shape[1]:
+    (num_videos, dimensions), (num_texts, others) = given[0].shape, given[1].shape
+    if dimensions != others:
         raise ValueError(
-            f"video_embeddings have {given[0].shape[1]} numbers per row and text_embeddings {given[1].shape[1]}; "
-            "both must come from the same space"
+            f"video_embeddings have {dimensions} numbers per row and text_embeddings {others}; both must come from the "
+            "same space"
         )
-    pairs = _check_pairs(text_of_video, len(given[0]), len(given[1]))
-    sizes = len(given[0]), len(given[1]), given[0].shape[1]
-    plan = plan_retrieval(*sizes, memory_bytes, max(0, pairs[0].size - sizes[0]))
+    pairs = _check_pairs(text_of_video, num_videos, num_texts)
+    plan = plan_retrieval(num_videos, num_texts, dimensions, memory_bytes, max(0, pairs[0].size - num_videos))
     log = log or (lambda _: None)
     for line in plan.describe():
         log(line)
@@ -128,54 +135,32 @@ def retrieval_metrics(
         videos, texts = Rows(given[0]), Rows(given[1])
         _check_norms(videos, "video_embeddings")
         _check_norms(texts, "text_embeddings")
-        stream = Stream(videos, texts, pairs, plan)
-        stream.run()
-    log(stream.describe())
-    to_text, to_video = (_measure(direction, ks) for direction in stream.directions)
+        directions = count_all(videos, texts, pairs, plan)
+    log(f"similarities: {sum(each.compared for each in directions):,} pairs compared one by one without rounding")
+    to_text, to_video = (_measure(direction, ks) for direction in directions)
     return RetrievalMetrics(to_text, to_video)
 
 
 def _measure(direction: Direction, ks: tuple[int, ...]) -> DirectionMetrics:
-    starts, number, similarity = direction.starts, direction.number, direction.similarity
-    asking = np.flatnonzero(number)
+    starts, queries = direction.starts, np.flatnonzero(direction.number)  # those with a positive
     from_best = starts[direction.query + 1] - np.arange(direction.query.size)  # 1 for the most similar
     ranks = from_best + direction.reached - direction.num_as_similar
-    best = ranks[starts[asking + 1] - 1]
+    best, number = ranks[starts[queries + 1] - 1], direction.number[queries]
+    ideal = np.cumsum(1 / np.log2(2 + np.arange(number.max())))[number - 1]
     return DirectionMetrics(
         ks=ks,
         recall_at_k=tuple(float(np.count_nonzero(best <= k)) / best.size for k in ks),
         median_rank=float(np.median(best)),
         mean_rank=float(best.sum()) / best.size,
         mrr=math.fsum(1 / best) / best.size,
-        ndcg=_mean_ndcg(ranks, starts),
-        mean_positive_similarity=math.fsum(similarity) / similarity.size,
+        ndcg=math.fsum(np.add.reduceat(1 / np.log2(1 + ranks), starts[queries]) / ideal) / best.size,
+        mean_positive_similarity=math.fsum(direction.similarity) / ranks.size,
         num_queries=best.size,
         num_candidates=len(direction.candidates),
-        query_indices=asking,
+        query_indices=queries,
         ranks=best,
-        num_positives=number[asking],
+        num_positives=number,
     )
-
-
-def _chance(num_positives: int, num_candidates: int, ks: tuple[int, ...]) -> list[float]:
-    """Expected recall at each of ``ks``, rank and reciprocal rank of the best positive, and NDCG, in random order."""
-    place = np.arange(1, num_candidates + 1)
-    later = np.cumprod(np.maximum(0, num_candidates - num_positives - place + 1) / (num_candidates - place + 1))
-    here = np.append(1, later[:-1]) - later  # the best positive stands at this place
-    discounts = 1 / np.log2(1 + place)
-    recalls = [1 - float(later[min(k, num_candidates) - 1]) for k in ks]
-    gain = discounts.mean() * num_positives / discounts[:num_positives].sum()
-    return [*recalls, (num_candidates + 1) / (num_positives + 1), float((here / place).sum()), float(gain)]
-
-
-def _mean_ndcg(ranks: IntArray, starts: IntArray) -> float:
-    """Over the queries with a positive; ``ranks`` (P,), those of query q in ``[starts[q], starts[q + 1])``."""
-    gains = 1 / np.log2(1 + ranks)
-    number = np.diff(starts)
-    ideal = np.append(0, np.cumsum(1 / np.log2(2 + np.arange(number.max()))))
-    asking = np.flatnonzero(number)
-    values = np.add.reduceat(gains, starts[asking]) / ideal[number[asking]]
-    return math.fsum(values) / asking.size
 
 
 def _check_ks(ks: Sequence[int]) -> tuple[int, ...]:
@@ -234,3 +219,282 @@ def _check_pairs(text_of_video: Any, num_videos: int, num_texts: int) -> tuple[I
                 f"range; {what}s are 0 to {limit - 1}"
             )
     return video, text
+
+
+@dataclass(frozen=True)
+class RetrievalPlan:
+    """How a retrieval is streamed; the result does not depend on it."""
+
+    num_videos: int
+    num_texts: int
+    dimensions: int  # numbers per row
+    video_block: int  # rows that are compared at once
+    text_block: int
+    more_pairs: int = 0  # that belong together, beyond one per video
+
+    @property
+    def streamed_bytes(self) -> int:
+        """What is taken at most beyond the embeddings, estimated."""
+        rows = _BYTES_PER_ROW * (self.num_videos + self.num_texts) + _BYTES_PER_MORE_PAIR * self.more_pairs
+        scores = self.video_block * self.text_block * 12  # as doubles, and three answers each or those of float32
+        operands = (self.video_block + self.text_block) * self.dimensions * (4 + 8)  # as float32 and as doubles
+        return _FIXED_BYTES + rows + scores + operands
+
+    def describe(self) -> list[str]:
+        """Lines for the log: what was gathered, what the dense matrix would have taken, how it is streamed."""
+        blocks = math.ceil(self.num_videos / self.video_block) * math.ceil(self.num_texts / self.text_block)
+        shape, dense_bytes = f"{self.video_block:,} x {self.text_block:,}", 4 * self.num_videos * self.num_texts
+        return [
+            f"samples accumulated: {self.num_videos:,} of {self.dimensions:,} numbers",
+            f"unique texts: {self.num_texts:,}",
+            f"dense similarities would take: {dense_bytes / 1e6:,.1f} MB as float32",
+            f"streamed: {blocks:,} block{'s' * (blocks > 1)} of {shape} in {self.streamed_bytes / 1e6:,.1f} MB",
+        ]
+
+
+def plan_retrieval(
+    num_videos: int, num_texts: int, dimensions: int, memory_bytes: int, more_pairs: int = 0
+) -> RetrievalPlan:
+    """The largest blocks that fit into ``memory_bytes`` and the cache.
+
+    Raises:
+        ValueError: not even blocks of 16 x 16 fit.
+    """
+    needed = least_memory_bytes(num_videos, num_texts, dimensions, more_pairs)
+    if memory_bytes < needed:
+        raise ValueError(
+            f"memory_bytes={memory_bytes:,} is too little for {num_videos:,} videos and {num_texts:,} texts of "
+            f"{dimensions:,} numbers, {num_videos + more_pairs:,} pairs of which belong together; give at least "
+            f"{needed:,} (of a run: retrieval_memory_mb {math.ceil(needed / 1e6)})"
+        )
+    sizes, videos, texts = (num_videos, num_texts, dimensions), min(_BLOCK, num_videos), min(_BLOCK, num_texts)
+    while (plan := RetrievalPlan(*sizes, videos, texts, more_pairs)).streamed_bytes > memory_bytes:
+        videos, texts = (math.ceil(videos / 2), texts) if videos >= texts else (videos, math.ceil(texts / 2))
+    return plan
+
+
+def least_memory_bytes(num_videos: int, num_texts: int, dimensions: int, more_pairs: int = 0) -> int:
+    """The least that ``plan_retrieval`` accepts for such sizes, so that a run can check it before it trains."""
+    videos, texts = (max(1, min(_LEAST_BLOCK, number)) for number in (num_videos, num_texts))
+    return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, more_pairs).streamed_bytes
+
+
+class Rows:
+    """The embeddings of one side, (R, D) of any real type on any device, taken as float32 rows."""
+
+    def __init__(self, embeddings: torch.Tensor) -> None:
+        self._embeddings = embeddings
+        self.dimensions = embeddings.shape[1]
+        self.at_once = max(16, _AT_ONCE // self.dimensions)
+        everywhere = np.arange(len(embeddings))
+        squares = products(self, self, everywhere, everywhere)
+        # float64 (R,), not less than the true ones; infinite or NaN where a number is.
+        self.norms: FloatArray = np.sqrt(squares) * (1 + (self.dimensions + 2) * 2.0**-52)
+
+    def __len__(self) -> int:
+        return len(self._embeddings)
+
+    def at(self, rows: IntArray) -> SingleArray:
+        """float32 (K, D): the rows (K,)."""
+        taken = self._embeddings.index_select(0, torch.from_numpy(rows).to(self._embeddings.device))
+        return np.asarray(taken.to(torch.float32).cpu().numpy())
+
+    @functools.cached_property
+    def kinds(self) -> IntArray:
+        """int64 (R,): equal for rows that agree in every number. Only rows of equal norms are looked at."""
+        _, norm, number = np.unique(self.norms, return_inverse=True, return_counts=True)
+        shared = np.flatnonzero(number[norm] > 1)
+        digests = np.empty(shared.size, dtype="S16")
+        for start in range(0, shared.size, self.at_once):
+            rows = self.at(shared[start : start + self.at_once]) + np.float32(0)  # no -0
+            digests[start : start + len(rows)] = [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
+        kinds = np.arange(len(self))
+        _, first, same = np.unique(digests, return_index=True, return_inverse=True)
+        kinds[shared] = shared[first[same]]
+        return kinds
+
+
+def products(left: Rows, right: Rows, left_rows: IntArray, right_rows: IntArray) -> FloatArray:
+    """float64 (K,): dot products in doubles of the rows (K,) of both sides."""
+    parts = zip(_parts(left_rows, left.at_once), _parts(right_rows, left.at_once), strict=True)
+    found = [np.vecdot(left.at(a).astype(np.float64), right.at(b).astype(np.float64)) for a, b in parts]
+    return np.concatenate([np.empty(0), *found])
+
+
+def is_at_least(query: SingleArray, candidate: SingleArray, positive: SingleArray) -> BoolArray:
+    """Whether ``query . candidate >= query . positive`` in real numbers, of float32 rows (K, D): bool (K,)."""
+    query = query.astype(np.float64)  # products of float32 numbers are exact as doubles
+    terms = np.concatenate([query * candidate, -query * positive], axis=1)
+    return np.array([math.fsum(row) >= 0 for row in terms.tolist()], dtype=bool)
+
+
+def exact_product(left: SingleArray, right: SingleArray) -> tuple[float, ...]:
+    """The dot product of two rows without rounding: doubles, each what those before leave, up to 0; ordered like it."""
+    terms = (left.astype(np.float64) * right).tolist()
+    found: list[float] = []
+    while not found or found[-1]:
+        found.append(math.fsum(terms))
+        terms.append(-found[-1])
+    return tuple(found)
+
+
+def largest_error(queries: FloatArray, candidates: FloatArray, dimensions: int, dtype: type[np.floating]) -> FloatArray:
+    """float64 (Q,): how far a product in ``dtype`` may be from the truth, of rows with norms (Q,) and (C,).
+
+    Source: N. J. Higham, "Accuracy and Stability of Numerical Algorithms" (2002), 3.1, with Cauchy and Schwarz.
+    """
+    kind, norm = np.finfo(dtype), candidates.max()
+    flushed = 2 * dimensions * float(kind.tiny) * (1 + queries + norm)  # tiny numbers may become 0
+    return np.asarray(1.01 * (dimensions + 8) * float(kind.eps) / 2 * queries * norm + flushed)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Scores (V, T) of the videos and texts at ``rows``, and how far those of either side may be from the truth."""
+
+    scores: npt.NDArray[np.floating]  # float32 or float64
+    rows: tuple[IntArray, IntArray]
+    errors: tuple[FloatArray, FloatArray]
+
+
+class Direction:
+    """One direction of retrieval: its queries are the rows (axis 0) or the columns (axis 1) of every block.
+
+    The positives (P,) of all queries (Q,) stand in the order of the queries and of rising similarity; those of query q
+    are ``[starts[q], starts[q + 1])``.
+    """
+
+    def __init__(self, axis: int, sides: tuple[Rows, Rows], pairs: tuple[IntArray, IntArray]) -> None:
+        self.axis = axis
+        self.compared = 0  # pairs that were compared one by one
+        self.queries, self.candidates = sides[axis], sides[1 - axis]
+        # (Q,), of ``similarity``.
+        self.error = largest_error(self.queries.norms, self.candidates.norms, sides[0].dimensions, np.float64)
+        similarity = products(self.queries, self.candidates, pairs[axis], pairs[1 - axis])
+        order = np.lexsort((similarity, pairs[axis]))
+        self.query, self.candidate, self.similarity = pairs[axis][order], pairs[1 - axis][order], similarity[order]
+        self.starts = np.searchsorted(self.query, np.arange(len(self.queries) + 1))
+        self.number = np.diff(self.starts)  # (Q,) of positives
+        self.order = np.argsort(self.number, kind="stable")  # (Q,): those of one block then have about as many each
+        first_equal = np.maximum.accumulate(np.where(self._sort_near_ties(), 0, np.arange(order.size)))
+        # (P,): positives of the same query, and candidates of the counted blocks, at least as similar as this one.
+        self.num_as_similar = self.starts[self.query + 1] - first_equal
+        self.reached = np.zeros(order.size, dtype=np.int64)
+
+    def _sort_near_ties(self) -> BoolArray:
+        """Bring positives that doubles cannot tell apart into true order; which equal the one before: bool (P,)."""
+        is_tie = np.zeros(self.query.size, dtype=bool)
+        is_tie[1:] = (np.diff(self.query) == 0) & (np.diff(self.similarity) <= 2 * self.error[self.query[1:]])
+        unsure = np.flatnonzero(is_tie | np.append(is_tie[1:], False))
+        sides = zip(self.query[unsure, None], self.candidate[unsure, None], strict=True)
+        exact = [exact_product(self.queries.at(query)[0], self.candidates.at(own)[0]) for query, own in sides]
+        group = np.cumsum(~is_tie)[unsure]
+        order = sorted(range(unsure.size), key=lambda i: (group[i], exact[i]))
+        self.candidate[unsure] = self.candidate[unsure[order]]
+        for before, after, pair in zip(order, order[1:], unsure[1:], strict=False):
+            is_tie[pair] &= exact[before] == exact[after]
+        return is_tie
+
+    def count(self, block: Block) -> None:
+        """Add to ``reached`` what ``block`` holds; every pair must come once."""
+        queries, candidates = block.rows[self.axis], block.rows[1 - self.axis]
+        number = self.number[queries]
+        few = int(np.searchsorted(number, _MOST_LEVELS, side="right"))
+        for level in range(number[few - 1] if few else 0):
+            positives, reached, between = self.level(block, level, few)
+            self.reached[positives] += reached
+            if not (reached.any() or between.any()):
+                break  # no score reaches any higher positive
+            for first in range(0, between.size, _AT_ONCE):
+                flat = first + np.flatnonzero(between.reshape(-1)[first : first + _AT_ONCE])
+                if flat.size:
+                    found = np.divmod(flat, between.shape[1])
+                    self._compare(positives[found[self.axis]], candidates[found[1 - self.axis]])
+        scores = block.scores if self.axis == 0 else block.scores.T
+        for row in range(few, queries.size):
+            self._count_query(queries[row], candidates, scores[row].astype(np.float64), block.errors[self.axis][row])
+
+    def level(self, block: Block, level: int, stop: int | None = None) -> tuple[IntArray, IntArray, BoolArray]:
+        """The scores beside the ``level``-th lowest positive of the queries before ``stop`` that have as many.
+
+        Returns these positives, how many candidates surely reach each, and which pairs are unsure, with the shape of
+        the scores.
+        """
+        queries = block.rows[self.axis]
+        start = int(np.searchsorted(self.number[queries], level, side="right"))
+        queries = queries[start:stop]
+        positives = self.starts[queries] + level
+        error = (block.errors[self.axis][start:stop] + self.error[queries]) * (1 + 1e-9)
+        scores = block.scores[start:stop] if self.axis == 0 else block.scores[:, start:stop]
+        above = []
+        for side in (-1, 1):
+            limits = (self.similarity[positives] + side * error).astype(scores.dtype)
+            limits = np.nextafter(limits, scores.dtype.type(side * np.inf))
+            above.append(scores >= (limits[:, None] if self.axis == 0 else limits))
+        number = np.add.reduce(above[1].view(np.uint8), axis=1 - self.axis, dtype=np.uint16)  # a block is below 2^16
+        return positives, number.astype(np.int64), above[0] ^ above[1]
+
+    def _count_query(self, query: int, candidates: IntArray, values: FloatArray, error: float) -> None:
+        """The same for one query with many positives, among which its similarities ``values`` (C,) are searched."""
+        first, stop = self.starts[query : query + 2]
+        error = (error + self.error[query]) * (1 + 1e-9)
+        own = self.similarity[first:stop]
+        sure, maybe = (np.searchsorted(own, values + off, side="right") for off in (-error, error))
+        self.reached[first:stop] += np.bincount(sure, minlength=stop - first + 1)[::-1].cumsum()[-2::-1]
+        while (still := np.flatnonzero(maybe > sure)).size:
+            self._compare(first + sure[still], candidates[still])
+            sure = sure + 1
+
+    def _compare(self, positive: IntArray, candidate: IntArray) -> None:
+        """Count the candidates (K,) at least as similar as the positives (K,): in doubles, or without rounding."""
+        self.compared += positive.size
+        query, own, kinds = self.query[positive], self.candidate[positive], self.candidates.kinds
+        reached = kinds[candidate] == kinds[own]
+        rest = np.flatnonzero(~reached)
+        similarity = products(self.queries, self.candidates, query[rest], candidate[rest])
+        difference = similarity - self.similarity[positive[rest]]
+        reached[rest] = difference >= 0
+        for part in _parts(rest[np.abs(difference) <= 2 * self.error[query[rest]]], self.queries.at_once):
+            sides = self.queries.at(query[part]), self.candidates.at(candidate[part]), self.candidates.at(own[part])
+            reached[part] = is_at_least(*sides)
+        np.add.at(self.reached, positive[reached], 1)
+
+
+def _parts(rows: IntArray, size: int) -> list[IntArray]:
+    return [rows[start : start + size] for start in range(0, rows.size, size)]
+
+
+def count_all(videos: Rows, texts: Rows, pairs: tuple[IntArray, IntArray], plan: RetrievalPlan) -> list[Direction]:
+    """Both directions, videos and texts as queries, with what is at least as similar as each positive counted."""
+    directions = [Direction(axis, (videos, texts), pairs) for axis in (0, 1)]
+    for rows in _parts(directions[0].order, plan.video_block):
+        dtype: type[np.floating] = np.float32
+        for number, columns in enumerate(_parts(directions[1].order, plan.text_block)):
+            block = _block(videos, texts, rows, columns, dtype)
+            shares = [each.level(block, 0)[2].sum() / block.scores.size for each in directions] if number == 0 else []
+            if sum(shares) > _MOST_OPEN:
+                dtype = np.float64  # for the other blocks of these rows as well
+                block = _block(videos, texts, rows, columns, dtype)
+            for direction in directions:
+                direction.count(block)
+            del block  # before the next one takes memory
+    return directions
+
+
+def _block(videos: Rows, texts: Rows, rows: IntArray, columns: IntArray, dtype: type[np.floating]) -> Block:
+    scores = videos.at(rows).astype(dtype, copy=False) @ texts.at(columns).astype(dtype, copy=False).T
+    norms = videos.norms[rows], texts.norms[columns]
+    errors = [largest_error(norms[side], norms[1 - side], videos.dimensions, dtype) for side in (0, 1)]
+    return Block(scores, (rows, columns), (errors[0], errors[1]))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For steps of a millisecond or less, between which other threads would only wait and spin."""
+    with _ALONE, threadpool_limits(1, user_api="blas"):
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

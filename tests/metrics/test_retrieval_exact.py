@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.metrics.retrieval_stream import exact_product, is_at_least
+from fvc_lib.metrics.retrieval import exact_product, is_at_least, retrieval_metrics
 from tests.metrics.retrieval_oracle import whole
 
 

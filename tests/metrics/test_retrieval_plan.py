@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.metrics.retrieval_stream import least_memory_bytes, plan_retrieval
+from fvc_lib.metrics.retrieval import least_memory_bytes, plan_retrieval, retrieval_metrics
 
 
 def embedded(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -21,8 +21,7 @@ from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerpri
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.training_state import TrainingRecord
-from fvc_lib.metrics.retrieval import RetrievalMetrics
-from fvc_lib.metrics.retrieval_stream import least_memory_bytes
+from fvc_lib.metrics.retrieval import RetrievalMetrics, least_memory_bytes
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
