@@ -1,9 +1,9 @@
 """Before a training: measure its real step in a child process, predict the peak, lower a micro-batch that is too much.
 
-The child (``probe.py``) trains a little with 1, 2, 4 ... samples at once as far as the budget allows, and may die of it
-instead of the training. From what it found
-follow the peak of the training and the largest micro-batch that fits. Measurements and decisions are kept in a file, so
-that the next fold, or a resumed training, decides the same.
+The child trains a little with 1, 2, 4 ... samples at once as far as the budget allows, with the engine's own
+transaction and optimizer step, and may die of it instead of the training. From what it found follow the peak of the
+training and the largest micro-batch that fits. Measurements and decisions are kept in a file, so that the next fold, or
+a resumed training, decides the same.
 
 Nothing here ends a run. A child that dies or hangs is a finding; where nothing can be predicted or nothing fits, the
 report says so and the training goes on: it halves its micro-batch on its own when memory really runs out.
@@ -22,7 +22,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,14 +30,23 @@ from typing import Any, Literal
 import psutil
 import torch
 from pydantic import BaseModel, TypeAdapter
+from torch import nn
 
-from fvc_lib.engine.device import ComputeDevice, resolve_device
+from fvc_lib.engine import device as devices
+from fvc_lib.engine.device import ComputeDevice
+from fvc_lib.engine.distributed.ranks import OwnGradients, is_usable
 from fvc_lib.engine.joint_loss import COMPARING, joint_part
+from fvc_lib.engine.loading import load_batches
+from fvc_lib.engine.oom_detection import OutOfMemory, is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.task import Task
+from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper, recompute_activations
+from fvc_lib.engine.task import Batch, Task
+from fvc_lib.engine.training_state import copy_weights
+from fvc_lib.services import memory_budget
 from fvc_lib.services.atomic_files import sha256_of_json, write_json
+from fvc_lib.services.checkpoint_files import copied_to_cpu
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.isolated_workers import Answer, run_isolated
+from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory_budget import MEASURING_BYTES, MemoryBudget
 from fvc_lib.services.memory_policy import memory_advice
 
@@ -46,18 +55,15 @@ _logger = logging.getLogger(__name__)
 TIME_LIMIT_SECONDS = 120.0
 PREFETCHED_BATCHES = 2  # torch's loader keeps so many effective batches ready per process
 _AFTER_TRAINING_BYTES = 50_000_000  # tables and figures after training: 29 to 47 MB in four folds
+_LEAST_ROOM_BYTES = 1 << 30
+_STEPS = 2  # the first allocates the optimizer's state, the second meets a heap with holes
 # torch loads this with its first optimizer, and it is by far the largest part of what a first training loads.
 _LOADED_BY_TRAINING = "torch._dynamo"
 # How a child ends when memory does: killed by the system, aborted by a library that cannot go on without, or reading
 # what was never allocated (oneDNN, in 5 of 60 tries).
 _MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS", "SIGSEGV")
-_MEASURE = "fvc_lib.engine.memory.probe:measure"
 
 Decision = tuple[int, str]  # micro-batch, and why something could not be measured
-
-
-# ----------------------------------------------------------------------------------------------------
-# The request, the report and the way from one to the other.
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class StepRequest:
         Raises:
             UsageError: it is not there.
         """
-        return resolve_device(self.device.partition(":")[0], self.amp)
+        return devices.resolve_device(self.device.partition(":")[0], self.amp)
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ class PreflightReport:
 
     def message(self) -> str:
         """One sentence for the log and the notebook."""
-        budget = f"the budget of {_size(self.budget_bytes)} ({self.budget_origin})"
+        budget = tight = f"the budget of {_size(self.budget_bytes)} ({self.budget_origin})"
         lowered = self.micro_batch < self.micro_batch_planned
         same = " The effective batch stays the same." if lowered else ""
         if self.predicted_peak_bytes is None:
@@ -133,8 +139,10 @@ class PreflightReport:
                 f"memory preflight: could not be measured ({self.problem}): going on with micro-batch "
                 f"{self.micro_batch} and without a prediction.{same}"
             )
-        reserve = f", of which {_size(self.reserved_bytes)} are kept for waiting batches or what comes after training"
-        tight = budget + (reserve if self.reserved_bytes else "")
+        if self.reserved_bytes:
+            tight += (
+                f", of which {_size(self.reserved_bytes)} are kept for waiting batches or what comes after training"
+            )
         peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
         aside = f" Not all was measured: {self.problem}." if self.problem else ""
         if not self.fits:
@@ -235,57 +243,27 @@ def _looked_up_or_measured(
     known, decision = store.look_up(key, decision_key)
     if known is not None and decision is not None:
         return known, decision, True
-    found, problem, reused = known or StepMeasurement(), "", known is not None
-    if known is None or next_to_measure(found, footprint, planned, budget_bytes) is not None:
-        found, problem = _measured(request, found, footprint, budget_bytes, time_limit_seconds)
-        reused = False
+    found, problem = known or StepMeasurement(), ""
+    reused = known is not None and next_to_measure(found, footprint, planned, budget_bytes) is None
+    if not reused:
+        found, problem = _measured(request, footprint, budget_bytes, time_limit_seconds)
     fitting = fitting_micro_batch(found, footprint, planned, budget_bytes)
-    known_nothing = not (found.step_bytes or found.failures)
-    if fitting is None:  # where nothing is known, and not for want of memory, the training tries as planned
-        fitting = planned if known_nothing and problem else 1
-        # Where not even the measuring fits there is little room for steps, and the least gives the same result.
-        problem = (
-            problem or f"the budget of {_size(budget_bytes)} has no room for a process that measures beside this one"
-            if known_nothing
-            else problem
-        )
-    decision = (fitting, problem)
-    store.keep(key, described, found, decision_key, decision)
-    return found, decision, reused
+    if fitting is None:
+        known_nothing = not (found.step_bytes or found.failures)
+        fitting = planned if known_nothing and problem else 1  # not for want of memory: the training tries as planned
+        if known_nothing and not problem:  # there is little room for steps, and the least gives the same result
+            problem = f"the budget of {_size(budget_bytes)} has no room for a process that measures beside this one"
+    store.keep(key, described, found, decision_key, (fitting, problem))
+    return found, (fitting, problem), reused
 
 
 def _measured(
-    request: StepRequest, known: StepMeasurement, footprint: Footprint, budget_bytes: int, time_limit_seconds: float
+    request: StepRequest, footprint: Footprint, budget_bytes: int, time_limit_seconds: float
 ) -> tuple[StepMeasurement, str]:
-    """``known`` and what the child process found, and why it found no more (empty when it was done, or had no room)."""
-    if request.compute.device.type != "cuda" and footprint.resident_bytes + MEASURING_BYTES > budget_bytes:
-        return known, ""  # the budget may be a limit that kills, so a process that will not fit is not started
-    try:
-        answer, document = _in_child(request, footprint, budget_bytes, time_limit_seconds, known)
-    except FvcError as error:
-        return known, str(error)
-    found = known if document is None else StepMeasurement.from_document(document)
-    problem = answer.detail
-    if answer.failure == "crashed" and answer.detail.startswith(_MEMORY_DEATHS) and found.attempting:
-        problem = f"the measuring process died with micro-batch {found.attempting}: {answer.detail}"
-        found = found.with_failure(found.attempting, answer.detail)
-    if 1 in found.failures:
-        comparing = found.failures[1].startswith(COMPARING)
-        what = "memory ran out" if comparing else "one sample alone ran out of memory:"
-        advice = memory_advice("comparison" if comparing else "sample", recomputes=request.gradient_checkpointing)
-        problem = f"{what} {found.failures[1]}; if the training does too: {advice.removesuffix('.')}"
-    return replace(found, attempting=None), problem
-
-
-def _in_child(
-    request: StepRequest, footprint: Footprint, budget_bytes: int, time_limit_seconds: float, known: StepMeasurement
-) -> tuple[Answer, Any]:
-    """How a child process with ``measure`` ended, and the JSON that it left as its findings; None where it left none.
-
-    Raises:
-        FvcError: the task cannot be sent to another process, or none can be started.
-    """
+    """What a child process found, and why it found no more (empty when it was done, or had no room)."""
     device = request.compute.device
+    if device.type != "cuda" and footprint.resident_bytes + MEASURING_BYTES > budget_bytes:
+        return StepMeasurement(), ""  # the budget may be a limit that kills, so what will not fit is not started
     try:
         with tempfile.TemporaryDirectory(prefix="fvc-preflight-") as folder:
             task_file, findings = Path(folder) / "request.pickle", Path(folder) / "findings.json"
@@ -297,15 +275,26 @@ def _in_child(
                 "budget_bytes": budget_bytes,
                 "threads": torch.get_num_threads(),
                 "sys_path": sys.path,
-                "known": asdict(known),
                 "device_free_bytes": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None,
             }
-            (answer,) = run_isolated(_MEASURE, [item], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None)
-            return answer, json.loads(findings.read_text()) if findings.exists() else None
+            (answer,) = run_isolated(
+                f"{__name__}:measure", [item], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None
+            )
+            document = json.loads(findings.read_text()) if findings.exists() else {}
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise FvcError(f"the task cannot be sent to another process: {error}") from error
-    except OSError as error:
-        raise FvcError(str(error)) from error
+        return StepMeasurement(), f"the task cannot be sent to another process: {error}"
+    except (FvcError, OSError) as error:
+        return StepMeasurement(), str(error)
+    found, problem = StepMeasurement.from_document(document), answer.detail
+    if answer.failure == "crashed" and problem.startswith(_MEMORY_DEATHS) and found.attempting:
+        found = found.with_failure(found.attempting, problem)
+        problem = f"the measuring process died with micro-batch {max(found.failures)}: {problem}"
+    if 1 in found.failures:
+        comparing = found.failures[1].startswith(COMPARING)
+        what = "memory ran out" if comparing else "one sample alone ran out of memory:"
+        advice = memory_advice("comparison" if comparing else "sample", recomputes=request.gradient_checkpointing)
+        problem = f"{what} {found.failures[1]}; if the training does too: {advice.removesuffix('.')}"
+    return replace(found, attempting=None), problem
 
 
 def _size(num_bytes: int) -> str:
@@ -421,6 +410,211 @@ def give_back_unused() -> None:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The child process: a little of the real training. It may die, and leaves what it has found so far.
+
+
+def measure(item: Mapping[str, Any]) -> None:
+    """Measure what ``next_to_measure`` asks for, writing the findings to ``item["findings"]`` as they come.
+
+    Args:
+        item: ``request``, the path of a pickled StepRequest; ``findings``, the path of the JSON to write; ``footprint``
+            of the training process; ``budget_bytes``; ``threads``; ``sys_path``, the training process's;
+            ``device_free_bytes``, on CUDA, before this process started.
+    """
+    with contextlib.suppress(OSError):  # when memory ends, the system takes this process before any other; Linux only
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    sys.path.extend(folder for folder in item["sys_path"] if folder not in sys.path)
+    torch.set_num_threads(item["threads"])
+    request: StepRequest = pickle.loads(Path(item["request"]).read_bytes())  # the training process wrote it just now
+    footprint, budget_bytes = Footprint(**item["footprint"]), int(item["budget_bytes"])
+    planned, findings = request.largest_micro_batch, Path(item["findings"])
+    probe = StepProbe(request)
+    found = probe.begin(item["device_free_bytes"])
+    write_json(findings, asdict(found))
+    if request.compute.device.type != "cuda":
+        # Beyond what the budget leaves beside the training process, or a GiB, allocations fail here: a control group
+        # that runs over kills all that is in it.
+        _limit_growth(max(_LEAST_ROOM_BYTES, budget_bytes - footprint.resident_bytes - memory_budget.own_bytes()))
+    while (micro_batch := next_to_measure(found, footprint, planned, budget_bytes)) is not None:
+        if not probe.has_room(found, footprint, micro_batch, budget_bytes):
+            break  # it would fit alone, but not beside this process: what was measured so far has to do
+        write_json(findings, asdict(replace(found, attempting=micro_batch)))
+        found = probe.with_measured(found, micro_batch)
+        write_json(findings, asdict(found))
+
+
+class StepProbe:
+    """Trains a little with one micro-batch after another, and reads how much memory and time that takes."""
+
+    def __init__(self, request: StepRequest) -> None:
+        self._request = request
+        self._compute = request.compute
+        self._reference = self._own_bytes = 0
+
+    def begin(self, device_free_bytes: int | None = None) -> StepMeasurement:
+        """What does not depend on the micro-batch. ``device_free_bytes``: of the GPU, before this process came."""
+        device = self._compute.device
+        before = self._held()
+        layer = nn.Linear(1, 1).to(device)  # one step of nothing, so that torch loads what every training loads
+        optimizer = torch.optim.AdamW(layer.parameters())
+        layer(torch.ones(1, 1, device=device)).sum().backward()
+        optimizer.step()
+        self._reference = self._held()
+        # On CUDA what is counted is the device's memory, and nothing in it is shared.
+        self._own_bytes = self._reference if device.type == "cuda" else memory_budget.own_bytes()
+        first_use = self._reference - before
+        if device_free_bytes is not None:  # the GPU's context is no tensor: only the driver knows its size
+            first_use = device_free_bytes - torch.cuda.mem_get_info(device)[0]
+        batch = next(_batches(self._request, 1))
+        batch_bytes = sum(tensor.nbytes for tensor in batch.tensors.values())
+        worker_bytes = _worker_bytes(self._request) if self._request.num_workers else 0
+        return StepMeasurement(max(0, first_use), batch_bytes, worker_bytes)
+
+    def has_room(self, found: StepMeasurement, footprint: Footprint, micro_batch: int, budget_bytes: int) -> bool:
+        """Whether a step fits beside the training process, which holds memory of its own meanwhile.
+
+        Of the first step nothing is known: it needs room for this process as it stands.
+        """
+        here = footprint.resident_bytes + self._own_bytes
+        beside = replace(footprint, resident_bytes=here, trained_before=True, num_workers=0)
+        peak = predicted_peak(found, beside, micro_batch)
+        return (here if peak is None else peak) <= budget_bytes
+
+    def with_measured(self, found: StepMeasurement, micro_batch: int) -> StepMeasurement:
+        """``found`` with what ``micro_batch`` took, or with the reason why it does not fit."""
+        device = self._compute.device
+        give_back_unused()
+        devices.release_cached_memory(device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            memory_budget.reset_high_water()  # without Linux's /proc the peak is that of the process's whole life
+        try:
+            seconds = self._train_a_little(micro_batch)
+        except (_DoesNotFitError, StepLostError) as error:
+            failure = str(error)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = str(error).partition("\n")[0] or type(error).__name__
+        else:
+            peak = devices.peak_device_bytes(device)
+            peak = memory_budget.peak_rss_bytes() + self._driver_bytes() if peak is None else peak
+            return found.with_step(micro_batch, max(0, peak - self._reference), seconds)
+        return found.with_failure(micro_batch, failure)
+
+    def _held(self) -> int:
+        """Memory of this process that a training runs out of: resident memory, on CUDA what torch has allocated there.
+
+        Apple's GPU shares main memory; its driver keeps what was ever needed, so that counts as well.
+        """
+        if self._compute.device.type == "cuda":
+            return torch.cuda.memory_allocated(self._compute.device)
+        return int(psutil.Process().memory_info().rss) + self._driver_bytes()
+
+    def _driver_bytes(self) -> int:
+        return torch.mps.driver_allocated_memory() if self._compute.device.type == "mps" else 0
+
+    def _train_a_little(self, micro_batch: int) -> float:
+        """Train as the engine does, with the best epoch's weights and a checkpoint's copy beside; returns the seconds
+        per sample of the last step.
+
+        Of an effective batch two micro-batches at most are computed: the second one meets the first one's gradients.
+        """
+        request, device = self._request, self._compute.device
+        precision, seconds = devices.Precision(self._compute), 0.0
+        with devices.deterministic_algorithms(device):
+            model = request.task.build_model().to(device).train()
+            if request.gradient_checkpointing:
+                recompute_activations(model)
+            stepper = Stepper(
+                model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0, device=device
+            )
+            transaction = BatchTransaction(
+                request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request)
+            )
+            beside: list[Any] = [copy_weights(model)]
+            for batch in _batches(request, _STEPS):
+                part = batch.part(0, 2 * micro_batch)
+                started = _now(device)
+                result = transaction.gradients(part, micro_batch, min(micro_batch, len(part)))
+                computed = _now(device)
+                if is_usable(result.loss):
+                    stepper.take(result, 1e-6)
+                seconds = (computed - started) / len(part) + (_now(device) - computed) / len(batch)
+                beside[1:] = [copied_to_cpu([model.state_dict(), stepper.state_dict()])]
+        return seconds
+
+
+class _DoesNotFitError(Exception):
+    """The transaction ran out of memory, and would go on with less."""
+
+
+def _refuse(event: OutOfMemory) -> None:
+    where = f"{COMPARING}: " if event.where == "joint_loss" else ""
+    raise _DoesNotFitError(f"{where}{event.state.message}")
+
+
+class _AllRanksSamples(OwnGradients):
+    """Stands for the other ranks, and the rest of an effective batch, where samples are compared: with the outputs of
+    the samples at hand, again and again, to as many as all ranks have.
+    """
+
+    def __init__(self, request: StepRequest) -> None:
+        self.num_ranks = request.num_ranks
+        self._num_samples = request.samples_per_step * request.num_ranks
+
+    def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+        """Own outputs, repeated."""
+        num_own = max(1, len(next(iter(value["outputs"].values()), ())))
+        return [value] * -(-self._num_samples // num_own)
+
+
+def _limit_growth(room_bytes: int) -> None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return
+    import resource
+
+    held = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = held + room_bytes
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _batches(request: StepRequest, count: int, num_workers: int = 0) -> Iterator[Batch]:
+    """So many effective batches of the training data, which begins again where it ends."""
+    data, size = request.task.training_data, request.samples_per_step
+    numbers = [[row % len(data) for row in range(start, start + size)] for start in range(0, count * size, size)]
+    return load_batches(data, numbers, num_workers=num_workers)
+
+
+def _worker_bytes(request: StepRequest) -> int:
+    """What a loader process holds and does not share with its parent once its effective batches wait ready.
+
+    That is its state while the training computes; those it makes meanwhile are counted as the ones that wait.
+    """
+    tree, idle = memory_budget.ProcessTree(), 0
+    batches = _batches(request, 3, num_workers=1)
+    for _ in range(3):  # the last one is taken: nothing is left to be made, and the process still there
+        next(batches)
+        memory = tree.measure()
+        idle = memory.tree_bytes - memory.rss_bytes
+    return max(0, idle)
+
+
+def _now(device: torch.device) -> float:
+    """Monotonic seconds, once the device has done what was begun."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+    return time.perf_counter()
 
 
 # ----------------------------------------------------------------------------------------------------

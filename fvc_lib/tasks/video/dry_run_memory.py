@@ -128,13 +128,12 @@ def _peak_on_gpu(config: RunConfig, request: StepRequest) -> int | None:
     """What the driver and the libraries take of main memory; the step itself is on the device."""
     import psutil
 
-    from fvc_lib.engine.memory.preflight import StepMeasurement
-    from fvc_lib.engine.memory.probe import StepProbe
+    from fvc_lib.engine.memory.preflight import StepProbe
     from fvc_lib.services.memory_budget import peak_rss_bytes
 
     before = int(psutil.Process().memory_info().rss)
     probe = StepProbe(request)
-    found = probe.with_measured(probe.begin(StepMeasurement()), 1)
+    found = probe.with_measured(probe.begin(), 1)
     if not found.step_bytes:
         return None
     peak = peak_rss_bytes()
