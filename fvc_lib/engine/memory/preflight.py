@@ -91,11 +91,7 @@ class StepRequest:
 
     @property
     def compute(self) -> ComputeDevice:
-        """The resolved device.
-
-        Raises:
-            UsageError: it is not there.
-        """
+        """The resolved device; a UsageError where it is not there."""
         return devices.resolve_device(self.device.partition(":")[0], self.amp)
 
 
@@ -119,7 +115,7 @@ class PreflightReport:
 
     @property
     def fits(self) -> bool:
-        """Whether the training is predicted to stay within the budget, and to leave the room that is reserved."""
+        """Whether the training is predicted to leave the reserved room within the budget."""
         return self._has_room(self.predicted_peak_bytes)
 
     def peak_of(self, micro_batch: int) -> int | None:
@@ -140,9 +136,8 @@ class PreflightReport:
                 f"{self.micro_batch} and without a prediction.{same}"
             )
         if self.reserved_bytes:
-            tight += (
-                f", of which {_size(self.reserved_bytes)} are kept for waiting batches or what comes after training"
-            )
+            reserved = _size(self.reserved_bytes)
+            tight += f", of which {reserved} are kept for waiting batches or what comes after training"
         peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
         aside = f" Not all was measured: {self.problem}." if self.problem else ""
         if not self.fits:
@@ -178,8 +173,8 @@ def preflight(
 ) -> PreflightReport:
     """Predict the peak memory of the training that ``request`` describes and choose its micro-batch.
 
-    Call it in the process that is going to train, before it does. Takes seconds, or nothing when ``store`` knows the
-    answer: equal circumstances and an equal budget get the same micro-batch again, whatever was measured since.
+    Call it in the process that is going to train, before it does. Equal circumstances and an equal budget get the same
+    micro-batch again.
 
     Args:
         request: the step as planned.
@@ -246,7 +241,8 @@ def _looked_up_or_measured(
     found, problem = known or StepMeasurement(), ""
     reused = known is not None and next_to_measure(found, footprint, planned, budget_bytes) is None
     if not reused:
-        found, problem = _measured(request, footprint, budget_bytes, time_limit_seconds)
+        measured, problem = _measured(request, footprint, budget_bytes, time_limit_seconds)
+        found = measured if measured.step_bytes or measured.failures else found
     fitting = fitting_micro_batch(found, footprint, planned, budget_bytes)
     if fitting is None:
         known_nothing = not (found.step_bytes or found.failures)
@@ -286,9 +282,9 @@ def _measured(
     except (FvcError, OSError) as error:
         return StepMeasurement(), str(error)
     found, problem = StepMeasurement.from_document(document), answer.detail
-    if answer.failure == "crashed" and problem.startswith(_MEMORY_DEATHS) and found.attempting:
-        found = found.with_failure(found.attempting, problem)
-        problem = f"the measuring process died with micro-batch {max(found.failures)}: {problem}"
+    if answer.failure == "crashed" and problem.startswith(_MEMORY_DEATHS) and (attempted := found.attempting):
+        found = found.with_failure(attempted, problem)
+        problem = f"the measuring process died with micro-batch {attempted}: {problem}"
     if 1 in found.failures:
         comparing = found.failures[1].startswith(COMPARING)
         what = "memory ran out" if comparing else "one sample alone ran out of memory:"
@@ -344,9 +340,7 @@ class Footprint:
 
 
 def predicted_peak(found: StepMeasurement, footprint: Footprint, micro_batch: int) -> int | None:
-    """Bytes at the peak of a training with its loader processes, as the sampler counts them: each with what it does not
-    share. None where no step could be measured.
-    """
+    """Bytes at the peak of a training and what its loader processes do not share; None where no step was measured."""
     step = estimate(found.step_bytes, micro_batch)
     if step is None:
         return None
@@ -355,20 +349,16 @@ def predicted_peak(found: StepMeasurement, footprint: Footprint, micro_batch: in
 
 
 def reserved_bytes(found: StepMeasurement, footprint: Footprint) -> int:
-    """Room that the budget must have beside the predicted peak.
-
-    While it trains for the effective batches that wait in shared memory: they are in no process's resident memory until
-    they are used, but a control group counts them. When the loader processes are gone, for what comes after training.
+    """Room that the budget must have beside the predicted peak: while it trains for the effective batches that wait in
+    shared memory, which a control group counts and no process's resident memory; later for what comes after training.
     """
     waiting = footprint.num_workers * PREFETCHED_BATCHES * found.batch_bytes
     return max(waiting, footprint.after_training_bytes)
 
 
 def estimate(measured: Mapping[int, int], micro_batch: int) -> int | None:
-    """``measured`` at ``micro_batch``: as measured, else on the line through the two largest that were.
-
-    From one measurement alone it is taken as proportional, which is more than will be needed. Never less than a
-    smaller micro-batch was measured to take.
+    """``measured`` at ``micro_batch``: as measured, else on the line through the two largest that were (from one alone
+    as proportional, which is more than will be needed), and never less than a smaller one was measured to take.
     """
     if micro_batch in measured or not measured:
         return measured.get(micro_batch)
@@ -381,9 +371,7 @@ def estimate(measured: Mapping[int, int], micro_batch: int) -> int | None:
 
 
 def fitting_micro_batch(found: StepMeasurement, footprint: Footprint, planned: int, budget_bytes: int) -> int | None:
-    """The largest micro-batch up to ``planned`` that ran and whose predicted peak leaves ``reserved_bytes`` of the
-    budget; or None.
-    """
+    """The largest up to ``planned`` that ran and whose predicted peak leaves the reserved room; or None."""
     room = budget_bytes - reserved_bytes(found, footprint)
     peaks = {size: predicted_peak(found, footprint, size) or 0 for size in found.step_bytes}
     return max((size for size, peak in peaks.items() if size <= planned and peak <= room), default=None)
@@ -417,13 +405,7 @@ def give_back_unused() -> None:
 
 
 def measure(item: Mapping[str, Any]) -> None:
-    """Measure what ``next_to_measure`` asks for, writing the findings to ``item["findings"]`` as they come.
-
-    Args:
-        item: ``request``, the path of a pickled StepRequest; ``findings``, the path of the JSON to write; ``footprint``
-            of the training process; ``budget_bytes``; ``threads``; ``sys_path``, the training process's;
-            ``device_free_bytes``, on CUDA, before this process started.
-    """
+    """Measure what ``next_to_measure`` asks for, writing the findings as they come; for ``item`` see ``_measured``."""
     with contextlib.suppress(OSError):  # when memory ends, the system takes this process before any other; Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
     sys.path.extend(folder for folder in item["sys_path"] if folder not in sys.path)
@@ -474,9 +456,8 @@ class StepProbe:
         return StepMeasurement(max(0, first_use), batch_bytes, worker_bytes)
 
     def has_room(self, found: StepMeasurement, footprint: Footprint, micro_batch: int, budget_bytes: int) -> bool:
-        """Whether a step fits beside the training process, which holds memory of its own meanwhile.
-
-        Of the first step nothing is known: it needs room for this process as it stands.
+        """Whether a step fits beside the training process; the first, of which nothing is known, needs room for this
+        process as it stands.
         """
         here = footprint.resident_bytes + self._own_bytes
         beside = replace(footprint, resident_bytes=here, trained_before=True, num_workers=0)
@@ -494,22 +475,17 @@ class StepProbe:
             memory_budget.reset_high_water()  # without Linux's /proc the peak is that of the process's whole life
         try:
             seconds = self._train_a_little(micro_batch)
-        except (_DoesNotFitError, StepLostError) as error:
-            failure = str(error)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+        except (RuntimeError, MemoryError, StepLostError) as error:
+            if not (isinstance(error, StepLostError) or is_out_of_memory(error)):
                 raise
-            failure = str(error).partition("\n")[0] or type(error).__name__
-        else:
-            peak = devices.peak_device_bytes(device)
-            peak = memory_budget.peak_rss_bytes() + self._driver_bytes() if peak is None else peak
-            return found.with_step(micro_batch, max(0, peak - self._reference), seconds)
-        return found.with_failure(micro_batch, failure)
+            return found.with_failure(micro_batch, str(error).partition("\n")[0] or type(error).__name__)
+        peak = devices.peak_device_bytes(device)
+        peak = memory_budget.peak_rss_bytes() + self._driver_bytes() if peak is None else peak
+        return found.with_step(micro_batch, max(0, peak - self._reference), seconds)
 
     def _held(self) -> int:
-        """Memory of this process that a training runs out of: resident memory, on CUDA what torch has allocated there.
-
-        Apple's GPU shares main memory; its driver keeps what was ever needed, so that counts as well.
+        """Memory of this process that a training runs out of: resident memory, on CUDA what torch has allocated there;
+        what the driver of Apple's GPU keeps is main memory, too.
         """
         if self._compute.device.type == "cuda":
             return torch.cuda.memory_allocated(self._compute.device)
@@ -519,10 +495,8 @@ class StepProbe:
         return torch.mps.driver_allocated_memory() if self._compute.device.type == "mps" else 0
 
     def _train_a_little(self, micro_batch: int) -> float:
-        """Train as the engine does, with the best epoch's weights and a checkpoint's copy beside; returns the seconds
-        per sample of the last step.
-
-        Of an effective batch two micro-batches at most are computed: the second one meets the first one's gradients.
+        """Train as the engine does, with the best epoch's weights and a checkpoint's copy beside, two micro-batches at
+        most of an effective batch: the second meets the first one's gradients. The seconds per sample of the last step.
         """
         request, device = self._request, self._compute.device
         precision, seconds = devices.Precision(self._compute), 0.0
@@ -530,9 +504,8 @@ class StepProbe:
             model = request.task.build_model().to(device).train()
             if request.gradient_checkpointing:
                 recompute_activations(model)
-            stepper = Stepper(
-                model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0, device=device
-            )
+            settings = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_gradient_norm": 1.0}
+            stepper = Stepper(model, precision, **settings, device=device)
             transaction = BatchTransaction(
                 request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request)
             )
@@ -549,13 +522,10 @@ class StepProbe:
         return seconds
 
 
-class _DoesNotFitError(Exception):
-    """The transaction ran out of memory, and would go on with less."""
-
-
 def _refuse(event: OutOfMemory) -> None:
+    """The transaction would go on with less."""
     where = f"{COMPARING}: " if event.where == "joint_loss" else ""
-    raise _DoesNotFitError(f"{where}{event.state.message}")
+    raise MemoryError(f"{where}{event.state.message}")
 
 
 class _AllRanksSamples(OwnGradients):
@@ -574,17 +544,11 @@ class _AllRanksSamples(OwnGradients):
 
 
 def _limit_growth(room_bytes: int) -> None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return
-    import resource
-
-    held = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    limit = held + room_bytes
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    if psutil.LINUX:
+        process = psutil.Process()
+        limit, hard = process.memory_info().data + room_bytes, process.rlimit(psutil.RLIMIT_DATA)[1]
+        if hard == psutil.RLIM_INFINITY or limit < hard:
+            process.rlimit(psutil.RLIMIT_DATA, (limit, hard))
 
 
 def _batches(request: StepRequest, count: int, num_workers: int = 0) -> Iterator[Batch]:
@@ -595,10 +559,7 @@ def _batches(request: StepRequest, count: int, num_workers: int = 0) -> Iterator
 
 
 def _worker_bytes(request: StepRequest) -> int:
-    """What a loader process holds and does not share with its parent once its effective batches wait ready.
-
-    That is its state while the training computes; those it makes meanwhile are counted as the ones that wait.
-    """
+    """What a loader process holds and does not share with its parent once its effective batches wait ready."""
     tree, idle = memory_budget.ProcessTree(), 0
     batches = _batches(request, 3, num_workers=1)
     for _ in range(3):  # the last one is taken: nothing is left to be made, and the process still there
@@ -610,10 +571,8 @@ def _worker_bytes(request: StepRequest) -> int:
 
 def _now(device: torch.device) -> float:
     """Monotonic seconds, once the device has done what was begun."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
@@ -622,11 +581,7 @@ def _now(device: torch.device) -> float:
 
 
 def circumstances(request: StepRequest) -> dict[str, Any]:
-    """Everything that decides what a step takes, as JSON values; equal ones need no second measurement.
-
-    Raises:
-        FvcError: the first training sample cannot be read.
-    """
+    """Everything that decides what a step takes, as JSON values; an FvcError where the first sample cannot be read."""
     sample = request.task.training_data[0]
     allocator = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "PYTORCH_"))}
     with forked_random_state(0, torch.device("cpu")):
@@ -635,9 +590,9 @@ def circumstances(request: StepRequest) -> dict[str, Any]:
                 model = request.task.build_model()
         except (RuntimeError, NotImplementedError):  # its set-up computes with values
             model = request.task.build_model()
-    compared = {"ranks": request.num_ranks} if joint_part(request.task) is not None and request.num_ranks > 1 else {}
+    compares = joint_part(request.task) is not None and request.num_ranks > 1
     return {
-        **compared,
+        **({"ranks": request.num_ranks} if compares else {}),
         "task": f"{type(request.task).__module__}.{type(request.task).__qualname__}",
         "model": sha256_of_json([[name, list(tensor.shape)] for name, tensor in model.state_dict().items()]),
         "sample": {name: [list(t.shape), str(t.dtype)] for name, t in sample.tensors.items()},
@@ -653,7 +608,7 @@ def circumstances(request: StepRequest) -> dict[str, Any]:
 
 
 class _Measured(BaseModel):
-    circumstances: dict[str, Any]  # for a reader's eyes
+    circumstances: dict[str, Any]
     found: StepMeasurement
 
 
@@ -664,9 +619,9 @@ class _Stored(BaseModel):
 
 
 class PreflightStore:
-    """Measurements by the hash of their circumstances, and decisions by that and the budget.
+    """Measurements by the hash of their circumstances, and decisions by that and the budget; without a path none.
 
-    A file that cannot be read or written costs a measurement, never the run; the log names it. None keeps nothing.
+    A file that cannot be read or written costs a measurement, never the run; the log names it.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -676,12 +631,10 @@ class PreflightStore:
         """What was found under these circumstances, and what was decided."""
         stored = self._read()
         measured = stored.measurements.get(key)
-        return None if measured is None else measured.found, stored.decisions.get(decision_key)
+        return measured.found if measured else None, stored.decisions.get(decision_key)
 
-    def keep(
-        self, key: str, described: dict[str, Any], found: StepMeasurement, decision_key: str, decision: Decision
-    ) -> None:
-        """Remember both."""
+    def keep(self, key: str, described: Any, found: StepMeasurement, decision_key: str, decision: Decision) -> None:
+        """Remember both, and for a reader's eyes what the circumstances were."""
         if self._path is None:
             return
         stored = self._read()  # again: another fold may have written meanwhile
