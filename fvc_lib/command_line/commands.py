@@ -1,7 +1,5 @@
 """Commands that look at runs and change nothing of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

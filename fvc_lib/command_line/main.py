@@ -1,7 +1,5 @@
 """The command line: its options, and beginning, resuming and forking runs as they ask for it."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os

@@ -8,7 +8,6 @@ once too seldom. Imports are absolute in this project (a test keeps them so); re
 """
 
 import json
-import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,12 +29,11 @@ NOT_RUN_HEADLESS = frozenset({"fvc_lib.execution.run.which_run"})
 class _Source:
     """One source file as it was read: its digest and the dotted names in it."""
 
-    seen: tuple[int, int]
+    seen: tuple[int, int]  # time of the last change (ns), size in bytes
     digest: str
     names: frozenset[str]
 
 
-_File = tuple[Path, int, int]  # path, time of the last change (ns), size in bytes
 # A file changed again within so short a time after it was read might show the same time and size.
 _SETTLED_NS = 2_000_000_000
 _sources: dict[Path, _Source] = {}
@@ -55,7 +53,10 @@ def code_behind(
     sources: Iterable[str], *, package: Path | None = None, leaving_out: Collection[str] = NOT_RUN_HEADLESS
 ) -> dict[str, str]:
     """The same module by module: hex SHA-256 by dotted name, sorted; so that a change can be named."""
-    closure = _closure(sources, package, leaving_out)
+    package = package or CHECKOUT / "fvc_lib"
+    files = _files(package)
+    named = [module for source in sources for module in _modules(names_in(source, package.name), files)]
+    closure = _closure(named, files, package.name, leaving_out)
     return {name: closure[name].digest for name in sorted(closure)}
 
 
@@ -73,15 +74,7 @@ def code_hash(module: str, within: str | tuple[str, ...] = "fvc_lib") -> str:
     inside = {name: file for name, file in files.items() if any(f"{name}.".startswith(f"{part}.") for part in within)}
     if module not in inside:
         raise ValueError(f"code_hash: got module {module!r}, wanted one that lies in {', '.join(within)}")
-    found: dict[str, str] = {}
-    todo = [module]
-    while todo:
-        name = todo.pop()
-        if name not in found:
-            source = _read(*inside[name], "fvc_lib")
-            found[name] = source.digest
-            todo += _modules(source.names, inside)
-    return sha256_of_json(found)
+    return sha256_of_json({name: source.digest for name, source in _closure([module], inside, "fvc_lib").items()})
 
 
 def notebook_sources(path: Path) -> list[str]:
@@ -117,20 +110,20 @@ def _patterns(package: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     return re.compile(name), re.compile(rf"\bfrom[\s\\]+(?P<module>{name})[\s\\]+import\b[ \t\\\n]*{imported}")
 
 
-def _closure(sources: Iterable[str], package: Path | None, leaving_out: Collection[str]) -> dict[str, _Source]:
-    package = package or CHECKOUT / "fvc_lib"
-    files = _files(package)
+def _closure(
+    modules: Iterable[str], files: Mapping[str, Path], package: str, leaving_out: Collection[str] = ()
+) -> dict[str, _Source]:
     found: dict[str, _Source] = {}
-    todo = [module for source in sources for module in _modules(names_in(source, package.name), files)]
+    todo = list(modules)
     while todo:
         module = todo.pop()
         if module not in found and module not in leaving_out:
-            found[module] = _read(*files[module], package.name)
+            found[module] = _read(files[module], package)
             todo += _modules(found[module].names, files)
     return found
 
 
-def _modules(names: Iterable[str], files: Mapping[str, _File]) -> Iterator[str]:
+def _modules(names: Iterable[str], files: Mapping[str, Path]) -> Iterator[str]:
     """The modules that importing ``names`` runs: of ``a.b.c`` the packages ``a`` and ``a.b`` as well.
 
     ``a.b.*`` stands for all modules below ``a.b``: they register themselves, and whoever writes this may use any.
@@ -143,32 +136,22 @@ def _modules(names: Iterable[str], files: Mapping[str, _File]) -> Iterator[str]:
         yield from (module for end in range(1, len(parts) + 1) if (module := ".".join(parts[:end])) in files)
 
 
-def _files(package: Path) -> dict[str, _File]:
+def _files(package: Path) -> dict[str, Path]:
     """Each module's file by dotted name."""
-    found: dict[str, _File] = {}
-    todo = [(package.name, package)]
-    while todo:
-        name, folder = todo.pop()
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(".py"):
-                    status = entry.stat()
-                    module = name if entry.name == "__init__.py" else f"{name}.{entry.name[:-3]}"
-                    changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
-                    found[module] = (Path(entry.path), changed_ns, status.st_size)
-                elif entry.is_dir() and entry.name.isidentifier() and entry.name != "__pycache__":
-                    todo.append((f"{name}.{entry.name}", Path(entry.path)))
-    return found
+    files = {(package.name, *path.relative_to(package).with_suffix("").parts): path for path in package.rglob("*.py")}
+    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in files.items()}
 
 
-def _read(path: Path, changed_ns: int, size: int, package: str) -> _Source:
+def _read(path: Path, package: str) -> _Source:
     """The file's digest and names; read once as long as its time and size stay."""
+    status = path.stat()
+    changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
     known = _sources.get(path)
-    if known is not None and known.seen == (changed_ns, size):
+    if known is not None and known.seen == (changed_ns, status.st_size):
         return known
     content = path.read_bytes()
     names = names_in(content.decode("utf-8", "replace"), package)
-    source = _Source((changed_ns, size), sha256(content).hexdigest(), names)
+    source = _Source((changed_ns, status.st_size), sha256(content).hexdigest(), names)
     if time.time_ns() - changed_ns > _SETTLED_NS:
         _sources[path] = source
     return source

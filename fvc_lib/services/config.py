@@ -8,8 +8,6 @@ What is hashed, what a checkpoint is bound to, what a run may be resumed with an
 follow from that; nothing else lists fields.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -9,8 +9,6 @@ read compares with it, because many a flipped bit still makes a table that fits 
 did not note there which tables were written interactively since can tell no damage: of those there is a warning.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

@@ -4,8 +4,6 @@ A finished stage is true while everything it depended on is what it was then. Wh
 moved, never deleted, and never shown as current.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

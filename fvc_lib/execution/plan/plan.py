@@ -1,7 +1,5 @@
 """What a command would do and why, worked out before anything is written."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

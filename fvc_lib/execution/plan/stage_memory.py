@@ -4,8 +4,6 @@ Measured is better than computed, and this run better than another: what a stage
 with the same memory-relevant parameters took, else one step of training tried out, else a kernel with its imports.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The stages of a run in order, their tasks, and what each stage's notebook says of itself in its parameters cell."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 from collections.abc import Mapping, Sequence

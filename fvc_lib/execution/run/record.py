@@ -1,7 +1,5 @@
 """``run.json`` and ``params.yaml``: what was asked, with which code, versions and hardware, and how to repeat it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.util

@@ -4,8 +4,6 @@ The kernels do the work; this process stays small. Each task has a thread of its
 main thread begins tasks, forwards signals, draws the terminal and is the only one that writes the status.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import shutil

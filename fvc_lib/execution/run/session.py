@@ -4,8 +4,6 @@ Run by the runner, a notebook gets its run folder as a parameter. Opened in Jupy
 that run's parameters, so that it shows what the headless run showed; a run is never changed into another experiment.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """How a stage ended: state, exit code, reason and error, the words for it, and what to try next."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -7,8 +7,6 @@ all of them in one document beside what holds for the whole run. Where the two d
 Who writes when: one process its own tasks' files, and the document made of everybody's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

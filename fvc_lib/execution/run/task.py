@@ -3,8 +3,6 @@
 Knows nothing of plans, locks or ``status.json``: whoever runs it does (``run.runner``).
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

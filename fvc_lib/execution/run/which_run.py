@@ -6,8 +6,6 @@ nothing changed that says what its network is or which videos it has seen. An in
 run with that run's parameters; a headless stage does not depend on this module, so mending it repeats no training.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
