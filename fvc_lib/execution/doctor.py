@@ -7,15 +7,11 @@ long is itself a finding.
 import errno
 import fcntl
 import io
-import json
 import os
 import platform
 import re
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -33,7 +29,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.execution.run.record import code_state, gpus, slurm_job
 from fvc_lib.execution.slurm.queue import SlurmError, has_command, output_of
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.isolated_workers import available_cores
+from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
 from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.tasks import TASKS
 
@@ -226,22 +222,12 @@ def memory(config: RunConfig) -> Finding:
     return ok("memory", found)
 
 
-def processors(root: Path = Path("/")) -> Finding:
-    """Cores, a container's share of their time, and the threads that torch will start."""
-    cores = usable = available_cores()
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(wanted) if wanted.isdecimal() and int(wanted) else cores
-    found = f"{cores} cores may be used"
-    try:
-        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        quota = "max"
-    if quota.isdecimal():
-        found += f", {int(quota) / int(period):.1f} of their time"
-        usable = max(1, min(cores, round(int(quota) / int(period))))
-    found += f", OMP_NUM_THREADS={wanted}" if wanted else ""
-    if threads > usable:
-        remedy = f"export OMP_NUM_THREADS={usable}, or ask for more cores"
+def processors() -> Finding:
+    """Cores, a container's share of their time counted, and the threads that torch will start."""
+    cores, threads = available_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    found = f"{cores} cores may be used" + (f", OMP_NUM_THREADS={threads}" if threads else "")
+    if threads.isdecimal() and int(threads) > cores:
+        remedy = f"export OMP_NUM_THREADS={cores}, or ask for more cores"
         return warning("processors", f"{found}: {threads} threads would wait for each other", remedy)
     return ok("processors", found)
 
@@ -354,35 +340,32 @@ def code(checkout: Path) -> Finding:
 
 def torch(config: RunConfig) -> list[Finding]:
     """torch, and each of its devices, tried in a child process."""
-    facts, trouble = ask_child("torch_devices")
-    if "version" not in facts:
-        return [problem("torch", f"cannot be imported: {trouble}", f"install it anew: {_INSTALL}")]
-    build = f"CUDA {facts['cuda']}" if facts.get("cuda") else f"ROCm {facts['hip']}" if facts.get("hip") else "CPU"
-    devices = [name for name in facts.get("devices", []) if f"device {name}" in facts]
+    (answer,) = tried("torch_build", [None])
+    if answer.failure:
+        return [problem("torch", f"cannot be imported: {answer.detail}", f"install it anew: {_INSTALL}")]
+    facts = answer.value
+    build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
     findings = [ok("torch", f"{facts['version']}, built for {build}")]
-    for name in devices:
-        about, error = facts[f"device {name}"]
-        if error:
-            remedy = "install a torch build for this device, or keep away from it: -p device cpu"
-            findings.append(problem(f"device {name}", f"{about}a small product failed: {error}", remedy))
+    remedy = "install a torch build or a driver for this device, or keep away from it: -p device cpu"
+    for (name, about), each in zip(facts["devices"].items(), tried("try_device", list(facts["devices"])), strict=True):
+        if each.failure:
+            findings.append(problem(f"device {name}", f"{about}took the process down: {each.detail}", remedy))
+        elif each.value:
+            findings.append(problem(f"device {name}", f"{about}a small product failed: {each.value}", remedy))
         else:
             findings.append(ok(f"device {name}", f"{about}a small product and its gradient are right"))
-    if trouble:
-        at = facts.get("trying") or "start"
-        remedy = "mend its driver, or keep away from it: -p device cpu"
-        findings.append(problem(f"device {at}", f"took the process down: {trouble}", remedy))
     return [*findings, *_missing_devices(config, facts, build)]
 
 
 def _missing_devices(config: RunConfig, facts: dict[str, Any], build: str) -> Iterator[Finding]:
-    devices, shown, error = str(facts.get("devices", "")), gpus(), facts.get("cuda_error")
+    devices, shown, error = " ".join(facts["devices"]), gpus(), facts["cuda_error"]
     if shown and "cuda" not in devices:
         remedy = "install torch's CUDA build of the same version from PyTorch's own index"
         if error:
             remedy = "install NVIDIA's driver for that CUDA version, or a torch build for the older one"
         why = error or f"torch is built for {build}"
         yield warning("GPU", f"{', '.join(sorted(set(shown)))} lies idle: {why}", remedy)
-    elif facts.get("cuda") and "cuda" not in devices:
+    elif facts["cuda"] and "cuda" not in devices:
         yield ok("GPU", f"none is to be seen ({error or 'none'}); training uses the CPU")
     if config.device not in ("auto", "cpu") and config.device not in devices:
         remedy = "-p device auto: auto takes what is there"
@@ -391,139 +374,115 @@ def _missing_devices(config: RunConfig, facts: dict[str, Any], build: str) -> It
 
 def codecs(config: RunConfig) -> list[Finding]:
     """PyAV's decoders, tried, and the encoders that write the sample corpus."""
-    facts, trouble = ask_child("pyav_codecs")
-    if "version" not in facts:
-        return [problem("PyAV", f"cannot be imported: {trouble}", _INSTALL)]
-    findings = [ok("PyAV", f"{facts['version']}" + (f", ffmpeg {facts['ffmpeg']}" if facts.get("ffmpeg") else ""))]
+    (answer,) = tried("pyav_build", [None])
+    if answer.failure:
+        return [problem("PyAV", f"cannot be imported: {answer.detail}", _INSTALL)]
+    facts = answer.value
+    findings = [ok("PyAV", f"{facts['version']}" + (f", ffmpeg {facts['ffmpeg']}" if facts["ffmpeg"] else ""))]
     remedy = "videos in these codecs would be rejected; install PyAV's own wheel: pip install --force-reinstall av"
-    tried = {name.removeprefix("decoder "): how for name, how in facts.items() if name.startswith("decoder ")}
-    bad = [f"{codec} {how}" for codec, how in tried.items() if how.startswith(("is missing", "fails"))]
-    if trouble:
-        at = facts.get("trying") or "start"
-        findings.append(problem("decoders", f"decoding {at} took the process down: {trouble}", remedy))
+    answers = dict(zip(_CODECS, tried("try_codec", list(_CODECS)), strict=True))
+    crashed = [f"{codec} took the process down: {each.detail}" for codec, each in answers.items() if each.failure]
+    bad = [f"{codec} {each.value}" for codec, each in answers.items() if each.value and each.value[0] != "("]
+    if crashed:
+        findings.append(problem("decoders", "; ".join([*crashed, *bad]), remedy))
     elif bad:
         findings.append(warning("decoders", "; ".join(bad), remedy))
     else:
-        findings.append(ok("decoders", ", ".join(f"{codec} {how}".strip() for codec, how in tried.items())))
-    lacking = [name for name in SAMPLE_ENCODERS if name not in facts.get("encoders", ())]
+        findings.append(ok("decoders", ", ".join(f"{codec} {each.value}".strip() for codec, each in answers.items())))
+    lacking = [name for name in SAMPLE_ENCODERS if name not in facts["encoders"]]
     if lacking and not config.corpus:
         remedy = "install PyAV's own wheel (pip install --force-reinstall av), or give a corpus: -p corpus PATH"
         findings.append(problem("sample corpus", f"cannot be written without {', '.join(lacking)}", remedy))
     return findings
 
 
-# What is tried in a child process: imports and calls that may crash, hang or not be there at all. Each prints one JSON
-# object per line as it goes, so that what was found before a crash is known.
+# What is tried in a child process: imports and calls that may crash, hang or not be there at all.
 
-_DECODERS = {
-    "h264": ("h264",), "hevc": ("hevc",), "vp9": ("vp9", "libvpx-vp9"), "av1": ("libdav1d", "libaom-av1", "av1"),
-    "mpeg4": ("mpeg4",),
-}  # fmt: skip
-# What the sample corpus is written with, and what else can be tried in both directions.
-SAMPLE_ENCODERS = ("libx264", "mpeg4", "libvpx-vp9")
-_ENCODERS = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "av1": "libsvtav1", "mpeg4": "mpeg4"}
-
-
-def ask_child(probe: str, seconds: float = CHILD_SECONDS) -> tuple[dict[str, Any], str]:
-    """Run function ``probe`` of this module in a fresh interpreter: the facts it printed, and how it failed.
-
-    A crash or a hang is told in words; empty where it ended well.
-    """
-    given = os.environ.get("PYTHONPATH", "")
-    # Ours last: what stands in a user's PYTHONPATH is what a kernel would import, and so what is to be tried.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (given, str(CHECKOUT))))}
-    command = [sys.executable, "-P", "-c", f"from fvc_lib.execution import doctor; doctor.{probe}()"]
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as output,
-        tempfile.TemporaryFile("w+", errors="replace") as log,
-    ):
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, env=environment, start_new_session=True
-        )
-        try:
-            code = child.wait(seconds)
-            log.seek(0)
-            said = [line.strip() for line in log.read().splitlines() if line.strip()]
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            trouble = "" if code == 0 else f"{said[-1]} ({how})" if said else how
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-            trouble = f"no answer within {seconds:.0f} s"
-        output.seek(0)
-        facts: dict[str, Any] = {}
-        for line in output:
-            if line.startswith("{"):  # else a library's own words
-                facts.update(json.loads(line))
-        return facts, trouble
+# By codec: its decoders, of which one is enough, and the encoder that writes what they are tried on.
+_CODECS = {
+    "h264": (("h264",), "libx264"),
+    "hevc": (("hevc",), "libx265"),
+    "vp9": (("vp9", "libvpx-vp9"), "libvpx-vp9"),
+    "av1": (("libdav1d", "libaom-av1", "av1"), "libsvtav1"),
+    "mpeg4": (("mpeg4",), "mpeg4"),
+}
+SAMPLE_ENCODERS = ("libx264", "mpeg4", "libvpx-vp9")  # what the sample corpus is written with
 
 
-def _tell(**facts: object) -> None:
-    """Say it at once: the next line may be the last."""
-    print(json.dumps(facts), flush=True)
+def tried(function: str, items: Sequence[str | None], seconds: float | None = None) -> list[Answer]:
+    """What ``function`` of this module answers to each of ``items`` in a child process, or how that ended."""
+    seconds = CHILD_SECONDS if seconds is None else seconds
+    name = f"{__name__}:{function}"
+    return list(run_isolated(name, items, workers=1, timeout_seconds=seconds, memory_bytes=None))
 
 
-def torch_devices() -> None:
-    """Version and build of torch, its devices, and a product and a gradient on each."""
+def torch_build(_: None) -> dict[str, Any]:
+    """Version and build of torch, and its devices, each with what is to be said of it."""
     import torch
 
-    hip = getattr(torch.version, "hip", None)
-    _tell(version=torch.__version__, cuda=torch.version.cuda, hip=hip)
-    names = ["cpu"]
+    hip, error = getattr(torch.version, "hip", None), None
+    devices = {"cpu": ""}
     if torch.version.cuda or hip:
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]  # torch is half typed
-            names += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-        except (RuntimeError, AssertionError) as error:
-            _tell(cuda_error=str(error).partition("\n")[0])
+            for name in (f"cuda:{number}" for number in range(torch.cuda.device_count())):
+                found = torch.cuda.get_device_properties(name)
+                memory = f"{found.total_memory / 1e9:.1f} GB"
+                devices[name] = f"{found.name}, {memory}, capability {found.major}.{found.minor}, "
+        except (RuntimeError, AssertionError) as caught:
+            error = str(caught).partition("\n")[0]
     if torch.backends.mps.is_available():
-        names.append("mps")
-    _tell(devices=names)
-    for name in names:
-        _tell(trying=name)
-        about, trouble = "", ""
-        if name.startswith("cuda"):
-            found = torch.cuda.get_device_properties(name)
-            about = f"{found.name}, {found.total_memory / 1e9:.1f} GB, capability {found.major}.{found.minor}, "
-        try:
-            values = torch.ones(64, 64, device=name, requires_grad=True)
-            (values @ values).sum().backward()  # type: ignore[no-untyped-call]
-            if values.grad is None or not bool((values.grad == 128).all().item()):
-                trouble = "a product of ones came out wrong"
-        except RuntimeError as error:
-            trouble = str(error).partition("\n")[0]
-        _tell(**{f"device {name}": [about, trouble]})
-    _tell(trying=None)
+        devices["mps"] = ""
+    return {
+        "version": torch.__version__, "cuda": torch.version.cuda, "hip": hip, "cuda_error": error, "devices": devices,
+    }  # fmt: skip
 
 
-def pyav_codecs() -> None:
-    """Version of PyAV, and for each codec: whether its decoder is there, and whether it reads what was just written."""
+def try_device(name: str) -> str:
+    """Why a product and its gradient fail on a device; empty where they are right."""
+    import torch
+
+    try:
+        values = torch.ones(64, 64, device=name, requires_grad=True)
+        (values @ values).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    right = values.grad is not None and bool((values.grad == 128).all().item())
+    return "" if right else "a product of ones came out wrong"
+
+
+def pyav_build(_: None) -> dict[str, Any]:
+    """Version of PyAV, and which encoders of the sample corpus it has."""
     import av
 
-    def has(name: str, mode: Literal["r", "w"]) -> bool:
-        try:
-            av.codec.Codec(name, mode)
-        except ValueError:
-            return False
-        return True
-
-    _tell(version=av.__version__, ffmpeg=getattr(av, "ffmpeg_version_info", None))
-    _tell(encoders=[name for name in SAMPLE_ENCODERS if has(name, "w")])
-    for codec, names in _DECODERS.items():
-        _tell(trying=codec)
-        if not any(has(name, "r") for name in names):
-            how = "is missing"
-        elif not has(_ENCODERS[codec], "w"):
-            how = "(not tried: no encoder)"
-        else:
-            error = _round_trip(av, _ENCODERS[codec])
-            how = f"fails: {error}" if error else ""
-        _tell(**{f"decoder {codec}": how})
-    _tell(trying=None)
+    encoders = [name for name in SAMPLE_ENCODERS if _has_codec(name, "w")]
+    return {"version": av.__version__, "ffmpeg": getattr(av, "ffmpeg_version_info", None), "encoders": encoders}
 
 
-def _round_trip(av: Any, encoder: str) -> str:
+def try_codec(codec: str) -> str:
+    """Whether a codec's decoder is there, and reads what was just written; empty where it does."""
+    decoders, encoder = _CODECS[codec]
+    if not any(_has_codec(name, "r") for name in decoders):
+        return "is missing"
+    if not _has_codec(encoder, "w"):
+        return "(not tried: no encoder)"
+    error = _round_trip(encoder)
+    return f"fails: {error}" if error else ""
+
+
+def _has_codec(name: str, mode: Literal["r", "w"]) -> bool:
+    import av
+
+    try:
+        av.codec.Codec(name, mode)
+    except ValueError:
+        return False
+    return True
+
+
+def _round_trip(encoder: str) -> str:
     """Why four small pictures could not be written and read again; empty when they could."""
+    import av
     import numpy as np
 
     try:

@@ -98,9 +98,9 @@ _TEMPORARY = re.compile(r"^\..+?(?:\.@(?P<host>[^.]+)\.\d+)?\.(?P<pid>\d+)\.tmp$
 _FOREIGN_SECONDS = 24 * 3600.0
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make renames and new names in ``folder`` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _fsync(path: Path) -> None:
+    """Make a file's content, or renames and new names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -129,13 +129,9 @@ def atomic_output(path: AnyPath) -> Iterator[Path]:
     temporary = temporary_of(path)
     try:
         yield temporary
-        descriptor = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _fsync(temporary)
         temporary.replace(path)
-        fsync_folder(path.parent)
+        _fsync(path.parent)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:  # write() does not say which file it was for
@@ -183,14 +179,10 @@ def _is_left_over(path: Path, host: str | None, pid: int) -> bool:
         return False  # its writer has finished meanwhile
 
 
-def sha256_of_file(path: AnyPath, block_bytes: int = 1 << 20) -> str:
+def sha256_of_file(path: AnyPath) -> str:
     """Hex SHA-256 of a file's content, read in blocks."""
-    path = Path(path)
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(block_bytes):
-            digest.update(block)
-    return digest.hexdigest()
+    with Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def sha256_of_json(value: Any) -> str:

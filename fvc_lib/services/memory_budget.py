@@ -14,8 +14,8 @@ from typing import Self
 import psutil
 
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
-_V1_FILES = ("memory.limit_in_bytes",)
-_V2_FILES = ("memory.max", "memory.high")  # above the second nothing is killed, but everything waits
+# Of control groups of version 2 (above the second nothing is killed, but everything waits), and of version 1.
+_LIMIT_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
 SHARE_VARIABLE = "FVC_MEM_SHARE"  # set by the runner for kernels that run at the same time; nobody else sets it
 
 # Of a kernel with all that notebook 04 imports, before its first step: 448.8 to 449.6 MB in five folds (Linux, x86-64,
@@ -99,31 +99,34 @@ def _slurm_limits(environ: Mapping[str, str]) -> Iterator[MemoryBudget]:
 
 def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
     """Of this process's group and all that it lies in: a SLURM step's limit often stands on the job's group alone."""
+    for group, folder in control_groups(root):
+        for name in _LIMIT_FILES:
+            with suppress(OSError):
+                text = (folder / name).read_text().strip()
+                if text.isdecimal() and int(text) < _UNLIMITED:
+                    yield MemoryBudget(int(text), f"control group {group}, {name}")
+
+
+def control_groups(root: Path = Path("/")) -> Iterator[tuple[PurePosixPath, Path]]:
+    """The groups that account for this process's memory, the innermost first: each one's path and folder.
+
+    Args:
+        root: the folder in which ``proc/self/cgroup`` and ``sys/fs/cgroup`` lie.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
-    base = root / "sys/fs/cgroup"
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        if not controllers:
-            yield from _limits_upwards(base, group, _V2_FILES)
-        elif "memory" in controllers.split(","):
-            yield from _limits_upwards(base / "memory", group, _V1_FILES)
-
-
-def _limits_upwards(base: Path, group: str, names: tuple[str, ...]) -> Iterator[MemoryBudget]:
-    path = PurePosixPath("/", group)
-    # Inside a container the group's path may lead outside what is mounted: then the mount's own root is the group.
-    folders = [path, *path.parents] if ".." not in path.parts else [PurePosixPath("/")]
-    for folder in folders:
-        for name in names:
-            try:
-                text = base.joinpath(folder.relative_to("/"), name).read_text().strip()
-            except OSError:
-                continue
-            if text.isdecimal() and int(text) < _UNLIMITED:
-                yield MemoryBudget(int(text), f"control group {folder}, {name}")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        # Version 1 has a tree for each controller, version 2 one for all.
+        tree = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        path = PurePosixPath("/", group)
+        # Inside a container the group's path may lead outside what is mounted: then the mount's own root is the group.
+        groups = [path, *path.parents] if ".." not in path.parts else [PurePosixPath("/")]
+        yield from ((each, tree / each.relative_to("/")) for each in groups)
 
 
 def _whole(text: str | None) -> int:

@@ -278,16 +278,7 @@ def next_settings(
     return tuple(found) or (MORE_MEMORY,)
 
 
-def memory_advice(
-    ran_out: RanOut,
-    *,
-    batch_size: int | None = None,
-    recomputes: bool = False,
-    num_workers: int | None = None,
-    reads: Collection[str] | None = None,
-) -> str:
+def memory_advice(ran_out: RanOut, *, recomputes: bool = False, reads: Collection[str] | None = None) -> str:
     """``next_settings`` as one sentence."""
-    settings = next_settings(
-        ran_out, batch_size=batch_size, recomputes=recomputes, num_workers=num_workers, reads=reads
-    )
+    settings = next_settings(ran_out, recomputes=recomputes, reads=reads)
     return f"Next, try {'; else '.join(settings)}."

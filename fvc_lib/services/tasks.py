@@ -4,17 +4,12 @@ A task is this declaration and a folder ``fvc_lib/tasks/NAME/``, whose module ``
 as ``trainer`` and ``training_parameters``. A run has the stages of its task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fvc_lib.services.run_paths import RunPaths
-
-if TYPE_CHECKING:
-    from pandera.polars import DataFrameSchema
 
 DATA_INDEX = "01_data_index"
 FOLD_ASSIGNMENT = "02_folds"
@@ -62,12 +57,6 @@ class Stage:
         """Where a stage that trains has its function for it."""
         return training_module(self.tasks[0]) if self.trains else ""
 
-    def output_schemas(self) -> list[DataFrameSchema]:
-        """The schemas of its outputs, in order."""
-        from fvc_lib.services import tables  # polars and pandera take a second to load
-
-        return [getattr(tables, name) for name in self.schemas]
-
     def check_outputs(self, run: RunPaths, fold: int | None) -> None:
         """Read every output that has a schema.
 
@@ -75,10 +64,10 @@ class Stage:
             DataError: one is missing, unreadable or does not fit; the message names file, column and values.
         """
         if self.schemas:
-            from fvc_lib.services.tables import read_table
+            from fvc_lib.services import tables  # polars and pandera take a second to load
 
-            for path, schema in zip(self.outputs(run, fold), self.output_schemas(), strict=True):
-                read_table(path, schema)
+            for path, schema in zip(self.outputs(run, fold), self.schemas, strict=True):
+                tables.read_table(path, getattr(tables, schema))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pytest
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution import doctor
-from fvc_lib.execution.doctor import Finding, ask_child, diagnose, exit_code, lines, ok, problem, warning
+from fvc_lib.execution.doctor import Finding, diagnose, exit_code, lines, ok, problem, warning
 from fvc_lib.services.config import RunConfig
 
 
@@ -33,7 +33,7 @@ def write(path: Path, text: str) -> Path:
 
 @pytest.mark.slow
 def test_a_sound_machine_has_no_problem_and_every_trouble_a_remedy(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(ask_child, "__defaults__", (600.0,))  # a machine full of tests is slow, but sound
+    monkeypatch.setattr(doctor, "CHILD_SECONDS", 600.0)  # a machine full of tests is slow, but sound
     findings = diagnose(config, patience_seconds=600.0)
     assert exit_code(findings) == 0, "\n".join(lines(findings))
     names = [finding.name for finding in findings]
@@ -148,7 +148,7 @@ def ones(*_, device, **__):
         ("pass", "raise RuntimeError('no kernel image is available') if device != 'cpu' else RuntimeError('c')",
          "device cuda:0", "no kernel image is available"),
         ("pass", "os.kill(os.getpid(), 11) if device != 'cpu' else None; raise RuntimeError('x')",
-         "device cuda:0", "took the process down: killed by SIGSEGV"),
+         "device cuda:0", "took the process down: SIGSEGV"),
         ("raise RuntimeError('The NVIDIA driver on your system is too old')", "raise RuntimeError('x')",
          "GPU", "too old"),
     ],
@@ -183,7 +183,8 @@ def test_a_codec_library_that_crashes_or_lacks_codecs_is_told(config, tmp_path, 
 
 def test_a_child_that_hangs_is_given_up(tmp_path, monkeypatch):
     fake_module(tmp_path, monkeypatch, "av", "import time; time.sleep(600)")
-    assert ask_child("pyav_codecs", seconds=1.0) == ({}, "no answer within 1 s")
+    (answer,) = doctor.tried("pyav_build", [None], seconds=1.0)
+    assert (answer.failure, answer.detail) == ("timeout", "no answer within 1 s")
 
 
 @pytest.fixture
@@ -240,16 +241,11 @@ def test_memory_that_no_training_fits_into_is_a_problem(config):
     assert doctor.memory(config.model_copy(update={"mem_gb": 1.0})).state == "warning"
 
 
-@pytest.mark.parametrize(("text", "quota"), [("50000 100000\n", "0.5"), ("max 100000\n", None), (None, None)])
-def test_a_containers_share_of_the_processors_counts(tmp_path, monkeypatch, text, quota):
-    if text:
-        write(tmp_path / "sys/fs/cgroup/cpu.max", text)
-    monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    finding = doctor.processors(tmp_path)
-    assert (f", {quota} of their time" in finding.found) == (quota is not None)
-    assert finding.state == "warning"  # nobody has 64 cores to give to these tests
+def test_more_threads_than_cores_are_a_warning(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "6400")
+    assert doctor.processors().state == "warning"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert doctor.processors(tmp_path).state == "ok"
+    assert doctor.processors().state == "ok"
 
 
 def test_shared_memory_counts_only_where_loaders_use_it(config, tmp_path):

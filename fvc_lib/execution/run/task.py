@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +28,7 @@ from fvc_lib.execution.run.session import ATTEMPT_VARIABLE, Progress, progress_p
 from fvc_lib.execution.run.stage_end import KernelOutcome
 from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory_budget import ProcessTree
+from fvc_lib.services.memory_budget import ProcessTree, control_groups
 from fvc_lib.services.memory_policy import allocator_environment
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
@@ -45,25 +46,11 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     Args:
         root: the folder in which ``proc/self/cgroup`` and ``sys/fs/cgroup`` lie.
     """
-    base = root / "sys/fs/cgroup"
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        parts = [part for part in group.split("/") if part not in ("", "..")]
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        # Version 1 has a tree for each controller, version 2 one for all.
-        top, counter = (base / "memory", "memory.oom_control") if controllers else (base, "memory.events")
-        for depth in range(len(parts), -1, -1):
-            try:
-                text = top.joinpath(*parts[:depth], counter).read_text()
-            except OSError:
-                continue
-            if match := re.search(r"^oom_kill (\d+)", text, re.MULTILINE):
-                return int(match[1])
+    for _, folder in control_groups(root):
+        for counter in ("memory.events", "memory.oom_control"):  # of version 2 and 1
+            with suppress(OSError):
+                if match := re.search(r"^oom_kill (\d+)", (folder / counter).read_text(), re.MULTILINE):
+                    return int(match[1])
     return None
 
 
@@ -96,10 +83,8 @@ class KernelWatch:
     def signal_kernel(self, number: signal.Signals) -> None:
         """Forward a signal to the kernel alone; one that is gone is let be."""
         if self.pid is not None:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 psutil.Process(self.pid).send_signal(number)
-            except psutil.NoSuchProcess:
-                return
 
     def oom_kills(self) -> int | None:
         """How often the system has killed for memory since this watch was made; None where nothing counts it."""
