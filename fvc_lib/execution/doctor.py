@@ -77,10 +77,8 @@ def diagnose(
 ) -> list[Finding]:
     """Look at everything a run with ``config`` needs; takes a few seconds and changes nothing.
 
-    Args:
-        config: the parameters that are going to be used.
-        checkout: where ``requirements.lock`` lies.
-        patience_seconds: for all checks together, which run at the same time.
+    ``checkout`` is where ``requirements.lock`` lies; ``patience_seconds`` are for all checks together, which run at the
+    same time.
     """
     checks: dict[str, Callable[[], list[Finding]]] = {
         "Python": lambda: [ok("Python", f"{platform.python_version()} ({platform.python_implementation()})")],

@@ -27,14 +27,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fvc_lib.services.atomic_files import (
-    AnyPath,
-    atomic_output,
-    sha256_of_file,
-    sha256_of_json,
-    sweep_temporaries,
-    write_text,
-)
+from fvc_lib.services import atomic_files
 from fvc_lib.services.errors import FvcError, UsageError
 
 LATEST = "latest_checkpoint.pt"
@@ -125,7 +118,7 @@ def write_weights_with_digest(path: Path, weights: Mapping[str, Tensor], descrip
             safetensors.torch.save_file(tensors, temporary, metadata=_metadata(description))
         except safetensors.SafetensorError as error:
             raise _disks_own_error(error) from error
-        return sha256_of_file(temporary)
+        return atomic_files.sha256_of_file(temporary)
 
     return _replace_with_digest(path, write)
 
@@ -139,7 +132,7 @@ def write_copy_with_digest(path: Path, source: Path, digest: str) -> None:
 
     def write(temporary: Path) -> str:
         shutil.copyfile(source, temporary)
-        if sha256_of_file(temporary) != digest:
+        if atomic_files.sha256_of_file(temporary) != digest:
             raise DamagedCheckpointError(
                 f"{str(source)!r} does not read back as it was written: the disk may be failing."
             )
@@ -156,7 +149,7 @@ def verify(path: Path) -> None:
         CheckpointReadError: the disk refused; nothing is known to be damaged.
     """
     try:
-        digest = sha256_of_file(path)
+        digest = atomic_files.sha256_of_file(path)
         accepted = _digest_path(path).read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, IsADirectoryError) as error:
         raise DamagedCheckpointError(f"{str(path)!r} cannot be verified: {error}.") from error
@@ -253,12 +246,12 @@ def _save(document: dict[str, Any], stream: _HashingStream) -> None:
 def _replace_with_digest(path: Path, write: Callable[[Path], str]) -> str:
     """The new digest goes first, beside the old: whichever file a kill leaves is accepted. Then the old one goes."""
     sidecar = _digest_path(path)
-    with atomic_output(path) as temporary:
+    with atomic_files.atomic_output(path) as temporary:
         digest = write(temporary)
         line = f"{digest}  {path.name}\n"
         before = sidecar.read_text(encoding="ascii", errors="replace") if sidecar.exists() else ""
-        write_text(sidecar, line + before)
-    write_text(sidecar, line)
+        atomic_files.write_text(sidecar, line + before)
+    atomic_files.write_text(sidecar, line)
     return digest
 
 
@@ -289,7 +282,7 @@ class CheckpointBinding:
     @property
     def config_hash(self) -> str:
         """Hex SHA-256 of ``config``, whatever the order of its keys."""
-        return sha256_of_json(dict(self.config))
+        return atomic_files.sha256_of_json(dict(self.config))
 
     def differences(self, other: Self) -> list[str]:
         """One readable clause per value in which ``other`` (the new one) differs from this."""
@@ -349,7 +342,7 @@ class CheckpointFolder:
         self._written: Future[None] | None = None  # of the checkpoint saved last, until somebody has waited for it
         self._copy: Any = None  # of the state saved last: its memory serves for the next
         if folder.is_dir():
-            sweep_temporaries(folder)
+            atomic_files.sweep_temporaries(folder)
 
     @property
     def is_writing(self) -> bool:
@@ -572,7 +565,7 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
 
-def load_best_model(folder: AnyPath) -> dict[str, Tensor]:
+def load_best_model(folder: atomic_files.AnyPath) -> dict[str, Tensor]:
     """Weights by name from ``best_model.safetensors`` in ``folder``, on the CPU.
 
     Raises:

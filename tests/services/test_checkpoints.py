@@ -344,7 +344,7 @@ def test_a_disk_that_does_not_answer_is_not_a_damaged_checkpoint(open_folder, tm
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "sha256_of_file", ailing)
+        patch.setattr(checkpoint_files.atomic_files, "sha256_of_file", ailing)
         with pytest.raises(CheckpointReadError, match=r"Input/output error\. It need not be damaged"):
             open_folder().load()
     assert consistent(open_folder()) == 1

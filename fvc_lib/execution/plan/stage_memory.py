@@ -41,12 +41,8 @@ def predicted_peaks(
 ) -> dict[str, PredictedPeak]:
     """What one task of each stage is expected to take, by the stage's name. Reads only; never fails for want of data.
 
-    Args:
-        config: the parameters that are going to be used.
-        run: the run that goes on; None for a new one.
-        measure: tries one training step out and returns the training's peak in bytes, or None where it cannot. Asked
-            only when no run tells.
-        stages: of which the run has those of its task.
+    ``run`` is the run that goes on, None for a new one. ``measure`` tries one training step out and returns the
+    training's peak in bytes, or None where it cannot; it is asked only when no run tells.
     """
     stages = stages_of(config, stages)
     missing = {stage.name for stage in stages}
@@ -166,12 +162,8 @@ def share_memory(
     No set of tasks that runs at once is promised more than there is: each gets one part in as many as could ever run
     beside it, and of a stage whose predicted peak does not fit ``jobs`` times fewer run.
 
-    Args:
-        plan: what runs.
-        jobs: at most so many tasks at once.
-        budget: of the whole run.
-        runner_bytes: what the runner takes of it.
-        predicted: the expected peak of one task by stage name, where it is known.
+    ``jobs`` is how many tasks may run at once, ``runner_bytes`` what the runner takes of the budget, and ``predicted``
+    the expected peak of one task by stage name, where it is known.
     """
     rest = max(0, budget.total_bytes - runner_bytes)
     needed = needed_tasks([planned.task for planned in plan])

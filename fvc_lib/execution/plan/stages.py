@@ -72,9 +72,7 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
 def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, set[str]]:
     """The keys that each task needs finished, by its key; a stage of folds is finished when all of them are.
 
-    Args:
-        tasks: in the order of the plan.
-        straight: each needs the one before it and nothing else: one after the other, in the order given.
+    With ``straight`` each needs the one before it and nothing else: one after the other, in the order given.
     """
     if straight:
         return {task.key: {tasks[place - 1].key} if place else set() for place, task in enumerate(tasks)}

@@ -74,10 +74,8 @@ def code_state(
 ) -> CodeState:
     """The state of ``checkout``; what git cannot tell is None, with the reason.
 
-    Args:
-        checkout: the top folder of a git checkout.
-        redactor: takes secrets out of the patch; none: those of this process's environment.
-        largest_patch_bytes: beyond this there is no patch, only a note.
+    ``redactor`` takes secrets out of the patch (none: those of this process's environment); beyond
+    ``largest_patch_bytes`` there is no patch, only a note.
     """
     try:
         if Path(_text(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
@@ -241,7 +239,7 @@ def gpus(root: Path = Path("/")) -> list[str]:
     """The names of NVIDIA's accelerators that this machine shows, of its driver's files or else of ``nvidia-smi``."""
     listed = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
     found = [name for path in listed if (name := _field(path, "Model"))]
-    return found or _asked_gpus()
+    return found or _gpus_by_program()
 
 
 def repeat_commands(
@@ -249,12 +247,9 @@ def repeat_commands(
 ) -> list[str]:
     """Shell commands that bring a run about again, from any checkout of the project.
 
-    Args:
-        code: the code it worked with.
-        params: its resolved parameters.
-        patch: where the patch of that code lies.
-        command: what to run, for a run that needs more than its parameters (a fork); empty: the pipeline.
-        environ: for the number of threads, on which the last bits depend; none: this process's.
+    ``params`` are its resolved parameters, ``patch`` is where the patch of its code lies, and ``command`` what to run
+    where that takes more than parameters (a fork). The number of threads, on which the last bits depend, is the
+    environment's.
     """
     threads = (os.environ if environ is None else environ).get("OMP_NUM_THREADS")
     run = command or f"python run_notebooks.py --params {shlex.quote(str(params))}"
@@ -306,17 +301,13 @@ def _field(path: Path, name: str) -> str | None:
     return next((value for value in values if value), None)
 
 
-def _asked_gpus() -> list[str]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
+def _gpus_by_program() -> list[str]:
+    # "GPU 0: NVIDIA H200 (UUID: GPU-...)": the serial number says nothing about a result.
     try:
-        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_GPU_SECONDS, check=True)
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_GPU_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return []
-    # "GPU 0: NVIDIA H200 (UUID: GPU-...)": the serial number says nothing about a result.
-    names = (line.partition(": ")[2].partition(" (UUID")[0].strip() for line in done.stdout.splitlines())
-    return [name for name in names if name]
+    return re.findall(r"^[^:\n]*: *(.+?) *(?: \(UUID.*)?$", done.stdout, re.MULTILINE)
 
 
 # Noting an attempt takes milliseconds; who holds the record for longer has died, or its disk has.
@@ -337,11 +328,8 @@ def begin_run(
 ) -> RunPaths:
     """Create a run folder with its record, parameters, patch of the code and first status.
 
-    Args:
-        config: the run's parameters.
-        command: what was typed.
-        prepare: called with the new folder before it counts as a run; what it returns is recorded as well.
-        state: what its status says until somebody works on it.
+    ``command`` is what was typed, ``state`` what the status says until somebody works on it. ``prepare`` is called with
+    the new folder before it counts as a run, and what it returns is recorded as well.
 
     Raises:
         UsageError: the experiment's name is not one folder name.

@@ -21,13 +21,7 @@ from typing import TextIO
 
 import psutil
 
-from fvc_lib.execution.plan.fingerprint import (
-    begin_training_state,
-    fingerprint_of,
-    forced_before,
-    record_finished,
-    set_aside,
-)
+from fvc_lib.execution.plan import fingerprint
 from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
 from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.stages import Notebook, Task
@@ -54,19 +48,16 @@ def run_task(
 ) -> StageStatus:
     """Run the notebook, check what it wrote and record that it is finished; returns ``stage`` as it ended.
 
-    Args:
-        at_work: the task.
-        stage: its status, written into.
-        say: gets each line that is for the terminal.
-        taken_over: whether another process has the run by now: then nothing is recorded.
+    ``say`` gets each line for the terminal; where ``taken_over`` says that another process has the run by now, nothing
+    is recorded.
 
     Raises:
         OSError: the run folder cannot be read or written.
     """
     task, run, config = at_work.task, at_work.run, at_work.config
-    begin_training_state(run, task, config)
+    fingerprint.begin_training_state(run, task, config)
     # A straight pass tracks nothing: neither what a stage depended on nor that it was finished.
-    before = fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
+    before = fingerprint.fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
     at_work.execute(stage)
     if stage.exit_code == 0:
         _check_outputs(at_work, stage)
@@ -74,8 +65,8 @@ def run_task(
     if stage.exit_code == 0:
         record_corpus(run)
     if stage.exit_code == 0 and before is not None and not taken_over():
-        if fingerprint_of(task, at_work.notebook, run, config) == before:
-            record_finished(task, before, run)
+        if fingerprint.fingerprint_of(task, at_work.notebook, run, config) == before:
+            fingerprint.record_finished(task, before, run)
         else:
             say(f"  {task.key}: its code or inputs changed while it ran; --resume repeats it")
     return stage
@@ -229,8 +220,8 @@ def _on_gpu(config: RunConfig) -> bool:
 
 def make_room(run: RunPaths, plan: Sequence[PlannedTask]) -> list[tuple[Path, Path]]:
     """Set aside what the tasks to be redone had written, as ``set_aside``; a forced stage is then not finished."""
-    moved = set_aside(run, [planned.task for planned in plan if planned.redo])
-    left = forced_before(run).intersection(planned.task.stage.name for planned in plan if not planned.run)
+    moved = fingerprint.set_aside(run, [planned.task for planned in plan if planned.redo])
+    left = fingerprint.forced_before(run).intersection(planned.task.stage.name for planned in plan if not planned.run)
     if left:
         write_json(run.forced, sorted(left))
     else:
@@ -242,10 +233,6 @@ class Runner:
     """One run, or some tasks of it, being worked on; no other process may work on the same meanwhile.
 
     Args:
-        run: the run.
-        config: its parameters.
-        notebooks: by stage name.
-        terminal: where to tell what happens.
         jobs: at most so many tasks at once; None: as many as ``folds_at_once`` says.
         only_tasks: keys of the tasks to work on, while other jobs may work on others; None: the whole run.
         predicted: the expected peak memory of one task by stage name; fewer run at once where they would not fit.

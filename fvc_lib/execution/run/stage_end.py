@@ -72,13 +72,8 @@ def judge(
     Of a signal and an error in a cell that came as well, the error counts where it is about the request, the data or
     memory. Any other may be what a library made of being interrupted: the signal counts, the reason names the error.
 
-    Args:
-        stage: written into.
-        outcome: of the execution.
-        kills: how often the system killed for memory in its control group; None where nothing counts it.
-        peak_bytes: the most memory it was seen to hold.
-        outputs: files that a success leaves.
-        signals: what it was sent.
+    ``kills``: how often the system killed for memory in its control group, None where nothing counts it; ``outputs``:
+    files that a success leaves; ``signals``: what it was sent.
     """
     error = outcome.error
     stage.oom_kills = kills
@@ -174,12 +169,8 @@ def next_setting(
     After an out-of-memory the first of the settings that take less memory and keep the result, else more memory; after
     a crash no loader processes and their shared memory.
 
-    Args:
-        stage: how it ended.
-        config: what it ran with.
-        reads: the parameters its notebook reads; others would change nothing.
-        events: the stage's memory events, which say how many clips were taken at once in the end.
-        environ: its kernel's, with the share of the memory that it had; none: this process's.
+    ``reads`` are the parameters of its notebook (others would change nothing), ``events`` its memory events, which say
+    how many clips were taken at once in the end, and ``environ`` its kernel's, with its share of the memory.
 
     Returns:
         Options for ``run_notebooks.py --resume``, or ``--mem=6G`` for ``sbatch``.

@@ -224,15 +224,8 @@ class TaskProgress:
 class TaskRun:
     """Executes ``task`` once; ``execute`` may be called from any thread, the rest from any other meanwhile.
 
-    Args:
-        run: the run.
-        config: its parameters.
-        task: which stage, and fold.
-        notebook: the stage's.
-        attempt: which try this is, from 1.
-        extra_environment: what this kernel gets beside the process's environment.
-        say: gets each line that is for the terminal.
-        said: messages of memory said already in this run, shared by its tasks.
+    ``attempt`` counts from 1; ``extra_environment`` is what this kernel gets beside the process's environment; ``say``
+    gets each line for the terminal; ``said`` holds the messages of memory said already, shared by the tasks of a run.
     """
 
     def __init__(

@@ -56,10 +56,8 @@ class Inheritance:
 def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mapping[str, Change]) -> Inheritance:
     """What a fork of ``ancestor`` would take over; nothing is written.
 
-    Args:
-        ancestor: the run to fork.
-        plan: made for ``ancestor`` under the new configuration, without any stage asked for by name.
-        changed: the parameters that differ, (old, new) by name.
+    ``plan`` is made for ``ancestor`` under the new configuration, without any stage asked for by name; ``changed`` has
+    the parameters that differ.
     """
     stale = {planned.task.stage.name for planned in plan if planned.run}
     kept = tuple(planned.task for planned in plan if not planned.run)
@@ -80,16 +78,9 @@ def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mappin
 def take_over(
     ancestor: RunPaths, fork: RunPaths, taken: Inheritance, binding_config: Callable[[Task], Mapping[str, Any]]
 ) -> None:
-    """Copy into the new folder ``fork`` what it takes over from ``ancestor``.
+    """Copy into the new folder ``fork`` what it takes over from ``ancestor``, which is only read.
 
-    Args:
-        ancestor: the run that is forked; only read.
-        fork: the new run, in which nothing has run.
-        taken: what ``inheritance`` found.
-        binding_config: the configuration that the checkpoints of a task of ``ancestor`` are bound to.
-
-    Raises:
-        OSError: something cannot be read or written.
+    ``binding_config`` gives the configuration that the checkpoints of a task of ``ancestor`` are bound to.
     """
     before, status = read_status(ancestor), read_status(fork)
     for task in taken.kept:
@@ -224,14 +215,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> RunConfig:
     """The run's own configuration, with what may change from one attempt to the next as it is asked for now.
 
-    Args:
-        run: the run to resume.
-        asked: what the command gave.
-        arguments: the command as it was typed, without the program's name.
-
     Raises:
         UsageError: a parameter was given that differs from the run's own and could change its numbers; the message
-            offers the command that makes a fork.
+            offers the command that makes a fork, made of ``arguments`` (those that were typed).
     """
     own = run_config(run)
     wanted = _with_written(own, asked)
@@ -381,11 +367,8 @@ def _refuse_edited(stage: str, paths: RunPaths, config: RunConfig, given: Mappin
 def run_to_work_on(notebook: Notebook, parameters: Mapping[str, Any], command: str) -> tuple[RunPaths, RunConfig, bool]:
     """The run that ``papermill --engine fvc`` works on, its configuration, and whether it has just begun.
 
-    Args:
-        notebook: a stage's.
-        parameters: checked values that papermill was given; ``run_dir`` as in ``find_or_begin``, fields of the
-            configuration as ``run_notebooks.py --resume`` takes them.
-        command: what was typed, for the run's record.
+    ``parameters`` are the checked values that papermill was given: ``run_dir`` as in ``find_or_begin``, fields of the
+    configuration as ``run_notebooks.py --resume`` takes them. ``command`` is what was typed, for the run's record.
 
     Raises:
         UsageError: no such run, or a value was given that differs from the run's own and could change its numbers.
@@ -426,11 +409,6 @@ def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
 
     A cell that nobody edited, without a corpus, means the built-in one: it gets the values that the task's demo has.
 
-    Args:
-        given: the values of the parameters cell, and the task.
-
-    Raises:
-        UsageError: a value is not allowed.
     """
     asked = resolve_config(given)
     defaults = resolve_config({"task": asked.task}, environ={})
