@@ -286,12 +286,9 @@ class CheckpointBinding:
 
     def differences(self, other: Self) -> list[str]:
         """One readable clause per value in which ``other`` (the new one) differs from this."""
-        names = sorted({*self.config, *other.config})
-        changed = [
-            f"{name}: {self.config.get(name)!r} -> {other.config.get(name)!r}"
-            for name in names
-            if self.config.get(name) != other.config.get(name)
-        ]
+        mine, others = self.config, other.config
+        names = [name for name in sorted({*mine, *others}) if mine.get(name) != others.get(name)]
+        changed = [f"{name}: {mine.get(name)!r} -> {others.get(name)!r}" for name in names]
         if self.data_fingerprint != other.data_fingerprint:
             changed.append(f"training data: {self.data_fingerprint[:12]} -> {other.data_fingerprint[:12]}")
         return changed
@@ -490,14 +487,8 @@ class CheckpointFolder:
         document = load_document(path, _FORMAT)
         try:
             stamped = CheckpointBinding(document["config"], document["data_fingerprint"])
-            checkpoint = Checkpoint(
-                path,
-                document["epoch"],
-                document["step"],
-                document["state"],
-                document["best_epoch"],
-                document["best_model"],
-            )
+            names = ("epoch", "step", "state", "best_epoch", "best_model")
+            checkpoint = Checkpoint(path, **{name: document[name] for name in names})
         except (KeyError, TypeError) as error:
             raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of ours: {error!r}.") from error
         changed = stamped.differences(self._binding)

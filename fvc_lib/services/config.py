@@ -40,29 +40,17 @@ Changes = Literal["data", "weights", "recipe", "results", "rounding", "nothing",
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """What is known of a field beside type, default and description.
+    """What is known of a field beside type, default and description."""
 
-    Attributes:
-        changes: what its value may change.
-        tasks: those of which some stage reads it.
-        hashed: whether the run's hash counts it.
-        resume: whether a run may be resumed with another value.
-        memory: stages whose memory depends on it.
-        path: whether it names a file or folder.
-        variable: the environment variable that sets it.
-        meaning: by task, where that differs from the description.
-        instead: what to give where a task does not read it, a sentence.
-    """
-
-    changes: Changes
-    tasks: tuple[str, ...]
-    hashed: bool
-    resume: bool
-    memory: Sequence[str] = ()
-    path: bool = False
-    variable: str = ""
-    meaning: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    instead: str = ""
+    changes: Changes  # what its value may change
+    tasks: tuple[str, ...]  # those of which some stage reads it
+    hashed: bool  # whether the run's hash counts it
+    resume: bool  # whether a run may be resumed with another value
+    memory: Sequence[str] = ()  # stages whose memory depends on it
+    path: bool = False  # whether it names a file or folder
+    variable: str = ""  # the environment variable that sets it
+    meaning: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by task, where it is not the description
+    instead: str = ""  # what to give where a task does not read it, a sentence
 
 
 def field(default: Any, changes: Changes, description: str, tasks: Iterable[str] = tuple(TASKS), **options: Any) -> Any:
@@ -112,23 +100,23 @@ class NameIn:
     registry: Registry[Any]
     or_else: str | None = None
 
+    def _names(self, value: Any) -> list[str]:
+        return [name for name in ([value] if isinstance(value, str) else value) if name != self.or_else]
+
     def check(self, value: Any) -> Any:
         """``value`` itself; ``UsageError`` with the nearest name for one that nothing has registered."""
-        for name in [value] if isinstance(value, str) else value:
-            if name != self.or_else:
-                self.registry.check(name)
+        for name in self._names(value):
+            self.registry.check(name)
         return value
 
     def load(self, value: Any) -> None:
         """Import what registers ``value``; ``UsageError`` with the file and its error where that fails."""
-        for name in [value] if isinstance(value, str) else value:
-            if name != self.or_else:
-                self.registry.load(name)
+        for name in self._names(value):
+            self.registry.load(name)
 
     def files(self, value: Any) -> list[str]:
         """Dotted names of our files that have these names."""
-        names = [value] if isinstance(value, str) else value
-        return [module for name in names for module in self.registry.declared_in(name)]
+        return [module for name in self._names(value) for module in self.registry.declared_in(name)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -257,16 +258,11 @@ def serve() -> None:
 
 def _arm_timer(seconds: float) -> None:
     """Let the kernel end this process when its parent is gone and it hangs, even inside native code."""
-    if hasattr(signal, "setitimer"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _limit_memory(memory_bytes: int) -> None:
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes:
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]

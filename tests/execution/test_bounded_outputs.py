@@ -1,7 +1,5 @@
 """What of a cell's output its record holds: never more than a record may weigh, and nothing without a trace."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

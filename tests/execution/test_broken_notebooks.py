@@ -1,7 +1,5 @@
 """One broken notebook per failure, run by the real runner: what its status, terminal and record then say."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

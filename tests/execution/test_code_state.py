@@ -1,7 +1,5 @@
 """A run's code can be had again: the commit, and a patch that makes it what it was."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

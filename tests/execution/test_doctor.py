@@ -1,7 +1,5 @@
 """The doctor finds what is really broken, says what to do, and outlives everything it looks at."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

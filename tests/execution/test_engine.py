@@ -1,7 +1,5 @@
 """``papermill --engine fvc``: what it leaves in a run folder, and what it refuses before any cell runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

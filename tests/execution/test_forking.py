@@ -3,8 +3,6 @@
 Real kernels; the folds' notebook writes what a training would leave, so that every byte can be followed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

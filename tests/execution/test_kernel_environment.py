@@ -1,7 +1,5 @@
 """What a kernel finds in its environment before it imports anything."""
 
-from __future__ import annotations
-
 from fvc_lib.execution.run.task import KERNEL_ENVIRONMENT, kernel_environment
 
 NAMES = ("OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")

@@ -1,7 +1,5 @@
 """One budget for several kernels: no set that can run at once is promised more than there is."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Many notebooks at once in one process: each gets its own kernel, parameters and record."""
 
-from __future__ import annotations
-
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor

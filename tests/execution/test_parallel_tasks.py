@@ -1,7 +1,5 @@
 """Several kernels at once under one runner: who begins when, what a failure and a signal mean for the others."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

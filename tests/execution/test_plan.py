@@ -1,7 +1,5 @@
 """What a plan repeats and why: force, code behind a notebook, tables that do not fit, files hashed again."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

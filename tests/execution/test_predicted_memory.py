@@ -1,7 +1,5 @@
 """What a stage will take: from this run, else the newest like it, else a step tried out, else a kernel's imports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

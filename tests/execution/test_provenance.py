@@ -1,7 +1,5 @@
 """What a run says of the machine and the versions it worked with, and how it is repeated."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The time that is left: from the pace of this attempt, without jumps."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

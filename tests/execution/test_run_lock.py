@@ -1,7 +1,5 @@
 """One process at a time on a run folder: real processes, kill -9, and claims of hosts that nobody can look into."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

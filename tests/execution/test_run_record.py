@@ -1,7 +1,5 @@
 """``run.json``: what was asked, and that a resume elsewhere no longer claims to be bit for bit the same."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

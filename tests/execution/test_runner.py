@@ -1,7 +1,5 @@
 """The runner with real kernels: what it skips, what it says when a notebook dies, and what survives a kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

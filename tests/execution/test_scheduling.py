@@ -1,7 +1,5 @@
 """Which task may begin next: the plan's order where it is free, the DAG's where it is not."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """An interactive notebook: it works on the newest run, with that run's values, and never changes the run."""
 
-from __future__ import annotations
-
 import re
 import resource
 import shlex

@@ -1,7 +1,5 @@
 """Several jobs on one run, each with tasks of its own: who may run what, and a status true whoever wrote it last."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

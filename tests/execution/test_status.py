@@ -1,7 +1,5 @@
 """The status is true whoever wrote last: each task's own file over the document, the whole from its tasks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

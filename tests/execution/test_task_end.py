@@ -1,7 +1,5 @@
 """What is told of a task's end: from what was measured last to the setting to try next."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a run shows: on a terminal one line per task that is redrawn in place, in a log plain lines now and then."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """What tests that measure this process need."""
 
-from __future__ import annotations
-
 from multiprocessing import forkserver
 
 import pytest

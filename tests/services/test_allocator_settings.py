@@ -1,7 +1,5 @@
 """Settings of the allocator: ours stand back, and torch itself is asked what it read."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

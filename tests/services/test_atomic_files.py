@@ -1,7 +1,5 @@
 """Either the old content or the new, whatever operation fails; leftovers of the dead are swept."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

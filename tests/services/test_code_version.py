@@ -1,7 +1,5 @@
 """Which code a notebook depends on: all that it names, directly or not, and nothing else."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Precedence, refusals with suggestions, and a hash that means the experiment and nothing else."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

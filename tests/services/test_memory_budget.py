@@ -1,7 +1,5 @@
 """The budget is the smallest limit anybody has set, and it says who."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

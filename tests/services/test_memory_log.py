@@ -1,7 +1,5 @@
 """The sampler sees memory come and go, in the phase it came in, and speaks up before it ends."""
 
-from __future__ import annotations
-
 import json
 import logging
 import resource

@@ -1,7 +1,5 @@
 """Lines are whole, in order and JSON, also after a torn end and for numbers JSON does not have."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -1,7 +1,5 @@
 """What a process and its children hold is what the machine would get back, shared pages counted once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a run writes shows no secret of the environment, however it was written or cut."""
 
-from __future__ import annotations
-
 import base64
 import html
 import itertools

@@ -1,7 +1,5 @@
 """Registries fill themselves from a folder and from other packages; names are checked without imports."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import logging
 import sys

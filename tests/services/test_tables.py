@@ -1,7 +1,5 @@
 """Schemas stop a bad table at the border, on writing and on reading, and name the column."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 from hypothesis import given, strategies as st

@@ -1,7 +1,5 @@
 """Of every field it is known which task reads it, and one that would change nothing is refused."""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ Whoever finds the file unlocked and its holder out of sight watches the beat by 
 agree on the time of day.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -20,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from fvc_lib.services.atomic_files import process_lives, this_host, utc_now
 from fvc_lib.services.errors import UsageError
@@ -46,7 +44,7 @@ class Holder:
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.started_utc}"
 
-    def is_same_process(self, other: Holder) -> bool:
+    def is_same_process(self, other: Self) -> bool:
         """Whether both are claims of one process, however many beats lie between them."""
         return replace(self, beat=0) == replace(other, beat=0)
 
