@@ -486,15 +486,15 @@ def _round_trip(encoder: str) -> str:
     try:
         content = io.BytesIO()
         with av.open(content, "w", format="matroska") as output:
-            stream = output.add_stream(encoder, rate=4)
+            stream: Any = output.add_stream(encoder, rate=4)
             stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
             for shade in (0, 80, 160, 240):
                 picture = av.VideoFrame.from_ndarray(np.full((64, 64, 3), shade, np.uint8), format="rgb24")
                 output.mux(stream.encode(picture))
             output.mux(stream.encode())
         content.seek(0)
-        with av.open(content) as source:
-            count = sum(1 for _ in source.decode(video=0))
+        with av.open(content, "r") as source:
+            count = len(list(source.decode(video=0)))
     except (av.FFmpegError, ValueError) as error:
         return str(error)
     return "" if count == 4 else f"wrote 4 pictures and read {count}"
