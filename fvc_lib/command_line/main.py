@@ -89,12 +89,7 @@ _NO_MLFLOW = (
 
 
 class RunCommand:
-    """One command at work: the notebooks, the configuration, and the run it is about.
-
-    Args:
-        notebooks: the folder of the stages' notebooks.
-        wanted: what is asked.
-        asked: parameters.
+    """One command at work: the notebooks (in folder ``notebooks``), the configuration, and the run it is about.
 
     Raises:
         UsageError: options that exclude each other, no such run, or parameters that it was not made with.

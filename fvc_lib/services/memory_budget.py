@@ -71,10 +71,8 @@ def memory_budget(
 
     A kernel that runs beside others has its share of that (``MemoryShare``) as one more limit.
 
-    Args:
-        mem_gb: what was asked for; none: nothing was.
-        environ: SLURM's variables and the share; none: this process's.
-        root: the folder in which ``proc/self/cgroup`` and ``sys/fs/cgroup`` lie.
+    ``environ`` has SLURM's variables and the share (none: this process's); in ``root`` lie ``proc/self/cgroup`` and
+    ``sys/fs/cgroup``.
     """
     limits = [MemoryBudget(psutil.virtual_memory().total, "this machine's memory")]
     environ = os.environ if environ is None else environ
@@ -108,11 +106,7 @@ def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
 
 
 def control_groups(root: Path = Path("/")) -> Iterator[tuple[PurePosixPath, Path]]:
-    """The groups that account for this process's memory, the innermost first: each one's path and folder.
-
-    Args:
-        root: the folder in which ``proc/self/cgroup`` and ``sys/fs/cgroup`` lie.
-    """
+    """The groups that account for this process's memory, the innermost first: each one's path and folder."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -36,10 +36,7 @@ def allocator_environment(environ: Mapping[str, str] | None = None) -> dict[str,
     """The variables to be added before torch starts. What the user has set stands, and ours keep out of its way.
 
     Those of all devices at once, since whoever starts a kernel does not know what it will find; each is read by its own
-    device alone.
-
-    Args:
-        environ: what is set already; none: this process's environment.
+    device alone. ``environ`` is what is set already; none: this process's environment.
     """
     environ = os.environ if environ is None else environ
     added = {} if any(environ.get(name) for name in ALLOC_CONF_NAMES) else {"PYTORCH_ALLOC_CONF": _EXPANDABLE}
@@ -119,13 +116,9 @@ def resolve_memory_policy(
 ) -> MemoryPolicy:
     """The policy for one kind of device.
 
-    Args:
-        device: what the training runs on.
-        amp: ``auto`` is mixed precision and TF32 on CUDA; elsewhere float32, as with ``off``.
-        bf16_supported: whether the CUDA device computes in bfloat16 itself; else it gets float16.
-        clear_cache_batches: in training and validation; None: the device's default; 0: only after an out-of-memory
-            and between stages.
-        environ: where the allocator's variables are looked up; none: this process's environment.
+    ``amp`` ``auto`` is mixed precision and TF32 on CUDA, in float16 where the device is no ``bf16_supported`` one;
+    elsewhere float32, as with ``off``. ``clear_cache_batches`` holds in training and validation; None: the device's
+    default; 0: only after an out-of-memory and between stages.
     """
     training, validation = _CLEAR_CACHE_BATCHES[device] if clear_cache_batches is None else (clear_cache_batches,) * 2
     mixed = device == "cuda" and amp == "auto"
@@ -254,13 +247,8 @@ def next_settings(
 ) -> tuple[str, ...]:
     """The settings that help, the cheapest first; never empty.
 
-    Args:
-        ran_out: what memory ran out in.
-        batch_size: samples in memory at once then; None: not known.
-        recomputes: whether ``gradient_checkpointing`` is on already.
-        num_workers: loader processes then; None: not known.
-        probe_workers: processes that read files then; None: not known.
-        reads: the fields that the stage reads; None: all.
+    ``batch_size`` is samples in memory at once then and ``num_workers`` loader processes, None: not known;
+    ``recomputes``: ``gradient_checkpointing`` is on already; ``reads`` are the fields that the stage reads, None: all.
     """
     smaller = f"-p batch_size {batch_size // 2}" if batch_size and batch_size > 1 else ""
     ways = {

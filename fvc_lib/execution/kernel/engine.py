@@ -314,14 +314,9 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
         request: KernelRequest | None = None,
         **_options: Any,
     ) -> NotebookNode:
-        """Execute ``nb``, in which papermill has put the parameters.
+        """Execute ``nb``, in which papermill has put the parameters, in a kernel of this interpreter.
 
-        Args:
-            nb: as papermill prepared it.
-            kernel_name: passed over; the kernel is this interpreter's.
-            output_path: passed over; papermill writes there what is returned.
-            input_path: the notebook's file.
-            request: the runner's; None when papermill was called without it.
+        ``input_path`` is the notebook's file; ``request`` the runner's, None when papermill was called without it.
 
         Returns:
             Without ``request`` the record. With it ``nb`` as it came: the record is in ``request.record``, how it ended

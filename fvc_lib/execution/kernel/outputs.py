@@ -146,10 +146,8 @@ _HARMLESS_PAGE = (
 class OutputFiles:
     """The overflow of one task, in a folder that is made when the first file is needed.
 
-    Args:
-        folder: where the files go; those of an earlier attempt are replaced one by one.
-        record: the notebook that links to them.
-        root: the folder that contains both, the run's.
+    Those of an earlier attempt are replaced one by one. ``record`` is the notebook that links to them, and ``root``
+    the run's folder, which contains both.
     """
 
     def __init__(self, folder: Path, record: Path, root: Path, redactor: Redactor) -> None:

@@ -191,8 +191,7 @@ def forced_before(run: RunPaths) -> set[str]:
 def set_aside(run: RunPaths, tasks: Iterable[Task]) -> list[tuple[Path, Path]]:
     """Move everything the ``tasks`` wrote to ``superseded/<number>/``, each file under its old name.
 
-    Returns:
-        Where each was and where it is, for ``put_back``.
+    Returns where each was and where it is, for ``put_back``.
     """
     paths = [path for task in tasks for path in written_by(run, task) if path.exists()]
     if not paths:

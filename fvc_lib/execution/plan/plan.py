@@ -59,17 +59,10 @@ def make_plan(
 ) -> list[PlannedTask]:
     """Decide for every task whether it runs.
 
-    Args:
-        notebooks: by stage name.
-        config: the run's configuration.
-        run: the run to continue; None for a new one, in which everything runs.
-        only: run this stage and no other.
-        start: run this stage and all that follow from it, finished or not.
-        force: these stages count as not finished, and those that a command which died was to force; what depends on
-            them follows.
-        tasks: keys of the tasks this command works on as far as they are not finished; the others are left to others.
-            None: all.
-        stages: the run's stages.
+    In a new run (``run`` is None) everything runs. ``only`` runs this stage and no other; ``start`` this one and all
+    that follow from it, finished or not. Stages of ``force``, and those that a command which died was to force, count
+    as not finished, and what depends on them follows. ``tasks`` are the keys of the tasks that this command works on as
+    far as they are not finished (None: all); the others are left to others.
 
     Raises:
         UsageError: a task of ``tasks`` needs one that is neither finished nor among them.

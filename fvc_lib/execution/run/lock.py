@@ -113,13 +113,8 @@ def run_lock(
     takes the whole run and whoever takes tasks of it take their own first and look at the other's then: of two at the
     same moment both may be refused, but never both let in.
 
-    Args:
-        run: the run.
-        keys: of the tasks; None: the whole run.
-        interval_seconds: between two beats.
-        say: gets a line when a dead holder's claim is passed over.
-        on_lost: gets a line when another process has taken the run over, after this one stood still for too long.
-            Called from a thread.
+    ``say`` gets a line when a dead holder's claim is passed over; ``on_lost`` one, from a thread, when another process
+    has taken the run over after this one stood still for too long.
 
     Raises:
         UsageError: another process holds what is wanted, or what it is a part of; the message names that process.

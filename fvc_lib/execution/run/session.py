@@ -131,11 +131,9 @@ class StageSession:
         return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 
     def read(self, table: str, fold: int | None = None) -> pl.DataFrame:
-        """A table of the run, checked against its schema.
+        """A table of the run (by its name in ``RunPaths``, such as ``index`` or ``predictions``), checked.
 
-        Args:
-            table: its name in ``RunPaths``, such as ``index`` or ``predictions``.
-            fold: whose, where there is one per fold; None: this notebook's.
+        ``fold``: whose, where there is one per fold; None: this notebook's.
 
         Raises:
             DataError: it is missing or damaged.

@@ -165,10 +165,8 @@ STATE_OF_EXIT: dict[int, RunState] = {75: "requeue", 130: "interrupted", 143: "i
 class StatusBook:
     """The status as the process at work on a run keeps it; used from one thread.
 
-    Args:
-        run: the run, locked by this process.
-        own: keys of the tasks this process has; None: the whole run.
-        may_write: asked before each write: false once another process has taken the run over.
+    ``run`` is locked by this process. ``own`` are the keys of the tasks it has; None: the whole run. ``may_write`` is
+    asked before each write: false once another process has taken the run over.
     """
 
     def __init__(

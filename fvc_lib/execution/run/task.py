@@ -41,10 +41,8 @@ SAMPLE_INTERVAL_SECONDS = 0.2
 def oom_kills(root: Path = Path("/")) -> int | None:
     """How often the system has killed for memory in this process's control group; None where nothing counts it.
 
-    Read from the group itself, else from the nearest above it whose counter can be read.
-
-    Args:
-        root: the folder in which ``proc/self/cgroup`` and ``sys/fs/cgroup`` lie.
+    Read from the group itself, else from the nearest above it whose counter can be read; below ``root`` lie
+    ``proc/self/cgroup`` and ``sys/fs/cgroup``.
     """
     for _, folder in control_groups(root):
         for counter in ("memory.events", "memory.oom_control"):  # of version 2 and 1

@@ -287,11 +287,8 @@ def _yaml_mapping(text: str) -> dict[str, Any]:
 def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: bool) -> tuple[RunPaths, RunConfig]:
     """The run that an opened notebook works on: the one named, else the newest of its task, else a new one.
 
-    Args:
-        stage: the notebook's name.
-        run_dir: as in the parameters cell; empty: the newest; ``new``: a new one.
-        given: the cell's other values, and the task.
-        only_looks: it writes nothing: it begins no run, and may look at one that is worked on.
+    ``run_dir`` is the parameters cell's (empty: the newest; ``new``: a new one), ``given`` the cell's other values and
+    the task. A notebook that ``only_looks`` begins no run, and may look at one that is worked on.
 
     Raises:
         UsageError: no such run; it is being worked on; a value was edited that differs from the run's own; or the

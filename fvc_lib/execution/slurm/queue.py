@@ -150,9 +150,7 @@ class AccountedJob:
 def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
     """The jobs of ``run`` that SLURM's queue still knows; none where there is no queue or it does not answer.
 
-    Args:
-        run: the run.
-        must_answer: a queue that is away is an error, for those who would take its silence for an empty one.
+    With ``must_answer`` a queue that is away is an error, for those who would take its silence for an empty one.
 
     Raises:
         DataError: the record of the submitted jobs is damaged.
