@@ -41,7 +41,7 @@ def refuse_unlearnable(images: pl.DataFrame, targets: pl.DataFrame) -> None:
     Raises:
         DataError: a part without images, or one class alone and no numbers.
     """
-    counts = Counter(images["part"].to_list())
+    counts = Counter(images["part"])
     empty = [part for part in PARTS if not counts[part]]
     if empty:
         have = ", ".join(f"{counts[part]:,} {part}" for part in PARTS if counts[part])
@@ -64,7 +64,7 @@ def _closing_notes(images: pl.DataFrame, rejected: pl.DataFrame) -> Iterator[str
     if never:
         names = listing.some_of(never, 8)
         yield f"{len(never):,} classes have no training image, so none of their test images can be right: {names}."
-    counts = listing.counted(rejected["reason"].to_list())
+    counts = listing.counted(rejected["reason"])
     if counts:
         yield f"Left out: {', '.join(f'{count:,} x {reason}' for reason, count in counts.items())}."
 
@@ -75,7 +75,7 @@ def _closing_notes(images: pl.DataFrame, rejected: pl.DataFrame) -> Iterator[str
 def dev_subset(
     names: Sequence[str], strata: Sequence[str | None], parts: Sequence[str], *, per_stratum: int, seed: int
 ) -> list[int]:
-    """Places of the rows that stay.
+    """Positions of the rows that stay, in rising order.
 
     Of every stratum (class) of the training part at most ``per_stratum`` rows stay. Validation and test keep the same
     share of each stratum as training does, and at least one row, so that they stay representative of one another but
@@ -88,9 +88,6 @@ def dev_subset(
         parts: (N,), ``train``, ``validation`` or ``test``.
         per_stratum: at least 1.
         seed: chooses.
-
-    Returns:
-        Places in rising order.
     """
     places: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for place, (stratum, part) in enumerate(zip(strata, parts, strict=True)):

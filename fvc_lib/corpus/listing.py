@@ -117,25 +117,17 @@ def refuse_lost(
     root: Path, what: str, rejected: pl.DataFrame, num_used: int, max_rejected_share: float,
     no_loss: Iterable[str] = NOT_A_LOSS,
 ) -> None:  # fmt: skip
-    """Stop where nothing, or too little, is left of what a corpus lists.
+    """Raise ``DataError`` where nothing is left of what the corpus at ``root`` lists, or too little.
 
-    Args:
-        root: of the corpus, for the message.
-        what: one of what it lists.
-        rejected: REJECTED table.
-        num_used: how many are left.
-        max_rejected_share: the largest share that may be lost.
-        no_loss: reasons by which nothing is lost.
-
-    Raises:
-        DataError: none is left, or more than that share is lost.
+    ``what`` is one of what it lists, of which ``num_used`` are left; ``rejected`` (REJECTED) are the others. At most
+    ``max_rejected_share`` may be lost, where reasons in ``no_loss`` lose nothing.
     """
     lost = rejected.filter(~pl.col("reason").is_in(sorted(no_loss)))
     share = lost.height / max(1, lost.height + num_used)
     if num_used and share <= max_rejected_share:
         return
     shown = lost if lost.height else rejected
-    counts = counted(shown["reason"].to_list())
+    counts = counted(shown["reason"])
     reasons = ", ".join(f"{count:,} x {reason}" for reason, count in counts.items()) or "nothing rejected"
     remedies = " ".join(dict.fromkeys(_REMEDIES.get(reason, _REPAIR) for reason in counts))
     if not counts:
@@ -156,8 +148,7 @@ def counted(values: Iterable[str]) -> dict[str, int]:
 
 def some_of(names: Sequence[str], limit: int = 20) -> str:
     """The first of ``names``, quoted, and how many more there are."""
-    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(map(repr, names[:limit])) + more
+    return ", ".join(map(repr, names[:limit])) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
 
 
 def counts_text(values: Iterable[str], limit: int = 8) -> str:
@@ -375,12 +366,8 @@ def listing_of_rows(
     A source that carries two different labels is not used at all, also when only one of them is real or fake: a
     clip listed as both ``fake`` and ``debunked`` is not known to be either. An empty label disputes nothing.
 
-    Args:
-        files: of the corpus.
-        kind: name of the loader.
-        rows: all rows of the label source.
-        places: for each row the path of its file as table text, or why there is none.
-        rejections: receives every row that is not used.
+    ``rows`` are all of the label source, and ``places`` for each the path of its file as table text, or why there is
+    none; ``rejections`` receives every row that is not used, and ``kind`` is the name of the loader.
     """
     labels: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
@@ -484,7 +471,7 @@ def folders_of(folder: AnyPath) -> list[str]:
 
 def joined(*parts: str) -> str:
     """A path with '/' of those parts that are not empty."""
-    return "/".join(part for part in parts if part)
+    return "/".join(filter(None, parts))
 
 
 def parts_below(path: str, top: str) -> tuple[str, ...]:

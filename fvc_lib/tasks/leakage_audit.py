@@ -95,8 +95,8 @@ def _metadata_carriers(index: pl.DataFrame, predictions: pl.DataFrame) -> Iterat
     names = [name for name in (*controls.CATEGORIES, *controls.NUMBERS) if index[name].n_unique() > 1]
     alone = {name: _auc_of(controls.metadata_only(_only_column(index, name, names), folds)) for name in names}
     ranked = sorted(names, key=lambda name: -alone[name])
-    told = [f"{name} ({alone[name]:.2f})" for name in ranked[:_MOST_CARRIERS] if alone[name] >= _CARRIES_AUC]
-    carriers = ", ".join(told) or "no column by itself, only several together"
+    named = [f"{name} ({alone[name]:.2f})" for name in ranked[:_MOST_CARRIERS] if alone[name] >= _CARRIES_AUC]
+    carriers = ", ".join(named) or "no column by itself, only several together"
     yield "metadata_carriers", None, whole, f"What metadata tells is carried by {carriers}; AUC of each alone.", None
 
 
@@ -110,7 +110,6 @@ def _auc_of(scored: pl.DataFrame) -> float:
 
 
 def _joined(index: pl.DataFrame, links: pl.DataFrame) -> Iterator[Row]:
-    """What groups the videos are in, and what joined them."""
     sizes = index.group_by("group_id").agg(pl.len(), pl.col("label").n_unique().alias("labels"))
     largest = _counted(int(sizes["len"].max() or 0), "video")  # type: ignore[arg-type]
     found = f"{_counted(index.height, 'video')} in {_counted(sizes.height, 'group')}, the largest of {largest}"
@@ -239,7 +238,6 @@ def _opened_before(before: EarlierOpenings) -> Row:
 
 
 def _claims(predictions: pl.DataFrame, config: RunConfig) -> Iterator[Row]:
-    """What the same predictions would have been made to say."""
     if predictions["fold"].n_unique() < 2:
         return
     honest, low, high = _auc(predictions, "group_id", config)

@@ -84,8 +84,7 @@ def main(run_dir: Path, fold: int | None, stage: str) -> None:
 
 
 def _run(run_dir: Path, stage: str, fold: int | None) -> int:
-    """The exit code."""
-    asked: list[int] = []
+    signals: list[int] = []
     reports: RankReports | None = None
     launch = Launch.of_environment()
     try:
@@ -102,11 +101,11 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
         ):
             # Until here a signal ends the process: there was nothing to save, and a rank might wait for another.
             for number in (signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(number, lambda number, frame: asked.append(number))
+                signal.signal(number, lambda number, frame: signals.append(number))
             if reports is not None:
                 reports.ready()
             training_of(stage)(
-                paths, config, fold, metric_log=metrics, memory=memory, progress=progress, stop=lambda: bool(asked),
+                paths, config, fold, metric_log=metrics, memory=memory, progress=progress, stop=lambda: bool(signals),
                 ranks=ranks,
             )  # fmt: skip
     except FvcError as error:

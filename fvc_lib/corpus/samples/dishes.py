@@ -24,6 +24,8 @@ from fvc_lib.services.atomic_files import AnyPath
 # are drawn alike for all foods, and the pieces cover one area. Arithmetic is element-wise only, as in ``scenes``.
 
 SIDE_PIXELS = 96
+# (S,), the middles of the pixels along a side of the picture, from -1 to 1.
+_STEPS = (np.arange(SIDE_PIXELS, dtype=np.float32) + np.float32(0.5)) * np.float32(2 / SIDE_PIXELS) - 1
 
 Field = npt.NDArray[np.float32]  # (H, W)
 Colour = tuple[float, float, float]
@@ -94,20 +96,20 @@ SHAPES: dict[str, Callable[[Field, Field], Field]] = {
 
 def _look(dish: Dish) -> _Look:
     rng = generator_for("dish", dish.name)
+
+    def one_of(colours: tuple[Colour, ...]) -> Colour:
+        return colours[int(rng.integers(len(colours)))]
+
     return _Look(
         shape=SHAPES[dish.food],
         pieces=_scattered(dish.num_pieces, rng),
         berries=_at_rim(dish.num_berries, rng),
-        food=_one_of(_FOOD_COLOURS, rng),
-        plate=_one_of(_PLATE_COLOURS, rng),
-        table=_one_of(_TABLE_COLOURS, rng),
-        berry=_one_of(_BERRY_COLOURS, rng),
+        food=one_of(_FOOD_COLOURS),
+        plate=one_of(_PLATE_COLOURS),
+        table=one_of(_TABLE_COLOURS),
+        berry=one_of(_BERRY_COLOURS),
         is_round=bool(rng.random() < 0.5),
     )
-
-
-def _one_of(colours: tuple[Colour, ...], rng: np.random.Generator) -> Colour:
-    return colours[int(rng.integers(len(colours)))]
 
 
 def _scattered(count: int, rng: np.random.Generator) -> tuple[tuple[float, float, float], ...]:
@@ -148,17 +150,11 @@ def _draw(look: _Look, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
 
 def _plate_coordinates(rng: np.random.Generator) -> tuple[Field, Field, np.float32]:
     """Coordinates (H, W) in radii of the plate, and how many of those a pixel is wide."""
-    steps = _steps()
     angle, scale, tilt = rng.uniform(0, 2 * math.pi), rng.uniform(1.02, 1.16), rng.uniform(1.0, 1.12)
-    across = (steps[None, :] - np.float32(rng.uniform(-0.1, 0.1))) * np.float32(scale)
-    down = (steps[:, None] - np.float32(rng.uniform(-0.1, 0.1))) * np.float32(scale * tilt)
+    across = (_STEPS[None, :] - np.float32(rng.uniform(-0.1, 0.1))) * np.float32(scale)
+    down = (_STEPS[:, None] - np.float32(rng.uniform(-0.1, 0.1))) * np.float32(scale * tilt)
     cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
     return cosine * across - sine * down, sine * across + cosine * down, np.float32(2 * scale / SIDE_PIXELS)
-
-
-def _steps() -> Field:
-    """(S,), the middles of the pixels along a side of the picture, from -1 to 1."""
-    return (np.arange(SIDE_PIXELS, dtype=np.float32) + np.float32(0.5)) * np.float32(2 / SIDE_PIXELS) - 1
 
 
 def _grain(x: Field, y: Field, rng: np.random.Generator) -> Field:
@@ -191,9 +187,8 @@ def _paint(canvas: Field, distance: Field, colour: tuple[float, ...], blur: np.f
 
 
 def _exposed(canvas: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    ramp = _steps()
     slope_x, slope_y = rng.uniform(-0.2, 0.2, 2).astype(np.float32)
-    light = np.float32(rng.uniform(0.7, 1.1)) * (1 + slope_x * ramp[None, :] + slope_y * ramp[:, None])
+    light = np.float32(rng.uniform(0.7, 1.1)) * (1 + slope_x * _STEPS[None, :] + slope_y * _STEPS[:, None])
     warmth = np.float32(rng.uniform(-0.08, 0.08))
     tint = np.array([1 + warmth, 1, 1 - warmth], dtype=np.float32)
     noise = rng.normal(0, rng.uniform(2, 7), canvas.shape).astype(np.float32)
@@ -297,13 +292,13 @@ def generate_sample_dishes(
         The path of ``manifest.csv``: columns path, class, group and ``TARGETS``; an empty cell is not known.
     """
     plan = plan_dishes()
-    files = [PlannedFiles(planned.paths, partial(_photographs, planned)) for planned in plan]
+    files = [PlannedFiles(planned.paths, partial(_photographs, planned.dish)) for planned in plan]
     manifest = manifest_text(plan)
     return generate(Path(folder), "sample_dishes", CORPUS_VERSION, files, _NOTICE_TEXT, manifest, progress, stop)
 
 
-def _photographs(planned: PlannedDish) -> list[bytes]:
-    return [photograph(planned.dish, number) for number in range(len(planned.paths))]
+def _photographs(dish: Dish) -> list[bytes]:
+    return [photograph(dish, number) for number in range(PHOTOGRAPHS_PER_DISH)]
 
 
 def manifest_text(plan: Sequence[PlannedDish]) -> str:

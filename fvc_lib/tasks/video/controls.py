@@ -4,7 +4,7 @@ Each gives every video an out-of-fold score and threshold. The threshold is the 
 best one for balanced accuracy when the score is a calibrated probability.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-
-if TYPE_CHECKING:
-    from sklearn.ensemble import HistGradientBoostingClassifier
 
 SCORED_COLUMNS = ("video_id", "group_id", "label", "fold", "score", "threshold")
 
@@ -186,7 +183,7 @@ def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> Float
     return np.array([codes.get(value, np.nan) for value in column])
 
 
-def _boosting(num_training: int) -> "HistGradientBoostingClassifier":
+def _boosting(num_training: int) -> Any:
     """Small trees with leaves of at least a tenth of few videos: with 50 videos the default of 20 allows one split."""
     from sklearn.ensemble import HistGradientBoostingClassifier  # a second to load, for a stage that only looks up
 

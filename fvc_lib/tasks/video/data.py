@@ -24,7 +24,6 @@ from fvc_lib.video.clips.shards import ClipShards, shards_folder
 from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, note_use
 
 _logger = logging.getLogger(__name__)
-LABEL_NUMBERS = {label: number for number, label in enumerate(LABELS)}
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[C
     """Rows for ``videos`` (columns ``video_id``, ``label``): originals, and so many augmented copies of each."""
     pairs = videos.sort("video_id").select("video_id", "label").iter_rows()
     return tuple(
-        ClipRow(video_id, index, LABEL_NUMBERS[label])
+        ClipRow(video_id, index, LABELS.index(label))
         for video_id, label in pairs
         for index in range(augmentations_per_video + 1)
     )

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from fvc_lib.metrics.captions import (
-    bleu4_measure,
-    content_word_recall,
-    content_words,
-    exact_match,
-    mean_measure,
-    token_f1,
-)
+from fvc_lib.metrics import captions as captioning
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
 from fvc_lib.metrics.intervals import intervals_over_groups
 from fvc_lib.services import tables
@@ -137,8 +130,8 @@ def _direction_rows(direction: str, ranks: pl.DataFrame, found: "RetrievalMetric
             "20_video_text: run it again."
         )
     rank = ranks["rank"].to_numpy()
-    measures = {f"recall@{k}": mean_measure(f"recall@{k}", rank <= k) for k in config.recall_at}
-    measures |= {"mrr": mean_measure("mrr", 1 / rank), "mean_rank": mean_measure("mean_rank", rank)}
+    of_queries = {f"recall@{k}": rank <= k for k in config.recall_at} | {"mrr": 1 / rank, "mean_rank": rank}
+    measures = {name: captioning.mean_measure(name, values) for name, values in of_queries.items()}
     groups = ranks["group_id"].to_list()
     rows = _measured_rows(MODEL, direction, measures, groups, config)
     sizes = ranks.height, len(set(groups))
@@ -151,21 +144,20 @@ def _direction_rows(direction: str, ranks: pl.DataFrame, found: "RetrievalMetric
 def _caption_rows(pairs: pl.DataFrame, captions: pl.DataFrame, config: RunConfig) -> list[Row]:
     trained = pairs.filter(pl.col("part") == "train")["text"]
     commonest = trained.value_counts().sort("count", "text", descending=[True, False])["text"][0]
-    content = content_words(trained.to_list())
+    content = captioning.content_words(trained.to_list())
     references = [text.split("\n") for text in captions["references"]]
     groups = captions["group_id"].to_list()
     written = {MODEL: captions["caption"].to_list(), MOST_FREQUENT_CAPTION: [commonest] * captions.height}
     rows: list[Row] = []
     for source, texts in written.items():
         both = list(zip(texts, references, strict=True))
-        measures = {
-            "token_f1": mean_measure("token_f1", [token_f1(*each) for each in both]),
-            "content_word_recall": mean_measure(
-                "content_word_recall", [content_word_recall(*each, content) for each in both]
-            ),
-            "exact_match": mean_measure("exact_match", [exact_match(*each) for each in both]),
-            "bleu4": bleu4_measure(texts, references),
+        of_videos = {
+            "token_f1": [captioning.token_f1(*each) for each in both],
+            "content_word_recall": [captioning.content_word_recall(*each, content) for each in both],
+            "exact_match": [captioning.exact_match(*each) for each in both],
         }
+        measures = {name: captioning.mean_measure(name, values) for name, values in of_videos.items()}
+        measures["bleu4"] = captioning.bleu4_measure(texts, references)
         rows += _measured_rows(source, CAPTION_SUBJECT, measures, groups, config)
     return rows
 

@@ -23,7 +23,7 @@ from fvc_lib.metrics.retrieval import RetrievalMetrics, retrieval_metrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.tasks.video.data import ClipSource
-from fvc_lib.video.clips.making import make_originals
+from fvc_lib.video.clips import making
 from fvc_lib.video.clips.store import ClipStore
 
 _logger = logging.getLogger(__name__)
@@ -61,8 +61,10 @@ def make_clips(
         if stop is not None and done < total and stop():
             raise StoppedError(f"stopped after the clips of {done} of {total} videos; run it again to go on.")
 
-    store = ClipStore.of(config)
-    report = make_originals(store, videos, video_text_root(config), progress=watched, workers=config.probe_workers)
+    store, unlabelled = ClipStore.of(config), videos.with_columns(label=pl.lit(""), group_id=pl.lit(""))
+    report = making.make_clips(
+        store, unlabelled, video_text_root(config), 0, None, progress=watched, workers=config.probe_workers
+    )
     for video_id, reason in report.failed:
         _logger.warning("video %s has no clip and takes no part: %s", video_id, reason)
     if len(report.failed) > config.max_rejected_share * videos.height:
@@ -188,9 +190,7 @@ class PreparedSamples:
     beside: Mapping[str, Tensor]
     hidden: HiddenFrames | None = None
 
-    @property
-    def classes(self) -> None:
-        """There are none."""
+    classes = None  # there is nothing to draw evenly from
 
     def __len__(self) -> int:
         return len(self.data)

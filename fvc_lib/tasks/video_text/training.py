@@ -33,13 +33,7 @@ from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 from fvc_lib.tasks.video.data import ClipSource
 from fvc_lib.tasks.video_text import task as video_text
-from fvc_lib.tasks.video_text.task import (
-    PreparedSamples,
-    RetrievalSet,
-    RetrievalSettings,
-    VideoTextOutputs,
-    VideoTextTask,
-)
+from fvc_lib.tasks.video_text.task import RetrievalSet, RetrievalSettings, VideoTextOutputs, VideoTextTask
 from fvc_lib.video.clips.store import ClipStore
 
 _logger = logging.getLogger(__name__)
@@ -155,7 +149,7 @@ class VideoTextParts:
         """The pairs of train, validation or test."""
         return self.pairs.filter(pl.col("part") == part)
 
-    def samples(self, part: str, config: RunConfig) -> PreparedSamples:
+    def samples(self, part: str, config: RunConfig) -> video_text.PreparedSamples:
         """The samples of a part, in the order of ``of(part)``."""
         pairs = self.of(part)
         data = video_text.VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens)
@@ -163,7 +157,7 @@ class VideoTextParts:
         if config.masked_weight:
             num_hidden = video_text.num_hidden_frames(config.num_frames, config.masked_share)
             hidden = video_text.HiddenFrames(config.num_frames, num_hidden, stable_seed(STAGE, config.seed))
-        return PreparedSamples(data, _beside(pairs, config), hidden)
+        return video_text.PreparedSamples(data, _beside(pairs, config), hidden)
 
 
 def read_parts(

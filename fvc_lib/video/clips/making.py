@@ -128,16 +128,6 @@ def make_clips(
     return ClipReport(made, len(table) - made, tuple(failed[position] for position in sorted(failed)))
 
 
-def make_originals(store: ClipStore, videos: pl.DataFrame, corpus_root: AnyPath, **options: Any) -> ClipReport:
-    """Make the original clip of every video that has none, for tasks without labels and augmented copies.
-
-    ``videos`` has the columns ``video_id``, ``path`` and ``content_sha256``, one row per video. Options and errors are
-    those of ``make_clips``. What ``progress`` raises ends the work, and what was made stays.
-    """
-    unlabelled = videos.with_columns(label=pl.lit(""), group_id=pl.lit(""))
-    return make_clips(store, unlabelled, corpus_root, 0, None, **options)
-
-
 def _videos(store: ClipStore, index: pl.DataFrame, numbers: range) -> Iterator[_Video]:
     columns = index.select("video_id", "path", "label", "group_id", "content_sha256")
     for position, values in enumerate(columns.iter_rows()):

@@ -2,18 +2,9 @@
 
 from pathlib import Path
 
+from fvc_lib.corpus import listing
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, SPLIT_COLUMNS, SUFFIXES, cell_text, file_rows, read_label_table
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    CorpusLoader,
-    Entry,
-    Listing,
-    Rejections,
-    counts_text,
-    listing_of_rows,
-    refuse_unused_labels,
-    stated_label,
-)
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
@@ -41,22 +32,22 @@ def read_manifest(manifest: AnyPath) -> Listing:
             f"of all its videos. To go on without it, rename the column, such as to 'official_{split.lower()}'."
         )
     table.refuse_misspelt(("path", "video_path", "label", *GROUP_COLUMNS, "manipulation", "platform"))
-    refuse_unused_labels(table.name, (cells[label] for _, cells in table.records([label], Rejections())))
+    listing.refuse_unused_labels(table.name, (cells[label] for _, cells in table.records([label], Rejections())))
     rows, places = [], []
     for row in file_rows(table, files, rejections, path, [label, group, "manipulation", "platform"]):
-        stated = stated_label(row.cells[label])
-        told = [cell_text(row.cells, column) for column in (group, "manipulation", "platform")]
-        rows.append(Entry(row.path, stated, row.path, told[0], told[1], told[2], row.number, table.name))
+        stated = listing.stated_label(row.cells[label])
+        others = [cell_text(row.cells, column) for column in (group, "manipulation", "platform")]
+        rows.append(Entry(row.path, stated, row.path, *others, row.number, table.name))
         places.append(row.why_not() or row.path)
     if not any(row.label in LABELS for row in rows):
-        got = counts_text(row.label or "" for row in rows) or "no data row"
+        got = listing.counts_text(row.label or "" for row in rows) or "no data row"
         values = ("1", "0") if {row.label for row in rows} <= {"0", "1"} else ("...", "...")
         raise DataError(
             f"{manifest.name}: no row is labelled real or fake; got {got}. Fill the column 'label', or say what its "
             f'values mean, if it is this: label_map: {{"{values[0]}": fake, "{values[1]}": real}} in a params file, or '
             f"-p label_map {values[0]}=fake,{values[1]}=real."
         )
-    return listing_of_rows(files, "manifest", rows, places, rejections)
+    return listing.listing_of_rows(files, "manifest", rows, places, rejections)
 
 
 CORPORA.register(
