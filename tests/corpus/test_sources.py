@@ -193,10 +193,7 @@ class TestManifest:
             (("path", "group", "group_id", "label"), "mean the same"),
             (("path", "path", "label"), "exists twice"),
             (("path|label",), "wanted columns separated by comma, semicolon or tab"),
-            (
-                ("path", "label", "Split"),
-                "'Split'.*not used yet.*rename the column, such as to 'official_split'",
-            ),
+            (("path", "label", "Split"), "'Split'.*not used yet.*rename the column, such as to 'official_split'"),
             (("path", "label", "part"), "column 'part'.*not used yet"),
             (("path", "label", "Manipulaton"), "'Manipulaton' is not known. Did you mean 'manipulation'"),
             (("path", "label", "Group"), "'Group' is not known. Did you mean 'group'"),

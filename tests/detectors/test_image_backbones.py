@@ -239,9 +239,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"no weights at all", "pickle", {"a": 1}, {}],
-    ids=["empty", "text", "code", "numbers", "nothing"],
+    "content", [b"", b"no weights at all", "pickle", {"a": 1}, {}], ids=["empty", "text", "code", "numbers", "nothing"]
 )
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_a_file_that_holds_no_weights_is_refused_without_running_it(tmp_path, content, suffix):

@@ -25,9 +25,7 @@ def random_folds(draw: st.DrawFn) -> pl.DataFrame:
     """Any labels, groups within folds or not; at least two folds."""
     rows = draw(
         st.lists(
-            st.tuples(st.sampled_from(["real", "fake"]), st.integers(0, 5), st.integers(0, 2)),
-            min_size=4,
-            max_size=30,
+            st.tuples(st.sampled_from(["real", "fake"]), st.integers(0, 5), st.integers(0, 2)), min_size=4, max_size=30
         ).filter(lambda rows: len({fold for _, _, fold in rows}) > 1)
     )
     return pl.DataFrame(

@@ -22,11 +22,7 @@ def examine(path_text: str) -> dict[str, Any]:
     """
     path, began = Path(path_text), time.monotonic()
     found = probe_file(path_text)
-    answer = {
-        "probe": found.get("reason", "frames"),
-        "detail": found.get("detail", ""),
-        "decode": _decoded(path),
-    }
+    answer = {"probe": found.get("reason", "frames"), "detail": found.get("detail", ""), "decode": _decoded(path)}
     return answer | what_is_left() | {"seconds": time.monotonic() - began}
 
 

@@ -26,12 +26,7 @@ ALL = tuple(AUGMENTATIONS.names())
 
 
 def _store(folder: Path, **changes) -> ClipStore:
-    arguments = {
-        "num_frames": 4,
-        "fixed_size": 16,
-        "augmentation": AugmentationSettings(ALL),
-        **changes,
-    }
+    arguments = {"num_frames": 4, "fixed_size": 16, "augmentation": AugmentationSettings(ALL), **changes}
     return ClipStore(folder, **arguments)
 
 

@@ -214,8 +214,6 @@ def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits:
 
 @dataclass(frozen=True)
 class _Judge:
-    """Says which candidates show the same footage."""
-
     known: Places
     table: Hashes
     looks: SameFootage | None

@@ -122,7 +122,6 @@ def _lattice(height: int, width: int, period: int, amplitude: float) -> Plane:
 # The plan of the corpus. What a file's metadata shows is drawn without regard to the label, and not dealt in equal
 # shares: a cross-validated classifier of perfectly balanced metadata scores far below chance (AUC 0.2 to 0.3).
 
-
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "2"
 DESIGN_SEED = 15

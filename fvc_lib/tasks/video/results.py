@@ -131,10 +131,7 @@ def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
 
 
 def interval_rows(
-    scored: pl.DataFrame,
-    measures: Sequence[tuple[Metric, FloatArray]],
-    config: RunConfig,
-    scope: str = ALL_FOLDS,
+    scored: pl.DataFrame, measures: Sequence[tuple[Metric, FloatArray]], config: RunConfig, scope: str = ALL_FOLDS
 ) -> list[IntervalRow]:
     """(value, low, high, videos, groups) of each of ``measures``; all of them on the same draws of groups.
 
@@ -162,7 +159,6 @@ def interval_rows(
 def _source_rows(
     source: str, scored: pl.DataFrame, names: Sequence[str], config: RunConfig
 ) -> list[tuple[object, ...]]:
-    """RESULTS rows of one source: over all folds, by video and by group, then fold by fold."""
     per_fold = {
         int(key[0]): _fold_values(part, names)
         for key, part in scored.sort("fold").group_by("fold", maintain_order=True)
@@ -322,7 +318,6 @@ def _by_value(known: pl.DataFrame, column: str) -> Iterator[_Slice]:
 
 
 def _rows_of(part: _Slice, config: RunConfig) -> Iterator[tuple[object, ...]]:
-    """SLICES rows of one slice."""
     rows = part.rows
     groups = {label: rows.filter(pl.col("label") == label)["group_id"].n_unique() for label in LABELS}
     numbers = [int((rows["label"] == label).sum()) for label in LABELS]

@@ -100,7 +100,6 @@ def fold_training(paths: RunPaths, config: RunConfig, fold: int) -> Training[Tra
 
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
-    """Telling the training part's classes apart, judged on the inner validation part."""
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
     training, validation = ClipDataset(source, clips.train), ClipDataset(source, clips.validation)
     return VideoTask(training, validation, model=config.model, weights=weights)
@@ -155,10 +154,7 @@ def score(trained: TrainedNetwork, clips: FoldClips, recorded: RecordedSelection
     logits = test.logits + chosen.prior_logit
     scores = probabilities(logits, chosen.temperature)
     decisions = decide(scores, chosen.threshold)
-    measured = {
-        "roc_auc": roc_auc(test.labels, scores),
-        "balanced_accuracy": balanced_accuracy(test.labels, decisions),
-    }
+    measured = {"roc_auc": roc_auc(test.labels, scores), "balanced_accuracy": balanced_accuracy(test.labels, decisions)}
     trained.log("test", measured)
     summary = TrainingSummary(
         **{**trained.record(), "best_epoch": chosen.best_epoch},
@@ -170,7 +166,6 @@ def score(trained: TrainedNetwork, clips: FoldClips, recorded: RecordedSelection
 
 
 def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow]) -> BinaryScores:
-    """On every rank all of them."""
     scores = BinaryScores()
     trained.predict(ClipDataset(source, rows), scores)
     return scores

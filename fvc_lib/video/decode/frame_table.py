@@ -345,7 +345,6 @@ def _end_of_samples(file: _File, boxes: dict[bytes, _Box], sizes: npt.NDArray[An
 
 # Whether a file is shorter than its container says: how a cut AVI or Matroska file differs from a short video.
 
-
 # Writers round chunk sizes up; a difference this small is no lost frame.
 _SLACK_BYTES = 16
 _EBML_HEADER = b"\x1a\x45\xdf\xa3"

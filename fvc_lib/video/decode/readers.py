@@ -334,7 +334,6 @@ def _take(frames: list[VideoFrame], group: _Group, sink: FrameSink) -> bool:
 
 # Decoding a video from its first packet to its last: the slow and sure way, and the only one to count frames by.
 
-
 # What ffmpeg assumes where neither the container nor the bitstream states a rate.
 _ASSUMED_RATE = Fraction(25)
 # Decoders that start anywhere and predict the first frames from grey, where others wait for a keyframe.

@@ -26,7 +26,6 @@ from fvc_lib.services.errors import FvcError
 
 # What a file is that is named like a video and is none: told by its first bytes, with what to do about it.
 
-
 _AGAIN = "Download the video again and look at what the server answers."
 _HTML = rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?<(!doctype html|html|head|body|script)"
 _ARCHIVE = rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!|BZh\d|\xfd7zXZ"
@@ -55,7 +54,6 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
 
 
 # What can be wrong with a video file. Each error names the file, a short reason for counting, and the remedy.
-
 
 # ruff: noqa: N818 - the class says what the video is; "UnreadableVideoError" would say no more
 

@@ -26,7 +26,6 @@ from fvc_lib.services.errors import FvcError
 # Whether the data of a JPEG file are whole. Pillow passes over what libjpeg only warns of: a file whose tail is zeros
 # or whose middle is lost decodes without an error into a picture that is partly grey.
 
-
 # Any marker but stuffed bytes (FF 00), fill bytes (FF FF) and restarts (FF D0 - FF D7); ITU-T T.81, B.1.1.
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 _END_OF_IMAGE = b"\xd9"
@@ -71,7 +70,6 @@ def damage_in_scan(content: bytes) -> str:
 
 
 # ruff: noqa: N818 - as in video.errors: the class says what the file is
-
 
 Picture = npt.NDArray[np.uint8]  # (H, W, 3), RGB
 

@@ -36,8 +36,8 @@ def read_manifest(manifest: AnyPath) -> Listing:
     rows, places = [], []
     for row in file_rows(table, files, rejections, path, [label, group, "manipulation", "platform"]):
         stated = listing.stated_label(row.cells[label])
-        others = [cell_text(row.cells, column) for column in (group, "manipulation", "platform")]
-        rows.append(Entry(row.path, stated, row.path, *others, row.number, table.name))
+        also = [cell_text(row.cells, column) for column in (group, "manipulation", "platform")]
+        rows.append(Entry(row.path, stated, row.path, also[0], also[1], also[2], row.number, table.name))
         places.append(row.why_not() or row.path)
     if not any(row.label in LABELS for row in rows):
         got = listing.counts_text(row.label or "" for row in rows) or "no data row"
