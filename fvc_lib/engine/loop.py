@@ -36,7 +36,7 @@ from fvc_lib.engine.task import (
 )
 from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch
 from fvc_lib.services.checkpoint_files import CheckpointFolder
-from fvc_lib.services.errors import DataError, FvcError, StoppedError
+from fvc_lib.services.errors import DataError, FvcError, StoppedError, command_text
 from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy, memory_advice
 
 MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
@@ -171,6 +171,7 @@ class Engine:
         seed = stable_seed("engine", self.settings.seed)
         with forked_random_state(seed, self.compute.device), devices.deterministic_algorithms(self.compute.device):
             self._set_up()
+            self._progress(self.state.step, self._total_steps)  # from here on batches are in memory
             while not self.state.finished:
                 try:
                     self._train_epoch()
@@ -453,7 +454,7 @@ class Engine:
             self._checkpoints.finish()
             raise StoppedError(
                 f"stopped as asked after step {self.state.step} of {self._total_steps}; the state is saved: "
-                "resume with run_notebooks.py --resume latest."
+                f"resume with {command_text('--resume', 'latest')}"
             )
 
     def _save_if_possible(self) -> None:

@@ -30,7 +30,7 @@ from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecor
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder, CheckpointMismatchError
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.errors import StoppedError, command_text
 from fvc_lib.services.memory_budget import peak_rss_bytes
 from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths, stage_key
@@ -350,7 +350,7 @@ def train(
 
     asked = stop is not None and stop()  # first of all, because from then on a signal only sets a flag
     if any(wish for (wish,) in ranks.meet("begin", asked)):
-        raise StoppedError("stopped as asked before training: resume with run_notebooks.py --resume latest.")
+        raise StoppedError(f"stopped as asked before training: resume with {command_text('--resume', 'latest')}")
     compute = resolve_device(config.device, config.amp)
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
     trained: list[TrainedNetwork] = []

@@ -28,7 +28,7 @@ def test_every_step_and_epoch_is_logged(make_engine):
     engine = make_engine(progress=lambda done, planned: seen.append((done, planned)))
     state = engine.fit()
     assert state.step == 9  # 22 samples in effective batches of 8, 8 and 6, three times
-    assert seen == [*((step, 9) for step in range(1, 10)), (9, 9)]
+    assert seen == [*((step, 9) for step in range(10)), (9, 9)]
     for name in ("loss", "learning_rate", "gradient_norm"):
         assert len(engine.log.values("train", name)) == 9
     assert engine.log.values("train", "epoch_loss") == [record.train_loss for record in state.history]

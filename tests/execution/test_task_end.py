@@ -73,6 +73,7 @@ def test_after_a_kill_for_memory_less_is_tried_step_by_step(tmp_path):
     environ.clear()
     events.write_text('{"kind": "preflight", "details": {"micro_batch": 2}}\n{"torn')
     assert next_of() == "-p batch_size 1"
+    assert next_of(before) == next_of(StageStatus(state="failed", exit_code=137, oom_kills=1)) == "--mem=6G"
     crashed = StageStatus(state="failed", exit_code=138)
     assert next_of(crashed, num_workers=2) == "-p num_workers 0"
     assert next_of(crashed) is None

@@ -28,7 +28,7 @@ import torch
 from fvc_lib import CHECKOUT
 from fvc_lib.engine.distributed.ranks import RankLostError, error_named
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, StoppedError
+from fvc_lib.services.errors import FvcError, StoppedError, command_text
 from fvc_lib.services.memory_policy import DeviceMemory, EventDetail, MemoryObserver
 
 LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"
@@ -119,7 +119,9 @@ def run_ranks(
             while reader.take_from(reports):
                 pass
     if asked and not begun:
-        raise StoppedError("stopped as asked before the ranks had met: resume with run_notebooks.py --resume latest.")
+        raise StoppedError(
+            f"stopped as asked before the ranks had met: resume with {command_text('--resume', 'latest')}"
+        )
     codes = agent.result()
     if codes:
         raise _reason(reader.reasons, codes, log)
@@ -197,7 +199,7 @@ def _reason(reasons: Mapping[int, tuple[str, str]], codes: Mapping[int, int], lo
         _, name, message = min(told, key=lambda item: (item[1] == StoppedError.__name__, item[0]))
         return error_named(name, message)
     if next(iter(codes.values())) in _STOPPED:
-        return StoppedError("stopped as asked; resume with run_notebooks.py --resume latest.")
+        return StoppedError(f"stopped as asked; resume with {command_text('--resume', 'latest')}")
     # With SIGTERM torch's agent ends the others.
     killed = [
         f"rank {rank} was ended by {signal.Signals(-code).name}"

@@ -205,16 +205,15 @@ def _batch_in_use(stage: StageStatus, config: RunConfig, events: Path) -> int | 
 
     None: it had come to no batch yet.
     """
+    if not ((stage.last_step or "").startswith("steps") or stage.last_metric):
+        return None  # events may be of an earlier attempt, or of planning
     configured = config.batch_size or _USUAL_BATCH
-    rows = list(rows_from_the_end(events))
-    for row in rows:
+    for row in rows_from_the_end(events):
         details = row.get("details")
         batch = details.get("micro_batch") if isinstance(details, dict) else None
         if isinstance(batch, int) and batch > 0:
             return min(batch, configured)
-    # Without a preflight, which tells of it beforehand, nothing is said of the first batch.
-    began = (stage.last_step or "").startswith("steps") or stage.last_metric or (rows and not config.memory_preflight)
-    return configured if began else None
+    return configured
 
 
 def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from fvc_lib.corpus.folds import shuffle_labels_by_group, split_for_fold
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.errors import DataError, LeakageError, command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, read_table
 from fvc_lib.tasks.video.selection import RecordedSelection
@@ -296,7 +296,7 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource
     if gone:  # folds would train on different videos
         raise DataError(
             f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
-            f"{', '.join(gone[:5])}. Make them again: run_notebooks.py --from 03."
+            f"{', '.join(gone[:5])}. Make them again: {command_text('--from', '03', '--resume', 'latest')}"
         )
     if config.shuffled_label_control:
         shuffled = shuffle_labels_by_group(folds, stable_seed("control", config.seed))
