@@ -1,7 +1,5 @@
 """Numbers and names as a reader meets them: units, intervals, and text that stays text whatever it holds."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from html import escape
@@ -42,6 +40,12 @@ def metric_name(metric: str) -> str:
     if declared is None:
         return metric.replace("_", " ")
     return f"{declared.title} (nats)" if declared.unit == "nats" else declared.title
+
+
+def better_direction(metric: str) -> str:
+    """``lower`` or ``higher``; a metric that is not known here, of a foreign table, counts as the latter."""
+    declared = declaration(metric)
+    return (declared and declared.better) or "higher"
 
 
 def subject_name(subject: str) -> str:

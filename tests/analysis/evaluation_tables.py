@@ -1,7 +1,5 @@
 """Slices and an audit of a made-up run, in the shape that 05 writes; their numbers are computed, not chosen."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 

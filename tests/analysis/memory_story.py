@@ -1,9 +1,8 @@
 """Memory logs with a known story, written as the sampler writes them, for tests and for looking at figures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
@@ -35,7 +34,7 @@ class StoryWriter:
         highest_mb: float | None = None,
         reserved_mb: float | None = None,
         rss_mb: float | None = None,
-    ) -> StoryWriter:
+    ) -> Self:
         """``seconds`` after the last line, ``used_mb`` are in use."""
         self.pass_time(seconds)
         line = {
@@ -63,20 +62,20 @@ class StoryWriter:
         step: int | None = None,
         seconds: float = 0.0,
         **details: object,
-    ) -> StoryWriter:
+    ) -> Self:
         self.pass_time(seconds)
         line = {**self._stamp(phase, epoch, step), "kind": kind, "message": message, "details": details}
         self._append(self.run.memory_events(self.stage, self.fold), line)
         return self
 
-    def epochs(self, levels_mb: list[float], phase: str = "train", samples: int = 5) -> StoryWriter:
+    def epochs(self, levels_mb: list[float], phase: str = "train", samples: int = 5) -> Self:
         """One epoch at each level, its samples close around it."""
         for epoch, level in enumerate(levels_mb, start=1):
             for number in range(samples):
                 self.sample(level + (number % 3 - 1) * 0.5, phase, epoch=epoch, step=10 * epoch + number)
         return self
 
-    def resume(self, pause: float = 3600.0) -> StoryWriter:
+    def resume(self, pause: float = 3600.0) -> Self:
         """The stage was killed and is started again after ``pause`` seconds: the sampler's clock begins anew."""
         self.wall, self.clock = self.wall + pause, 0.0
         return self

@@ -1,7 +1,5 @@
 """Runs of the tasks image and video_text as their notebooks leave them, with made-up and partly hostile content."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A flipped bit in a finished stage's table is named with the stage, whoever reads it."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

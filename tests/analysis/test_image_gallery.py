@@ -1,7 +1,5 @@
 """Pictures in a record: small, each with its text, harmless whatever a file is called, and gone ones said to be so."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -141,11 +141,7 @@ def test_what_mlflow_would_refuse_of_a_run_is_named_in_the_notes(run):
     ("write", "model", "control"),
     [
         (write_image_run, "test/model/all/top1", "test/majority_class/all/top1"),
-        (
-            write_video_text_run,
-            "test/model/text_to_video/recall_x40_1",
-            "test/chance/text_to_video/recall_x40_1",
-        ),
+        (write_video_text_run, "test/model/text_to_video/recall_x40_1", "test/chance/text_to_video/recall_x40_1"),
     ],
 )
 def test_results_of_a_task_without_folds_stand_beside_their_controls(tmp_path, write, model, control):

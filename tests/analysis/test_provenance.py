@@ -1,7 +1,5 @@
 """How a run came about, on its page: as recorded, "not recorded" where it is not, and text only."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

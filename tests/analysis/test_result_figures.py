@@ -1,7 +1,5 @@
 """What the figures and tables of the results notebook show is what the predictions say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where a run stands, whatever its files say: "running" is believed of a lock that is held and of nothing else."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

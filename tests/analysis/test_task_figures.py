@@ -1,7 +1,5 @@
 """Figures and tables of the tasks image and video_text say what their tables hold, and hold on with strange content."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -69,10 +67,7 @@ FIGURES: dict[str, tuple[Callable[[], go.Figure], Callable[[], go.Figure]]] = {
         lambda: runs_beside_controls_figure([(HOSTILE, task_scores(RESULTS, "image"))]),
         lambda: runs_beside_controls_figure([("a run", task_scores(RESULTS.clear(), "image"))]),
     ),
-    "retrieval": (
-        lambda: found_within_figure(ranks_of(PAIRS)),
-        lambda: found_within_figure(ranks_of(PAIRS).clear()),
-    ),
+    "retrieval": (lambda: found_within_figure(ranks_of(PAIRS)), lambda: found_within_figure(ranks_of(PAIRS).clear())),
     "texts": (lambda: text_use_figure(PAIRS), lambda: text_use_figure(PAIRS.clear())),
 }
 

@@ -1,7 +1,5 @@
 """Runs of tasks without folds: their report, their row, the dashboard beside them, and why they are not compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +15,7 @@ from fvc_lib.analysis.memory.findings import run_memory
 from fvc_lib.analysis.mlflow.export import run_tags
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.pages.notebook_html import clean_html
-from fvc_lib.analysis.pages.report import interval_bar, summary_lines, write_run_report
-from fvc_lib.analysis.pages.runs_index import write_runs_index
+from fvc_lib.analysis.pages.report import interval_bar, summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.comparison import compare
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, runs_table, task_scores
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql

@@ -5,8 +5,6 @@ holds the same figures for the same defaults, and the controls only add to them.
 ``fvc_lib.analysis.figures.*`` registers; so a stage that shows the dashboard depends on their code.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -23,7 +21,6 @@ from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
 # --- Looking again and again while a run is at work, without keeping the kernel from anything else
-
 
 _AT_WORK = frozenset({"running", "waiting"})
 
@@ -75,7 +72,6 @@ def any_at_work(runs: Iterable[RunPaths]) -> bool:
 
 # --- A click on a fold in any figure of a live notebook, told to Python
 
-
 NO_FOLD = -1
 
 # Figures of the notebook's own plotly renderer tell Python nothing, and widgets of plotly weigh 5 MB each in a record.
@@ -124,7 +120,6 @@ def fold_clicks() -> Any:
 
 
 # --- The controls of the live dashboard
-
 
 _LABEL = {"description_width": "90px"}
 _MOST_ROWS = 6
@@ -290,11 +285,6 @@ def _laid_out(widgets: dict[str, Any]) -> Any:
     return ipywidgets.VBox([ipywidgets.Label(_HELP), lists, live, widgets["clicks"]])
 
 
-def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
-    """The dashboard over ``runs_dir``, a cell's last expression; ``UsageError`` where ``run`` names no one run."""
-    return Dashboard(Path(runs_dir), panels.default_selection(Path(runs_dir), run))
-
-
 class Dashboard:
     """Controls and the figures they redraw. ``selection`` says what is shown now."""
 
@@ -384,6 +374,11 @@ class Dashboard:
             if PLOTLY in bundle:
                 self._handles[number].update(_blank(bundle), raw=True)
             self._handles[number].update(bundle, raw=True)
+
+
+def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
+    """The dashboard over ``runs_dir``, a cell's last expression; ``UsageError`` where ``run`` names no one run."""
+    return Dashboard(Path(runs_dir), panels.default_selection(Path(runs_dir), run))
 
 
 def _blank(bundle: Bundle) -> Bundle:

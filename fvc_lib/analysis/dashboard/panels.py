@@ -6,8 +6,6 @@ nothing here names it. Headless, all panels are shown one after the other. Live,
 choice that it follows or a file that it reads has changed, so a slider answers at once however many runs are chosen.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,13 +15,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from pandera.polars import DataFrameSchema
 
 from fvc_lib.analysis.figures.theme import with_fold_highlighted
 from fvc_lib.analysis.pages.display import figure_bundle
 from fvc_lib.analysis.read.headline import run_marks, run_parameters, run_task
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, memory_samples, results, task_results
-from fvc_lib.analysis.read.records import read_tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.registry import Registry
@@ -109,9 +105,9 @@ def metric_options(run: RunPaths) -> tuple[list[str], list[int]]:
 
 # --- Panels
 
-
 Bundle = dict[str, Any]
 Shown = Any  # a figure, a table or a text; plotly has no types
+Draw = Callable[[Selection], Shown]
 
 METRICS, MEMORY = ("metrics",), ("memory",)
 TABLES = ("tables", "kfold_results.feather", "task_results.feather", "params.yaml")
@@ -131,7 +127,7 @@ class Panel:
 
     name: str
     at: float
-    draw: Callable[[Selection], Shown]
+    draw: Draw
     follows: tuple[str, ...] = ()
     reads: tuple[str, ...] = TABLES
     tasks: tuple[str, ...] = ()
@@ -156,19 +152,11 @@ class Panel:
 class PanelRegistry(Registry[Panel]):
     """The panels, registered by the functions that draw them."""
 
-    def register_panel(
-        self,
-        name: str,
-        *,
-        at: float,
-        follows: tuple[str, ...] = (),
-        reads: tuple[str, ...] = TABLES,
-        tasks: tuple[str, ...] = (),
-    ) -> Callable[[Callable[[Selection], Shown]], Callable[[Selection], Shown]]:
-        """Register the function below as a panel; ``Panel`` tells the arguments."""
+    def register_panel(self, name: str, *, at: float, **more: tuple[str, ...]) -> Callable[[Draw], Draw]:
+        """Register the function below as a panel; ``more`` are ``follows``, ``reads`` and ``tasks`` of ``Panel``."""
 
-        def registered(draw: Callable[[Selection], Shown]) -> Callable[[Selection], Shown]:
-            self.register(Panel(name, at, draw, follows, reads, tasks))
+        def registered(draw: Draw) -> Draw:
+            self.register(Panel(name, at, draw, **more))
             return draw
 
         return registered
@@ -198,20 +186,15 @@ def runs_alike(selection: Selection) -> tuple[RunPaths, ...]:
     return tuple(run for run in selection.runs if task_of(run) == task)
 
 
-def confidence_of(run: RunPaths) -> float:
-    """What the intervals in the run's tables were made with."""
-    asked = run_parameters(run).get("confidence")
-    return asked if isinstance(asked, float) else RunConfig().confidence
+def confidence_of(selection: Selection) -> float:
+    """What the intervals in the tables of the run in detail were made with."""
+    confidence = run_parameters(selection.detailed).get("confidence")
+    return confidence if isinstance(confidence, float) else RunConfig().confidence
 
 
-def table_of(run: RunPaths, path: Path, schema: DataFrameSchema) -> pl.DataFrame:
-    """A table of ``run`` with ``run_id`` in front; empty where it is missing or unreadable."""
-    return read_tables([(path_to_text(run.run_id), path)], schema).frame
-
-
-def task_results_of(selection: Selection) -> pl.DataFrame:
-    """The results of the run in detail, of a task without folds."""
-    return task_results([selection.detailed]).frame
+def table_of(selection: Selection, name: str) -> pl.DataFrame:
+    """A table (``queries.SQL_TABLES``) of the run in detail; empty where it is missing or unreadable."""
+    return SQL_TABLES[name]([selection.detailed]).frame
 
 
 def of_folds(selection: Selection, frame: pl.DataFrame) -> pl.DataFrame:

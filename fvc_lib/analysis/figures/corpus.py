@@ -3,8 +3,6 @@
 ``counts``, ``balance`` are answers of ``read.queries``; ``annotations``, ``links`` rows of the tables of that name.
 """
 
-from __future__ import annotations
-
 import plotly.graph_objects as go
 import polars as pl
 
@@ -12,7 +10,6 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.wording import count_text, figure_text, number_text
 
 # --- Figures of the data: what the index holds and how the folds came out
-
 
 _MOST_BARS = 14
 # Above the plot on the left; on the right it would lie under the figure's own buttons.

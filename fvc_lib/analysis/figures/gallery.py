@@ -1,7 +1,5 @@
 """Pictures in a record: small, each with what is known of it, and harmless whatever a file or a class is called."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence

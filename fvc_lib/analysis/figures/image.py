@@ -3,8 +3,6 @@
 ``images`` are rows of ``tables.IMAGES``, ``predictions`` of ``tables.IMAGE_PREDICTIONS``, where nothing else is said.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping
 
@@ -13,20 +11,11 @@ import plotly.graph_objects as go
 import polars as pl
 from plotly.subplots import make_subplots
 
-from fvc_lib.analysis.dashboard.panels import (
-    NOTHING,
-    PANELS,
-    Selection,
-    Shown,
-    confidence_of,
-    table_of,
-    task_results_of,
-)
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of, table_of
 from fvc_lib.analysis.figures import tasks, theme
 from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, number_text
-from fvc_lib.services import tables
 from fvc_lib.services.tables import PARTS
 
 _PART_COLORS = {"train": theme.SERIES[0], "validation": theme.SERIES[4], "test": theme.SERIES[1]}
@@ -320,47 +309,42 @@ def _add_panel(
 
 # --- Panels of the dashboard
 
-
 _CLASSES = (("all", "top1"), ("all", "top5"), ("all", "macro_f1"))
 
 
 @PANELS.register_panel("classes beside controls", at=21, tasks=("image",))
 def _classes_panel(selection: Selection) -> Shown:
-    run = selection.detailed
-    found = task_results_of(selection)
-    return tasks.beside_controls_figure(found, _CLASSES, counted=("image", "images"), confidence=confidence_of(run))
+    found, confidence = table_of(selection, "task_results"), confidence_of(selection)
+    return tasks.beside_controls_figure(found, _CLASSES, counted=("image", "images"), confidence=confidence)
 
 
 @PANELS.register_panel("targets beside the mean", at=22, tasks=("image",))
 def _target_errors_panel(selection: Selection) -> Shown:
-    found = task_results_of(selection)
+    found = table_of(selection, "task_results")
     # A corpus without numbers has no such panel; one whose results are to come has one that says so.
     if found.height and not found["subject"].str.starts_with("target:").any():
         return NOTHING
-    return tasks.target_errors_figure(found, confidence=confidence_of(selection.detailed))
+    return tasks.target_errors_figure(found, confidence=confidence_of(selection))
 
 
 @PANELS.register_panel("confusion", at=50, tasks=("image",))
 def _confusion_panel(selection: Selection) -> Shown:
-    run = selection.detailed
-    return confusion_figure(table_of(run, run.image_predictions, tables.IMAGE_PREDICTIONS))
+    return confusion_figure(table_of(selection, "image_predictions"))
 
 
 @PANELS.register_panel("classes", at=51, tasks=("image",))
 def _class_table_panel(selection: Selection) -> Shown:
-    table = tasks.class_table(task_results_of(selection))
+    table = tasks.class_table(table_of(selection, "task_results"))
     return HtmlTable(table, caption="Each class of the test part, the worst F1 first") if table.height else NOTHING
 
 
 @PANELS.register_panel("targets", at=52, tasks=("image",))
 def _targets_panel(selection: Selection) -> Shown:
-    run = selection.detailed
-    predicted = table_of(run, run.target_predictions, tables.TARGET_PREDICTIONS)
+    predicted, found = table_of(selection, "target_predictions"), table_of(selection, "task_results")
     if predicted.is_empty():
         return NOTHING
-    images = table_of(run, run.images, tables.IMAGES)
-    means = tasks.training_means(images, table_of(run, run.image_targets, tables.IMAGE_TARGETS))
-    return target_scatter_figure(predicted, task_results_of(selection), means, confidence=confidence_of(run))
+    means = tasks.training_means(table_of(selection, "images"), table_of(selection, "image_targets"))
+    return target_scatter_figure(predicted, found, means, confidence=confidence_of(selection))
 
 
 @PANELS.register_panel("batch sizes that fit", at=53, tasks=("image",))
@@ -374,6 +358,5 @@ def _resolutions_panel(selection: Selection) -> Shown:
 
 
 def _sweep_panel(selection: Selection, varied: str) -> Shown:
-    run = selection.detailed
-    sweep = table_of(run, run.batch_size_sweep, tables.BATCH_SIZE_SWEEP)
+    sweep = table_of(selection, "batch_size_sweep")
     return sweep_figure(sweep, varied) if (sweep["varied"] == varied).any() else NOTHING

@@ -4,8 +4,6 @@
 ``confidence`` is the coverage that the intervals were made with.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -15,34 +13,25 @@ import plotly.graph_objects as go
 import polars as pl
 import polars.selectors as cs
 
+from fvc_lib.analysis import wording
 from fvc_lib.analysis.dashboard import panels
-from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, value_label, videos_and_groups
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import headline
 from fvc_lib.analysis.read.comparison import Comparison, compare, difference_text, lines, p_text
 from fvc_lib.analysis.read.headline import Score
-from fvc_lib.analysis.read.queries import compare_runs, fold_table, parameter_differences, results as read_results
+from fvc_lib.analysis.read.queries import compare_runs, fold_table, parameter_differences
 from fvc_lib.analysis.read.records import run_names
-from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, number_text, source_name
+from fvc_lib.analysis.wording import better_direction, count_text, figure_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.declaration import UNCALIBRATED, declaration, direction
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import SLICES
 
 # --- Tables of a result: every metric by video and by group, and what each fold chose before it saw its test videos
 
-
 BY_VIDEO, BY_GROUP = "all", "all_by_group"
-
-
-def better_direction(metric: str) -> str:
-    """``lower`` or ``higher``; a metric that is not known here, of a foreign table, counts as the latter."""
-    try:
-        return direction(metric)
-    except ValueError:
-        return "higher"
 
 
 def metric_table(results: pl.DataFrame) -> pl.DataFrame:
@@ -74,7 +63,7 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
     rows = rows.with_columns(
         better=better,
         metric=pl.col("metric").map_elements(metric_name, return_dtype=pl.String),
-        source=pl.col("source").map_elements(source_name, return_dtype=pl.String),
+        source=pl.col("source").map_elements(wording.source_name, return_dtype=pl.String),
     )
     return rows.pivot("source", index=["metric", "better"], values="value")
 
@@ -104,9 +93,7 @@ def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int, int,
     )  # fmt: skip
 
 
-_INNER_SCHEMA = {
-    "fold": pl.Int64, "epoch": pl.Int64, "num_inner_videos": pl.Int64, "num_inner_groups": pl.Int64,
-}  # fmt: skip
+_INNER_SCHEMA = dict.fromkeys(("fold", "epoch", "num_inner_videos", "num_inner_groups"), pl.Int64)
 _METRIC_SCHEMA = {
     "metric": pl.String, "better": pl.String, "by_video": pl.String, "by_group": pl.String, "fold_mean": pl.Float64,
     "fold_std": pl.Float64,
@@ -209,7 +196,7 @@ def run_comparison_figure(comparison: pl.DataFrame, metric: str = headline.HEADL
 
 def _score_point(score: Score) -> go.Scatter:
     is_dishonest = score.source in headline.DISHONEST_CONTROLS
-    name = figure_text(source_name(score.source)) + "<br><i>not an honest split</i>" * is_dishonest
+    name = figure_text(wording.source_name(score.source)) + "<br><i>not an honest split</i>" * is_dishonest
     return interval_point(name, score, theme.MODEL if score.source == "model" else theme.CONTROL, hollow=is_dishonest)
 
 
@@ -231,7 +218,6 @@ def _counts(results: pl.DataFrame, confidence: float) -> str:
 
 
 # --- Every metric of the model in one figure: a vote for each video, and a vote for each group
-
 
 _VOTES = (
     (BY_VIDEO, "a vote for each video", theme.MODEL, False),
@@ -388,7 +374,6 @@ def _named(row: dict[str, object]) -> str:
 
 # --- What a careless split would have claimed, beside what this one claims; and the list of what was looked at
 
-
 _SHOWN = {
     "group_lookup_by_row": "Recognising groups, split by row",
     "group_lookup_by_group": "Recognising groups, split by group",
@@ -435,7 +420,6 @@ def failed_checks(audit: pl.DataFrame) -> list[str]:
 
 
 # --- Pairwise differences of runs as points with interval bars around zero
-
 
 _MOST_PAIRS = 20  # beyond that a chart is no longer read; the table has all
 
@@ -497,9 +481,9 @@ def _pairs_subtitle(comparison: Comparison, num_shown: int) -> str:
 
 @PANELS.register_panel("controls", at=10, tasks=("video",))
 def _controls_panel(selection: Selection) -> Shown:
-    run = selection.detailed
-    verdict = headline.run_verdict(run, headline.measured_scores(run, panels.task_of(run)))
-    return controls_figure(read_results([run]).frame, confidence=confidence_of(run), verdict=verdict)
+    verdict = headline.run_verdict(selection.detailed, headline.measured_scores(selection.detailed))
+    confidence = panels.confidence_of(selection)
+    return controls_figure(panels.table_of(selection, "results"), confidence=confidence, verdict=verdict)
 
 
 @PANELS.register_panel("folds", at=40, follows=("folds",), tasks=("video",))
@@ -513,8 +497,7 @@ def _folds_panel(selection: Selection) -> Shown:
 
 @PANELS.register_panel("slices", at=44, tasks=("video",))
 def _slices_panel(selection: Selection) -> Shown:
-    run = selection.detailed
-    return slices_figure(panels.table_of(run, run.slices, SLICES), confidence=confidence_of(run))
+    return slices_figure(panels.table_of(selection, "slices"), confidence=panels.confidence_of(selection))
 
 
 @PANELS.register_panel("runs", at=70, follows=("runs",), tasks=("video",))

@@ -8,8 +8,6 @@ within folds. Bands are pointwise, from the same draws of groups as the interval
 the bootstrap over groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -364,7 +362,6 @@ def _probabilities(logits: FloatArray) -> FloatArray:
 
 
 # --- Abstaining: the share of wrong decisions among the videos a run is surest of
-
 
 _GRID = np.linspace(0.05, 1.0, 96)
 

@@ -4,8 +4,6 @@
 ``confidence`` is the coverage that the intervals were made with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +11,8 @@ import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown, confidence_of, runs_alike, task_of
+from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown, confidence_of, runs_alike
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.figures.results import better_direction
 from fvc_lib.analysis.figures.theme import interval_point
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import MeasuredScores, Score, measured_scores, run_verdict
@@ -90,7 +87,7 @@ def model_score(results: pl.DataFrame, subject: str, metric: str) -> Score | Non
 
 def _best(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
     found = results.filter(pl.col("subject") == subject, pl.col("metric") == metric).drop_nulls("value")
-    found = found.sort("value", "source", descending=[better_direction(metric) == "higher", False])
+    found = found.sort("value", "source", descending=[wording.better_direction(metric) == "higher", False])
     return Score(*found.select("source", "value", "low", "high").row(0)) if found.height else None
 
 
@@ -150,7 +147,6 @@ def _named(name: str, model: Score, control: Score | None) -> list[tuple[str, Sc
 
 
 # --- How far predicted numbers are off, of all targets in one figure, beside what always says the mean
-
 
 _MOST_TARGETS = 12
 _LONGEST_TARGET = 24
@@ -234,7 +230,6 @@ def _number(value: float) -> str:
 
 # --- Tables of the tasks image and video_text: the data, every metric beside its controls, and what fits the machine
 
-
 _MODEL = "model"
 _DIGITS_WITH_UNIT = 2
 
@@ -301,7 +296,7 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
                 "of": wording.subject_name(subject),
                 "metric": wording.metric_name(metric),
                 "unit": first["unit"],
-                "better": better_direction(metric),
+                "better": wording.better_direction(metric),
             }
             | texts
             | {"num_samples": first["num_samples"], "num_groups": first["num_groups"]}
@@ -354,14 +349,13 @@ def _text(row: dict[str, Any] | None) -> str:
 
 # --- Panels of the dashboard
 
-
 _TASKS = ("image", "video_text")
 
 
 @PANELS.register_panel("standing", at=20, tasks=_TASKS)
 def _standing_panel(selection: Selection) -> Shown:
     run = selection.detailed
-    found = measured_scores(run, task_of(run))
+    found = measured_scores(run)
     verdict = run_verdict(run, found)
     table = pl.DataFrame({"standing": [verdict.standing], "in_words": [" ".join((verdict.sentence, *found.cautions))]})
     return HtmlTable(table, caption=f"{path_to_text(run.run_id)} beside what knows nothing of its test part")
@@ -371,7 +365,6 @@ def _standing_panel(selection: Selection) -> Shown:
 def _runs_panel(selection: Selection) -> Shown:
     named = dict(zip(selection.runs, map(path_to_text, run_names(selection.runs)), strict=True))
     alike = runs_alike(selection)
-    scored = [(named[run], measured_scores(run, task_of(run))) for run in alike]
-    return runs_beside_controls_figure(
-        scored, num_left_out=len(named) - len(alike), confidence=confidence_of(selection.detailed)
-    )
+    scored = [(named[run], measured_scores(run)) for run in alike]
+    left_out = len(named) - len(alike)
+    return runs_beside_controls_figure(scored, num_left_out=left_out, confidence=confidence_of(selection))

@@ -4,8 +4,6 @@ Colours are Okabe and Ito's, which stay apart for colour-blind readers ("Color U
 differs too, so a grey print still tells real from fake and model from control.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -120,7 +118,6 @@ def _wrapped(text: str, characters: int) -> tuple[str, int]:
 
 
 # --- What several figures of results are drawn with: a point with its interval, a band, a diagonal, and the n
-
 
 # A trace that shows one fold says so here, and whoever highlights a fold finds it in every figure.
 FOLD_KEY = "fold"

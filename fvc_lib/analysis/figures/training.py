@@ -1,7 +1,5 @@
 """Figures of a run while and after it trains: learning curves, memory, and the time of its stages."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -171,7 +169,6 @@ def _mode(points: pl.DataFrame) -> str:
 
 
 # --- Where a run's time went: its stages and their attempts over time, what ran at once, and what was waited for
-
 
 STATE_COLORS = {
     "done": theme.MODEL, "running": theme.REAL, "failed": theme.NOT_ABOVE_CONTROL,

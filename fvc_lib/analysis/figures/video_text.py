@@ -3,28 +3,17 @@
 ``ranks`` are rows of ``tables.RETRIEVAL_RANKS``, ``pairs`` of ``tables.VIDEO_TEXTS``.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.dashboard.panels import (
-    NOTHING,
-    PANELS,
-    Selection,
-    Shown,
-    confidence_of,
-    table_of,
-    task_results_of,
-)
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of, table_of
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.tasks import beside_controls_figure, metric_and_control_table
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.wording import count_text, figure_text
-from fvc_lib.services import tables
 
 DIRECTIONS = ("video_to_text", "text_to_video")
 _COLORS = {"video_to_text": theme.SERIES[0], "text_to_video": theme.SERIES[1]}
@@ -139,36 +128,32 @@ def _subtitle(ranks: pl.DataFrame) -> str:
 
 # --- Panels of the dashboard
 
-
 _SHOWN_CAPTIONS = 12
 
 
 @PANELS.register_panel("retrieval beside chance", at=23, tasks=("video_text",))
 def _retrieval_panel(selection: Selection) -> Shown:
-    run = selection.detailed
-    found = task_results_of(selection)
+    found, confidence = table_of(selection, "task_results"), confidence_of(selection)
     metrics = found.filter(pl.col("metric").str.starts_with("recall@"))["metric"].unique(maintain_order=True)
     shown = [(direction, metric) for direction in DIRECTIONS for metric in metrics]
-    return beside_controls_figure(found, shown, counted=("query", "queries"), confidence=confidence_of(run))
+    return beside_controls_figure(found, shown, counted=("query", "queries"), confidence=confidence)
 
 
 @PANELS.register_panel("ranks", at=55, tasks=("video_text",))
 def _ranks_panel(selection: Selection) -> Shown:
-    run = selection.detailed
-    return found_within_figure(table_of(run, run.retrieval_ranks, tables.RETRIEVAL_RANKS))
+    return found_within_figure(table_of(selection, "retrieval_ranks"))
 
 
 @PANELS.register_panel("caption metrics", at=56, tasks=("video_text",))
 def _caption_metrics_panel(selection: Selection) -> Shown:
-    table = metric_and_control_table(task_results_of(selection), ["captions"])
-    confidence = f"{confidence_of(selection.detailed):.0%} cluster-bootstrap intervals over groups"
+    table = metric_and_control_table(table_of(selection, "task_results"), ["captions"])
+    confidence = f"{confidence_of(selection):.0%} cluster-bootstrap intervals over groups"
     return HtmlTable(table, caption=f"Captions of the test part, with {confidence}") if table.height else NOTHING
 
 
 @PANELS.register_panel("captions", at=57, tasks=("video_text",))
 def _captions_panel(selection: Selection) -> Shown:
-    run = selection.detailed
-    captions = table_of(run, run.captions, tables.CAPTIONS)
+    captions = table_of(selection, "captions")
     if captions.is_empty():
         return NOTHING
     repeats = pl.col("references").str.split("\n").list.contains(pl.col("caption"))

@@ -1,7 +1,5 @@
 """Figures of where memory went: peaks per phase, growth per epoch, prediction beside measurement."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +13,6 @@ from fvc_lib.analysis.memory.findings import NEAR_LIMIT_PERCENT, PROCESS, Memory
 from fvc_lib.analysis.wording import count_text, duration_text, figure_text, megabytes_text
 
 # --- The look that figures of memory share: a colour for each phase, and the budget as a line where it is in sight
-
 
 PHASE_COLORS = {
     "setup": "#B8BDC4", "whole_stage": "#B8BDC4", "preflight": "#CC79A7", "fits": "#E3B5CF",
@@ -65,9 +62,8 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
     if found.peaks.is_empty():
         return theme.nothing_to_show("Memory by phase", "No memory samples are recorded.")
     rows = found.peaks.with_columns(pl.Series("name", map(_bar_name, found.peaks.iter_rows(named=True))))
-    bars = rows.group_by("name", maintain_order=True).agg(
-        pl.col("used_mb").max(), pl.col("phase").first(), pl.col("num_samples").sum()
-    )
+    of_bar = (pl.col("used_mb").max(), pl.col("phase").first(), pl.col("num_samples").sum())
+    bars = rows.group_by("name", maintain_order=True).agg(*of_bar)
     highest = max(bars["used_mb"].to_list())
     samples, stages = int(rows["num_samples"].sum()), rows.select("run_id", "stage", "fold").n_unique()
     figure = theme.figure(
@@ -78,7 +74,7 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
     )
     figure.add_trace(
         go.Bar(
-            x=bars["used_mb"].to_list(), y=_texts(bars["name"]), orientation="h",
+            x=bars["used_mb"].to_list(), y=list(map(figure_text, bars["name"])), orientation="h",
             marker={"color": [PHASE_COLORS.get(phase, theme.NEUTRAL) for phase in bars["phase"]]},
             text=[f" {megabytes_text(value)} " for value in bars["used_mb"]], cliponaxis=False,
             # At the foot of a long bar the text is clear of the budget's lines and of the marks.
@@ -92,7 +88,7 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
     if folds.height:
         figure.add_trace(
             go.Scatter(
-                x=folds["used_mb"].to_list(), y=_texts(folds["name"]), mode="markers", showlegend=False,
+                x=folds["used_mb"].to_list(), y=list(map(figure_text, folds["name"])), mode="markers", showlegend=False,
                 marker={"symbol": "line-ns-open", "size": 10, "color": theme.INK},
                 customdata=folds["fold"].to_list(), hovertemplate="fold %{customdata}: %{x:.0f} MB<extra></extra>",
             )
@@ -116,8 +112,7 @@ def growth_figure(found: MemoryFindings) -> go.Figure:
         "median of the samples of each epoch; lines: Theil-Sen slope without the first epoch",
     )
     for position, row in enumerate(judged.iter_rows(named=True)):
-        keys = ("run_id", "stage", "fold", "attempt", "place", "phase")
-        own = points.filter(pl.col(key).eq_missing(pl.lit(row[key])) for key in keys)
+        own = points.filter(_same({key: row[key] for key in ("run_id", "stage", "fold", "attempt", "place", "phase")}))
         leak = row["verdict"] == "leak"
         color, dash = (theme.NOT_ABOVE_CONTROL, "solid") if leak else theme.series_style(position)
         name = figure_text(_training_name(row, judged))
@@ -200,12 +195,7 @@ def _training_name(row: dict[str, Any], among: pl.DataFrame) -> str:
     return ", ".join(parts)
 
 
-def _texts(names: pl.Series) -> list[str]:
-    return [figure_text(name) for name in names]
-
-
 # --- One timeline of a whole run's memory: all stages end to end, with their phases, events and the budget
-
 
 _EVENT_STYLES = {
     "out_of_memory": ("x", theme.NOT_ABOVE_CONTROL),

@@ -1,11 +1,9 @@
 """Where a run's memory went: peaks, growth, every out-of-memory, what had been predicted, and a sentence on each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import polars as pl
@@ -19,7 +17,6 @@ from fvc_lib.services.memory_policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths
 
 # --- Whether a short, noisy series keeps growing: Theil and Sen's slope with Mann and Kendall's test
-
 
 # One warm-up epoch is left out, and below four points no order is rarer by chance than one in twenty.
 MIN_EPOCHS = 5
@@ -135,7 +132,7 @@ class MemoryFindings:
         work = self.peaks.filter(_IS_WORK)["used_mb"].max() or 0.0
         return highest if isinstance(highest, float) and isinstance(work, float) and highest > work else None
 
-    def of_the_work(self) -> MemoryFindings:
+    def of_the_work(self) -> Self:
         """The same without the peaks and spells of the preflight."""
         return replace(self, peaks=self.peaks.filter(_IS_WORK), near_limit=self.near_limit.filter(_IS_WORK))
 
@@ -163,16 +160,9 @@ def find(samples: Answer, events: Answer) -> MemoryFindings:
     """The findings of ``logs.read_samples`` and ``logs.read_events``."""
     usage = memory_usage(samples.frame)
     told = _in_whole_stages(events.frame, usage)
-    return MemoryFindings(
-        usage,
-        told,
-        phase_peaks(usage),
-        near_limit(usage, told),
-        epoch_growth(usage),
-        out_of_memory(told),
-        predictions(usage, told),
-        tuple(dict.fromkeys((*samples.notes, *events.notes))),
-    )
+    found = (phase_peaks(usage), near_limit(usage, told), epoch_growth(usage), out_of_memory(told))
+    notes = tuple(dict.fromkeys((*samples.notes, *events.notes)))
+    return MemoryFindings(usage, told, *found, predictions(usage, told), notes)
 
 
 def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
@@ -305,9 +295,7 @@ def out_of_memory(events: pl.DataFrame) -> pl.DataFrame:
         )
         kinds = later["kind"].to_list()
         until_next = later.head(kinds.index("out_of_memory") if "out_of_memory" in kinds else len(kinds))
-        rows.append(
-            {**{name: row.get(name) for name in _OUT_OF_MEMORY_SCHEMA}, "done": _what_was_done(row, until_next)}
-        )
+        rows.append({name: row.get(name) for name in _OUT_OF_MEMORY_SCHEMA} | {"done": _what_was_done(row, until_next)})
     return pl.DataFrame(rows, schema=_OUT_OF_MEMORY_SCHEMA)
 
 
@@ -375,7 +363,6 @@ def _what_was_done(event: dict[str, Any], until_next: pl.DataFrame) -> str:
 
 
 # --- What was found, one sentence each: the same in figures, notebook, report and terminal
-
 
 NO_SAMPLES = "No memory samples are recorded"
 
@@ -474,22 +461,28 @@ def out_of_memory_sentence(found: MemoryFindings) -> str:
 
 def prediction_sentence(found: MemoryFindings) -> str:
     """How far the preflight's prediction is from what was measured."""
-    rows = found.predictions.filter(pl.col("error_percent").is_not_null())
-    if rows.is_empty():
+    worst = _worst_prediction(found)
+    if worst is None:
         tried = "preflight" in found.events["kind"]
         told = "the preflight predicted nothing" if tried else "no preflight is recorded"
         told = "no training has been sampled yet" if found.predictions.height else told
         return f"Prediction and measurement cannot be compared: {told}"
-    worst = rows.sort(pl.col("error_percent").abs(), descending=True).row(0, named=True)
-    off = rows.filter("is_off").height
+    off = found.predictions.filter("is_off").height
     if not off:
         return f"The prediction is within {math.ceil(abs(worst['error_percent']))}% of what was measured"
-    how = "above" if worst["error_percent"] > 0 else "below"
-    return (
-        f"The prediction is off by more than {PREDICTION_TOLERANCE_PERCENT:.0f}% in {off} of "
-        f"{count_text(rows.height, 'training')}: {abs(worst['error_percent']):.0f}% {how} what was measured in "
-        f"{where_text(worst)}"
-    )
+    compared = count_text(found.predictions["error_percent"].count(), "training")
+    much = f"off by more than {PREDICTION_TOLERANCE_PERCENT:.0f}% in {off} of {compared}"
+    return f"The prediction is {much}: {_off_text(worst)} in {where_text(worst)}"
+
+
+def _worst_prediction(found: MemoryFindings) -> dict[str, Any] | None:
+    rows = found.predictions.drop_nulls("error_percent").sort(pl.col("error_percent").abs(), descending=True)
+    return rows.row(0, named=True) if rows.height else None
+
+
+def _off_text(prediction: Mapping[str, Any]) -> str:
+    error = prediction["error_percent"]
+    return f"{abs(error):.0f}% {'above' if error > 0 else 'below'} what was measured"
 
 
 def event_counts_sentence(found: MemoryFindings) -> str:
@@ -506,17 +499,13 @@ def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
     facts, peak = [], found.peak
     if peak is not None and peak["budget_mb"] is not None:
         place = "" if peak["place"] == PROCESS else f" on {peak['place']}"
-        told = f"{megabytes_text(peak['budget_mb'])}, {peak['usage_percent']:.1f}% used at most{place}"
-        facts.append(("Memory budget", told))
+        used = f"{peak['usage_percent']:.1f}% used at most{place}"
+        facts.append(("Memory budget", f"{megabytes_text(peak['budget_mb'])}, {used}"))
     if found.preflight_peak_mb is not None:
-        told = f"{megabytes_text(found.preflight_peak_mb)} while steps were measured before the training"
-        facts.append(("Measuring", told))
-    compared = found.predictions.filter(pl.col("error_percent").is_not_null())
-    if compared.height:
-        worst = compared.sort(pl.col("error_percent").abs(), descending=True).row(0, named=True)
-        how = "above" if worst["error_percent"] > 0 else "below"
-        told = f"{megabytes_text(worst['predicted_mb'])}, {abs(worst['error_percent']):.0f}% {how} what was measured"
-        facts.append(("Predicted peak", told))
+        what = "while steps were measured before the training"
+        facts.append(("Measuring", f"{megabytes_text(found.preflight_peak_mb)} {what}"))
+    if worst := _worst_prediction(found):
+        facts.append(("Predicted peak", f"{megabytes_text(worst['predicted_mb'])}, {_off_text(worst)}"))
     if found.out_of_memory.height:
         facts.append(("Out of memory", out_of_memory_sentence(found).removeprefix("Memory ran out ")))
     if found.leaks.height:

@@ -1,7 +1,5 @@
 """A run's memory, explained in a terminal: ``python -m fvc_lib.analysis.memory.report FILE|RUN``."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -20,7 +18,7 @@ from fvc_lib.analysis.memory.findings import PROCESS, MemoryFindings, phase_text
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import run_parameters
 from fvc_lib.analysis.read.logs import read_events, read_samples
-from fvc_lib.analysis.read.records import LogFile, read_json_object
+from fvc_lib.analysis.read.records import LogFile, as_mapping, read_json_object
 from fvc_lib.analysis.wording import clean_text, count_text, duration_text, megabytes_text
 from fvc_lib.services.atomic_files import message_text, path_to_text
 from fvc_lib.services.errors import FvcError, UsageError
@@ -28,7 +26,6 @@ from fvc_lib.services.memory_policy import MEASURING, PREFLIGHT, next_settings
 from fvc_lib.services.run_paths import RunPaths, stage_key
 
 # --- Tables for people: one row per thing, with units in the headings
-
 
 NONE = "-"
 _MOST_ROWS = 24
@@ -124,9 +121,8 @@ def predictions_table(found: MemoryFindings) -> pl.DataFrame:
 
 
 def _context_path(row: Row) -> str:
-    if row["context_file"] is None:
-        return NONE
-    return f"memory/oom/{stage_key(row['stage'], row['fold'])}/{row['context_file']}"
+    path = f"memory/oom/{stage_key(row['stage'], row['fold'])}/{row['context_file']}"
+    return NONE if row["context_file"] is None else path
 
 
 def _sources(row: Row) -> str:
@@ -141,22 +137,16 @@ def _error(row: Row) -> str:
 
 # --- What held memory when it ran out, from the context files that an out-of-memory leaves
 
-
 _TENSORS = {
-    "stage": pl.String,
-    "shape": pl.String,
-    "dtype": pl.String,
-    "num_tensors": pl.Int64,
-    "total_bytes": pl.Int64,
-}
+    **dict.fromkeys(("stage", "shape", "dtype"), pl.String), **dict.fromkeys(("num_tensors", "total_bytes"), pl.Int64)
+}  # fmt: skip
 _MOST_TENSORS = 8
 
 
 def largest_tensors(run: RunPaths, found: MemoryFindings) -> pl.DataFrame:
     """The tensors that held most when memory ran out: ``stage shape dtype num_tensors total_bytes``, largest first.
 
-    Of each stage, shape and type the out-of-memory where they held most. Context files that are missing or unreadable
-    add no row.
+    Of each stage, shape and type the out-of-memory where they held most; a missing context file adds no row.
     """
     rows = [row for event in found.out_of_memory.iter_rows(named=True) for row in _tensors(run, event)]
     frame = pl.DataFrame(rows, schema=_TENSORS).sort("total_bytes", "stage", "shape", descending=[True, False, False])
@@ -167,8 +157,8 @@ def _tensors(run: RunPaths, event: dict[str, Any]) -> Iterator[dict[str, object]
     name = event["context_file"]
     if name is None or name != Path(name).name:  # a name from a log shall not lead out of its folder
         return
-    state = read_json_object(run.oom_contexts(event["stage"], event["fold"]) / name).get("state")
-    tensors = state.get("largest_tensors") if isinstance(state, dict) else None
+    state = as_mapping(read_json_object(run.oom_contexts(event["stage"], event["fold"]) / name).get("state"))
+    tensors = state.get("largest_tensors")
     for tensor in tensors if isinstance(tensors, list) else ():
         if isinstance(tensor, dict) and isinstance(tensor.get("total_bytes"), int):
             shape, count = tensor.get("shape"), tensor.get("count")
@@ -182,7 +172,6 @@ def _tensors(run: RunPaths, event: dict[str, Any]) -> Iterator[dict[str, object]
 
 
 # --- What to change after a look at a run's memory: advice with the numbers it rests on, most urgent first
-
 
 COMFORTABLE_PERCENT = 50.0  # below it there is room for more
 FULL_SHARE = 0.8  # a plan that fills more of the budget has no room for what was not foreseen
@@ -238,9 +227,10 @@ def _after_out_of_memory(found: MemoryFindings) -> list[Advice]:
 
 
 def _after_preflight(found: MemoryFindings) -> list[Advice]:
-    if not _was_lowered(found):
+    lowered = found.events.filter(_LOWERED).sort("micro_batch")
+    if lowered.is_empty():
         return []
-    row = found.events.filter(_LOWERED).sort("micro_batch").row(0, named=True)
+    row = lowered.row(0, named=True)
     batches, budget = f"{row['micro_batch_planned']} to {row['micro_batch']}", megabytes_text(row["budget_mb"])
     change = f"Fine as it is; for larger batches give more than {budget}."
     if found.near_limit.height and found.peak is not None:
@@ -263,7 +253,12 @@ def _after_leaks(found: MemoryFindings) -> list[Advice]:
 
 def _after_near_limit(found: MemoryFindings, asked: Mapping[str, object]) -> list[Advice]:
     peak = found.peak
-    if found.near_limit.is_empty() or found.out_of_memory.height or peak is None or _was_lowered(found):
+    if (
+        found.near_limit.is_empty()
+        or found.out_of_memory.height
+        or peak is None
+        or found.events.filter(_LOWERED).height
+    ):
         return []
     enough = _enough_text(peak)
     if not _trained(peak["phase"]):
@@ -319,10 +314,8 @@ def _smaller_request(found: MemoryFindings) -> list[Advice]:
 
 
 def _off_prediction(found: MemoryFindings) -> list[Advice]:
-    if found.predictions.filter("is_off").is_empty():
-        return []
     change = "Do not plan by the preflight here: plan by the measured peak."
-    return [Advice(findings.prediction_sentence(found) + ".", change)]
+    return [Advice(findings.prediction_sentence(found) + ".", change)] * bool(found.predictions["is_off"].any())
 
 
 def _child_processes(found: MemoryFindings, asked: Mapping[str, object]) -> list[Advice]:
@@ -349,10 +342,6 @@ def micro_batch(found: MemoryFindings, asked: Mapping[str, object]) -> int | Non
     return batch if isinstance(batch, int) and batch > 0 else None
 
 
-def _was_lowered(found: MemoryFindings) -> bool:
-    return found.events.filter(_LOWERED).height > 0
-
-
 def _enough_text(peak: Mapping[str, Any]) -> str:
     return f"a limit of {_request_text(peak['used_mb'] / FULL_SHARE)}"
 
@@ -368,7 +357,6 @@ def _request_text(megabytes: float) -> str:
 
 
 # --- Plain text: sentences, aligned tables and a timeline of block characters
-
 
 _SENTENCE_WIDTH = 102
 
@@ -416,10 +404,8 @@ def open_subject(path: Path) -> tuple[MemoryFindings, RunPaths, str]:
     samples = read_samples([LogFile.named(samples_path, run.run_id)])
     events = read_events([LogFile.named(events_path, run.run_id)] if events_path.is_file() else [], samples.frame)
     if samples.frame.is_empty() and samples_path.is_file() and samples_path.stat().st_size:
-        counted = " ".join(samples.notes) or "It holds nothing but blank lines."
-        raise UsageError(
-            f"{_shown(samples_path)} is no memory log: no line of it is a memory sample. {counted} {_WANTED}"
-        )
+        why = " ".join(samples.notes) or "It holds nothing but blank lines."
+        raise UsageError(f"{_shown(samples_path)} is no memory log: no line of it is a memory sample. {why} {_WANTED}")
     return findings.find(samples, events), run, f"Memory of {_shown(path)}"
 
 

@@ -9,8 +9,6 @@ stages); ``all/model/roc_auc`` with ``/low`` and ``/high`` for results over all 
 a control, ``outer_fold/model/roc_auc`` in a fold's own run; ``test/model/all/top1`` for a task without folds.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import importlib
@@ -21,6 +19,7 @@ import os
 import re
 import shlex
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,10 +34,9 @@ import polars as pl
 
 from fvc_lib import CHECKOUT
 from fvc_lib.analysis.read.headline import ReportHeadline, run_headline, run_parameters
-from fvc_lib.analysis.read.queries import learning_curves, predictions, results, task_results
-from fvc_lib.analysis.read.records import read_json_object, read_tables, run_status
+from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, results
+from fvc_lib.analysis.read.records import as_mapping, read_json_object, run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, source_name
-from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.redaction import REPLACEMENT, Redactor
@@ -46,7 +44,6 @@ from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING
 
 # --- What MLflow shall hold of a run, read from its folder without MLflow
-
 
 # MLflow's own limits of version 3 (mlflow.utils.validation): characters of a key, a parameter and a run's tag.
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6_000, 8_000
@@ -67,10 +64,10 @@ Times = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Content:
-    """One MLflow run as it shall be; ``status`` is MLflow's, and ``end_ms`` is None while it is running.
+    """One MLflow run as it shall be: ``end_ms`` is None while it runs, ``artifacts`` are contents by path.
 
-    ``points`` has ``key step timestamp value``, one row per key and step, in milliseconds, NaN where there is no
-    number; ``artifacts`` their content by path; ``notes`` say what MLflow takes differently or not at all.
+    ``points`` has ``key step timestamp value``, one row per key and step, in milliseconds, NaN for no number; ``notes``
+    say what MLflow takes differently or not at all.
     """
 
     name: str
@@ -98,15 +95,13 @@ class RunContent:
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of everything: MLflow is up to date when it holds this."""
-        told = [
-            [
-                each.name, each.status, each.start_ms, each.end_ms, dict(each.params), dict(each.tags),
-                hashlib.sha256(each.points.write_csv().encode()).hexdigest(),
-                {path: hashlib.sha256(content).hexdigest() for path, content in each.artifacts.items()},
-            ]
-            for each in (self.whole, *self.folds)
-        ]  # fmt: skip
-        return sha256_of_json(told)
+        parts = []
+        for each in (self.whole, *self.folds):
+            points = hashlib.sha256(each.points.write_csv().encode()).hexdigest()
+            files = {path: hashlib.sha256(content).hexdigest() for path, content in each.artifacts.items()}
+            named = [each.name, each.status, each.start_ms, each.end_ms, dict(each.params), dict(each.tags)]
+            parts.append([*named, points, files])
+        return sha256_of_json(parts)
 
 
 def run_content(run: RunPaths) -> RunContent:
@@ -122,41 +117,29 @@ def run_content(run: RunPaths) -> RunContent:
         _utc_ms(status.get("started_utc")) or _ms(curves.frame["ts"].min(), None),
         _utc_ms(status.get("finished_utc")) or _ms(curves.frame["ts"].max(), None),
     )
-    key = sha256_of_json([experiment, run_id])
     notes = [*curves.notes, *table.notes]
     if run_id != path_to_text(run.run_id):
         notes.insert(0, f"{run_id}: its folder is called {path_to_text(run.run_id)}; run.json says whose it is.")
-    whole = _whole(run, run_id, record, status, times, curves.frame, table.frame)
-    folds = _folds_begun(curves.frame, status)
     return RunContent(
         experiment=stored_text(experiment),
         run_id=run_id,
-        key=key,
-        whole=whole,
-        folds=tuple(_fold(run, fold, status, times, curves.frame, table.frame) for fold in folds),
+        key=sha256_of_json([experiment, run_id]),
+        whole=_whole(run, run_id, times, curves.frame, table.frame),
+        folds=tuple(
+            _fold(run, fold, status["stages"].get(stage_key(FOLD_TRAINING, fold)), times, curves.frame, table.frame)
+            for fold in _folds_begun(curves.frame, status)
+        ),
         notes=tuple(notes),
     )
 
 
-def _whole(
-    run: RunPaths,
-    run_id: str,
-    record: dict[str, Any],
-    status: dict[str, Any],
-    times: Times,
-    curves: pl.DataFrame,
-    table: pl.DataFrame,
-) -> Content:
-    of_task = task_results([run])
+def _whole(run: RunPaths, run_id: str, times: Times, curves: pl.DataFrame, table: pl.DataFrame) -> Content:
+    record, headline = read_json_object(run.run_json), run_headline(run)
     logged, end_ms = curves.filter(pl.col("fold").is_null()), times[1] or times[0]
-    points = [_log_points(logged, times[0]), _result_points(table, end_ms), _test_points(of_task.frame, end_ms)]
-    answers = {
-        "task_results": of_task,
-        "predictions": predictions([run]),
-        "slices": read_tables([("", run.slices)], tables.SLICES),
-        "leakage_audit": read_tables([("", run.leakage_audit)], tables.LEAKAGE_AUDIT),
-    }
+    answers = {name: SQL_TABLES[name]([run]) for name in ("task_results", "predictions", "slices", "leakage_audit")}
     frames = {"kfold_results": table, **{name: answer.frame for name, answer in answers.items()}}
+    points = [_log_points(logged, times[0]), _result_points(table, end_ms)]
+    points.append(_test_points(frames["task_results"], end_ms))
     notes = [note for answer in answers.values() for note in answer.notes]
     files = [run.report_html, run.params_yaml, run.run_json, run.status_json, run.code_patch]
     if not run.report_html.is_file():
@@ -165,15 +148,12 @@ def _whole(
     for name, frame in frames.items():
         if not frame.is_empty():  # as CSV, which MLflow's pages show as a table
             artifacts[f"tables/{name}.csv"] = frame.drop("run_id", strict=False).write_csv().encode()
-    tags = {**run_tags(run_headline(run), record), "fvc.run_id": run_id, **_not_finite(logged)}
-    return _content(run_id, status.get("state"), times, run_parameters(run), tags, points, artifacts, notes)
+    tags = {**run_tags(headline, record), "fvc.run_id": run_id, **_not_finite(logged)}
+    return _content(run_id, headline.state, times, run_parameters(run), tags, points, artifacts, notes)
 
 
-def _fold(
-    run: RunPaths, fold: int, status: dict[str, Any], times: Times, curves: pl.DataFrame, table: pl.DataFrame
-) -> Content:
-    stage = status["stages"].get(stage_key(FOLD_TRAINING, fold))
-    state = stage.get("state") if isinstance(stage, dict) else None
+def _fold(run: RunPaths, fold: int, stage: object, times: Times, curves: pl.DataFrame, table: pl.DataFrame) -> Content:
+    state = as_mapping(stage).get("state")
     logged = curves.filter(pl.col("fold") == fold)
     own = (_ms(logged["ts"].min(), times[0]), _ms(logged["ts"].max(), times[1]))
     path = run.fold_outcome(fold)
@@ -187,16 +167,10 @@ def _fold(
 
 
 def _content(
-    name: str,
-    state: object,
-    times: Times,
-    params: Mapping[str, object],
-    tags: Mapping[str, str],
-    points: list[pl.DataFrame],
-    artifacts: dict[str, bytes],
-    notes: list[str],
-) -> Content:
-    notes, known = list(notes), {}
+    name: str, state: object, times: Times, params: Mapping[str, object], tags: Mapping[str, str],
+    points: list[pl.DataFrame], artifacts: dict[str, bytes], notes: list[str],
+) -> Content:  # fmt: skip
+    known = {}
     for given, value in params.items():
         text = stored_text(value)
         if len(text) > MAX_PARAM:
@@ -281,8 +255,7 @@ def _result_points(table: pl.DataFrame, end_ms: int | None, fold: int | None = N
 
 
 def _test_points(table: pl.DataFrame, end_ms: int | None) -> pl.DataFrame:
-    rows = table.iter_rows(named=True)
-    keys = [(key_of("test", row["source"], row["subject"], row["metric"]), row) for row in rows]
+    keys = [(key_of("test", r["source"], r["subject"], r["metric"]), r) for r in table.iter_rows(named=True)]
     return _with_bounds(keys, ("low", "high"), end_ms)
 
 
@@ -310,11 +283,14 @@ def _not_finite(curves: pl.DataFrame) -> dict[str, str]:
     return {"fvc.not_finite": "; ".join(parts)} if parts else {}
 
 
+_HARDWARE = ("host", "processor", "cores", "machine", "memory_bytes", "gpus")
+
+
 def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:
     """Tags of the whole run; ``mlflow.note.content`` is what MLflow shows above it, as Markdown."""
     attempts = record.get("attempts")
-    last = _object(attempts[-1]) if isinstance(attempts, list) and attempts else {}
-    code, hardware = _object(last.get("code")), _object(last.get("hardware"))
+    last = as_mapping(attempts[-1]) if isinstance(attempts, list) and attempts else {}
+    code, hardware = as_mapping(last.get("code")), as_mapping(last.get("hardware"))
     found: dict[str, object] = {
         "mlflow.note.content": _note(headline),
         "mlflow.source.name": "run_notebooks.py",
@@ -333,10 +309,7 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, s
         "fvc.forked_from": record.get("forked_from"),
         "fvc.corpus": headline.corpus,
         "fvc.config_hash": record.get("config_hash"),
-        **{
-            f"fvc.hardware.{name}": hardware.get(name) or None
-            for name in ("host", "processor", "cores", "machine", "memory_bytes", "gpus")
-        },
+        **{f"fvc.hardware.{name}": hardware.get(name) or None for name in _HARDWARE},
     }
     return {name: stored_text(value) for name, value in found.items() if value not in (None, "", [])}
 
@@ -362,11 +335,10 @@ def _note(headline: ReportHeadline) -> str:
 
 def _folds_begun(curves: pl.DataFrame, status: dict[str, Any]) -> list[int]:
     found = set(curves["fold"].drop_nulls().to_list())
-    prefix = f"{FOLD_TRAINING}_fold_"
     for key, stage in status["stages"].items():
-        number = str(key).removeprefix(prefix)
-        if str(key).startswith(prefix) and number.isdecimal() and isinstance(stage, dict):
-            found |= {int(number)} if stage.get("state") != "pending" else set()
+        match = re.fullmatch(f"{FOLD_TRAINING}_fold_([0-9]+)", key)
+        if match and as_mapping(stage).get("state", "pending") != "pending":
+            found.add(int(match[1]))
     return sorted(fold for fold in found if fold >= 0)
 
 
@@ -382,17 +354,12 @@ def _ms(seconds: Any, otherwise: int | None) -> int | None:
     return int(seconds * 1000) if isinstance(seconds, float) and 0 <= seconds < 2**40 else otherwise
 
 
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _name_in(record: Mapping[str, Any], name: str) -> str | None:
     value = record.get(name)
     return value if isinstance(value, str) and value.strip() else None
 
 
 # --- The export
-
 
 RUN_KEY = "fvc.run_key"  # whose it is; on the whole and on each fold, from the moment they are created
 EXPORTED = "fvc.exported"  # digest of what was exported; on the whole, written last
@@ -428,13 +395,10 @@ class ExportReport:
 
     def lines(self) -> list[str]:
         """For the terminal."""
-        what = "nothing new"
-        if self.changed:
-            what = (
-                f"{count_text(self.num_runs, 'run')}, {count_text(self.num_points, 'metric value')} and "
-                f"{count_text(self.num_artifacts, 'file')} exported"
-            )
-            what += f" in place of {count_text(self.num_replaced, 'earlier run')}" if self.num_replaced else ""
+        counts = ((self.num_runs, "run"), (self.num_points, "metric value"), (self.num_artifacts, "file"))
+        what = "{}, {} and {} exported".format(*(count_text(*each) for each in counts))
+        what += f" in place of {count_text(self.num_replaced, 'earlier run')}" if self.num_replaced else ""
+        what = what if self.changed else "nothing new"
         head = f"{self.run_id}: experiment {self.experiment!r} of {self.tracking_uri}, {what}"
         return [head, *(f"  note: {note}" for note in self.notes)]
 
@@ -463,7 +427,6 @@ def export_run(run: RunPaths, *, tracking_uri: str) -> ExportReport:
         others = [r for r in there if whole_id not in (r.info.run_id, r.data.tags.get(_PARENT))]
         for other in others:
             client.delete_run(other.info.run_id)
-    redactor = Redactor()
     notes = [*content.notes, *(f"{each.name}: {note}" for each in contents for note in each.notes)]
     return ExportReport(
         run_id=content.run_id,
@@ -474,20 +437,18 @@ def export_run(run: RunPaths, *, tracking_uri: str) -> ExportReport:
         num_points=sum(each.points.height for each in contents) if is_new else 0,
         num_artifacts=sum(len(each.artifacts) for each in contents) if is_new else 0,
         num_replaced=len(others),
-        notes=tuple(redactor.text(note) for note in notes),
+        notes=tuple(map(Redactor().text, notes)),
     )
 
 
 def _runs_of(client: Any, experiment_id: str, run_key: str) -> list[Any]:
-    found: list[Any] = []
-    token: str | None = ""
-    while token is not None:
-        page = client.search_runs(
-            [experiment_id], f"tags.`{RUN_KEY}` = '{run_key}'", max_results=_PAGE,
-            order_by=["attributes.start_time ASC", "attributes.run_id ASC"], page_token=token or None,
-        )  # fmt: skip
+    wanted = f"tags.`{RUN_KEY}` = '{run_key}'"
+    order = ["attributes.start_time ASC", "attributes.run_id ASC"]
+    page = client.search_runs([experiment_id], wanted, max_results=_PAGE, order_by=order)
+    found = [*page]
+    while page.token:
+        page = client.search_runs([experiment_id], wanted, max_results=_PAGE, order_by=order, page_token=page.token)
         found += page
-        token = page.token or None
     return found
 
 
@@ -538,7 +499,6 @@ def _experiment_id(client: Any, name: str, tracking_uri: str) -> str:
 
 
 # --- MLflow, loaded only when it is asked for: quiet, without telemetry, and with no password in what it says
-
 
 DATABASE = "mlflow.db"
 ARTIFACTS_FOLDER = "mlflow_artifacts"
@@ -619,9 +579,8 @@ def connected(tracking_uri: str) -> Iterator[Any]:
 
 def _told(error: Exception, tracking_uri: str) -> str:
     """The first line of ``error``, long enough to act on, without what must not be shown."""
-    text = _without(" ".join(str(error).split()), tracking_uri)
-    shown = text if len(text) <= 600 else f"{text[:600]}..."
-    return f"MLflow at {shown_uri(tracking_uri)}: {type(error).__name__}: {shown} The same command repeats the export."
+    text = textwrap.shorten(_without(str(error), tracking_uri), 600, placeholder="...")
+    return f"MLflow at {shown_uri(tracking_uri)}: {type(error).__name__}: {text} The same command repeats the export."
 
 
 def _without(text: str, uri: str) -> str:
@@ -642,8 +601,7 @@ def _without(text: str, uri: str) -> str:
 @contextmanager
 def _settings(tracking_uri: str) -> Iterator[None]:
     """The environment that MLflow reads at every call, for as long as it is in use."""
-    wanted = dict(_ALWAYS)
-    wanted |= {name: value for name, value in _UNLESS_SET.items() if name not in os.environ}
+    wanted = _UNLESS_SET | {name: os.environ[name] for name in _UNLESS_SET if name in os.environ} | _ALWAYS
     wanted |= _FOR_SQLITE if tracking_uri.startswith("sqlite:") else {}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

@@ -1,7 +1,5 @@
 """How a notebook shows figures and tables: as data that its record keeps, small, and text stays text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

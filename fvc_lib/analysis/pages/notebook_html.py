@@ -5,8 +5,6 @@ fetch MathJax, require.js and widgets from the network and drop plotly's mimetyp
 cleaned to an allow-list: a file name with a tag in it, shown by somebody's own table, stays harmless.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math
@@ -23,6 +21,7 @@ from bleach.css_sanitizer import CSSSanitizer
 from nbconvert.filters import Highlight2HTML, ansi2html, markdown2html
 
 from fvc_lib.analysis.pages.display import PLOTLY
+from fvc_lib.analysis.read.records import as_mapping
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError
@@ -290,8 +289,8 @@ def _lift_title(layout: dict[str, Any]) -> str:
 
     A figure without a subtitle, or with an upper margin or height that plotly chooses, stays as it is.
     """
-    title, margin, legend = (_mapping(layout.get(name)) for name in ("title", "margin", "legend"))
-    subtitle, top, height = _mapping(title.get("subtitle")), margin.get("t"), layout.get("height")
+    title, margin, legend = (as_mapping(layout.get(name)) for name in ("title", "margin", "legend"))
+    subtitle, top, height = as_mapping(title.get("subtitle")), margin.get("t"), layout.get("height")
     if not subtitle or not isinstance(top, int | float) or not isinstance(height, int | float):
         return ""
     at_edge = legend.get("yref") == "container"
@@ -309,10 +308,6 @@ def _lift_title(layout: dict[str, Any]) -> str:
 def _as_text(title: Any) -> str:
     """One of plotly's titles, which are a little HTML, as HTML of its text alone."""
     return escape(unescape(_TAG.sub(" ", str(title or ""))), quote=False)
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _image(kind: str, content: str) -> str:

@@ -1,10 +1,8 @@
-"""The offline pages of a run: one of each record, and the report over all of them, the answer first.
+"""The offline pages: of a run one for each record and the report over all of them, and the list of all runs.
 
 The templates lie in ``templates``. Whatever they print becomes one clean line and is escaped, unless it is HTML
 already. A page embeds its style and scripts and loads nothing from anywhere.
 """
-
-from __future__ import annotations
 
 import base64
 import functools
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import duckdb
 import jinja2
 import polars as pl
 from markupsafe import Markup
@@ -30,10 +29,11 @@ from fvc_lib.analysis.memory.findings import memory_facts, run_memory
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.read import headline as headlines
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
-from fvc_lib.analysis.read.records import read_json_object, read_tables, run_status
-from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_text
-from fvc_lib.services.errors import DataError
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.analysis.read.records import as_mapping, read_json_object, read_tables, run_status
+from fvc_lib.metrics import comparison
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, sha256_of_json, write_json, write_text
+from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import IMAGES, TASK_RESULTS
 from fvc_lib.services.tasks import STAGES
 
@@ -248,7 +248,7 @@ def write_record_page(run: RunPaths, key: str, record: Path, stage: object = Non
         DataError: the record is missing or is no notebook.
         OSError: the page cannot be written.
     """
-    known: Mapping[str, Any] = stage if isinstance(stage, dict) else {}
+    known = as_mapping(stage)
     output = run.record_html(key)
     stamp = _stamp(record, known)
     if _stamp_of(output) == stamp:
@@ -336,15 +336,15 @@ def provenance_html(run: RunPaths) -> Markup:
         "provenance.html",
         commands=[line for line in _list(record.get("repeat")) if isinstance(line, str)],
         code=_code_facts(run, first),
-        machine=_machine_facts(_mapping(first.get("hardware")), first),
+        machine=_machine_facts(as_mapping(first.get("hardware")), first),
         attempts=_attempts(attempts),
         jobs=_accounting(run),
-        versions=_versions(_mapping(first.get("versions"))),
+        versions=_versions(as_mapping(first.get("versions"))),
     )
 
 
 def _code_facts(run: RunPaths, attempt: Mapping[str, Any]) -> dict[str, str]:
-    code = _mapping(attempt.get("code"))
+    code = as_mapping(attempt.get("code"))
     commit = _text(code.get("commit"))
     code_of = Markup("<code>{}</code>")
     facts = {
@@ -369,7 +369,7 @@ def _changes(run: RunPaths, code: Mapping[str, Any]) -> str:
 
 
 def _machine_facts(hardware: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, str]:
-    slurm = _mapping(attempt.get("slurm"))
+    slurm = as_mapping(attempt.get("slurm"))
     gpus = [_text(each) or "?" for each in _list(hardware.get("gpus"))]
     threads, cores = _text(hardware.get("omp_num_threads")), hardware.get("cores")
     total, limit = _number(hardware.get("memory_bytes")), _number(hardware.get("memory_limit_bytes"))
@@ -392,14 +392,14 @@ def _machine_facts(hardware: Mapping[str, Any], attempt: Mapping[str, Any]) -> d
 def _attempts(attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for number, attempt in enumerate(attempts, start=1):
-        changed = {**_mapping(attempt.get("differs")), **_mapping(attempt.get("code_differs"))}
+        changed = {**as_mapping(attempt.get("differs")), **as_mapping(attempt.get("code_differs"))}
         differs = [f"{name}: {' → '.join(map(_short_digest, _list(pair)))}" for name, pair in changed.items()]
         rows.append(
             (
                 str(number),
                 wording.time_text(_text(attempt.get("started_utc"))),
-                _text(_mapping(attempt.get("hardware")).get("host")) or wording.NOT_RECORDED,
-                _text(_mapping(attempt.get("slurm")).get("job_id")) or "",
+                _text(as_mapping(attempt.get("hardware")).get("host")) or wording.NOT_RECORDED,
+                _text(as_mapping(attempt.get("slurm")).get("job_id")) or "",
                 _text(attempt.get("command")) or wording.NOT_RECORDED,
                 "; ".join(differs) or ("" if number == 1 else "nothing that counts"),
             )
@@ -420,7 +420,7 @@ def _accounting(run: RunPaths) -> list[tuple[str, ...]]:
     for job in (each for each in _list(accounting.get("jobs")) if isinstance(each, dict)):
         task = _text(job.get("task")) or wording.NOT_RECORDED
         took = wording.duration_text(_number(job.get("elapsed_seconds")))
-        peaks = (job.get("max_rss_bytes"), _mapping(stages.get(task)).get("peak_rss_bytes"))
+        peaks = (job.get("max_rss_bytes"), as_mapping(stages.get(task)).get("peak_rss_bytes"))
         memory = (wording.bytes_text(_number(peak)) for peak in peaks)
         rows.append((str(job.get("job_id")), task, str(job.get("state")), took, *memory))
     return rows
@@ -430,10 +430,6 @@ def _versions(versions: Mapping[str, Any]) -> dict[str, str]:
     shown = {name: _text(value) or "not installed" for name, value in versions.items() if not name.endswith("_build")}
     builds = {name: _text(versions.get(f"{name}_build")) for name in ("python", "torch")}
     return {name: f"{value} ({builds[name]})" if builds.get(name) else value for name, value in shown.items()}
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _list(value: object) -> list[Any]:
@@ -488,3 +484,113 @@ def _score_line(score: Score) -> str:
     return (
         f"{wording.source_name(score.source):<40} {wording.interval_text(score.value, score.low, score.high)}{remark}"
     )
+
+
+# --- ``runs/index.html``: all runs with their headline numbers; opens from a file manager, needs no server
+#
+# Nothing but run folders is needed to write it, whoever left them and in whatever condition. What a finished run's row
+# says is kept in ``.index_rows.json`` beside it, so that the next index need not read every log again.
+
+_HEADS = (
+    "Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control", "Data", "Duration", "Peak memory",
+    "Records",
+)  # fmt: skip
+# What reading a damaged or foreign folder can raise; one such run is a row that says so.
+_TROUBLE = (
+    FvcError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
+    duckdb.Error, pl.exceptions.PolarsError,
+)  # fmt: skip
+
+
+def write_runs_index(runs_dir: Path) -> Path:
+    """Write ``index.html`` into ``runs_dir`` over all runs found there, newest first, and return its path.
+
+    Raises:
+        DataError: there is an ``index.html`` that is no list of runs; it stands.
+        OSError: the file cannot be written.
+    """
+    output = runs_dir / "index.html"
+    if output.is_file() and b"<title>FVC runs</title>" not in output.read_bytes()[:4096]:
+        raise DataError(f"{output}: is no list of runs, and is left as it is. Move it away, or the runs elsewhere.")
+    runs = list_runs(runs_dir)[::-1]
+    rows = [Markup(row) for row in _rows(runs, runs_dir)]
+    write_text(output, page("FVC runs", render("index.html", heads=_HEADS, rows=rows)))
+    return output
+
+
+def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
+    """A row of each run, from the rows kept where the run is as it was."""
+    store = runs_dir / ".index_rows.json"
+    sources = (__file__, headlines.__file__, comparison.__file__, TEMPLATES / "index_row.html")
+    look = [sha256_of_file(Path(path)) for path in sources]
+    kept = read_json_object(store)
+    rows, now = [], {}
+    for run, mark in zip(runs, headlines.run_marks(runs), strict=True):
+        name = path_to_text(run.root.relative_to(runs_dir.absolute()))
+        stamp = sha256_of_json([look, mark, _index_stamp(run)])
+        entry = kept.get(name)
+        if isinstance(entry, list) and entry[:1] == [stamp]:
+            row, lasting = str(entry[1]), True
+        else:
+            row, lasting = _row_or_trouble(run, runs_dir, mark)
+        rows.append(row)
+        if lasting:
+            now[name] = [stamp, row]
+    if now != kept:
+        write_json(store, now)
+    return rows
+
+
+def _index_stamp(run: RunPaths) -> list[list[int]]:
+    """When and how large what a finished run's row is made of was; of folders, when something was put in or taken."""
+    tables = (run.results, run.task_results, run.leakage_audit)
+    files = (run.run_json, run.status_json, run.params_yaml, *tables, run.report_html)
+    folders = (run.task_status("").parent, run.reports, run.memory("").parent)
+    return [_mark(path) for path in (*files, *folders)]
+
+
+def _mark(path: Path) -> list[int]:
+    try:
+        status = path.stat()
+    except OSError:  # not there, gone this moment, or another user's
+        return [0, 0]
+    return [status.st_mtime_ns, status.st_size]
+
+
+def _row_or_trouble(run: RunPaths, runs_dir: Path, mark: Sequence[str]) -> tuple[str, bool]:
+    """The run's row, and whether it stays true as long as nobody touches the run."""
+    try:
+        headline = headlines.run_headline(run)
+        return _row(run, headline, runs_dir, mark), headline.state == "done"
+    except _TROUBLE as error:
+        why = wording.clean_text(f"{type(error).__name__}: {error}")[:500]
+        return render("index_row.html", trouble=why, name=path_to_text(run.run_id), columns=len(_HEADS)), False
+
+
+def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path, mark: Sequence[str]) -> str:
+    return render(
+        "index_row.html",
+        trouble="",
+        headline=headline,
+        report=_address(run.report_html, runs_dir) if run.report_html.is_file() else "",
+        about=" · ".join(filter(None, (headline.experiment, headline.model, wording.time_text(headline.started_utc)))),
+        differs=mark[2],
+        damaged=[path.name for path in (run.run_json, run.status_json) if not read_json_object(path)],
+        records=_records(run, runs_dir),
+    )
+
+
+def _records(run: RunPaths, runs_dir: Path) -> list[tuple[str, str, bool]]:
+    """Name, address and whether it is partial of each record's page: ``01 02 03 04·0 04·1``."""
+    links = []
+    for key, record in records_of(run).items():
+        output = run.record_html(key)
+        stage, _, fold = key.rpartition("_fold_")
+        short = key.partition("_")[0] + (f"·{fold}" if stage and fold.isdecimal() else "")
+        if output.is_file():
+            links.append((path_to_text(short), _address(output, runs_dir), PARTIAL in record.name))
+    return links
+
+
+def _address(path: Path, runs_dir: Path) -> str:
+    return quote(os.fsencode(path.relative_to(runs_dir.absolute())))

@@ -5,8 +5,6 @@ same drawn groups, so what remains is the difference between the models. Everyth
 difference that is not shown is never called equality.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -31,7 +29,6 @@ from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
 from fvc_lib.services.tasks import FOLD_TRAINING
 
 # --- Which runs may be compared: trained to the end, on true labels, without a leak, judged on the very same videos
-
 
 _DATA = ("video_id", "group_id", "label", "fold")
 _ASPECTS = (("label", "another label"), ("group_id", "another group"), ("fold", "another fold"))

@@ -1,7 +1,5 @@
 """What a run says in one line: its number, beside its controls, and whether it is above them."""
 
-from __future__ import annotations
-
 import datetime
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,7 +30,6 @@ from fvc_lib.services.tables import IMAGES, LEAKAGE_AUDIT, TASK_RESULTS
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES, TASKS
 
 # --- What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record
-
 
 _FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_recall")})
 _MOST_FACTS = 6
@@ -152,7 +149,6 @@ def _score(source: str, value: float | None, low: float | None, high: float | No
 
 
 # --- What a reader must know of a run besides its number: where it is from, how few groups it stands on, what leaked
-
 
 # Parameter, value, and what a reader of the number must then know.
 _OF_PARAMETERS = (
@@ -372,7 +368,7 @@ def _missing(controls: Sequence[Score], measure: Measure) -> str:
 def run_headline(run: RunPaths) -> ReportHeadline:
     """The headline of one run from whatever it has recorded so far."""
     asked = run_parameters(run)
-    measured = measured_scores(run, run_task(asked))
+    measured = measured_scores(run)
     status = run_status(run)
     model = next((score for score in measured.scores if score.source == "model" and score.value is not None), None)
     of_scores = (*measured.cautions, *interval_cautions(measured.num_groups, model.low, model.high)) if model else ()
@@ -516,8 +512,9 @@ def run_task(parameters: Mapping[str, object]) -> str:
     return task if isinstance(task, str) and task in TASKS else DEFAULT_TASK
 
 
-def measured_scores(run: RunPaths, task: str) -> MeasuredScores:
-    """The one number of a run of ``task``, beside its controls; without scores while there is none."""
+def measured_scores(run: RunPaths) -> MeasuredScores:
+    """The one number of a run, beside its controls; without scores while there is none."""
+    task = run_task(run_parameters(run))
     if TASKS[task].headline:
         table, answer = run.task_results, read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
         found = replace(task_scores(answer.frame, task), notes=answer.notes)

@@ -4,8 +4,6 @@ File names never reach SQL: Python reads the bytes, block by block, and DuckDB s
 quotes, brackets or non-UTF-8 bytes is just a name, and a file of any size takes the memory of its good lines alone.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -181,7 +179,11 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def _line_table(parts: Sequence[bytes], owners: Sequence[int], first_lines: Sequence[int]) -> arrow.Table:
     """Lines as an Arrow table over the bytes themselves; a million lines cost no Python object each."""
-    content = _valid_utf8(b"".join(parts))
+    content = b"".join(parts)
+    try:
+        content.decode()
+    except UnicodeDecodeError:  # DuckDB takes Arrow text on trust, so what is no UTF-8 is replaced before it sees it
+        content = content.decode("utf-8", "replace").encode()
     ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n")) + 1
     starts = np.concatenate([np.zeros(1, np.int64), ends])
     text = arrow.Array.from_buffers(
@@ -192,15 +194,6 @@ def _line_table(parts: Sequence[bytes], owners: Sequence[int], first_lines: Sequ
     line = np.arange(ends.size, dtype=np.int64) + np.repeat(np.array(first_lines, np.int64) - before, num_lines)
     owner = np.repeat(np.array(owners, np.int64), num_lines)
     return arrow.table({"owner": arrow.array(owner), "line": arrow.array(line), "text": text})
-
-
-def _valid_utf8(content: bytes) -> bytes:
-    """DuckDB takes Arrow text on trust, so bytes that are no UTF-8 are replaced before it sees them."""
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return content.decode("utf-8", "replace").encode()
-    return content
 
 
 def _owner_columns(files: Sequence[LogFile], owner: pl.Series) -> list[pl.Series]:
@@ -224,21 +217,7 @@ def _counted(rows: pl.DataFrame, num_files: int) -> tuple[LineCount, ...]:
 
 # --- Metric logs as curves: one row per step of each metric, the last attempt's, in step order
 
-
-SCHEMA = pl.Schema(
-    {
-        "stage": pl.String,
-        "fold": pl.Int64,
-        "phase": pl.String,
-        "metric": pl.String,
-        "step": pl.Int64,
-        "epoch": pl.Int64,
-        "value": pl.Float64,
-        "flag": pl.String,
-        "attempt": pl.Int64,
-        "ts": pl.Float64,
-    }
-)
+COLUMNS = ("stage", "fold", "phase", "metric", "step", "epoch", "value", "flag", "attempt", "ts")
 
 
 def curves(lines: LogLines) -> pl.DataFrame:
@@ -262,7 +241,9 @@ def curves(lines: LogLines) -> pl.DataFrame:
     frame = frame.sort(*curve, "attempt", "line", nulls_last=True)
     is_last = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(-1)) for name in curve)
     at_end = pl.int_range(pl.len()) == pl.len() - 1
-    return frame.filter(is_last | at_end).select("file_number", *SCHEMA).cast({"phase": pl.String, "metric": pl.String})
+    return (
+        frame.filter(is_last | at_end).select("file_number", *COLUMNS).cast({"phase": pl.String, "metric": pl.String})
+    )
 
 
 def _places(files: Sequence[LogFile]) -> list[int]:

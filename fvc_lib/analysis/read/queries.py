@@ -5,11 +5,9 @@ could not be read. A run folder that was copied in simply counts; ``run_id`` is 
 among those asked for.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +30,7 @@ _PREDICTIONS = re.compile(r"^predictions_fold_(?P<fold>\d+)\.parquet$")
 
 
 def learning_curves(
-    runs: Sequence[RunPaths],
-    *,
-    metrics: Sequence[str] = (),
-    phases: Sequence[str] = (),
-    folds: Sequence[int] = (),
+    runs: Sequence[RunPaths], *, metrics: Sequence[str] = (), phases: Sequence[str] = (), folds: Sequence[int] = ()
 ) -> Answer:
     """The metric log of ``runs``; empty ``metrics``, ``phases`` or ``folds`` mean all of them.
 
@@ -239,12 +233,12 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
 
 def results(runs: Sequence[RunPaths]) -> Answer:
     """The results tables of ``runs`` (``tables.RESULTS`` with ``run_id`` in front); runs without one add no rows."""
-    return read_tables(_named(runs, lambda run: run.results), tables.RESULTS)
+    return _stored("results")(runs)
 
 
 def task_results(runs: Sequence[RunPaths]) -> Answer:
     """The same of runs without folds (``tables.TASK_RESULTS``)."""
-    return read_tables(_named(runs, lambda run: run.task_results), tables.TASK_RESULTS)
+    return _stored("task_results")(runs)
 
 
 def fold_table(runs: Sequence[RunPaths], source: str = "model") -> Answer:
@@ -299,7 +293,7 @@ def index_counts(run: RunPaths, by: str) -> Answer:
     known = (*tables.INDEX.columns, "size")
     if by not in known:
         raise ValueError(f"by: got {by!r}, wanted one of {', '.join(known)}.")
-    found = read_tables([(path_to_text(run.run_id), run.index)], tables.INDEX)
+    found = SQL_TABLES["videos"]([run])
     query = """
         SELECT label, coalesce(value, 'not known') AS value, count(*) AS num_videos,
                count(DISTINCT group_id) AS num_groups, CAST(sum(size_bytes) AS BIGINT) AS total_bytes
@@ -312,7 +306,7 @@ def index_counts(run: RunPaths, by: str) -> Answer:
 
 def fold_balance(run: RunPaths) -> Answer:
     """How the outer folds came out: ``fold label num_videos num_groups``."""
-    found = read_tables([(path_to_text(run.run_id), run.folds)], tables.FOLDS)
+    found = SQL_TABLES["folds"]([run])
     query = """
         SELECT fold, label, count(*) AS num_videos, count(DISTINCT group_id) AS num_groups
         FROM folds GROUP BY fold, label ORDER BY fold, label DESC
@@ -322,7 +316,7 @@ def fold_balance(run: RunPaths) -> Answer:
 
 def augmentation_counts(run: RunPaths) -> Answer:
     """How often each operation was drawn: ``operation num_clips share`` of the ``num_augmented`` clips made."""
-    found = read_tables([(path_to_text(run.run_id), run.augmented_metadata)], tables.AUGMENTED)
+    found = SQL_TABLES["clips"]([run])
     made = found.frame.filter(pl.col("augmentation_index") > 0)
     drawn = [_operation_names(text) for text in made["operations"]]
     unread = sum(names is None for names in drawn)
@@ -397,12 +391,10 @@ def _own_file(name: str, path: Path) -> pl.DataFrame:
         raise UsageError(f"files: {name!r}: {path_to_text(path)} cannot be read: {error}") from error
 
 
-def _each(table: Callable[[RunPaths], Path], schema: pa.DataFrameSchema) -> Callable[[Sequence[RunPaths]], Answer]:
-    return lambda runs: read_tables(_named(runs, table), schema)
-
-
-def _named(runs: Sequence[RunPaths], table: Callable[[RunPaths], Path]) -> Iterable[tuple[str, Path]]:
-    return zip(_names(runs), map(table, runs), strict=True)
+def _stored(name: str, schema: str = "") -> Callable[[Sequence[RunPaths]], Answer]:
+    """Reads of each run the table that ``RunPaths`` calls ``name``, by the schema of that name in ``tables``."""
+    wanted: pa.DataFrameSchema = getattr(tables, (schema or name).upper())
+    return lambda runs: read_tables(zip(_names(runs), (getattr(run, name) for run in runs), strict=True), wanted)
 
 
 def _names(runs: Sequence[RunPaths]) -> list[str]:
@@ -416,24 +408,13 @@ SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
     "training": training_summary,
     "parameters": read_parameters,
     "predictions": predictions,
-    "results": results,
-    "slices": _each(lambda run: run.slices, tables.SLICES),
-    "leakage_audit": _each(lambda run: run.leakage_audit, tables.LEAKAGE_AUDIT),
-    "folds": _each(lambda run: run.folds, tables.FOLDS),
-    "videos": _each(lambda run: run.index, tables.INDEX),
-    "rejected": _each(lambda run: run.rejected, tables.REJECTED),
-    "group_links": _each(lambda run: run.group_links, tables.GROUP_LINKS),
-    "annotations": _each(lambda run: run.annotations, tables.ANNOTATIONS),
-    "clips": _each(lambda run: run.augmented_metadata, tables.AUGMENTED),
-    "task_results": task_results,
-    "images": _each(lambda run: run.images, tables.IMAGES),
-    "image_targets": _each(lambda run: run.image_targets, tables.IMAGE_TARGETS),
-    "image_predictions": _each(lambda run: run.image_predictions, tables.IMAGE_PREDICTIONS),
-    "target_predictions": _each(lambda run: run.target_predictions, tables.TARGET_PREDICTIONS),
-    "batch_size_sweep": _each(lambda run: run.batch_size_sweep, tables.BATCH_SIZE_SWEEP),
-    "video_texts": _each(lambda run: run.video_texts, tables.VIDEO_TEXTS),
-    "retrieval_ranks": _each(lambda run: run.retrieval_ranks, tables.RETRIEVAL_RANKS),
-    "captions": _each(lambda run: run.captions, tables.CAPTIONS),
+    **{name: _stored(name) for name in ("results", "slices", "leakage_audit", "folds")},
+    "videos": _stored("index"),
+    **{name: _stored(name) for name in ("rejected", "group_links", "annotations")},
+    "clips": _stored("augmented_metadata", "augmented"),
+    **{name: _stored(name) for name in ("task_results", "images", "image_targets", "image_predictions")},
+    **{name: _stored(name) for name in ("target_predictions", "batch_size_sweep", "video_texts")},
+    **{name: _stored(name) for name in ("retrieval_ranks", "captions")},
 }
 
 

@@ -1,7 +1,5 @@
 """What lies in a run's folder: its logs by name, its tables and its records, foreign, torn or missing ones included."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import re
@@ -10,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pandera.polars as pa
 import polars as pl
@@ -41,7 +39,7 @@ class LogFile:
     fold: int | None = None
 
     @classmethod
-    def named(cls, path: Path, run_id: str) -> LogFile:
+    def named(cls, path: Path, run_id: str) -> Self:
         """The file of a run whose stage and fold its own name gives, as in ``04_fold_training_fold_2.jsonl``."""
         match = _FOLD.match(path.stem)
         return cls(path, run_id, match["stage"], int(match["fold"])) if match else cls(path, run_id, path.stem)
@@ -98,11 +96,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
+    return as_mapping(value)
+
+
+def as_mapping(value: object) -> dict[str, Any]:
+    """``value`` where it is a JSON object, else an empty one: what a foreign record has there is not recorded."""
     return value if isinstance(value, dict) else {}
 
 
 # --- Where a run and its tasks stand, from what they left: also when whoever ran them has died without a word
-
 
 GONE = "stopped without a word"
 _FRESH_SECONDS = 60.0  # a holder on another host renews its claim every few seconds
@@ -114,8 +116,7 @@ def run_status(run: RunPaths) -> dict[str, Any]:
     A run or task that says it is running while nobody holds its lock has the state ``stopped without a word``.
     """
     status = read_json_object(run.status_json)
-    stages = status.get("stages")
-    status["stages"] = stages = dict(stages) if isinstance(stages, dict) else {}
+    status["stages"] = stages = dict(as_mapping(status.get("stages")))
     folder = run.task_status("").parent
     if folder.is_dir():
         for path in sorted(folder.glob("[!.]*.json")):

@@ -9,8 +9,6 @@ Anybody's query runs in a process of its own besides. DuckDB's limits stop most 
 whole, as by ``repeat('x', 1000000000)``, it counts too late. The process has a limit of address space and a time.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Mapping
@@ -118,7 +116,6 @@ def _register(connection: duckdb.DuckDBPyConnection, frames: Mapping[str, pl.Dat
 
 
 # --- In a process of its own
-
 
 _RESERVED_BYTES = 4 << 30  # address space that the libraries take before the first row
 _GRACE_SECONDS = 5.0  # for reading the tables, and for DuckDB to notice by itself that the time is over
