@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import sys
 
@@ -41,8 +40,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Take all that was imported out of the garbage collector's way: a collection then costs no 0.3 s any more, each
     training has two (``frozen_garbage``) and each out-of-memory one.
     """
-    if any({"make_engine", "tiny_training"} & set(getattr(item, "fixturenames", ())) for item in session.items):
-        importlib.import_module("torch._dynamo")  # the first optimizer would load its 800 modules later
     gc.collect()
     gc.freeze()
 

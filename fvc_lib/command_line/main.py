@@ -183,6 +183,8 @@ class RunCommand:
         """Do it, here or as jobs; returns the exit code."""
         self._refuse()  # before a step is tried out, which takes ten seconds
         self._refuse_broken_choice(self.plan())
+        if self.run is None or self.wanted.fork:
+            self._refuse()  # at once, not after a step that was tried out
         if self.wanted.executor == "slurm":
             return self._submit()
         # Before a run begins: it may take ten seconds, and may be interrupted.

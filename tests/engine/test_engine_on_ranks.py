@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fvc_lib.engine.device import EagerAdamW
 from tests.faults.checkpoint_lives import same
 from tests.kits.engine_kit import EndsOnce, draining, tight
 from tests.kits.rank_kit import Training, distance, run_ranks, same_result, same_weights, train
@@ -171,7 +172,7 @@ def _steps_end(rank, of, calls):
     """AdamW's ``step`` changes a weight and runs out of memory on one rank, at the given calls."""
     if rank != of:
         return
-    inner, count = torch.optim.AdamW.step, iter(range(1, 1_000))
+    inner, count = EagerAdamW.step, iter(range(1, 1_000))
 
     def step(optimizer, *arguments, **options):
         if next(count) in calls:
@@ -180,7 +181,7 @@ def _steps_end(rank, of, calls):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
         return inner(optimizer, *arguments, **options)
 
-    torch.optim.AdamW.step = step
+    EagerAdamW.step = step
 
 
 @pytest.mark.fault(19)

@@ -1,3 +1,4 @@
+import sys
 from itertools import pairwise
 
 import pytest
@@ -7,12 +8,14 @@ from torch import nn
 
 from fvc_lib.engine.device import (
     ComputeDevice,
+    EagerAdamW,
     Precision,
     build_optimizer,
     finish_gradients,
     learning_rate_at,
     resolve_device,
 )
+from tests.faults.forked import run
 
 
 @given(st.integers(1, 500), st.floats(0, 0.9), st.floats(1e-6, 1))
@@ -37,6 +40,39 @@ def test_only_matrices_decay():
     assert [tuple(p.shape) for p in decayed["params"]] == [(4, 3, 1, 1)]
     assert len(plain["params"]) == 4
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
+
+
+def test_the_eager_optimizer_changes_weights_and_state_as_torchs_own_to_the_bit():
+    torch.manual_seed(0)
+    ends = []
+    first = nn.Linear(5, 3).state_dict()
+    inputs = torch.randn(4, 5)
+    for optimizer_class in (EagerAdamW, torch.optim.AdamW):
+        model = nn.Linear(5, 3)
+        model.load_state_dict(first)
+        optimizer = optimizer_class(model.parameters(), lr=0.1, weight_decay=0.3)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(inputs).square().sum().backward()
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+        state = optimizer.state_dict()["state"]
+        ends.append([*model.parameters(), *(value for each in state.values() for value in each.values())])
+    assert len(ends[0]) == 8
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def _step_without_the_compiler():
+    optimizer = build_optimizer(nn.Linear(2, 1), 0.1, 0.0)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(1, 2)
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert "torch._dynamo" not in sys.modules
+
+
+def test_an_optimizer_loads_no_compiler():
+    assert run(_step_without_the_compiler) == (0, "")
 
 
 def test_gradients_are_scaled_then_clipped():

@@ -18,7 +18,7 @@ import torch
 
 _PATIENCE_SECONDS = 300.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.faults.forked", "tests.kits.rank_kit", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["tests.faults.forked", "tests.kits.rank_kit"])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from fvc_lib.engine.device import ComputeDevice
+from fvc_lib.engine.device import ComputeDevice, EagerAdamW
 from fvc_lib.services.checkpoint_files import LATEST
 from tests.kits.task_kit import changed, when_backward, with_noise
 
@@ -125,7 +125,7 @@ class StepsEnd:
 
     def __init__(self, monkeypatch, calls):
         self.count, self.foreach = 0, []
-        inner = torch.optim.AdamW.step
+        inner = EagerAdamW.step
 
         def step(optimizer, *arguments, **options):
             self.count += 1
@@ -136,7 +136,7 @@ class StepsEnd:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
             return inner(optimizer, *arguments, **options)
 
-        monkeypatch.setattr(torch.optim.AdamW, "step", step)
+        monkeypatch.setattr(EagerAdamW, "step", step)
 
 
 HALF = ComputeDevice(torch.device("cpu"), torch.float16, "half precision, as on an old GPU")

@@ -57,8 +57,6 @@ PREFETCHED_BATCHES = 2  # torch's loader keeps so many effective batches ready p
 _AFTER_TRAINING_BYTES = 50_000_000  # tables and figures after training: 29 to 47 MB in four folds
 _LEAST_ROOM_BYTES = 1 << 30
 _STEPS = 2  # the first allocates the optimizer's state, the second meets a heap with holes
-# torch loads this with its first optimizer, and it is by far the largest part of what a first training loads.
-_LOADED_BY_TRAINING = "torch._dynamo"
 # How a child ends when memory does: killed by the system, aborted by a library that cannot go on without, or reading
 # what was never allocated (oneDNN, in 5 of 60 tries).
 _MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS", "SIGSEGV")
@@ -222,7 +220,7 @@ def footprint_of(request: StepRequest, baseline_bytes: int) -> Footprint:
     batches = -(-len(request.task.training_data) // request.effective_batch_size)
     return Footprint(
         resident_bytes=min(baseline_bytes, int(psutil.Process().memory_info().rss)),
-        trained_before=_LOADED_BY_TRAINING in sys.modules,
+        trained_before=devices.EagerAdamW.has_stepped,
         num_workers=min(request.num_workers, batches),
         after_training_bytes=_AFTER_TRAINING_BYTES,
     )
@@ -441,7 +439,7 @@ class StepProbe:
         device = self._compute.device
         before = self._held()
         layer = nn.Linear(1, 1).to(device)  # one step of nothing, so that torch loads what every training loads
-        optimizer = torch.optim.AdamW(layer.parameters())
+        optimizer = devices.EagerAdamW(layer.parameters())
         layer(torch.ones(1, 1, device=device)).sum().backward()
         optimizer.step()
         self._reference = self._held()
