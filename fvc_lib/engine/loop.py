@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine import device as devices, oom_detection, step as stepping, training_state
+from fvc_lib.engine import device as devices, oom_detection, step as stepping, task as tasks, training_state
 from fvc_lib.engine.device import ComputeDevice, Precision
 from fvc_lib.engine.distributed.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
@@ -23,17 +23,7 @@ from fvc_lib.engine.loading import batch_size_of, batches_per_epoch, effective_b
 from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory, OutOfMemoryFolder
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
 from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
-from fvc_lib.engine.task import (
-    Accumulator,
-    Batch,
-    EpochSampleSet,
-    FollowsEpochs,
-    LossMean,
-    LossSum,
-    Outputs,
-    SampleSet,
-    Task,
-)
+from fvc_lib.engine.task import Accumulator, Batch, LossMean, LossSum, Outputs, SampleSet, Task
 from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch
 from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError, command_text
@@ -280,7 +270,7 @@ class Engine:
         self._watch.step_restored(event.state, at_step)
 
     def _train_epoch(self) -> None:
-        if isinstance(self.task, FollowsEpochs):
+        if isinstance(self.task, tasks.FollowsEpochs):
             self.task.begin_epoch(self._model, self.state.epochs_done)
         self._model.train()
         for batch in self._training_batches():
@@ -299,7 +289,7 @@ class Engine:
         classes = data.classes if settings.balance_classes else None
         order = epoch_order(len(data), state.epochs_done, settings.seed, classes)
         due = effective_batches(order, settings.effective_batch_size, state.batches_done)
-        if isinstance(data, EpochSampleSet):
+        if isinstance(data, tasks.EpochSampleSet):
             data = data.at_epoch(state.epochs_done)
         return self._load(data, [share(samples, self._ranks.rank, self._ranks.size) for samples in due])
 

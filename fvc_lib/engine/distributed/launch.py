@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait as wait_for
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -84,8 +84,8 @@ def run_ranks(
         config: the run's parameters, handed to the ranks.
         log: what the ranks print is appended there.
         attempt: which try this is.
-        memory: is told what the ranks report.
-        stop: asked again and again; True asks the ranks to save and end.
+        memory: hears what the ranks report.
+        stop: called again and again; True makes the ranks save and end.
         progress: called with (steps done, steps planned).
 
     Raises:
@@ -93,7 +93,7 @@ def run_ranks(
         RankLostError: a rank was killed, or ended without a reason.
         FvcError: what a rank gives as its reason, of the same class.
     """
-    size, asked, begun = config.num_ranks, False, False
+    size, stopping, begun = config.num_ranks, False, False
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         TemporaryDirectory(prefix="fvc-ranks-", dir="/tmp" if len(gettempdir()) > _LONGEST_FOLDER else None) as folder,
@@ -108,17 +108,20 @@ def run_ranks(
             agent = pool.submit(_run_agent, size, folder, ["-m", module, *arguments])
             try:
                 while not agent.done():
-                    if not asked and stop is not None and stop():
-                        asked, begun = True, len(reader.pids) == size
-                        # Before all have met they have nothing to save, and may be waiting for one that does not come.
-                        _signal(reader.pids.values(), signal.SIGUSR1) if begun else _kill_ranks(module, agent)
+                    if not stopping and stop is not None and stop():
+                        stopping, begun = True, len(reader.pids) == size
+                        if not begun:  # they have nothing to save, and may be waiting for one that does not come
+                            _kill_ranks(module, agent)
+                        for pid in reader.pids.values():
+                            with suppress(ProcessLookupError):
+                                os.kill(pid, signal.SIGUSR1)
                     reader.take_from(reports)
             finally:
                 _kill_ranks(module, agent)
             reports.settimeout(0)
             while reader.take_from(reports):
                 pass
-    if asked and not begun:
+    if stopping and not begun:
         raise StoppedError(
             f"stopped as asked before the ranks had met: resume with {command_text('--resume', 'latest')}"
         )
@@ -164,22 +167,14 @@ def _for_ranks(launch: Launch, size: int) -> dict[str, str]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in (*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
+    before = dict(os.environ)
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _kill_ranks(module: str, agent: Future[Any]) -> None:
@@ -194,18 +189,14 @@ def _kill_ranks(module: str, agent: Future[Any]) -> None:
 
 def _reason(reasons: Mapping[int, tuple[str, str]], codes: Mapping[int, int], log: Path) -> FvcError:
     """The first reason that is one: a rank that only lost the others knows less than they."""
-    told = sorted((rank, *reason) for rank, reason in reasons.items() if reason[0] != RankLostError.__name__)
-    if told:
-        _, name, message = min(told, key=lambda item: (item[1] == StoppedError.__name__, item[0]))
-        return error_named(name, message)
+    known = [reason for _, reason in sorted(reasons.items()) if reason[0] != RankLostError.__name__]
+    if known:
+        return error_named(*min(known, key=lambda reason: reason[0] == StoppedError.__name__))
     if next(iter(codes.values())) in _STOPPED:
         return StoppedError(f"stopped as asked; resume with {command_text('--resume', 'latest')}")
     # With SIGTERM torch's agent ends the others.
-    killed = [
-        f"rank {rank} was ended by {signal.Signals(-code).name}"
-        for rank, code in codes.items()
-        if code < 0 and code != -signal.SIGTERM
-    ]
+    ended = {rank: -code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
+    killed = [f"rank {rank} was ended by {signal.Signals(number).name}" for rank, number in ended.items()]
     if killed:
         return RankLostError(
             f"{', '.join(killed)} (SIGKILL is most often the system's, for want of memory); the other ranks end with "

@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -74,11 +74,7 @@ class OwnGradients:
         return Agreement(micro_batch, not again, loss)
 
     def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """What every rank gives, in the order of the ranks; tensors on the CPU.
-
-        Raises:
-            MemoryError: on all ranks, where memory ended on one.
-        """
+        """What every rank gives, in their order, on the CPU; a MemoryError on all of them where memory ended on one."""
         return [value]
 
     def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
@@ -103,7 +99,7 @@ class GradientSum(OwnGradients):
     def __init__(self, model: nn.Module, ranks: Ranks, *, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._ranks, self.rank, self.num_ranks = ranks, ranks.rank, ranks.size
         self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        self._groups = list(_groups(list(self._parameters.values()), bucket_bytes))
+        self._groups = _groups(self._parameters.values(), bucket_bytes)
         sizes: dict[tuple[torch.dtype, torch.device], int] = {}
         for group in self._groups:
             sizes[_kind(group[0])] = max(sizes.get(_kind(group[0]), 0), sum(each.numel() for each in group))
@@ -172,18 +168,16 @@ def is_usable(loss: LossMean) -> bool:
     return math.isfinite(loss.total) and loss.weight > 0
 
 
-def _groups(parameters: list[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
+def _groups(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Neighbours of one dtype and device, together about ``bucket_bytes``; a larger one is alone."""
-    group: list[nn.Parameter] = []
-    size = 0
+    groups: list[list[nn.Parameter]] = []
     for parameter in parameters:
-        if group and (_kind(parameter) != _kind(group[0]) or size + parameter.nbytes > bucket_bytes):
-            yield group
-            group, size = [], 0
-        group.append(parameter)
-        size += parameter.nbytes
-    if group:
-        yield group
+        group = groups[-1] if groups else []
+        held_bytes = sum(each.nbytes for each in group)
+        if not group or _kind(parameter) != _kind(group[0]) or held_bytes + parameter.nbytes > bucket_bytes:
+            groups.append([])
+        groups[-1].append(parameter)
+    return groups
 
 
 def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
@@ -206,21 +200,14 @@ class Ranks:
             RankLostError: one is gone.
             FvcError: one cannot go on; of the class that it gave, with its reason.
         """
-        del place
         return [mine]
 
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
         """What ``make`` gives on rank 0, on every rank: tensors, numbers, text, None, and lists and dicts of them."""
-        del place
         return make()
 
     def everyone(self, place: str, value: T) -> list[T]:
-        """Every rank's ``value`` on every rank: for what is small.
-
-        Raises:
-            MemoryError: memory ended on one rank while it packed its value; on all ranks.
-        """
-        del place
+        """Every rank's small ``value`` on every rank; a MemoryError on all where memory ended on one that packed it."""
         return [value]
 
     def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:
@@ -242,9 +229,10 @@ def error_named(name: str, message: str) -> FvcError:
     """An error of ours by its class's name; ``RankFailedError`` where it is none of ours."""
     classes: list[type[FvcError]] = [FvcError]
     for known in classes:  # grows while it is walked through
+        if known.__name__ == name:
+            return known(message)
         classes.extend(known.__subclasses__())
-    found = next((known for known in classes if known.__name__ == name), None)
-    return found(message) if found is not None else RankFailedError(f"{message} ({name})")
+    return RankFailedError(f"{message} ({name})")
 
 
 def refuse_unequal_ranks(ranks: Ranks, numerics: dict[str, str]) -> None:
@@ -260,10 +248,6 @@ def refuse_unequal_ranks(ranks: Ranks, numerics: dict[str, str]) -> None:
                 f"ranks {ranks.rank} and {rank} would compute otherwise: {'; '.join(differing)}. Start all ranks on "
                 "machines of one kind, with as many threads (OMP_NUM_THREADS) and the same torch."
             )
-
-
-# ----------------------------------------------------------------------------------------------------
-# Ranks that are processes: which of them this one is, and their exchanges over torch.distributed.
 
 
 @dataclass(frozen=True)
@@ -357,24 +341,18 @@ class ProcessRanks(Ranks):
         self.size = size
         self._over = False
         with _loss_noticed("setup"):
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if cuda else "gloo",
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=patience_seconds),
-            )
+            backend, timeout = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(seconds=patience_seconds)
+            dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
 
     def meet(self, place: str, *mine: float) -> list[tuple[float, ...]]:
         """As ``Ranks.meet``: one small exchange. Of the ranks that cannot go on, one that was only stopped is last."""
         if self._over:
             raise RankLostError(f"this rank has left the others already and cannot meet them at {place!r}.")
         rows = self._exchange(place, list(mine))
-        failures = [
-            (said[0] == StoppedError.__name__, rank, *said) for rank, (_, said, failed) in enumerate(rows) if failed
-        ]
+        failures = [(rank, *said) for rank, (_, said, failed) in enumerate(rows) if failed]
         if failures:
             self._over = True
-            _, rank, name, message = min(failures)
+            rank, name, message = min(failures, key=lambda failure: failure[1] == StoppedError.__name__)
             raise error_named(name, f"rank {rank} of {self.size}: {message}")
         if any(row[0] != place for row in rows):
             raise RuntimeError(
@@ -404,7 +382,12 @@ class ProcessRanks(Ranks):
         sizes = [int(row[0]) for row in self.meet(place, -1 if blob is None else blob.numel())]
         if blob is None or -1 in sizes:
             raise MemoryError(f"memory ended on rank {sizes.index(-1)} at {place!r}")
-        return [_unpacked(part) for part in self._everyones_blobs(place, blob, sizes)]
+        with self._committed(place):
+            padded = torch.zeros(max(sizes), dtype=torch.uint8)
+            padded[: blob.numel()] = blob
+            heard = torch.empty(self.size * padded.numel(), dtype=torch.uint8)
+            dist.all_gather_single(heard, padded)
+        return [_unpacked(row[:size]) for row, size in zip(heard.view(self.size, -1), sizes, strict=True)]
 
     def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:
         """As ``Ranks.to_leader``; rank 0 holds one at a time."""
@@ -433,7 +416,7 @@ class ProcessRanks(Ranks):
             if not self._over and not isinstance(error, RankLostError):
                 self._over = True
                 message = str(error).encode(errors="replace")[: _MEETING_BYTES // 2].decode(errors="ignore")
-                with suppress(RankLostError):  # whoever was to be told is gone as well
+                with suppress(RankLostError):  # the others are gone as well
                     self._exchange("failure", [type(error).__name__, message], failed=True)
             raise
 
@@ -449,21 +432,13 @@ class ProcessRanks(Ranks):
             dist.all_gather_single(heard, torch.frombuffer(bytearray(text), dtype=torch.uint8))
         return [json.loads(row.numpy().tobytes()) for row in heard.view(self.size, -1)]
 
-    def _everyones_blobs(self, place: str, blob: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        with self._committed(place):
-            padded = torch.zeros(max(sizes), dtype=torch.uint8)
-            padded[: blob.numel()] = blob
-            heard = torch.empty(self.size * padded.numel(), dtype=torch.uint8)
-            dist.all_gather_single(heard, padded)
-        return [row[:size] for row, size in zip(heard.view(self.size, -1), sizes, strict=True)]
-
     @contextmanager
     def _committed(self, place: str) -> Iterator[None]:
         """The others are in the same exchange: an error in here cannot be told to them, only this process's end can."""
-        told, self._over = self._over, True
+        over, self._over = self._over, True
         with _loss_noticed(place):
             yield
-        self._over = told
+        self._over = over
 
 
 @contextmanager
@@ -473,9 +448,9 @@ def _loss_noticed(place: str) -> Iterator[None]:
     except RuntimeError as error:  # all that gloo, nccl and the store raise
         if is_out_of_memory(error):
             raise
-        told = str(error).partition(". This is typically")[0].partition("\n")[0]
+        reason = str(error).partition(". This is typically")[0].partition("\n")[0]
         raise RankLostError(
-            f"the other ranks were lost at {place!r}: {told}. One of them has ended or hangs; its own log says why, "
+            f"the other ranks were lost at {place!r}: {reason}. One of them has ended or hangs; its own log says why, "
             "unless it was killed (for memory, most often). The last checkpoint stands: resume."
         ) from error
 
