@@ -15,6 +15,7 @@ import run_notebooks
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.config import RunConfig, run_config
+from fvc_lib.services.digests import write_document
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 
@@ -136,7 +137,7 @@ def test_a_fork_is_a_run_of_its_own_beside_the_first_and_records_what_it_comes_f
 def test_resuming_with_another_number_of_threads_warns_and_goes_on(run, command):
     record = json.loads(run.run_json.read_text())
     record["attempts"][0]["versions"]["torch"] = "1.0"
-    run.run_json.write_text(json.dumps(record))
+    write_document(run.run_json, record)
     done = command("--resume", "latest", "--only", "02", OMP_NUM_THREADS="7")
     (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert "torch 1.0 -> " in warning

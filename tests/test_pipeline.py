@@ -7,6 +7,7 @@ not how well they tell fakes.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import nbformat
 import polars as pl
 import pytest
 
+from fvc_lib.analysis.read.records import NOT_ENDED
 from fvc_lib.execution.plan.stages import stages_of
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import run_config
@@ -56,6 +58,9 @@ def test_one_command_ends_with_a_table_and_an_offline_report(finished):
     html = run.report_html.read_text()
     assert html.count("Plotly.newPlot") >= 1
     assert "above control" in html
+    # 06 is a stage of the run that it shows: what it says of that is read when the run has ended.
+    assert NOT_ENDED in html
+    assert re.findall(r">running<|attempt \d+: running", html) == []
     status = read_status(run)
     assert status.state == "done"
     assert {stage.state for stage in status.stages.values()} == {"done"}

@@ -92,7 +92,7 @@ def report_run(run: RunPaths) -> int:
     """Write the run's pages and show its outcome in a few lines.
 
     Returns:
-        An exit code: 1 where a page could not be written, 3 where a table of results is damaged, else 0.
+        An exit code: 1 where a page could not be written, 3 where something it reads is damaged, else 0.
     """
     from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
     from fvc_lib.analysis.read.headline import run_headline
@@ -125,7 +125,7 @@ def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
 
     RUN is 'latest', a run id, a part of one, or a run folder. Also while the run is at work, or after it was killed.
 
-    Exit codes: 0 ok, 1 not written, 3 written, but a table of results is damaged: the lines shown say which.
+    Exit codes: 0 ok, 1 not written, 3 written, but something it reads is damaged: the lines shown say what.
     """
     context.exit(report_run(find_run(runs_dir or Path(resolve_config().runs_dir), run)))
 

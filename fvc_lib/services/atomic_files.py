@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -179,10 +180,14 @@ def _is_left_over(path: Path, host: str | None, pid: int) -> bool:
         return False  # its writer has finished meanwhile
 
 
-def sha256_of_file(path: AnyPath) -> str:
-    """Hex SHA-256 of a file's content, read in blocks."""
+def sha256_of_file(path: AnyPath, block_bytes: int = 1 << 20, num_bytes: int | None = None) -> str:
+    """Hex SHA-256 of a file's content, or of its first ``num_bytes``, read in blocks."""
+    digest, remaining = hashlib.sha256(), sys.maxsize if num_bytes is None else num_bytes
     with Path(path).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        while block := stream.read(min(block_bytes, remaining)):
+            digest.update(block)
+            remaining -= len(block)
+    return digest.hexdigest()
 
 
 def sha256_of_json(value: Any) -> str:

@@ -17,7 +17,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -274,10 +274,14 @@ def _digest_path(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class CheckpointBinding:
-    """What a checkpoint belongs to. ``config`` holds JSON values, whole, so that a refusal can show what changed."""
+    """What a checkpoint belongs to. ``config`` holds JSON values, whole, so that a refusal can show what changed.
+
+    ``network`` is what is trained: ``name`` of its class, ``file`` and a digest of its ``code``; empty where unknown.
+    """
 
     config: Mapping[str, Any]
     data_fingerprint: str
+    network: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def config_hash(self) -> str:
@@ -292,6 +296,11 @@ class CheckpointBinding:
         if self.data_fingerprint != other.data_fingerprint:
             changed.append(f"training data: {self.data_fingerprint[:12]} -> {other.data_fingerprint[:12]}")
         return changed
+
+    def is_of_another_network(self, other: Self) -> bool:
+        """Whether ``other`` trains a class of another name or code; not where one of the two does not know its own."""
+        both_known = self.network and other.network
+        return bool(both_known) and any(self.network.get(n) != other.network.get(n) for n in ("name", "code"))
 
 
 @dataclass(frozen=True)
@@ -376,6 +385,7 @@ class CheckpointFolder:
             "format": _FORMAT,
             "config": dict(self._binding.config),
             "data_fingerprint": self._binding.data_fingerprint,
+            "network": dict(self._binding.network),
             "epoch": epoch,
             "step": step,
             "best_epoch": best_epoch,
@@ -430,7 +440,8 @@ class CheckpointFolder:
 
         Raises:
             CheckpointReadError: a file could not be read, for want of memory or because of the disk; all is as it was.
-            CheckpointMismatchError: it was made by another configuration or from other data; the message lists what.
+            CheckpointMismatchError: it was made by another configuration or network, or from other data; the message
+                says which.
             CheckpointWriteError: the last save failed, or the best model had to be written again and could not be.
         """
         self.finish()
@@ -486,11 +497,17 @@ class CheckpointFolder:
         """The checkpoint in ``path``; None when it is an ancestor's that this training must not go on from."""
         document = load_document(path, _FORMAT)
         try:
-            stamped = CheckpointBinding(document["config"], document["data_fingerprint"])
+            stamped = CheckpointBinding(
+                document["config"], document["data_fingerprint"], dict(document.get("network", {}))
+            )
             names = ("epoch", "step", "state", "best_epoch", "best_model")
             checkpoint = Checkpoint(path, **{name: document[name] for name in names})
         except (KeyError, TypeError) as error:
             raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of ours: {error!r}.") from error
+        if stamped.is_of_another_network(self._binding):
+            raise CheckpointMismatchError(
+                other_network(f"the checkpoint {str(path)!r}", stamped.network, self._binding.network)
+            )
         changed = stamped.differences(self._binding)
         if not changed:
             return checkpoint
@@ -554,6 +571,18 @@ class CheckpointFolder:
         for _, path in sorted(self._epoch_files(), reverse=True)[self._keep_last :]:
             _digest_path(path).unlink(missing_ok=True)  # first: a kill between them leaves a file that nobody trusts
             path.unlink(missing_ok=True)
+
+
+def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """The refusal of ``what``, made by a network (``CheckpointBinding.network``) that is not the one of now."""
+    changed = f"and {now['name']} in {now['file']!r} is to be trained now"
+    if then["name"] == now["name"]:
+        changed = f"whose code has changed since: {now['file']!r}"
+    return (
+        f"{what} is of the network {then['name']} in {then['file']!r}, {changed}. Put that network back to go on with "
+        'it; or train this one in a new run (run_dir "new"); or give the stored one up: run_notebooks.py --force '
+        "STAGE --resume RUN."
+    )
 
 
 def load_best_model(folder: atomic_files.AnyPath) -> dict[str, Tensor]:

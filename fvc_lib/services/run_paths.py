@@ -11,6 +11,8 @@ from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import UsageError, command_text
 
+ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
+
 
 class _Path:
     """A path in a run folder, as an attribute of ``RunPaths``."""

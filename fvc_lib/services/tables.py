@@ -9,13 +9,8 @@ read compares with it, because many a flipped bit still makes a table that fits 
 did not note there which tables were written interactively since can tell no damage: of those there is a warning.
 """
 
-import functools
-import hashlib
 import io
-import json
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +18,9 @@ import pandera.polars as pa
 import polars as pl
 from pandera.errors import SchemaError, SchemaErrors
 
-from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_file, write_json
-from fvc_lib.services.errors import DataError, command_text
-
-_logger = logging.getLogger(__name__)
+from fvc_lib.services.atomic_files import AnyPath, atomic_output
+from fvc_lib.services.digests import note_rewritten, undamaged_content
+from fvc_lib.services.errors import DataError
 
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")
@@ -67,11 +61,7 @@ def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: AnyPath) 
         else:
             frame.write_csv(stream)
         stream.flush()
-        written = _as_written(path)
-        if written is not None and written.sha256 != sha256_of_file(temporary):
-            # An interactive notebook writes it: the finished stage's record, which lasts, speaks of it no more.
-            written.document["outputs"][written.name] = _WRITTEN_SINCE
-            write_json(written.record, written.document)
+        note_rewritten(path, temporary)
 
 
 def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: pa.DataFrameSchema) -> pl.DataFrame:
@@ -106,69 +96,6 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}. Run the stage that writes it again.") from error
     return check_table(frame, schema, str(path))
-
-
-_WRITTEN_SINCE = "written anew since"  # in place of a digest: the stage has to repeat it, and no reader complains
-
-
-@dataclass(frozen=True)
-class _Written:
-    """What the record of a finished stage says of one of its tables."""
-
-    record: Path
-    document: dict[str, Any]
-    name: str  # of the table, as seen from the run folder
-    sha256: str
-
-
-def _as_written(path: Path) -> _Written | None:
-    """What the run that ``path`` lies in knows of it; None where no finished stage of a run answers for it."""
-    root = next((folder for folder in path.absolute().parents if (folder / "run.json").is_file()), None)
-    if root is None:
-        return None
-    name = str(path.absolute().relative_to(root))
-    for record in sorted((root / "checkpoints").glob("stage_*.json")):
-        try:
-            document = json.loads(record.read_bytes())
-            digest = document["outputs"].get(name)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            continue  # the plan does not count that stage as finished either
-        if isinstance(digest, str) and digest not in ("", _WRITTEN_SINCE):
-            return _Written(record, document, name, digest)
-    return None
-
-
-def undamaged_content(path: Path) -> bytes:
-    """The bytes of ``path``.
-
-    Raises:
-        DataError: the stage that wrote it has finished, and left others.
-        OSError: it cannot be read.
-    """
-    for _ in range(2):  # between the two looks a stage may have finished writing it anew
-        content, written = path.read_bytes(), _as_written(path)
-        if written is None or hashlib.sha256(content).hexdigest() == written.sha256:
-            return content
-    assert written is not None
-    if not written.document.get("rewrites_noted"):
-        _warn_once(
-            f"{path}: is not as stage {written.record.stem.removeprefix('stage_')} left it. The version of the code "
-            "that finished it did not note tables written interactively since, so this may be one, or damage."
-        )
-        return content
-    stage, root = written.record.stem.removeprefix("stage_"), written.record.parents[1]
-    # Of several folds only the one whose table it is: the plan knows it by its digest.
-    only = [] if stage.rpartition("_fold_")[2].isdecimal() else ["--only", stage]
-    raise DataError(
-        f"{path}: is not what stage {stage} wrote: damaged, or changed since (SHA-256 in checkpoints/"
-        f"{written.record.name}). Repeat that stage: "
-        f"{command_text('--resume', root, *only)}"
-    )
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    _logger.warning(message)
 
 
 def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:

@@ -24,11 +24,10 @@ from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryShare, memory_budget
 from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
 from fvc_lib.services.redaction import Redactor
-from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import FOLD_TRAINING, TASKS, TRAINING_STAGES
 
-_ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"
 _PROGRESS_SECONDS = 10.0
 _logger = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
         params = RunConfig.model_validate_json(launch.config) if launch else None
         config = params or resolve_config(read_params_file(paths.params_yaml), environ={})
         _take_share(place, config)
-        attempt = launch.attempt if launch else int(os.environ.get(_ATTEMPT_VARIABLE, "1"))
+        attempt = launch.attempt if launch else int(os.environ.get(ATTEMPT_VARIABLE, "1"))
         with (
             _joined(place, config) as ranks,
             _logs(place, paths, (stage, fold), config, attempt, reports) as (metrics, memory, progress),
@@ -106,7 +105,7 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
                 reports.ready()
             training_of(stage)(
                 paths, config, fold, metric_log=metrics, memory=memory, progress=progress, stop=lambda: bool(signals),
-                ranks=ranks,
+                ranks=ranks, begun_with=launch.network if launch else None,
             )  # fmt: skip
     except FvcError as error:
         _logger.error("%s", error)

@@ -28,9 +28,14 @@ from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Accumulator, SampleSet, Task
 from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState, weights_digest
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
-from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder, CheckpointMismatchError
+from fvc_lib.services.checkpoint_files import (
+    CheckpointBinding,
+    CheckpointFolder,
+    CheckpointMismatchError,
+    other_network,
+)
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import StoppedError, command_text
+from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.memory_budget import peak_rss_bytes
 from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths, stage_key
@@ -61,6 +66,11 @@ class TrainedClass:
     file: str
     code: str
     num_parameters: int
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """As checkpoints hold it, and as ranks are told it."""
+        return {"name": self.name, "file": self.file, "code": self.code}
 
     @classmethod
     def of(cls, task: Task) -> Self:
@@ -282,6 +292,7 @@ class TrainingOptions(TypedDict, total=False):
     stop: Callable[[], bool] | None
     progress: Progress | None
     ranks: Ranks | None
+    begun_with: Mapping[str, str] | None
 
 
 def train(
@@ -298,6 +309,7 @@ def train(
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
+    begun_with: Mapping[str, str] | None = None,
 ) -> TrainingOutcome[R]:
     """Do the training of ``stage`` to its end, going on from what an earlier attempt saved.
 
@@ -318,12 +330,13 @@ def train(
         stop: called at every step boundary.
         progress: called with (steps done, steps planned) over all networks together.
         ranks: of which this process is one; None: it is no rank, and starts them where there are to be several.
+        begun_with: what the process that started the ranks would train (``TrainedClass.identity``); None: not known.
 
     Raises:
         StoppedError: ``stop`` said so; everything is saved (exit code 75).
         DataError: data that are missing or cannot give an honest result.
         CheckpointMismatchError: what was saved belongs to other parameters or data, or to another network.
-        UsageError: the requested device is not there.
+        UsageError: the requested device is not there, or ranks would train another network than who starts them.
         MemoryExhaustedError: one sample alone, or the optimizer's step, does not fit into memory.
         CheckpointWriteError: the disk is full or read-only.
         RankLostError: one of several ranks was killed.
@@ -333,8 +346,9 @@ def train(
     if ranks is None and config.num_ranks > 1:
         arguments = [str(paths.root), "--stage", stage, *([] if fold is None else ["--fold", str(fold)])]
         log = paths.logs / f"{stage_key(stage, fold)}_ranks.log"
+        own = TrainedClass.of(read(Ranks()).task)  # a notebook's cell may have changed what its name stands for
         run_ranks(
-            "fvc_lib.tasks.rank", arguments, config, log,
+            "fvc_lib.tasks.rank", arguments, config, log, network=own.identity,
             attempt=attempt, memory=memory or NoObserver(), stop=stop, progress=progress,
         )  # fmt: skip
         written = read_outcome(outcome_file, record)
@@ -344,6 +358,12 @@ def train(
     ranks = ranks or Ranks()
     training = read(ranks)
     kind = TrainedClass.of(training.task)
+    if begun_with and (begun_with["name"], begun_with["code"]) != (kind.name, kind.code):
+        raise UsageError(
+            f"num_ranks {ranks.size}: the ranks would train {kind.name} in {kind.file!r}, and the notebook that began "
+            f"them has {begun_with['name']} in {begun_with['file']!r}, or other code of it. They know what is in files "
+            "alone: put the network into one (docs/architecture.md) and restart the notebook, or train with num_ranks 1."
+        )
     found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training, kind, record))
     if found:
         return replace(outcome_from_json(found, record), stored=True)
@@ -362,13 +382,13 @@ def train(
             ),
         )
         settings = replace(training.settings, micro_batch=micro_batch)
-        for number, network in enumerate(training.networks):
+        for number, each in enumerate(training.networks):
             started, is_control = time.monotonic(), number > 0
             metrics = ControlLog(metric_log) if is_control else metric_log
             checkpoints = folder / "control" if is_control else folder
-            binding = CheckpointBinding(dict(training.parameters), network.data_fingerprint)
+            binding = CheckpointBinding(dict(training.parameters), each.data_fingerprint, kind.identity)
             engine = Engine(
-                network.task,
+                each.task,
                 settings,
                 compute,
                 CheckpointFolder(checkpoints, binding, keep_last=config.keep_checkpoints),
@@ -382,7 +402,7 @@ def train(
             )
             state = engine.fit()
             seconds = time.monotonic() - started
-            trained.append(TrainedNetwork(network, engine, state, checkpoints, metrics, ranks, seconds))
+            trained.append(TrainedNetwork(each, engine, state, checkpoints, metrics, ranks, seconds))
         done = training.finish(trained)
     most = int(max(peak for (peak,) in ranks.meet("peaks", peak_rss_bytes())))
 
@@ -422,14 +442,8 @@ def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, rec
     if outcome is None or outcome.fingerprint != training.fingerprint:
         return ""
     if outcome.network is not None and (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
-        changed = f"whose code has changed since: {kind.file!r}" if kind.name == outcome.network.name else (
-            f"and {kind.name} in {kind.file!r} is to be trained now"
-        )  # fmt: skip
-        raise CheckpointMismatchError(
-            f"the stored result {str(outcome_file)!r} is of the network {outcome.network.name} in "
-            f"{outcome.network.file!r}, {changed}. Put that network back to have it; or train this one in a new run "
-            f'(run_dir "new"); or give the stored one up: run_notebooks.py --force {training.stage[:2]} --resume RUN.'
-        )
+        told = other_network(f"the stored result {str(outcome_file)!r}", outcome.network.identity, kind.identity)
+        raise CheckpointMismatchError(told.replace("STAGE", training.stage[:2]))
     return outcome_to_json(outcome) if all(map(Path.exists, training.outputs)) else ""
 
 

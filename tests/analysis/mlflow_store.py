@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.analysis.mlflow import export as mlflow_connection
+from fvc_lib.services.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 
 
@@ -116,7 +117,7 @@ def shorten(run: RunPaths, num_folds: int) -> RunPaths:
     status = json.loads(run.status_json.read_text())
     for fold in range(num_folds, 5):
         status["stages"].pop(f"04_fold_training_fold_{fold}", None)
-    run.status_json.write_text(json.dumps(status))
+    write_document(run.status_json, status)
     return run
 
 

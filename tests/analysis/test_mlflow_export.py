@@ -29,6 +29,7 @@ from fvc_lib.command_line.commands import export_mlflow, export_when_asked
 from fvc_lib.command_line.main import Commands
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import read_table
@@ -172,7 +173,7 @@ def test_a_run_that_has_grown_replaces_what_was_there(short_run, template, tmp_p
     uri = copied(template, tmp_path / "grown")
     log.write_bytes(b"\n".join(all_lines.splitlines()[:40]) + b"\n")
     results.unlink()
-    run.status_json.write_text(json.dumps({**json.loads(status), "state": "failed", "finished_utc": None}))
+    write_document(run.status_json, {**json.loads(status), "state": "failed", "finished_utc": None})
     export_run(run, tracking_uri=uri)
     assert whole(uri)["status"] == "FAILED"
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.analysis.read.records import GONE, is_held, run_status
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.analysis.figures.training import pipeline_figure, pipeline_spans
+from fvc_lib.analysis.read.headline import runs_table
+from fvc_lib.analysis.read.records import GONE, NOT_ENDED, is_held, run_status
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 
 
 @pytest.fixture
@@ -51,6 +53,21 @@ def test_a_tasks_own_file_counts_before_the_document(run):
     run.task_status("a").write_text('{"state": "done"}')
     run.task_status("b").write_text('{"sta')
     assert states(run) == {"run": "waiting", "a": "done", "b": "pending"}
+
+
+def test_a_page_that_a_runners_kernel_makes_says_of_nothing_that_it_runs(run, monkeypatch):
+    run = RunPaths(run.root / "runs" / "demo" / "run_20260101_000000_aaaaaaaa")
+    run.root.mkdir(parents=True)
+    run.run_json.write_text("{}")
+    stages = {"a": {"state": "running", "attempts": 1, "started_utc": "2026-01-01T00:00:00Z"}}
+    run.status_json.write_text(json.dumps({"state": "running", "stages": stages}))
+    with (run.root / "run.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for attempt, word in (("", "running"), ("1", NOT_ENDED)):
+            monkeypatch.setenv(ATTEMPT_VARIABLE, attempt)
+            assert runs_table(run.root.parents[1]).frame["state"].to_list() == [word]
+            assert pipeline_spans(run)["state"].to_list() == [word]
+            assert word in str(pipeline_figure(pipeline_spans(run)).to_plotly_json())
 
 
 def test_what_has_ended_needs_no_lock(run):

@@ -17,6 +17,7 @@ from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection
@@ -88,7 +89,7 @@ def _give_record(run: RunPaths, folder: Path) -> None:
     )  # fmt: skip
     begun = begin_run(config, command=f"python run_notebooks.py --experiment '{SCRIPT}' {IMAGE} {SQL}")
     record = json.loads(begun.run_json.read_text())
-    run.run_json.write_text(json.dumps({**record, "run_id": path_to_text(run.run_id)}))
+    write_document(run.run_json, {**record, "run_id": path_to_text(run.run_id)})
     shutil.copyfile(begun.params_yaml, run.params_yaml)
 
 

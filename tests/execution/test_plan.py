@@ -7,11 +7,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.execution.plan import fingerprint as finished
+from fvc_lib.execution.plan import fingerprint
 from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.plan.stages import needed_tasks, refuse_stage_of_another_task, stage_named, tasks_in_order
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.services import tables
+from fvc_lib.services import digests, tables
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -63,12 +63,12 @@ def test_the_code_behind_a_notebook_repeats_it_and_other_code_does_not(make_proj
     project = make_project(one=["from fvc_lib.services.errors import DataError", ONE], two=[TWO])
     run = project.begin()
     project.execute(run)
-    real = finished.code_behind
+    real = fingerprint.code_behind
 
     def errors_changed(sources: list[str]) -> dict[str, str]:
         return {**real(sources), **{name: "other" for name in real(sources) if name == "fvc_lib.services.errors"}}
 
-    monkeypatch.setattr(finished, "code_behind", errors_changed)
+    monkeypatch.setattr(fingerprint, "code_behind", errors_changed)
     assert reasons(project, run) == [(True, "code changed: fvc_lib.services.errors"), (True, "after one")]
 
 
@@ -126,20 +126,22 @@ def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path, monkeypatch):
     path.write_text("first")
     os.utime(path, (1, 1))
     read: list[str] = []
-    real = finished.sha256_of_file
-    monkeypatch.setattr(finished, "sha256_of_file", lambda path: read.append(path.read_text()) or real(path))
+    real = digests.sha256_of_file
+    monkeypatch.setattr(
+        digests, "sha256_of_file", lambda path, **part: read.append(path.read_text()) or real(path, **part)
+    )
     # The inode's own time is now: so soon after a change it is read again, as another change might not show.
-    first = finished._content_hash(path)
-    assert finished._content_hash(path) == first
+    first = digests.content_hash(path)
+    assert digests.content_hash(path) == first
     assert read == ["first", "first"]
-    monkeypatch.setattr(finished, "_SETTLED_NS", -1)
-    assert [finished._content_hash(path) for _ in range(3)] == [first] * 3
+    monkeypatch.setattr(digests, "_SETTLED_NS", -1)
+    assert [digests.content_hash(path) for _ in range(3)] == [first] * 3
     assert read == ["first"] * 3
     path.write_text("other")
     os.utime(path, (1, 1))  # same size, same time, another content
-    assert finished._content_hash(path) != first
+    assert digests.content_hash(path) != first
     path.unlink()
-    assert finished._content_hash(path) == ""
+    assert digests.content_hash(path) == ""
 
 
 def test_a_record_of_another_version_is_no_record(make_project):

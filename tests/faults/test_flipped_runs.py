@@ -25,6 +25,9 @@ KINDS = {
     "checkpoints": ("checkpoints/**/*.safetensors", "checkpoints/**/*.pt", "checkpoints/**/*.sha256"),
     "outcomes": ("checkpoints/**/outcome.json", "checkpoints/**/selection.json", "checkpoints/**/code.json"),
     "records": ("checkpoints/stage_*.json",),
+    "notebooks": ("notebooks/*.ipynb",),
+    "logs": ("metrics/*.jsonl", "memory/*.jsonl", "memory/events/*.jsonl"),
+    "documents": ("run.json", "status.json", "status/*.json"),
 }
 
 

@@ -17,7 +17,7 @@ from fvc_lib.engine.task import LossSum, Sample
 from fvc_lib.engine.training_state import EpochRecord, TrainingRecord, weights_digest
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.config import RunConfig, resolve_config
-from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import (
@@ -207,6 +207,31 @@ def test_a_stored_result_of_another_network_is_not_returned(tmp_path, monkeypatc
     monkeypatch.setattr(Straight, "forward", forward)
     with pytest.raises(CheckpointMismatchError, match="whose code has changed since"):
         train(tmp_path / "run", config)
+
+
+def test_an_unfinished_training_of_another_network_is_not_gone_on_with(tmp_path, monkeypatch):
+    config, asked = config_of(tmp_path), iter(range(1000))
+    with pytest.raises(StoppedError):
+        train(tmp_path / "run", config, stop=lambda: next(asked) >= 4)
+    with pytest.raises(CheckpointMismatchError, match=r"latest_checkpoint.* is of the network .*Straight .*Steep"):
+        train(tmp_path / "run", config, network=Steep)
+
+    def forward(self, x):
+        return nn.Linear.forward(self, 3 * x)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Straight, "forward", forward)
+        with pytest.raises(CheckpointMismatchError, match="whose code has changed since"):
+            train(tmp_path / "run", config)
+    assert train(tmp_path / "run", config)[0].training.steps == 9
+
+
+def test_a_rank_that_would_train_another_network_than_who_started_it_refuses(tmp_path):
+    config = config_of(tmp_path)
+    own, other = (recipe.TrainedClass.of(LineTask(each)).identity for each in (Straight, Steep))
+    with pytest.raises(UsageError, match=r"would train .*Straight in .*Steep in .*num_ranks 1"):
+        train(tmp_path / "run", config, begun_with=other)
+    assert train(tmp_path / "run", config, begun_with=own)[0].training.steps == 9
 
 
 def test_a_stored_result_that_does_not_name_its_network_is_returned(tmp_path):

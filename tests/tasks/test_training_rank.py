@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from fvc_lib.detectors.own.frame_cnn import FrameCnn
 from fvc_lib.engine.distributed.ranks import RankLostError
 from fvc_lib.engine.training_state import NoMetrics
-from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import PREDICTIONS, read_table
 from fvc_lib.tasks.rank import _RedactedFormatter
@@ -129,6 +132,20 @@ def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(
     assert "[rank 0] ERROR: the other ranks were lost" in log
 
 
+def test_ranks_refuse_a_network_that_only_the_notebook_knows(two_ranks, monkeypatch):
+    """As a cell that gives a known name to a class of its own, with the same parameters."""
+
+    class Mine(FrameCnn):
+        def forward(self, frames):
+            return -super().forward(frames)
+
+    name = two_ranks.config.model
+    monkeypatch.setitem(DETECTORS._items, name, replace(DETECTORS.get(name), build=Mine))
+    with pytest.raises(UsageError, match=r"the ranks would train .*FrameCnn in .*Mine in .*num_ranks 1"):
+        train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics())
+    assert not two_ranks.paths.fold_outcome(0).exists()
+
+
 def test_a_stop_before_the_ranks_have_met_ends_them_at_once(two_ranks):
     with pytest.raises(StoppedError, match="before the ranks had met") as caught:
         train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics(), stop=lambda: True)
@@ -145,6 +162,7 @@ def test_a_rank_s_data_error_comes_out_as_one(two_ranks):
 
 LAUNCHER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.engine.training_state import NoMetrics

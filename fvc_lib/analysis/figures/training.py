@@ -13,7 +13,7 @@ from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.theme import of_fold
 from fvc_lib.analysis.memory.findings import memory_usage, phase_text
 from fvc_lib.analysis.read.queries import learning_curves, memory_samples
-from fvc_lib.analysis.read.records import run_status
+from fvc_lib.analysis.read.records import NOT_ENDED, run_status, shown_state
 from fvc_lib.analysis.read.sql import ask
 from fvc_lib.analysis.wording import (
     clean_text,
@@ -171,7 +171,7 @@ def _mode(points: pl.DataFrame) -> str:
 # --- Where a run's time went: its stages and their attempts over time, what ran at once, and what was waited for
 
 STATE_COLORS = {
-    "done": theme.MODEL, "running": theme.REAL, "failed": theme.NOT_ABOVE_CONTROL,
+    "done": theme.MODEL, "running": theme.REAL, NOT_ENDED: theme.REAL, "failed": theme.NOT_ABOVE_CONTROL,
     "interrupted": theme.NOT_ABOVE_CONTROL, "stopped without a word": theme.NOT_ABOVE_CONTROL,
 }  # fmt: skip
 BEFORE = "an earlier attempt"
@@ -250,7 +250,7 @@ def _spans_of(key: str, stage: dict[str, object]) -> list[dict[str, object]]:
             "key": key,
             "fold": int(fold[1]) if fold else None,
             "attempt": attempts if isinstance(attempts, int) else 1,
-            "state": clean_text(stage.get("state") or "not recorded"),
+            "state": clean_text(shown_state(stage.get("state")) or "not recorded"),
             "started": started,
             # A stage that was begun again has the end of its attempt before until it has an end of its own.
             "finished": finished if finished is not None and finished >= started else None,

@@ -38,6 +38,7 @@ from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, results
 from fvc_lib.analysis.read.records import as_mapping, read_json_object, run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, source_name
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
+from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.redaction import REPLACEMENT, Redactor
 from fvc_lib.services.run_paths import RunPaths, stage_key
@@ -117,7 +118,7 @@ def run_content(run: RunPaths) -> RunContent:
         _utc_ms(status.get("started_utc")) or _ms(curves.frame["ts"].min(), None),
         _utc_ms(status.get("finished_utc")) or _ms(curves.frame["ts"].max(), None),
     )
-    notes = [*curves.notes, *table.notes]
+    notes = list(dict.fromkeys([*run_damage(run.root), *curves.notes, *table.notes]))
     if run_id != path_to_text(run.run_id):
         notes.insert(0, f"{run_id}: its folder is called {path_to_text(run.run_id)}; run.json says whose it is.")
     return RunContent(

@@ -24,6 +24,7 @@ from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.analysis.read.records import as_mapping
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.digests import undamaged_content
 from fvc_lib.services.errors import DataError
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -98,7 +99,7 @@ def render_notebook(path: Path, prefix: str, *, run_folder: str | None = None) -
     logs; without it they become plain text.
 
     Raises:
-        DataError: the file is missing or is no notebook.
+        DataError: the file is missing, is no notebook, or is not the one that its finished stage left.
     """
     document = _load(path)
     title, heading_cell = _title(document, path)
@@ -152,7 +153,7 @@ def _allowed_with_logs(tag: str, name: str, value: str) -> bool:
 
 def _load(path: Path) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = undamaged_content(path).decode()
         stored = json.loads(text)
         is_notebook = isinstance(stored, dict) and stored.get("nbformat") == 4 and isinstance(stored.get("cells"), list)
         why = "" if is_notebook else "got JSON without cells in notebook format 4"

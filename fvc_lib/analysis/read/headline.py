@@ -10,7 +10,7 @@ from typing import Literal
 import polars as pl
 
 from fvc_lib.analysis.read.queries import memory_peaks, results
-from fvc_lib.analysis.read.records import GONE, Answer, read_json_object, read_tables, run_status
+from fvc_lib.analysis.read.records import GONE, Answer, read_json_object, read_tables, run_status, shown_state
 from fvc_lib.analysis.wording import (
     clean_text,
     count_text,
@@ -24,6 +24,7 @@ from fvc_lib.analysis.wording import (
 from fvc_lib.metrics.comparison import is_above_control
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
+from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import IMAGES, LEAKAGE_AUDIT, TASK_RESULTS
@@ -286,7 +287,7 @@ class ReportHeadline:
     corpus: str | None = None
     failure: str | None = None
     cautions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # why tables of results cannot be read
+    notes: tuple[str, ...] = ()  # which files are damaged or cannot be read
     earlier: str = ""  # whose the numbers are, where the run has gone on since and not come to its end
     more_facts: tuple[tuple[str, str], ...] = ()
 
@@ -394,7 +395,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
             *of_scores,
         ),
         earlier=measured.earlier,
-        notes=(*measured.notes, *_audit(run).notes),
+        notes=(*measured.notes, *_audit(run).notes, *run_damage(run.root)),
     )
 
 
@@ -554,6 +555,7 @@ def _table_row(headline: ReportHeadline) -> dict[str, object]:
     score, best = headline.model_score, headline.verdict.best_control
     alike = {name: vars(headline)[name] for name in _RUNS_SCHEMA if name in vars(headline)}
     return alike | {
+        "state": shown_state(headline.state),
         "standing": headline.verdict.standing,
         "verdict": headline.verdict.sentence,
         "measure": headline.measure.name,

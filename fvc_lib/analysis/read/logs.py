@@ -19,7 +19,8 @@ import pyarrow as arrow
 from fvc_lib.analysis.read.records import Answer, LogFile
 from fvc_lib.analysis.read.sql import ask, connect
 from fvc_lib.analysis.wording import count_text
-from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.atomic_files import message_text, path_to_text
+from fvc_lib.services.digests import log_damage
 
 _BLOCK_BYTES = 1 << 23  # stays in the caches, and its memory is used again: fresh pages cost more than parsing
 _TOLD_LINES = 3
@@ -72,7 +73,7 @@ class LineCount:
 
 @dataclass(frozen=True)
 class LogLines:
-    """Good lines of several files (``line`` is 1-based), and by a file's number why it could not be opened."""
+    """Good lines of several files (``line`` is 1-based), and by a file's number what is wrong with the whole of it."""
 
     frame: pl.DataFrame
     files: tuple[LogFile, ...]
@@ -142,6 +143,8 @@ def _blocks(files: Sequence[LogFile], problems: dict[int, str]) -> Iterator[arro
     for owner, file in enumerate(files):
         line = 1
         try:
+            if damage := log_damage(file.path):
+                problems[owner] = f"{message_text(damage)} Its good lines are shown and may be wrong."
             for piece in _whole_lines(file.path):
                 if parts and size + len(piece) > _BLOCK_BYTES:
                     yield _line_table(parts, owners, first_lines)

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import re
 import time
 from collections import Counter
@@ -14,8 +15,9 @@ import pandera.polars as pa
 import polars as pl
 
 from fvc_lib.services.atomic_files import path_to_text, this_host
+from fvc_lib.services.digests import document_damage
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 from fvc_lib.services.tables import read_table
 
 _FOLD = re.compile(r"^(?P<stage>.+)_fold_(?P<fold>\d+)$")
@@ -107,6 +109,7 @@ def as_mapping(value: object) -> dict[str, Any]:
 # --- Where a run and its tasks stand, from what they left: also when whoever ran them has died without a word
 
 GONE = "stopped without a word"
+NOT_ENDED = "not ended when this page was made"
 _FRESH_SECONDS = 60.0  # a holder on another host renews its claim every few seconds
 
 
@@ -120,7 +123,7 @@ def run_status(run: RunPaths) -> dict[str, Any]:
     folder = run.task_status("").parent
     if folder.is_dir():
         for path in sorted(folder.glob("[!.]*.json")):
-            if own := read_json_object(path):
+            if (own := read_json_object(path)) and not document_damage(path, own):
                 stages[path.stem] = own
     if not _says_running(status) and not any(map(_says_running, stages.values())):
         return status
@@ -131,6 +134,13 @@ def run_status(run: RunPaths) -> dict[str, Any]:
     if _says_running(status) and not whole and not any(map(_says_running, stages.values())):
         status["state"] = GONE
     return status
+
+
+def shown_state(state: object) -> object:
+    """``state`` as a page shows it. One that a runner's kernel makes is read when all has ended: on that nothing runs,
+    not even the run that the page belongs to.
+    """
+    return NOT_ENDED if state == "running" and os.environ.get(ATTEMPT_VARIABLE) else state
 
 
 def is_held(lock: Path) -> bool:

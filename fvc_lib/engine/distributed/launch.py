@@ -54,6 +54,7 @@ class Launch:
     log: str  # file that the rank's output is appended to
     attempt: int  # which try this is, for the metric log
     pid: int  # of the launching process
+    network: Mapping[str, str] | None = None  # what that would train; a rank that would train another one refuses
 
     @classmethod
     def of_environment(cls) -> Self | None:
@@ -69,6 +70,7 @@ def run_ranks(
     log: Path,
     *,
     attempt: int = 1,
+    network: Mapping[str, str] | None = None,
     memory: MemoryObserver,
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
@@ -84,6 +86,7 @@ def run_ranks(
         config: the run's parameters, handed to the ranks.
         log: what the ranks print is appended there.
         attempt: which try this is.
+        network: name, file and digest of the code of what this process would train; handed to the ranks.
         memory: hears what the ranks report.
         stop: called again and again; True makes the ranks save and end.
         progress: called with (steps done, steps planned).
@@ -102,7 +105,7 @@ def run_ranks(
     ):
         reports.bind(str(Path(folder) / "reports"))
         reports.settimeout(_WATCH_SECONDS)
-        launch = Launch(config.model_dump_json(), reports.getsockname(), str(log), attempt, os.getpid())
+        launch = Launch(config.model_dump_json(), reports.getsockname(), str(log), attempt, os.getpid(), network)
         reader = ReportReader(memory, progress)
         with _environment(_for_ranks(launch, size)):
             agent = pool.submit(_run_agent, size, folder, ["-m", module, *arguments])

@@ -6,21 +6,17 @@ moved, never deleted, and never shown as current.
 
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task
-from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, sha256_of_json, write_json
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_json
 from fvc_lib.services.code_version import code_behind, helpers_hash, notebook_sources
 from fvc_lib.services.config import DECLARED, RunConfig
+from fvc_lib.services.digests import content_hash, left_by_stage
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import TASKS
-
-# A file changed again within so short a time after it was hashed might show the same times.
-_SETTLED_NS = 2_000_000_000
-_seen: dict[Path, tuple[tuple[int, ...], str]] = {}
 
 
 @dataclass(frozen=True)
@@ -36,10 +32,11 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class StageRecord:
-    """Written when a stage has finished: its fingerprint and the content of its outputs."""
+    """Written when a stage has finished: its fingerprint and the content of its outputs and of what tells of it."""
 
     fingerprint: Fingerprint
     outputs: dict[str, str]
+    logs: dict[str, dict[str, object]] = field(default_factory=dict)  # no reason to repeat it, but readers are told
     rewrites_noted: bool = True  # a table that is written interactively later is noted here: another digest is damage
 
 
@@ -65,7 +62,8 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
 
 def record_finished(task: Task, fingerprint: Fingerprint, run: RunPaths) -> None:
     """Write the record that ``task`` is finished."""
-    record = StageRecord(fingerprint, _hashes(task.stage.outputs(run, task.fold), run))
+    outputs = _hashes(task.stage.outputs(run, task.fold), run)
+    record = StageRecord(fingerprint, outputs, left_by_stage(_logs(run, task), run.root))
     write_json(run.stage_checkpoint(task.stage.name, task.fold), asdict(record))
 
 
@@ -121,7 +119,7 @@ def corpus_hash(corpus: str) -> str:
     if not corpus:
         return ""
     if not path.is_dir():
-        return _content_hash(path) or "missing"
+        return content_hash(path) or "missing"
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:
@@ -141,34 +139,19 @@ def corpus_record(config: RunConfig) -> dict[str, str]:
         return {"name": TASKS[config.task].sample, "listing_sha256": ""}
     path = Path(os.path.abspath(config.corpus))  # noqa: PTH100 - a link keeps the name it was given by
     if not path.is_dir():
-        return {"name": path_to_text(Path(path.parent.name, path.name)), "listing_sha256": _content_hash(path)}
+        return {"name": path_to_text(Path(path.parent.name, path.name)), "listing_sha256": content_hash(path)}
     found: dict[str, object] = {}
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for file in (Path(folder, name) for name in names if not name.startswith(".")):
             is_table = file.suffix.lower() in (".csv", ".tsv", ".parquet")
             size = file.stat().st_size if file.exists() else None
-            found[path_to_text(file.relative_to(path))] = [size, _content_hash(file) if is_table else ""]
+            found[path_to_text(file.relative_to(path))] = [size, content_hash(file) if is_table else ""]
     return {"name": path_to_text(path.name), "listing_sha256": sha256_of_json(found)}
 
 
 def _hashes(paths: Iterable[Path], run: RunPaths) -> dict[str, str]:
-    return {str(path.relative_to(run.root)): _content_hash(path) for path in paths}
-
-
-def _content_hash(path: Path) -> str:
-    """SHA-256 of a file's content, empty where there is none; read again only when the file has changed since."""
-    if not path.is_file():
-        return ""
-    status = path.stat()
-    now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    known = _seen.get(path)
-    if known is not None and known[0] == now:
-        return known[1]
-    digest = sha256_of_file(path)
-    if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
-        _seen[path] = (now, digest)
-    return digest
+    return {str(path.relative_to(run.root)): content_hash(path) for path in paths}
 
 
 _CODE_NOTE = "code.json"
@@ -243,15 +226,18 @@ def written_by(run: RunPaths, task: Task) -> list[Path]:
         # The record first: killed half-way, the stage must not look finished.
         run.stage_checkpoint(name, fold),
         *task.stage.outputs(run, fold),
-        run.metrics(name, fold),
-        run.memory(name, fold),
-        run.memory_events(name, fold),
+        *_logs(run, task),
         run.oom_contexts(name, fold),
         run.memory_profiles(name, fold),
-        run.executed_notebook(name, fold),
         run.partial_notebook(name, fold),
         *([run.training_checkpoints(name, fold)] if task.stage.trains else []),
     ]
+
+
+def _logs(run: RunPaths, task: Task) -> list[Path]:
+    """What a finished ``task`` leaves beside its outputs for people to read."""
+    of = (task.stage.name, task.fold)
+    return [run.metrics(*of), run.memory(*of), run.memory_events(*of), run.executed_notebook(*of)]
 
 
 def _next_folder(parent: Path) -> Path:

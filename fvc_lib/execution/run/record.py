@@ -26,8 +26,9 @@ from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import corpus_record
 from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.status import RunState, RunStatus
-from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now, write_bytes, write_json, write_text
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now, write_bytes, write_text
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.digests import document_damage, undamaged_content, write_document
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.redaction import Redactor
@@ -356,7 +357,7 @@ def begin_run(
         "attempts": [_attempt(command, code)],
     }
     # Last: a folder without run.json is a run that never began, and is listed nowhere.
-    write_json(run.run_json, Redactor().tree(record))
+    write_document(run.run_json, Redactor().tree(record))
     return run
 
 
@@ -381,7 +382,7 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str) -> list
     last_attempt(run)
     with _record_held(run):
         try:
-            record = json.loads(run.run_json.read_text())
+            record = _read(run)
             clauses = _note_differences(record, now)
             record["attempts"].append(now)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -389,17 +390,23 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str) -> list
         if "code_differs" in now and code.patch:
             write_bytes(_patch_path(run, code), code.patch)
         write_text(run.params_yaml, config.to_yaml())
-        write_json(run.run_json, record)
+        write_document(run.run_json, record)
     return clauses
+
+
+def _read(run: RunPaths) -> dict[str, Any]:
+    """``run.json``; where it is damaged it says so for good (``damaged``, when that was seen), whoever writes it."""
+    record: dict[str, Any] = json.loads(run.run_json.read_text())
+    return {"damaged": utc_now(), **record} if document_damage(run.run_json, record) else record
 
 
 def record_corpus(run: RunPaths) -> None:
     """Add to ``run.json`` what the run's index says of the corpus; a record that cannot be read stays as it is."""
     with contextlib.suppress(OSError, ValueError, DataError), _record_held(run):
-        record = json.loads(run.run_json.read_text())
+        record = _read(run)
         corpus = record.get("corpus", {}) | _indexed(run)
         if corpus != record.get("corpus", {}):
-            write_json(run.run_json, {**record, "corpus": corpus})
+            write_document(run.run_json, {**record, "corpus": corpus})
 
 
 def _indexed(run: RunPaths) -> dict[str, object]:
@@ -408,8 +415,6 @@ def _indexed(run: RunPaths) -> dict[str, object]:
     Nothing where there is no index yet, or one of annotations only.
     """
     import polars as pl
-
-    from fvc_lib.services.tables import undamaged_content
 
     for path in (run.index, run.images, run.video_texts):
         with contextlib.suppress(OSError, DataError, pl.exceptions.PolarsError):  # missing or damaged
@@ -426,7 +431,7 @@ def last_attempt(run: RunPaths) -> dict[str, Any]:
         DataError: it is not readable.
     """
     try:
-        attempt: dict[str, Any] = json.loads(run.run_json.read_text())["attempts"][-1]
+        attempt: dict[str, Any] = _read(run)["attempts"][-1]
         bits_depend_on(attempt)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{run.run_json}: not a run's record: {error!r}. Start a new run.") from error

@@ -24,11 +24,10 @@ from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries, temporary_of
 from fvc_lib.services.config import RunConfig, run_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
-from fvc_lib.services.run_paths import RunPaths, find_run, stage_key
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import TASK_OF_STAGE
 
-ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
 WRITE_INTERVAL_SECONDS = 0.5
 BETWEEN_CELLS_SECONDS = 0.05
 

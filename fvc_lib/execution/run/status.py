@@ -12,14 +12,15 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on
-from fvc_lib.services.atomic_files import utc_now, write_json
+from fvc_lib.services.atomic_files import utc_now
+from fvc_lib.services.digests import document_damage, write_document
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 
@@ -92,8 +93,7 @@ class RunStatus(BaseModel):
 
     def write(self, run: RunPaths) -> None:
         """Replace ``status.json`` atomically."""
-        document: dict[str, Any] = self.model_dump(mode="json")
-        write_json(run.status_json, document)
+        write_document(run.status_json, self.model_dump(mode="json"))
 
 
 def read_status(run: RunPaths) -> RunStatus:
@@ -103,7 +103,8 @@ def read_status(run: RunPaths) -> RunStatus:
         DataError: missing or not ours; names the file.
     """
     try:
-        status = RunStatus(**json.loads(run.status_json.read_text()))
+        document = json.loads(run.status_json.read_text())
+        status = RunStatus(**document)
     except FileNotFoundError as error:
         if not run.run_json.is_file():
             raise DataError(f"{run.root}: no run: it has neither status.json nor run.json.") from error
@@ -113,6 +114,9 @@ def read_status(run: RunPaths) -> RunStatus:
         raise DataError(
             f"{run.status_json}: cannot be read as a run's status: {error}. Delete it, then --resume."
         ) from error
+    else:
+        if damage := document_damage(run.status_json, document):
+            raise DataError(f"{damage} Delete it, then --resume: what is finished stands in the stages' own records.")
     status.stages.update(read_parts(run))
     if status.shared:
         follow_tasks(status)
@@ -124,15 +128,17 @@ def read_parts(run: RunPaths) -> dict[str, StageStatus]:
     found = {}
     for path in sorted(run.task_status("").parent.glob("[!.]*.json")):
         try:
-            found[path.stem] = StageStatus(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError, ValidationError):
+            document = json.loads(path.read_text())
+            if not document_damage(path, document):
+                found[path.stem] = StageStatus(**document)
+        except (OSError, ValueError, TypeError, AttributeError, ValidationError):
             continue
     return found
 
 
 def write_part(run: RunPaths, key: str, stage: StageStatus) -> None:
     """Replace the file of task ``key`` atomically."""
-    write_json(run.task_status(key), stage.model_dump(mode="json"))
+    write_document(run.task_status(key), stage.model_dump(mode="json"))
 
 
 def follow_tasks(status: RunStatus) -> None:

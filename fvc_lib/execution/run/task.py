@@ -24,14 +24,14 @@ import psutil
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run import stage_end
-from fvc_lib.execution.run.session import ATTEMPT_VARIABLE, Progress, progress_path, read_progress
+from fvc_lib.execution.run.session import Progress, progress_path, read_progress
 from fvc_lib.execution.run.stage_end import KernelOutcome
 from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import ProcessTree, control_groups
 from fvc_lib.services.memory_policy import allocator_environment
 from fvc_lib.services.redaction import Redactor
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 
 # How often the system killed for memory, and watching a kernel from outside.
 
