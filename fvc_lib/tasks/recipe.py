@@ -362,7 +362,7 @@ def train(
         raise UsageError(
             f"num_ranks {ranks.size}: the ranks would train {kind.name} in {kind.file!r}, and the notebook that began "
             f"them has {begun_with['name']} in {begun_with['file']!r}, or other code of it. They know what is in files "
-            "alone: put the network into one (docs/architecture.md) and restart the notebook, or train with num_ranks 1."
+            "alone: put it into one (docs/architecture.md) and restart the notebook, or train with num_ranks 1."
         )
     found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training, kind, record))
     if found:
