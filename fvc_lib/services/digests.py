@@ -186,8 +186,10 @@ def run_damage(root: Path) -> list[str]:
     for path in (root / "run.json", root / "status.json", *sorted((root / "status").glob("[!.]*.json"))):
         try:
             found.append(document_damage(path, json.loads(path.read_bytes())))
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            continue  # missing or torn: whoever reads it says so
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            found.append(f"{path}: cannot be read ({type(error).__name__}): what it said is left out.")
     for left in _left(root):
         if left.num_bytes is not None and content_hash(left.path, left.num_bytes) not in ("", left.sha256):
             found.append(left.damage())
