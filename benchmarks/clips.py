@@ -175,7 +175,7 @@ class Waits:
 def data_wait(source: ClipSource, rows: Sequence[ClipRow], config: RunConfig, folder: Path) -> tuple[float, float]:
     """The share of one epoch's time that passes waiting for clips, and the training clips per second."""
     waits = Waits()
-    task = VideoTask(ClipDataset(source, rows), ClipDataset(source, rows[:32]), model=config.model, weights=(1.0, 1.0))
+    task = VideoTask(ClipDataset(source, rows), ClipDataset(source, rows[:32]), config=config, weights=(1.0, 1.0))
     checkpoints = CheckpointFolder(folder, CheckpointBinding({}, "benchmark"))
     engine = Engine(task, engine_settings(config, 0), resolve_device(config.device, config.amp), checkpoints, NoLog())
     engine_module.load_batches = waits.load  # type: ignore[attr-defined]

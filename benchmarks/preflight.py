@@ -94,7 +94,7 @@ def run_case(case: Case, folder: Path) -> Result:
     task = VideoTask(
         ClipDataset(ClipStore.of(config), rows),
         ClipDataset(ClipStore.of(config), rows),
-        model=case.model,
+        config=config,
         weights=(1.0, 1.0),
     )
     request = StepRequest(

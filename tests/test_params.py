@@ -115,7 +115,7 @@ class Pictures:
 
 
 def of_clips(config: RunConfig):
-    return VideoTask(Noise(config), Noise(config), model=config.model, weights=(1.0, 1.0))
+    return VideoTask(Noise(config), Noise(config), config=config, weights=(1.0, 1.0))
 
 
 def of_texts(config: RunConfig):

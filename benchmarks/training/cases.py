@@ -68,7 +68,7 @@ class Training:
         return VideoTask(
             ClipDataset(store, training),
             ClipDataset(store, self._rows(num_validation)),
-            model=self.case.model,
+            config=RunConfig(model=self.case.model),
             weights=self.loss_weights,
         )
 

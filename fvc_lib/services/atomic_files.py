@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -188,6 +189,27 @@ def sha256_of_file(path: AnyPath, block_bytes: int = 1 << 20, num_bytes: int | N
             digest.update(block)
             remaining -= len(block)
     return digest.hexdigest()
+
+
+def content_digest(path: AnyPath) -> str:
+    """Hex SHA-256 of a file, or of a folder's files with their names, those below it left out; "" where none is there.
+
+    Read once, and again when a file's size or time changes.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
+        return sha256_of_json([[each.name, content_digest(each)] for each in files])
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return _digest_at(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _digest_at(path: Path, size_bytes: int, modified_ns: int) -> str:
+    return sha256_of_file(path)
 
 
 def sha256_of_json(value: Any) -> str:

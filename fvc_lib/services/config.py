@@ -10,6 +10,7 @@ follow from that; nothing else lists fields.
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +21,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from fvc_lib import CHECKOUT
 from fvc_lib.services import tasks as stages
-from fvc_lib.services.atomic_files import AnyPath, sha256_of_json
+from fvc_lib.services.atomic_files import AnyPath, content_digest, sha256_of_json
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, Registry
@@ -49,6 +50,9 @@ class Declaration:
     memory: Sequence[str] = ()  # stages whose memory depends on it
     path: bool = False  # whether it names a file or folder
     variable: str = ""  # the environment variable that sets it
+    content: bool = False  # whether its value counts by what the file it names holds, not by where that lies
+    # Added when there were runs already: at its default it counts in no hash and binds no checkpoint.
+    later: bool = False
     meaning: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by task, where it is not the description
     instead: str = ""  # what to give where a task does not read it, a sentence
 
@@ -104,15 +108,19 @@ class NameIn:
         return [name for name in ([value] if isinstance(value, str) else value) if name != self.or_else]
 
     def check(self, value: Any) -> Any:
-        """``value`` itself; ``UsageError`` with the nearest name for one that nothing has registered."""
-        for name in self._names(value):
-            self.registry.check(name)
-        return value
+        """``value``, a user's file with its whole path; ``UsageError`` for a name that nothing has registered."""
+        if isinstance(value, str):
+            return value if value == self.or_else else self.registry.check(value)
+        return type(value)(name if name == self.or_else else self.registry.check(name) for name in value)
 
     def load(self, value: Any) -> None:
         """Import what registers ``value``; ``UsageError`` with the file and its error where that fails."""
         for name in self._names(value):
             self.registry.load(name)
+
+    def identity(self, value: Any) -> Any:
+        """What ``value`` counts as: of a network in a user's file also what that holds."""
+        return self.registry.identity(value) if isinstance(value, str) else value
 
     def files(self, value: Any) -> list[str]:
         """Dotted names of our files that have these names."""
@@ -126,6 +134,12 @@ def _known_task(name: str) -> str:
     if name not in TASKS:
         raise ValueError(f"input should be one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
     return name
+
+
+def _known_tuning(what: str) -> str:
+    if what and not re.fullmatch(r"head|norms|all|last:[1-9][0-9]*", what):
+        raise ValueError("wanted head, norms, last:N (the last N stages) or all")
+    return what
 
 
 def _beside_the_code(name: str) -> str:
@@ -265,6 +279,24 @@ class RunConfig(BaseModel):
     # Training
     model: Annotated[str, NameIn(DETECTORS)] = field(
         "frame_cnn", "weights", "network that sees a video's frames", _CLIPS, memory=_NET_STAGES, instead=_NET
+    )
+    model_weights: str = field(
+        "",
+        "weights",
+        "file or folder of the model's published weights; empty: those that come with it, or from scratch",
+        _CLIPS,
+        later=True,
+        path=True,
+        content=True,
+        memory=_NET_STAGES,
+        instead="The weights of a network on images are backbone_weights.",
+    )
+    head: str = field(
+        "", "weights", "mean, attention, gru or path over the features; empty: the model's", _VIDEO, later=True
+    )
+    l2_normalise: bool = field(False, "weights", "bring each feature vector to length 1", _VIDEO, later=True)
+    tune: Annotated[str, AfterValidator(_known_tuning)] = field(
+        "", "weights", "what is trained: head, norms, last:N stages or all; empty: the model's", _VIDEO, later=True
     )
     epochs: int = field(20, "recipe", "at most this many passes over the training part", ge=1)
     # Hashed as ever, because folders are named by the hash; so are device and retrieval_memory_mb.
@@ -461,13 +493,27 @@ class RunConfig(BaseModel):
     @property
     def config_hash(self) -> str:
         """Hex SHA-256 over the fields that can change a number: equal on any machine for the same experiment."""
-        return sha256_of_json(self.values_of(lambda declared: declared.hashed))
+        return sha256_of_json(self._counting(lambda declared: declared.hashed))
 
     def values_of(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
         """JSON values, by name, of the fields that this task reads and whose declaration is ``chosen``."""
         values = self.model_dump(mode="json")
         read = (name for name in values if self.task in DECLARED[name].tasks)
         return {name: values[name] for name in read if chosen(DECLARED[name])}
+
+    def _counting(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
+        """As ``values_of``, without those added later that say nothing but their default."""
+        said = [n for n in self.values_of(chosen) if not (DECLARED[n].later and getattr(self, n) == DEFAULTS[n])]
+        return {name: self.identity(name) for name in said}
+
+    def identity(self, name: str) -> Any:
+        """What the field's value counts as, a JSON value: of a file that it names the content, not the place."""
+        value = self.model_dump(mode="json", include={name})[name]
+        if DECLARED[name].content and value:
+            return content_digest(value)
+        for _, mark in self._marks([name]):
+            value = mark.identity(value)
+        return value
 
     def code_chosen(self, names: Iterable[str]) -> list[str]:
         """Dotted names of the files that register what the fields ``names`` choose, such as a model's."""
@@ -492,7 +538,7 @@ class RunConfig(BaseModel):
 
     def training_values(self) -> dict[str, Any]:
         """What the weights depend on beside the data, as JSON values: a checkpoint is bound to it."""
-        return self.values_of(lambda declared: declared.changes in ("weights", "recipe"))
+        return self._counting(lambda declared: declared.changes in ("weights", "recipe"))
 
     def meaning(self, name: str) -> str:
         """What the field ``name`` means to this run's task, one line."""
@@ -517,6 +563,7 @@ def _declaration(name: str) -> Declaration:
 
 # By field name; what follows is read off it.
 DECLARED: Mapping[str, Declaration] = {name: _declaration(name) for name in RunConfig.model_fields}
+DEFAULTS = {name: field.default for name, field in RunConfig.model_fields.items()}
 ENVIRONMENT = {declared.variable: name for name, declared in DECLARED.items() if declared.variable}
 NOT_HASHED = frozenset(name for name, declared in DECLARED.items() if not declared.hashed)
 MAY_CHANGE_ON_RESUME = frozenset(name for name, declared in DECLARED.items() if declared.resume)

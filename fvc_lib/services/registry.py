@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, overload
 
+from fvc_lib.services.atomic_files import content_digest
 from fvc_lib.services.errors import UsageError, did_you_mean
 
 T = TypeVar("T")
@@ -129,9 +130,20 @@ class Registry(Generic[T]):
             self.get(name)
         return name
 
+    def identity(self, name: str) -> str:
+        """What the name counts as in a run's identity: itself."""
+        return name
+
     def declared_in(self, name: str) -> list[str]:
         """Dotted names of the folder's files that register ``name`` as a literal; found without importing them."""
-        declared = re.compile(rf'(\.register\(\s*|\bname\b[^\n=(]*=\s*|\baliases=\([^)]*)"{re.escape(_family(name))}"')
+        before = (
+            r"\.register\(\s*",
+            r"\b(declaration|_register)\(\s*",
+            r"\bname\b[^\n=(]*=\s*",
+            r"\baliases=\([^)]*",
+            r"\n +(?=\S+:)",
+        )
+        declared = re.compile(f'({"|".join(before)})"{re.escape(_family(name))}"')
         return [module for module, text in self._files() if declared.search(text)]
 
     def names(self) -> list[str]:
@@ -192,36 +204,171 @@ def _family(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class DetectorSpec:
-    """A network on clips, as its file declares it.
+class ClipSettings:
+    """How clips are taken of a video: so many frames of ``side`` x ``side`` pixels."""
 
-    ``build`` gives the network, initialised from torch's current random state. It takes frames uint8 (B, T, 3, H, W),
-    gives logits (B,), positive for fake, and names in ``recomputable_blocks()`` the parts whose activations gradient
-    checkpointing may compute again. ``build_trunk`` gives one of its kind for what a clip shows (task video_text), with
-    ``frame_features`` from frames to (B, T, ``frame_feature_size``); None: there is none.
+    num_frames: int
+    side: int
+
+
+@dataclass(frozen=True)
+class TrunkOptions:
+    """What a ``build_trunk`` is told.
+
+    Attributes:
+        name: the whole name that was asked for, such as ``timm:resnet50``.
+        num_frames, side: of the clips.
+        weights: a file or folder on this machine; None: those that come with the package, else from scratch.
+        licence: of the weights, as far as the declaration knows.
+        pretrained: whether weights that come with the package are taken.
     """
 
-    name: str  # what the parameter ``model`` calls it
-    family: str  # where it comes from: own, or a package or group of papers
+    name: str
+    num_frames: int
+    side: int
+    weights: Path | None = None
+    licence: str = "unknown"
+    pretrained: bool = True
+
+
+@dataclass(frozen=True)
+class DetectorSpec:
+    """A network on clips, as its file declares it: complete (``build``), or a trunk to which a head is added.
+
+    ``build`` gives a complete network, initialised from torch's current random state. It takes frames uint8
+    (B, T, 3, H, W), gives logits (B,), positive for fake, and names in ``recomputable_blocks()`` the parts whose
+    activations gradient checkpointing may compute again. ``build_trunk`` gives a network from such frames to features
+    (B, T, F), or (B, 1, F) of whole clips, with ``frame_feature_size`` F; task video_text takes its ``frame_features``
+    of frames.
+    """
+
+    name: str  # what the parameter ``model`` calls it; "timm:NAME" stands for a family
+    family: str  # where it comes from: own, or a package
     paper: str  # where it is described
-    licence: str  # of its code, and of its weights where it has any
+    licence: str  # of its code
     num_frames: int  # of the clips it was made for
     side: int  # theirs, in pixels
     normalisation: str  # of the pixels, in words; the network does it, from uint8
     micro_batch: int  # clips in memory at once where ``batch_size`` is 0: 1 to 8, safe on a small machine
-    build: Callable[[], Any]
-    build_trunk: Callable[[], Any] | None = None
+    build: Callable[[], Any] | None = None
+    build_trunk: Callable[[TrunkOptions], Any] | None = None
     aliases: tuple[str, ...] = ()  # further names
+    weights: str = ""  # where its published weights are: a hub id, or a package and what it calls them
+    weights_licence: str = ""  # theirs
+    brings_weights: bool = False  # whether they come with the installation, and are taken where none are named
+    packages: tuple[str, ...] = ()  # that it needs beside the default installation
+    head: str = "mean"  # over the trunk's features, one of ``detectors/heads``
+    tune: str = "all"  # what is trained: head, norms, last:N or all
+    l2_normalise: bool = False  # whether each feature vector is brought to length 1
+    of_name: Callable[[str], "DetectorSpec"] | None = None  # of a family: what one of its names declares
+
+    def clips(self, num_frames: int, side: int) -> ClipSettings:
+        """Of a run that asks for these, where 0 is the network's own."""
+        return ClipSettings(num_frames or self.num_frames, side or self.side)
 
     def num_parameters(self) -> int:
-        """How many trainable numbers the network has. Builds it without memory or random draws."""
+        """How many numbers the network has. Builds it without memory or random draws."""
         import torch  # takes a second to load
 
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in self.build().parameters())
+            options = TrunkOptions(self.name, self.num_frames, self.side, pretrained=False)
+            network = self.build() if self.build else self.build_trunk(options) if self.build_trunk else None
+        return 0 if network is None else sum(parameter.numel() for parameter in network.parameters())
 
 
-DETECTORS: Registry[DetectorSpec] = Registry("model", "fvc_lib.detectors", "fvc.detectors")
+class DetectorRegistry(Registry[DetectorSpec]):
+    """Beside registered names also those of a family (``timm:resnet50``) and of a user's file (``my_net.py:MyNet``)."""
+
+    def get(self, name: str) -> DetectorSpec:
+        """The declaration; ``UsageError`` as ever, or where a user's file cannot be imported or has no such class."""
+        if match := _IN_A_FILE.fullmatch(name):
+            return _declared_in_file(name, Path(match["path"]), match["item"])
+        spec = super().get(name)
+        return spec if spec.of_name is None else spec.of_name(name)
+
+    def load(self, name: str) -> DetectorSpec:
+        """As ``get``; only the files that register ``name`` are imported."""
+        return self.get(name) if _IN_A_FILE.fullmatch(name) else super().load(name)
+
+    def check(self, name: str) -> str:
+        """``name``, with the whole path of a user's file; ``UsageError`` where nothing has it."""
+        match = _IN_A_FILE.fullmatch(name)
+        if match is None:
+            return super().check(name)
+        path = Path(match["path"]).expanduser().absolute()
+        if not path.is_file():
+            raise UsageError(f"model {name!r}: no file {str(path)!r}. Give path/to/FILE.py:CLASS.")
+        return f"{path}:{match['item']}"
+
+    def identity(self, name: str) -> str:
+        """A user's file counts by its name and content, not by where it lies."""
+        match = _IN_A_FILE.fullmatch(name)
+        if match is None:
+            return name
+        path = Path(match["path"])
+        return f"{path.name}:{match['item']}@{content_digest(path)}"
+
+    def declared_in(self, name: str) -> list[str]:
+        """Of a user's file nothing: its content is part of its identity."""
+        return [] if _IN_A_FILE.fullmatch(name) else super().declared_in(name)
+
+
+_IN_A_FILE = re.compile(r"(?P<path>.+\.py):(?P<item>[A-Za-z_]\w*)")
+
+
+def _declared_in_file(name: str, path: Path, item: str) -> DetectorSpec:
+    """What the class or ``DetectorSpec`` called ``item`` in a user's file declares.
+
+    A class with the attribute ``num_features`` is an encoder, to which a head is added: from frames uint8
+    (B, T, 3, H, W) to features (B, F) or (B, T, F). Any other gives logits (B,). ``num_frames``, ``side``,
+    ``micro_batch``, ``paper`` and ``licence`` may be attributes of the class as well. The module is imported once per
+    content, so that an edited file is another network, and under a name by which its objects can be pickled.
+    """
+    digest = content_digest(path)
+    module_name = f"fvc_user_{path.stem}_{digest[:16]}"
+    if module_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        if not digest or spec is None or spec.loader is None:
+            raise UsageError(f"model {name!r}: no file {str(path)!r}. Give path/to/FILE.py:CLASS.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        sys.path.insert(0, str(path.parent))  # what lies beside it may be imported by it
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[module_name]
+            raise UsageError(
+                f"model {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. Mend it."
+            ) from error
+        finally:
+            sys.path.remove(str(path.parent))
+    found = getattr(sys.modules[module_name], item, None)
+    if isinstance(found, DetectorSpec):
+        return found
+    if not callable(found):
+        names = [each for each, value in vars(sys.modules[module_name]).items() if isinstance(value, type)]
+        raise UsageError(f"model {name!r}: {path.name} has no class {item}.{did_you_mean(item, names)}")
+    return declared_by_class(found, name)
+
+
+def declared_by_class(kind: Callable[[], Any], name: str) -> DetectorSpec:
+    """The declaration of a user's class, from its attributes."""
+    encoder = hasattr(kind, "num_features")
+    return DetectorSpec(
+        name=name,
+        family="user",
+        paper=getattr(kind, "paper", "not stated"),
+        licence=getattr(kind, "licence", "not stated"),
+        num_frames=getattr(kind, "num_frames", 6),
+        side=getattr(kind, "side", 112),
+        normalisation="the network's own",
+        micro_batch=getattr(kind, "micro_batch", 2),
+        build=None if encoder else kind,
+        build_trunk=(lambda _: kind()) if encoder else None,
+    )
+
+
+DETECTORS = DetectorRegistry("model", "fvc_lib.detectors", "fvc.detectors")
 # Layouts of corpora of videos and of images (``fvc_lib/corpus/listing.py``: ``CorpusLoader``).
 CORPORA: Registry[Any] = Registry("corpus", "fvc_lib.corpus.sources", "fvc.corpora")
 IMAGE_LAYOUTS: Registry[Any] = Registry("image_layout", "fvc_lib.corpus.sources.images")

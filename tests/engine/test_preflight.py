@@ -50,7 +50,7 @@ def request_of_video_task(tmp_path):
     for number in range(8):
         store.write(f"video{number}", 0, np.full(store.shape, number, np.uint8))
     clips = ClipDataset(store, [ClipRow(f"video{number}", 0, number % 2) for number in range(8)])
-    return StepRequest(VideoTask(clips, clips, model="r2plus1d", weights=(1, 1)), 8, 8, device="cpu")
+    return StepRequest(VideoTask(clips, clips, config=RunConfig(model="r2plus1d"), weights=(1, 1)), 8, 8, device="cpu")
 
 
 def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(request_of_video_task, tmp_path):
@@ -206,7 +206,7 @@ def test_whatever_decides_a_step_s_memory_asks_for_a_new_measurement(request_of_
     note(replace(request, gradient_checkpointing=True))
     note(replace(request, num_workers=1))
     data = request.task.training_data
-    note(replace(request, task=VideoTask(data, data, model="frame_cnn", weights=(1, 1))))
+    note(replace(request, task=VideoTask(data, data, config=RunConfig(model="frame_cnn"), weights=(1, 1))))
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     note(request)
     monkeypatch.delenv("MALLOC_ARENA_MAX")

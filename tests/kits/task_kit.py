@@ -86,7 +86,7 @@ class Clips:
 
 def _video(tasks: TinyTasks) -> VideoTask:
     training, validation = Clips(0, tasks.rows), Clips(1000, tasks.validation)
-    return VideoTask(training, validation, model="frame_cnn", weights=(0.7, 1.6))
+    return VideoTask(training, validation, config=RunConfig(model="frame_cnn"), weights=(0.7, 1.6))
 
 
 class TinyImages(ImageTask):

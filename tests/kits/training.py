@@ -140,7 +140,10 @@ class TinyTraining:
         validation = [row for row in rows[-12:] if row.augmentation_index == 0]
         weights = class_weights(training)
         return VideoTask(
-            ClipDataset(self.store, training), ClipDataset(self.store, validation), model=model, weights=weights
+            ClipDataset(self.store, training),
+            ClipDataset(self.store, validation),
+            config=RunConfig(model=model),
+            weights=weights,
         )
 
 

@@ -72,6 +72,6 @@ DETECTORS.register(
         micro_batch=8,
         build=FrameCnn,
         # Deeper than the detector: a thing shows over a quarter of the picture, a trace over a few cells.
-        build_trunk=lambda: FrameTrunk((32, 48, 64, 96), PIXELS),
+        build_trunk=lambda _: FrameTrunk((32, 48, 64, 96), PIXELS),
     )
 )

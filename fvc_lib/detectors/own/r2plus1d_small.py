@@ -90,6 +90,6 @@ DETECTORS.register(
         normalisation="none: forensic maps of uint8 pixels",
         micro_batch=4,
         build=R2Plus1d,
-        build_trunk=lambda: R2Plus1dTrunk((16, 32, 64), PIXELS),
+        build_trunk=lambda _: R2Plus1dTrunk((16, 32, 64), PIXELS),
     )
 )

@@ -6,6 +6,7 @@ What no loss asks for is not built, so every parameter there is receives a gradi
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from fvc_lib.detectors.own.transformer import CaptionDecoder, TokenNumbers, Tran
 from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder
 from fvc_lib.engine.task import Outputs
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.registry import DETECTORS, TrunkOptions
 
 # Contrastive losses compare all videos of a batch with all of its texts, several of which may belong together. They are
 # sums over samples (pairs of a video and a text), computed some rows at a time, each rank its own against the
@@ -164,6 +165,13 @@ class NetworkPlan:
     num_together: int  # samples of an effective batch
     captions: bool  # whether captions are written; and ``masked``, whether hidden frames are foretold
     masked: bool
+    side: int = 112  # of the frames, in pixels
+    weights: Path | None = None  # of the trunk
+
+    @property
+    def trunk_options(self) -> TrunkOptions:
+        """What the trunk is told."""
+        return TrunkOptions(self.trunk, self.num_frames, self.side, self.weights)
 
 
 class VideoEncoder(nn.Module):
@@ -172,10 +180,13 @@ class VideoEncoder(nn.Module):
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
         build_trunk = DETECTORS.get(plan.trunk).build_trunk
-        if build_trunk is None:
-            able = ", ".join(name for name, spec in DETECTORS.items() if spec.build_trunk is not None)
-            raise UsageError(f"model {plan.trunk!r} gives no features of frames, which task video_text needs: {able}.")
-        self.trunk = build_trunk()
+        trunk = None if build_trunk is None else build_trunk(plan.trunk_options)
+        if trunk is None or not getattr(trunk, "per_frame", True):
+            raise UsageError(
+                f"model {plan.trunk!r} gives no features of single frames, which task video_text needs. Take "
+                "frame_cnn, efficientnet_lite0 or another network on frames."
+            )
+        self.trunk = trunk
         self.norm = nn.LayerNorm(self.trunk.frame_feature_size)
         self.narrow = nn.Linear(self.trunk.frame_feature_size, plan.width)
         self.transformer = Transformer(plan.width, plan.heads, _TEMPORAL_LAYERS, plan.num_frames)

@@ -46,13 +46,12 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
     Of the parameters these are the notebook's own, and where it trains all that the weights depend on, whether or not
     its parameters cell offers them.
     """
-    values = config.model_dump(mode="json")
     own = set(notebook.parameters) - set(STAGE_PARAMETERS)
     names = {name for name in own if not DECLARED[name].resume and not DECLARED[name].path}
     if task.stage.trains:
         names |= config.training_values().keys()
     return Fingerprint(
-        parameters={name: values[name] for name in sorted(names)},
+        parameters={name: config.identity(name) for name in sorted(names)},
         inputs=_hashes(task.stage.inputs(run, task.fold), run),
         notebook=notebook.source_hash,
         helpers=code_behind([*notebook_sources(notebook.path), *config.code_chosen(notebook.parameters)]),

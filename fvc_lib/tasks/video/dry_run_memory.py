@@ -92,7 +92,7 @@ def step_request(config: RunConfig) -> StepRequest:
     rows = [ClipRow(f"v{number}", 0, number % 2) for number in range(max(2, config.effective_batch_size))]
     clips = ClipDataset(MadeUpClips(config.num_frames, config.fixed_size), rows)
     return StepRequest(
-        VideoTask(clips, clips, model=config.model, weights=(1.0, 1.0)),
+        VideoTask(clips, clips, config=config, weights=(1.0, 1.0)),
         micro_batch=settings.micro_batch,
         effective_batch_size=settings.effective_batch_size,
         device=config.device,

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fvc_lib.detectors.network import build_detector
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns
 from fvc_lib.metrics.classification import FloatArray, IntArray, balanced_accuracy, roc_auc
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.recipe import settings_of
 from fvc_lib.tasks.video.data import ClipDataset
@@ -25,21 +27,27 @@ class VideoTask:
     """
 
     def __init__(
-        self, training: ClipDataset, validation: ClipDataset, *, model: str, weights: tuple[float, float]
+        self, training: ClipDataset, validation: ClipDataset, *, config: RunConfig, weights: tuple[float, float]
     ) -> None:
         self.training_data = training
         self.validation_data = validation
-        self._model = model
+        self._config = config
         self._weights = weights
 
     def build_model(self) -> nn.Module:
-        """The named network, initialised from torch's current random state."""
-        network: nn.Module = DETECTORS.get(self._model).build()
-        return network
+        """The network that is asked for, initialised from torch's current random state or with its weights."""
+        return build_detector(self._config)
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """``logits`` (B,); positive means fake."""
-        return {"logits": model(batch.tensors["frames"])}
+        logits = model(batch.tensors["frames"])
+        if logits.shape != (len(batch),):
+            raise UsageError(
+                f"model {self._config.model!r}: got an output of shape {tuple(logits.shape)} for {len(batch)} clips, "
+                f"wanted logits ({len(batch)},), one per clip, positive for fake. Squeeze the last dimension, or give "
+                "the class an attribute num_features to have a head added to its features."
+            )
+        return {"logits": logits}
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """Class-weighted binary cross-entropy."""

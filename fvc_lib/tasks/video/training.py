@@ -102,7 +102,7 @@ def fold_training(paths: RunPaths, config: RunConfig, fold: int) -> Training[Tra
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
     training, validation = ClipDataset(source, clips.train), ClipDataset(source, clips.validation)
-    return VideoTask(training, validation, model=config.model, weights=weights)
+    return VideoTask(training, validation, config=config, weights=weights)
 
 
 @dataclass(frozen=True)

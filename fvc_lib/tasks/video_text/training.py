@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fvc_lib.detectors.network import weights_path
 from fvc_lib.detectors.own.transformer import TokenNumbers
 from fvc_lib.detectors.own.video_text import NetworkPlan
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
@@ -235,6 +236,8 @@ def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
     return NetworkPlan(
         trunk=config.model,
         num_frames=config.num_frames,
+        side=config.fixed_size,
+        weights=weights_path(config.model_weights),
         vocabulary_size=vocabulary_size,
         max_tokens=config.max_text_tokens,
         numbers=TokenNumbers(PAD, BEGIN, END, (MASK,)),

@@ -1,0 +1,104 @@
+"""Any network of timm as an encoder of frames: ``timm:legacy_xception``, ``timm:efficientnet_b4`` ..."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, PictureTrunk
+from fvc_lib.detectors.packages import imported
+from fvc_lib.detectors.weights import load_weights
+from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
+
+
+def _build(options: TrunkOptions) -> PictureTrunk:
+    timm = imported("timm", options.name)
+    name = options.name.partition(":")[2]
+    network = timm.create_model(name, pretrained=False, num_classes=0, **_sized(timm, name, options.side))
+    loaded = None
+    if options.weights is not None:
+        loaded = load_weights(network, options.weights, licence=options.licence)
+    published = network.pretrained_cfg or {}
+    return PictureTrunk(
+        network,
+        num_features_of(network, options.side),
+        mean=published.get("mean", IMAGENET_MEAN),
+        deviation=published.get("std", IMAGENET_DEVIATION),
+        recomputable=blocks_of(network),
+        weights=loaded,
+    )
+
+
+def _sized(timm: Any, name: str, side: int) -> dict[str, Any]:
+    """Vision transformers are made for one size, which is a setting; other networks take any and know none."""
+    published = timm.get_pretrained_cfg(name)
+    fixed = bool(published and published.fixed_input_size) and published.input_size[-1] != side
+    return {"img_size": side} if fixed else {}
+
+
+def num_features_of(network: Any, side: int) -> int:
+    """How many features a network made with ``num_classes=0`` gives.
+
+    Measured: ``num_features`` leaves out the hidden layer that some (mobilenetv3) still have behind it.
+    """
+    if next(network.parameters()).is_meta:
+        return int(getattr(network, "head_hidden_size", None) or network.num_features)
+    mode = network.training
+    network.eval()
+    with torch.inference_mode():
+        features = network(torch.zeros(1, 3, side, side))
+    network.train(mode)
+    return int(features.flatten(1).shape[1])
+
+
+def blocks_of(network: Any) -> tuple[nn.Module, ...]:
+    """``blocks`` or ``stages``, where the network has such a list of parts that follow one another."""
+    for name in ("blocks", "stages", "layers"):
+        parts = getattr(network, name, None)
+        if isinstance(parts, nn.Sequential | nn.ModuleList):
+            return tuple(parts)
+    return ()
+
+
+@cache
+def _declared(name: str) -> DetectorSpec:
+    """What timm says of ``name`` (``timm:resnet50``)."""
+    timm = imported("timm", name)
+    model = name.partition(":")[2]
+    if not timm.is_model(model):
+        raise UsageError(f"model {name!r}: timm has no such network.{did_you_mean(model, timm.list_models())}")
+    published = timm.get_pretrained_cfg(model)
+    mean = published.mean if published else IMAGENET_MEAN
+    deviation = published.std if published else IMAGENET_DEVIATION
+    return DetectorSpec(
+        name=name,
+        family="timm",
+        paper=(published and published.paper_name) or "as timm's documentation says",
+        licence="Apache-2.0",
+        num_frames=8,
+        side=published.input_size[-1] if published else 224,
+        normalisation=f"mean {tuple(mean)}, deviation {tuple(deviation)}, of fractions of white",
+        micro_batch=2,
+        build_trunk=_build,
+        weights=f"hub: {published.hf_hub_id}" if published and published.hf_hub_id else "",
+        weights_licence=(published and published.license) or "",
+        packages=("timm", "torchvision"),
+    )
+
+
+DETECTORS.register(
+    DetectorSpec(
+        name="timm:NAME",
+        family="timm",
+        paper="Wightman, PyTorch image models, 2019, and the paper of each network",
+        licence="Apache-2.0",
+        num_frames=8,
+        side=224,
+        normalisation="as timm says of each network",
+        micro_batch=2,
+        packages=("timm", "torchvision"),
+        of_name=_declared,
+    )
+)

@@ -1,0 +1,134 @@
+"""Encoders of pictures from the transformers package, frame by frame: CLIP, DINOv2, DINOv3 and SigLIP.
+
+Weights are a folder as ``save_pretrained`` writes it, whose ``config.json`` says how large the network is; without one
+the network has the size that its name says, from scratch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, PictureTrunk
+from fvc_lib.detectors.packages import imported
+from fvc_lib.detectors.transformers_folders import blocks_of, colours_of, from_folder, quiet
+from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
+
+_CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+_OF_IMAGENET = (IMAGENET_MEAN, IMAGENET_DEVIATION)
+_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_CLIP = "Radford et al., Learning transferable visual models from natural language supervision, ICML 2021"
+_DINO2 = "Oquab et al., DINOv2: learning robust visual features without supervision, TMLR 2024"
+_DINO3 = "Simeoni et al., DINOv3, 2025"
+_SIGLIP = "Zhai et al., Sigmoid loss for language image pre-training, ICCV 2023"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A family: what transformers calls it, its colours, its paper and the licence of its weights."""
+
+    model: str
+    config: str
+    colours: tuple[tuple[float, float, float], tuple[float, float, float]]
+    paper: str
+    weights_licence: str
+
+
+_CLIP_KIND = _Kind("CLIPVisionModel", "CLIPVisionConfig", _CLIP_COLOURS, _CLIP, "MIT")
+_DINO2_KIND = _Kind("Dinov2Model", "Dinov2Config", _OF_IMAGENET, _DINO2, "Apache-2.0")
+_DINO3_KIND = _Kind("DINOv3ViTModel", "DINOv3ViTConfig", _OF_IMAGENET, _DINO3, "DINOv3 License, gated: ask on the hub")
+_SIGLIP_KIND = _Kind("SiglipVisionModel", "SiglipVisionConfig", _HALF, _SIGLIP, "Apache-2.0")
+_SMALL = {"hidden_size": 384, "num_attention_heads": 6}
+_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+# By name: the family, the hub's name of its weights, and its settings as published.
+_NETWORKS: dict[str, tuple[_Kind, str, dict[str, Any]]] = {
+    "clip_vit_b16": (_CLIP_KIND, "openai/clip-vit-base-patch16", {"patch_size": 16}),
+    "clip_vit_b32": (_CLIP_KIND, "openai/clip-vit-base-patch32", {"patch_size": 32}),
+    "clip_vit_l14": (
+        _CLIP_KIND, "openai/clip-vit-large-patch14", {**_LARGE, "patch_size": 14, "intermediate_size": 4096}
+    ),
+    "dinov2_small": (_DINO2_KIND, "facebook/dinov2-small", {**_SMALL, "patch_size": 14}),
+    "dinov2_base": (_DINO2_KIND, "facebook/dinov2-base", {"patch_size": 14}),
+    "dinov2_large": (_DINO2_KIND, "facebook/dinov2-large", {**_LARGE, "patch_size": 14}),
+    "dinov3_small": (
+        _DINO3_KIND, "facebook/dinov3-vits16-pretrain-lvd1689m", {"num_register_tokens": 4, "key_bias": False}
+    ),
+    "dinov3_base": (
+        _DINO3_KIND, "facebook/dinov3-vitb16-pretrain-lvd1689m",
+        {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_register_tokens": 4},
+    ),
+    "siglip_base": (_SIGLIP_KIND, "google/siglip-base-patch16-224", {"patch_size": 16}),
+}  # fmt: skip
+
+
+class TransformersFrames(PictureTrunk):
+    """An encoder whose pooled output are a frame's features."""
+
+    def encode_pictures(self, pictures: Tensor) -> Tensor:
+        """(N, F) of normalised float (N, 3, H, W)."""
+        features: Tensor = self.network(pixel_values=pictures).pooler_output
+        return features
+
+
+def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:
+    """The encoder called ``name`` (empty: as the options say)."""
+    kind, _, settings = _NETWORKS[name or options.name]
+    transformers = imported("transformers", options.name)
+    loaded, colours = None, kind.colours
+    with quiet(transformers):
+        if options.weights is None:
+            config = getattr(transformers, kind.config)(**settings, image_size=options.side)
+            network = getattr(transformers, kind.model)(config)
+        else:
+            network, loaded = from_folder(transformers, kind.model, options.weights, {}, licence=options.licence)
+            colours = colours_of(options.weights, kind.colours)
+    size = int(network.config.hidden_size)
+    return TransformersFrames(
+        network, size, mean=colours[0], deviation=colours[1], recomputable=blocks_of(network), weights=loaded
+    )
+
+
+def declaration(name: str, of: str, **changed: Any) -> DetectorSpec:
+    """What is declared of the network ``of`` under the name ``name``, with some of it changed."""
+    kind, hub_id, _ = _NETWORKS[of]
+    mean, deviation = kind.colours
+    declared: dict[str, Any] = {
+        "name": name,
+        "family": "transformers",
+        "paper": kind.paper,
+        "licence": "Apache-2.0",
+        "num_frames": 8,
+        "side": 224,
+        "normalisation": f"the folder's preprocessor_config.json; without it mean {mean}, deviation {deviation}",
+        "micro_batch": 2,
+        "build_trunk": lambda options: build_encoder(options, of),
+        "weights": f"hub: {hub_id}",
+        "weights_licence": kind.weights_licence,
+        "packages": ("transformers",),
+        "tune": "head",
+    }
+    return DetectorSpec(**{**declared, **changed})
+
+
+for _name in _NETWORKS:
+    DETECTORS.register(declaration(_name, _name))
+
+# Recipes of the literature on top of these encoders.
+DETECTORS.register(
+    declaration(
+        "gend",
+        "clip_vit_l14",
+        paper="Yermakov et al., GenD: Deepfake detection that generalizes across benchmarks, WACV 2026",
+        tune="norms",
+        l2_normalise=True,
+    )
+)
+DETECTORS.register(
+    declaration(
+        "gend_dino",
+        "dinov3_base",
+        paper="Yermakov et al., GenD: Deepfake detection that generalizes across benchmarks, WACV 2026",
+        tune="norms",
+        l2_normalise=True,
+    )
+)

@@ -1,0 +1,1 @@
+"""Heads: from a clip's features to one logit."""

@@ -1,0 +1,117 @@
+"""Heads over a clip's features: mean, attention, GRU, and the statistics of the path that the features take.
+
+A small tensor to begin with: an encoder of frames gives (B, T, F), here (1, 3, 2), for example
+``[[1, 0], [2, 1], [2, 3]]``. Its mean is ``[5/3, 4/3]``; its first differences are ``[1, 1]`` and ``[0, 2]``, of length
+1.41 and 2; between them the path turns by 45 degrees. A network on whole clips gives (B, F), which is (B, 1, F).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fvc_lib.services.errors import UsageError
+
+_GRU_WIDTH = 256
+_SMALL = 1e-8
+
+
+class Mean(nn.Module):
+    """A line on the mean over the frames, each feature normalised by the others of its clip."""
+
+    def __init__(self, num_features: int, *, normalise: bool = True) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(num_features) if normalise else nn.Identity()
+        self.linear = nn.Linear(num_features, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (B,) of features (B, T, F)."""
+        logits: Tensor = self.linear(self.norm(features.mean(1)))
+        return logits.squeeze(1)
+
+
+class Attention(nn.Module):
+    """A line on the frames' weighted mean; the weights are learned (M. Ilse et al., ICML 2018, without its gate)."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(num_features)
+        self.weigh = nn.Linear(num_features, 1)
+        self.linear = nn.Linear(num_features, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (B,) of features (B, T, F)."""
+        features = self.norm(features)
+        weights = self.weigh(features).softmax(1)
+        logits: Tensor = self.linear((weights * features).sum(1))
+        return logits.squeeze(1)
+
+
+class Gru(nn.Module):
+    """A line on the last state of a gated recurrent unit (K. Cho et al., EMNLP 2014) that read the frames in order."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(num_features)
+        self.gru = nn.GRU(num_features, _GRU_WIDTH, batch_first=True)
+        self.linear = nn.Linear(_GRU_WIDTH, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (B,) of features (B, T, F)."""
+        _, last = self.gru(self.norm(features))
+        logits: Tensor = self.linear(last[-1])
+        return logits.squeeze(1)
+
+
+class Path(nn.Module):
+    """A line on how the features move: mean, spread, first and second differences, length and curvature of the path.
+
+    Curvature as in ReStraV (C. Interno et al., "AI-generated video detection via perceptual straightening", 2025);
+    second differences as in D3 (C. Zheng et al., ICCV 2025).
+    """
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(num_features) for _ in range(4))
+        self.linear = nn.Linear(4 * num_features + 8, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (B,) of features (B, T, F), T at least 3.
+
+        Raises:
+            UsageError: fewer frames.
+        """
+        if features.shape[1] < 3:
+            raise UsageError(
+                f"head path: got features of {features.shape[1]} points in time, wanted 3 or more. Give num_frames 3 "
+                "or more and a network on frames (efficientnet_lite0, clip_vit_b16, timm:NAME ...), or another head."
+            )
+        moved = features.diff(dim=1)
+        turned = moved.diff(dim=1)
+        statistics = (features.mean(1), _spread(features), moved.abs().mean(1), turned.abs().mean(1))
+        normed = [norm(each) for norm, each in zip(self.norms, statistics, strict=True)]
+        logits: Tensor = self.linear(torch.cat([*normed, path_statistics(features)], dim=1))
+        return logits.squeeze(1)
+
+
+def path_statistics(features: Tensor) -> Tensor:
+    """(B, 8): mean, spread, least and most of the steps' lengths and of the angles between steps, in radians.
+
+    ``features`` (B, T, F), T at least 3; lengths are shares of the mean length of a clip's feature vectors.
+    """
+    moved = features.diff(dim=1)
+    scale = features.norm(dim=2).mean(1, keepdim=True).clamp_min(_SMALL)
+    lengths = (moved.square().sum(2) + _SMALL).sqrt() / scale
+    cosines = F.cosine_similarity(moved[:, 1:], moved[:, :-1], dim=2, eps=_SMALL)
+    angles = torch.acos(cosines.clamp(-1 + 1e-6, 1 - 1e-6))
+    both = [torch.stack([each.mean(1), _spread(each), each.amin(1), each.amax(1)], dim=1) for each in (lengths, angles)]
+    return torch.cat(both, dim=1)
+
+
+def _spread(values: Tensor) -> Tensor:
+    """Standard deviation along dimension 1; its gradient is finite where nothing moves."""
+    return (values.var(1, correction=0) + _SMALL).sqrt()
+
+
+HEADS: dict[str, Callable[[int], nn.Module]] = {"mean": Mean, "attention": Attention, "gru": Gru, "path": Path}

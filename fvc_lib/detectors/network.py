@@ -1,0 +1,340 @@
+"""A detector: a trunk that brings clips to features, a head that brings features to a logit, and what of it is trained.
+
+``DetectorSpec`` (``services/registry.py``) declares one; ``build_detector`` builds the one that a run asks for.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fvc_lib.detectors.heads.temporal import HEADS, Mean
+from fvc_lib.detectors.weights import LoadedWeights, load_weights
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
+
+# Fractions of white, per colour, that published weights were trained with.
+IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+KINETICS_MEAN, KINETICS_DEVIATION = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
+_TUNE = re.compile(r"head|norms|all|last:[1-9][0-9]*")
+
+
+class Normalised(nn.Module):
+    """uint8 (..., 3, H, W) as float of mean 0 and deviation 1 per colour; has no parameters and nothing to save."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, mean: Sequence[float] = IMAGENET_MEAN, deviation: Sequence[float] = IMAGENET_DEVIATION) -> None:
+        super().__init__()
+        # Not persistent: weights from elsewhere do not have them.
+        self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("deviation", 255 * torch.tensor(deviation).view(3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Float, of the same shape."""
+        return (images.to(self.mean.dtype) - self.mean) / self.deviation
+
+
+class Trunk(nn.Module):
+    """A published network without its class layer: from clips to features. A family's file says how with ``encode``.
+
+    Batch norms keep the statistics of their weights: in training mode they would take a micro-batch's, and the result
+    would depend on how memory splits a batch. From scratch they become group norms, and ``notes`` says so.
+
+    Args:
+        network: the publisher's module; files of weights are its ``state_dict``.
+        num_features: F.
+        mean: of each colour, as a fraction of white, that pixels are brought to 0 from.
+        deviation: likewise, brought to 1.
+        recomputable: parts whose activations gradient checkpointing may compute again.
+        weights: where its weights came from; None: from scratch.
+    """
+
+    per_frame = False  # whether features are (B, T, F), of each frame alone
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_features: int,
+        *,
+        mean: Sequence[float] = KINETICS_MEAN,
+        deviation: Sequence[float] = KINETICS_DEVIATION,
+        recomputable: Sequence[nn.Module] = (),
+        weights: LoadedWeights | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.frame_feature_size = num_features
+        self.normalised = Normalised(mean, deviation)
+        self.weights = weights
+        self.notes: tuple[str, ...] = ()
+        self._recomputable = tuple(recomputable)
+        if weights is None and (replaced := batch_norms_to_group_norms(network)):
+            self.notes = (
+                f"trained from scratch with {replaced} group norms in place of batch norms: not the published network",
+            )
+
+    def train(self, mode: bool = True) -> Self:
+        """As any module's, but that batch norms stay in evaluation mode."""
+        super().train(mode)
+        for part in self.network.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.eval()
+        return self
+
+    def recomputable_blocks(self) -> tuple[nn.Module, ...]:
+        """Those it was made with; ``UsageError`` where none are known."""
+        if not self._recomputable:
+            raise UsageError(
+                f"gradient_checkpointing: which parts of a {type(self.network).__name__} could be computed again is "
+                "not known. Turn gradient_checkpointing off, or take another model."
+            )
+        return self._recomputable
+
+    def encode(self, clips: Tensor) -> Tensor:
+        """(B, F), or (B, T, F) with ``per_frame``, of normalised float (B, T, 3, H, W)."""
+        raise NotImplementedError
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Features (B, T', F) of frames uint8 (B, T, 3, H, W); T' is T with ``per_frame``, else 1.
+
+        Raises:
+            UsageError: the network does not take clips of this shape.
+        """
+        try:
+            features = self.encode(self.normalised(frames))
+        except (AssertionError, ValueError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not _is_about_shapes(error):
+                raise
+            raise self._refused(frames, error) from error
+        return features if self.per_frame else features.unsqueeze(1)
+
+    def frame_features(self, frames: Tensor) -> Tensor:
+        """(B, T, F), for task video_text; ``UsageError`` for a network on whole clips."""
+        if not self.per_frame:
+            raise UsageError(f"a {type(self.network).__name__} gives no features of single frames. Take another model.")
+        features: Tensor = self(frames)
+        return features
+
+    def _refused(self, frames: Tensor, error: Exception) -> UsageError:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
+        num_frames, _, height, width = frames.shape[1:]
+        return UsageError(
+            f"a {type(self.network).__name__} does not take clips of {num_frames} frames of {height} x {width} pixels: "
+            f"{reason}. Leave num_frames and fixed_size at 0, which is what the model was made for, or take another."
+        )
+
+
+def _is_about_shapes(error: RuntimeError) -> bool:
+    words = str(error).lower()
+    return any(part in words for part in ("size", "shape", "dimension")) and "memory" not in words
+
+
+class PictureTrunk(Trunk):
+    """A network on pictures: each frame by itself."""
+
+    per_frame = True
+
+    def encode(self, clips: Tensor) -> Tensor:
+        """(B, T, F)."""
+        features = self.encode_pictures(clips.flatten(0, 1))
+        return features.reshape(*clips.shape[:2], -1)
+
+    def encode_pictures(self, pictures: Tensor) -> Tensor:
+        """(N, F) of normalised float (N, 3, H, W)."""
+        features: Tensor = self.network(pictures)
+        return features
+
+
+class Detector(nn.Module):
+    """A trunk and a head: one logit per clip.
+
+    Args:
+        l2_normalise: bring every feature vector to length 1 before the head.
+    """
+
+    def __init__(self, trunk: Any, head: nn.Module, *, l2_normalise: bool = False) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = head
+        self._l2_normalise = l2_normalise
+
+    def recomputable_blocks(self) -> tuple[nn.Module, ...]:
+        """The trunk's."""
+        if not hasattr(self.trunk, "recomputable_blocks"):
+            raise UsageError(
+                f"gradient_checkpointing: {type(self.trunk).__name__} names no blocks to compute again (a method "
+                "recomputable_blocks). Turn gradient_checkpointing off or add it."
+            )
+        blocks: tuple[nn.Module, ...] = tuple(self.trunk.recomputable_blocks())
+        return blocks
+
+    def features(self, frames: Tensor) -> Tensor:
+        """(B, T', F) of frames uint8 (B, T, 3, H, W)."""
+        features: Tensor = self.trunk(frames)
+        if features.dim() == 2:  # of whole clips
+            features = features.unsqueeze(1)
+        return F.normalize(features, dim=-1) if self._l2_normalise else features
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
+        logits: Tensor = self.head(self.features(frames))
+        return logits
+
+
+def build_detector(config: RunConfig) -> nn.Module:
+    """The network that ``config`` asks for, initialised from torch's current random state, with its weights.
+
+    What is not trained at any time asks for no gradient.
+
+    Raises:
+        UsageError: an unknown name, a package that is missing, weights that do not fit, or a head or choice of what
+            is trained that the network does not have.
+    """
+    spec = DETECTORS.get(config.model)
+    network = _headed(spec, config) if spec.build is None else _complete(spec, spec.build, config)
+    tune(network, config.tune or spec.tune)
+    return network
+
+
+def _complete(spec: DetectorSpec, build: Callable[[], nn.Module], config: RunConfig) -> nn.Module:
+    if config.head or config.l2_normalise:
+        raise UsageError(f"model {spec.name!r} has a head of its own: leave head and l2_normalise out.")
+    network = build()
+    path = weights_path(config.model_weights)
+    if path is not None:
+        network.weights = load_weights(network, path, licence=spec.weights_licence or "unknown")  # type: ignore[assignment]
+    return network
+
+
+def _headed(spec: DetectorSpec, config: RunConfig) -> Detector:
+    trunk = build_trunk(spec, config)
+    name = config.head or spec.head
+    if name not in HEADS:
+        raise UsageError(f"head {name!r}: unknown.{did_you_mean(name, HEADS)} Known: {', '.join(HEADS)}.")
+    size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
+    unit = config.l2_normalise or spec.l2_normalise
+    head = Mean(size, normalise=not unit) if name == "mean" else HEADS[name](size)
+    return Detector(trunk, head, l2_normalise=unit)
+
+
+def build_trunk(spec: DetectorSpec, config: RunConfig) -> Any:
+    """The trunk of the network that ``config`` asks for; ``UsageError`` where it has none."""
+    if spec.build_trunk is None:
+        raise UsageError(f"model {spec.name!r} has no trunk that gives features. Take another model.")
+    clips = spec.clips(config.num_frames, config.fixed_size)
+    licence = spec.weights_licence or "unknown"
+    weights = weights_path(config.model_weights)
+    return spec.build_trunk(TrunkOptions(config.model, clips.num_frames, clips.side, weights, licence))
+
+
+def weights_path(text: str) -> Path | None:
+    """The file or folder that ``model_weights`` names, or None; ``UsageError`` where it is not there."""
+    if not text:
+        return None
+    path = Path(text)
+    if not path.exists():
+        raise UsageError(
+            f"model_weights {text!r}: no such file or folder on this machine. Fetch it first, for example with "
+            f"'huggingface-cli download NAME --local-dir FOLDER', and give that folder."
+        )
+    return path
+
+
+def batch_norms_to_group_norms(network: nn.Module) -> int:
+    """Put a group norm (Wu and He, ECCV 2018) of up to 32 groups in place of every batch norm; returns how many."""
+    replaced = 0
+    for name, child in list(network.named_children()):
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            norm: nn.Module = nn.GroupNorm(math.gcd(32, child.num_features), child.num_features)
+            after = [part for part in (getattr(child, "drop", None), getattr(child, "act", None)) if part is not None]
+            setattr(network, name, nn.Sequential(norm, *after) if after else norm)  # timm's norms hold what follows
+            replaced += 1
+        else:
+            replaced += batch_norms_to_group_norms(child)
+    return replaced
+
+
+# What is trained
+
+
+def tune(network: nn.Module, what: str) -> None:
+    """Let only a part of ``network`` be trained: ``head``; ``norms`` and head; the ``last:N`` stages and head; ``all``.
+
+    Raises:
+        UsageError: another word, or a network without that part.
+    """
+    if not _TUNE.fullmatch(what):
+        raise UsageError(f"tune: got {what!r}, wanted head, norms, last:N (the last N stages) or all.")
+    if what == "all":
+        return
+    head = head_of(network)
+    stages = trunk_stages(network)
+    trained = set(head.parameters())
+    if what == "norms":
+        norms = [part for part in network.modules() if isinstance(part, _NORMS)]
+        trained |= {parameter for norm in norms for parameter in norm.parameters()}
+    elif what.startswith("last:"):
+        number = int(what.removeprefix("last:"))
+        if number > len(stages):
+            raise UsageError(f"tune: got {what!r}, and the network has {len(stages)} stages. Give all, or fewer.")
+        trained |= {parameter for stage in stages[-number:] for parameter in stage}
+    for parameter in network.parameters():
+        parameter.requires_grad_(parameter in trained)
+
+
+def head_of(network: nn.Module) -> nn.Module:
+    """Its attribute ``head``, else its last linear layer; ``UsageError`` where it has neither."""
+    head = getattr(network, "head", None)
+    linear = [part for part in network.modules() if isinstance(part, nn.Linear)]
+    if not isinstance(head, nn.Module) and not linear:
+        raise UsageError(f"tune: a {type(network).__name__} names no head and has no linear layer. Give tune all.")
+    return head if isinstance(head, nn.Module) else linear[-1]
+
+
+def trunk_stages(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
+    """The stages of what lies below the head, from input to features."""
+    head = set(head_of(network).parameters())
+    stages = parameters_by_stage(getattr(network, "trunk", network))
+    below = (tuple(parameter for parameter in stage if parameter not in head) for stage in stages)
+    return tuple(stage for stage in below if stage)
+
+
+def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
+    """The parameters of any network in the order in which its parts are registered, which is that from input to output.
+
+    A stage is a part with parts of its own, such as ``layer1`` of a resnet. A part that holds more than half of
+    all parameters stands for its parts (``features`` or ``blocks``). Single layers go with the stage before them, or
+    the first; so do parameters that the network itself holds.
+    """
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    stages: list[list[nn.Parameter]] = []
+    pending = list(network.parameters(recurse=False))
+    for part in _parts(network, num_parameters / 2):
+        if next(part.children(), None) is not None:
+            stages.append(pending + list(part.parameters()))
+            pending = []
+        elif stages:
+            stages[-1] += part.parameters()
+        else:
+            pending += part.parameters()
+    stages = stages or [pending]
+    seen: set[nn.Parameter] = set()  # shared ones belong to the first stage that has them
+    return tuple(tuple(p for p in stage if p not in seen and not seen.add(p)) for stage in stages)  # type: ignore[func-returns-value]
+
+
+def _parts(module: nn.Module, more_than: float) -> Iterator[nn.Module]:
+    for child in module.children():
+        size = sum(parameter.numel() for parameter in child.parameters())
+        if size > more_than and next(child.children(), None) is not None:
+            yield from _parts(child, more_than)
+        elif size:
+            yield child

@@ -1,0 +1,60 @@
+"""Packages that bring published networks, imported only where one is asked for, with errors that say what to do."""
+
+import importlib
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+
+from fvc_lib.services.errors import UsageError
+
+REMEDY = "Install what published networks need: make setup-detectors, or pip install 'fvc_lib[detectors]'"
+
+
+def imported(module: str, whose: str) -> Any:
+    """``module``, such as ``torchvision.models.video``, for the network ``whose``.
+
+    Raises:
+        UsageError: its package is not installed, or does not start beside this torch.
+    """
+    package = module.partition(".")[0]
+    try:
+        _declare_operators_of_torchvision()
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"model {whose!r} needs {package}, which is not installed ({error}). {REMEDY}.") from error
+    except (ImportError, RuntimeError, OSError) as error:
+        while error.__cause__ is not None:  # transformers names the class that was wanted, its cause the package
+            error = error.__cause__  # type: ignore[assignment]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(
+            f"model {whose!r} needs {package}, which does not start: {reason}. Mostly it was built for another torch "
+            f"than {torch.__version__}: install both from one index. {REMEDY}."
+        ) from error
+
+
+@cache
+def _declare_operators_of_torchvision() -> Any:
+    """Declare the two operators that torchvision registers for, where its compiled part cannot be loaded.
+
+    The wheel on PyPI is linked with CUDA's libraries. Beside the CPU build of torch these are missing, and torchvision
+    fails for want of ``nms``, which no network here calls: timm and transformers import all of torchvision.
+    Cached, because the declarations end with the returned object.
+    """
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        return None
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        return None
+    except (ImportError, RuntimeError, OSError):
+        pass
+    else:
+        return None
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]  # what the failed import left
+    return library

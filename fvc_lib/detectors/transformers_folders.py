@@ -1,0 +1,114 @@
+"""Networks from folders of the transformers package; nothing is fetched, and no code that lies in a folder is run."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvc_lib.detectors.weights import LoadedWeights
+from fvc_lib.services.atomic_files import content_digest
+from fvc_lib.services.errors import UsageError
+
+Colours = tuple[float, float, float]
+
+
+def from_folder(
+    transformers: Any, model: str, folder: Path, settings: dict[str, Any], *, licence: str, class_layer: str = ""
+) -> tuple[Any, LoadedWeights]:
+    """The network of transformers' class ``model`` with the weights in ``folder``, and where they came from.
+
+    Args:
+        transformers: the package.
+        model: name of the class.
+        folder: with ``config.json`` and weights, as ``save_pretrained`` writes them.
+        settings: of the configuration, in place of the folder's; such as the number of frames.
+        licence: of the weights.
+        class_layer: how the names of the publisher's class layer begin, which may be missing or of another size.
+
+    Raises:
+        UsageError: no such folder, another kind of network in it, or weights that are missing, unknown or of another
+            shape.
+    """
+    kind = getattr(transformers, model)
+    document = _config(folder)
+    wanted = kind.config_class.model_type
+    if document.get("model_type") != wanted and document.get("vision_config", {}).get("model_type") != wanted:
+        raise UsageError(
+            f"model_weights {str(folder)!r}: got a network of type {document.get('model_type')!r}, wanted {wanted!r}. "
+            "Give the folder of the network that model names, or another model."
+        )
+    try:
+        config = kind.config_class.from_pretrained(folder, **settings)
+        network, loading = kind.from_pretrained(
+            folder, config=config, local_files_only=True, trust_remote_code=False, output_loading_info=True,
+            dtype=torch.float32, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"model_weights {str(folder)!r}: no weights that can be read: {reason}.") from error
+    own = [name for name in loading["missing_keys"] if not (class_layer and name.startswith(class_layer))]
+    other = [each[0] for each in loading["mismatched_keys"] if not (class_layer and each[0].startswith(class_layer))]
+    unexpected = sorted(loading["unexpected_keys"])
+    problems = [
+        f"{what}: {', '.join(sorted(names)[:5])}{' ...' if len(names) > 5 else ''}"
+        for what, names in (("not in it", own), ("of another shape", other))
+        if names
+    ]
+    if problems:
+        raise UsageError(
+            f"model_weights {str(folder)!r} does not fit a {model}: {'; '.join(problems)}. They would be random: give "
+            "the folder of a whole network of this kind, and num_frames and fixed_size as it was made for."
+        )
+    left_out = tuple(sorted({*unexpected, *(name for name in network.state_dict() if name.startswith(class_layer))}))
+    return network, LoadedWeights(str(folder), content_digest(folder), licence, left_out if class_layer else ())
+
+
+def colours_of(folder: Path, otherwise: tuple[Colours, Colours]) -> tuple[Colours, Colours]:
+    """Mean and deviation of the colours that the folder's ``preprocessor_config.json`` names, where it does."""
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        try:
+            document = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if document.get("image_mean") and document.get("image_std"):
+            return tuple(document["image_mean"]), tuple(document["image_std"])
+    return otherwise
+
+
+def blocks_of(network: nn.Module) -> tuple[nn.Module, ...]:
+    """The layers of a transformer: those of the list with the most parameters, wherever a version keeps it."""
+    lists = [part for part in network.modules() if isinstance(part, nn.ModuleList)]
+    largest = max(lists, key=lambda part: sum(parameter.numel() for parameter in part.parameters()), default=())
+    return tuple(largest)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"model_weights {str(folder)!r}: wanted the folder of a transformers model, with config.json and weights; "
+            f"{error}."
+        ) from error
+    if not isinstance(document, dict):
+        raise UsageError(f"model_weights {str(folder)!r}: config.json holds no settings.")
+    return document
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Without its progress bars and its report of what was loaded, which is looked at here."""
+    logging = transformers.utils.logging
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""Networks on whole clips, from the packages that publish them."""

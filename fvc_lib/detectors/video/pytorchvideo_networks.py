@@ -1,0 +1,106 @@
+"""Video networks of pytorchvideo: X3D, SlowFast, Slow and I3D, made for Kinetics-400.
+
+The package's last release is of 2022: its transforms break beside newer torchvisions, its builders work.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.detectors.network import Trunk
+from fvc_lib.detectors.packages import imported
+from fvc_lib.detectors.weights import load_weights
+from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
+
+_MEAN, _DEVIATION = (0.45, 0.45, 0.45), (0.225, 0.225, 0.225)
+_X3D = "Feichtenhofer, X3D: expanding architectures for efficient video recognition, CVPR 2020"
+_SLOWFAST = "Feichtenhofer et al., SlowFast networks for video recognition, ICCV 2019"
+# By name: paper, frames, side, clips in memory at once.
+_NETWORKS = {
+    "x3d_xs": (_X3D, 4, 160, 4),
+    "x3d_s": (_X3D, 13, 160, 2),
+    "x3d_m": (_X3D, 16, 224, 1),
+    "slow_r50": (_SLOWFAST, 8, 224, 1),
+    "slowfast_r50": (_SLOWFAST, 32, 224, 1),
+    "i3d_r50": ("Carreira and Zisserman, Quo vadis, action recognition?, CVPR 2017", 8, 224, 1),
+}
+_SLOW_EVERY = 4  # the slow path sees every fourth frame of the fast one
+
+
+class PytorchvideoTrunk(Trunk):
+    """Its blocks but the class layer; features are means over the whole clip, whatever its size."""
+
+    def encode(self, clips: Tensor) -> Tensor:
+        """(B, F) of normalised float (B, T, 3, H, W)."""
+        features = clips.transpose(1, 2)
+        for block in self.network.blocks:  # type: ignore[union-attr]
+            features = block(features)
+        return features.mean((2, 3, 4))
+
+
+class SlowFastTrunk(PytorchvideoTrunk):
+    """Sees a clip twice: every frame, and every fourth."""
+
+    def encode(self, clips: Tensor) -> Tensor:
+        """(B, F) of normalised float (B, T, 3, H, W), T a multiple of 4.
+
+        Raises:
+            ValueError: T is none.
+        """
+        fast = clips.transpose(1, 2)
+        if fast.shape[2] % _SLOW_EVERY:
+            raise ValueError(f"the number of frames must be a multiple of {_SLOW_EVERY}")
+        paths: Any = [fast[:, :, ::_SLOW_EVERY].contiguous(), fast]
+        for block in self.network.blocks:  # type: ignore[union-attr]
+            paths = block(paths)
+        features: Tensor = paths.mean((2, 3, 4))
+        return features
+
+
+class _PooledPaths(nn.Module):
+    """Both paths' means over the clip, one behind the other, (B, F, 1, 1, 1)."""
+
+    def forward(self, paths: list[Tensor]) -> Tensor:
+        return torch.cat([path.mean((2, 3, 4), keepdim=True) for path in paths], dim=1)
+
+
+def _build(options: TrunkOptions) -> PytorchvideoTrunk:
+    network = getattr(imported("pytorchvideo.models.hub", options.name), options.name)(pretrained=False)
+    head = network.blocks[-1]
+    num_features = head.proj.in_features
+    pooled: Any = getattr(head, "pool", None)
+    if hasattr(pooled, "pre_conv"):  # X3D: two convolutions, with the pooling between them
+        pooled.pool = nn.AdaptiveAvgPool3d(1)
+        head.dropout = head.proj = head.activation = head.output_pool = None
+        head.pool = pooled
+    else:
+        del network.blocks[-1]
+    slow_fast = options.name.startswith("slowfast")
+    if slow_fast:
+        network.blocks[-1] = _PooledPaths()
+    loaded = None
+    if options.weights is not None:
+        loaded = load_weights(network, options.weights, licence=options.licence)
+    blocks = tuple(network.blocks)[1:5]
+    kind = SlowFastTrunk if slow_fast else PytorchvideoTrunk
+    return kind(network, num_features, mean=_MEAN, deviation=_DEVIATION, recomputable=blocks, weights=loaded)
+
+
+for _name, (_paper, _num_frames, _side, _micro_batch) in _NETWORKS.items():
+    DETECTORS.register(
+        DetectorSpec(
+            name=_name,
+            family="pytorchvideo",
+            paper=_paper,
+            licence="Apache-2.0",
+            num_frames=_num_frames,
+            side=_side,
+            normalisation=f"mean {_MEAN}, deviation {_DEVIATION}, of fractions of white",
+            micro_batch=_micro_batch,
+            build_trunk=_build,
+            weights=f"facebookresearch/pytorchvideo's model zoo, {_name} for Kinetics-400, a .pyth file",
+            weights_licence="Apache-2.0; trained on Kinetics-400 (CC BY 4.0 annotations)",
+            packages=("pytorchvideo", "torchvision"),
+        )
+    )

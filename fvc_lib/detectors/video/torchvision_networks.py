@@ -1,0 +1,82 @@
+"""Video networks of torchvision: R3D, MC3, R(2+1)D, S3D, MViT v2 and Video Swin, made for Kinetics-400."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, KINETICS_DEVIATION, KINETICS_MEAN, Trunk
+from fvc_lib.detectors.packages import imported
+from fvc_lib.detectors.weights import LoadedWeights, load_weights
+from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
+
+_R3D = "Tran et al., A closer look at spatiotemporal convolutions for action recognition, CVPR 2018"
+_OF_KINETICS, _OF_IMAGENET = (KINETICS_MEAN, KINETICS_DEVIATION), (IMAGENET_MEAN, IMAGENET_DEVIATION)
+_HALF = ((0.45, 0.45, 0.45), (0.225, 0.225, 0.225))
+Colours = tuple[float, float, float]
+# By name: paper, frames, side, mean and deviation of the published weights, clips in memory at once.
+_NETWORKS: dict[str, tuple[str, int, int, Colours, Colours, int]] = {
+    "r3d_18": (_R3D, 16, 112, *_OF_KINETICS, 2),
+    "mc3_18": (_R3D, 16, 112, *_OF_KINETICS, 2),
+    "r2plus1d_18": (_R3D, 16, 112, *_OF_KINETICS, 2),
+    "s3d": ("Xie et al., Rethinking spatiotemporal feature learning, ECCV 2018", 16, 224, *_OF_KINETICS, 1),
+    "mvit_v2_s": ("Li et al., MViTv2: improved multiscale vision transformers, CVPR 2022", 16, 224, *_HALF, 1),
+    "swin3d_t": ("Liu et al., Video Swin transformer, CVPR 2022", 16, 224, *_OF_IMAGENET, 1),
+}
+
+
+class TorchvisionTrunk(Trunk):
+    """Takes the colours before the frames; what the class layer was given are the features."""
+
+    def encode(self, clips: Tensor) -> Tensor:
+        """(B, F) of normalised float (B, T, 3, H, W)."""
+        features: Tensor = self.network(clips.transpose(1, 2))
+        return features
+
+
+def _build(options: TrunkOptions) -> TorchvisionTrunk:
+    models = imported("torchvision.models.video", options.name)
+    network, num_features, blocks = without_class_layer(getattr(models, options.name)(weights=None))
+    loaded: LoadedWeights | None = None
+    if options.weights is not None:
+        loaded = load_weights(network, options.weights, licence=options.licence)
+    mean, deviation = _NETWORKS[options.name][3:5]
+    return TorchvisionTrunk(network, num_features, mean=mean, deviation=deviation, recomputable=blocks, weights=loaded)
+
+
+def without_class_layer(network: Any) -> tuple[nn.Module, int, tuple[nn.Module, ...]]:
+    """``network`` with its class layer taken away; how many features that was given; and its blocks."""
+    if hasattr(network, "fc"):
+        size = network.fc.in_features
+        network.fc = nn.Identity()
+        return network, size, tuple(getattr(network, f"layer{number}") for number in (1, 2, 3, 4))
+    if hasattr(network, "classifier"):  # s3d: pooled over space, then a convolution for the classes, then over time
+        size = network.classifier[-1].in_channels
+        network.classifier = nn.Identity()
+        network.avgpool = nn.AdaptiveAvgPool3d(1)
+        return network, size, tuple(network.features)
+    if isinstance(network.head, nn.Linear):
+        size = network.head.in_features
+        network.head = nn.Identity()
+        return network, size, tuple(network.features)
+    size = network.head[-1].in_features
+    network.head = nn.Identity()
+    return network, size, tuple(network.blocks)
+
+
+for _name, (_paper, _num_frames, _side, _mean, _deviation, _micro_batch) in _NETWORKS.items():
+    DETECTORS.register(
+        DetectorSpec(
+            name=_name,
+            family="torchvision",
+            paper=_paper,
+            licence="BSD-3-Clause",
+            num_frames=_num_frames,
+            side=_side,
+            normalisation=f"mean {_mean}, deviation {_deviation}, of fractions of white",
+            micro_batch=_micro_batch,
+            build_trunk=_build,
+            weights=f"torchvision.models.video.{_name}, weights KINETICS400_V1, a .pth file",
+            weights_licence="BSD-3-Clause; trained on Kinetics-400 (CC BY 4.0 annotations)",
+            packages=("torchvision",),
+        )
+    )

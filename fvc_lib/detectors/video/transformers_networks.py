@@ -1,0 +1,131 @@
+"""Video transformers of the transformers package: TimeSformer, VideoMAE, ViViT and V-JEPA 2.
+
+Weights are a folder as ``save_pretrained`` writes it; its ``config.json`` says how large the network is. What its own
+class layer was given are the features.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, Trunk
+from fvc_lib.detectors.packages import imported
+from fvc_lib.detectors.transformers_folders import blocks_of, colours_of, from_folder, quiet
+from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What transformers calls a network and its settings."""
+
+    model: str
+    config: str
+    side: str  # setting of the side in pixels
+    frames: str  # and of the number of frames
+    pixels: str = "pixel_values"  # argument of its forward
+    colours: tuple[tuple[float, float, float], tuple[float, float, float]] = (IMAGENET_MEAN, IMAGENET_DEVIATION)
+
+
+_GREY = ((0.45, 0.45, 0.45), (0.225, 0.225, 0.225))
+_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_KINDS = {
+    "timesformer": _Kind(
+        "TimesformerForVideoClassification", "TimesformerConfig", "image_size", "num_frames", colours=_GREY
+    ),
+    "videomae": _Kind("VideoMAEForVideoClassification", "VideoMAEConfig", "image_size", "num_frames"),
+    "vivit": _Kind("VivitForVideoClassification", "VivitConfig", "image_size", "num_frames", colours=_HALF),
+    "vjepa2": _Kind(
+        "VJEPA2ForVideoClassification", "VJEPA2Config", "crop_size", "frames_per_clip", pixels="pixel_values_videos"
+    ),
+}
+
+
+class TransformersTrunk(Trunk):
+    """A network for video classification whose class layer does nothing."""
+
+    def __init__(self, network: nn.Module, num_features: int, *, pixels: str, **options: Any) -> None:
+        super().__init__(network, num_features, **options)
+        self._pixels = pixels
+
+    def encode(self, clips: Tensor) -> Tensor:
+        """(B, F) of normalised float (B, T, 3, H, W)."""
+        features: Tensor = self.network(**{self._pixels: clips}).logits
+        return features
+
+
+def _build(options: TrunkOptions) -> TransformersTrunk:
+    kind = _KINDS[options.name]
+    transformers = imported("transformers", options.name)
+    sized = {kind.side: options.side, kind.frames: options.num_frames}
+    loaded, (mean, deviation) = None, kind.colours
+    with quiet(transformers):
+        if options.weights is None:
+            network = getattr(transformers, kind.model)(getattr(transformers, kind.config)(**sized))
+        else:
+            network, loaded = from_folder(
+                transformers, kind.model, options.weights, sized, licence=options.licence, class_layer="classifier."
+            )
+            mean, deviation = colours_of(options.weights, kind.colours)
+    num_features = network.classifier.in_features
+    network.classifier = nn.Identity()
+    blocks = blocks_of(network)
+    return TransformersTrunk(
+        network, num_features, pixels=kind.pixels, mean=mean, deviation=deviation, recomputable=blocks, weights=loaded
+    )
+
+
+def _register(
+    name: str, paper: str, num_frames: int, side: int, weights: str, weights_licence: str, micro_batch: int = 1
+) -> None:
+    mean, deviation = _KINDS[name].colours
+    DETECTORS.register(
+        DetectorSpec(
+            name=name,
+            family="transformers",
+            paper=paper,
+            licence="Apache-2.0",
+            num_frames=num_frames,
+            side=side,
+            normalisation=f"the folder's preprocessor_config.json; without it mean {mean}, deviation {deviation}",
+            micro_batch=micro_batch,
+            build_trunk=_build,
+            weights=weights,
+            weights_licence=weights_licence,
+            packages=("transformers",),
+        )
+    )
+
+
+_register(
+    "timesformer",
+    "Bertasius et al., Is space-time attention all you need for video understanding?, ICML 2021",
+    8,
+    224,
+    "hub: facebook/timesformer-base-finetuned-k400",
+    "CC BY-NC 4.0",
+)
+_register(
+    "videomae",
+    "Tong et al., VideoMAE: masked autoencoders are data-efficient learners, NeurIPS 2022",
+    16,
+    224,
+    "hub: MCG-NJU/videomae-base-finetuned-kinetics",
+    "CC BY-NC 4.0",
+)
+_register(
+    "vivit",
+    "Arnab et al., ViViT: a video vision transformer, ICCV 2021",
+    32,
+    224,
+    "hub: google/vivit-b-16x2-kinetics400",
+    "MIT",
+)
+_register(
+    "vjepa2",
+    "Assran et al., V-JEPA 2: self-supervised video models enable understanding, prediction and planning, 2025",
+    16,
+    256,
+    "hub: facebook/vjepa2-vitl-fpc16-256-ssv2",
+    "MIT",
+)

@@ -1,0 +1,117 @@
+"""Published weights: files and folders in their publishers' formats, checked by name and shape before they are used.
+
+A file is one of ``torch.save`` (tensors by name, alone or under ``state_dict``, ``model`` or ``model_state``) or of
+safetensors; a folder is what ``save_pretrained`` of transformers writes. No code from either is run.
+"""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.services.atomic_files import content_digest
+from fvc_lib.services.errors import UsageError
+
+# What a network's own class layer may be called in a file of weights; a head of ours is trained in its place.
+CLASS_LAYERS = ("fc.", "classifier.", "head.", "heads.", "_fc.", "blocks.5.proj.", "blocks.6.proj.")
+_INSIDE = ("state_dict", "model", "model_state", "model_state_dict")
+_FILES = ("model.safetensors", "pytorch_model.bin")
+_NAMED_AT_MOST = 5
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """Where a network's weights came from.
+
+    Attributes:
+        source: the file or folder, or the package that brings them.
+        sha256: hex, of the file, or of a folder's files with their names.
+        licence: of the weights, as far as known.
+        left_out: names in the source that the network does not have: its publisher's class layer.
+    """
+
+    source: str
+    sha256: str
+    licence: str
+    left_out: tuple[str, ...] = ()
+
+
+def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "model_weights") -> LoadedWeights:
+    """Give ``network`` the weights of a file; names and shapes must be its own, but for a class layer that is left out.
+
+    Raises:
+        UsageError: the file cannot be read, lacks weights, or has some of another shape or name. ``field`` is the
+            parameter that named it.
+    """
+    found = read_weights(path, field)
+    network.load_state_dict(fitting_weights(network, found, path, field))
+    left_out = tuple(name for name in found if name not in network.state_dict())
+    return LoadedWeights(str(path), content_digest(path), licence, left_out)
+
+
+def fitting_weights(
+    network: nn.Module, weights: Mapping[str, Tensor], path: Path, field: str = "model_weights"
+) -> dict[str, Tensor]:
+    """Those of ``weights``, read from ``path``, that ``network`` has; only names and shapes are looked at.
+
+    Raises:
+        UsageError: weights are missing, or have another shape or name.
+    """
+    found = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
+    wanted = network.state_dict()
+    missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
+    unknown = [name for name in found if name not in wanted and not name.startswith(CLASS_LAYERS)]
+    other = [
+        f"{name} {tuple(found[name].shape)} instead of {tuple(wanted[name].shape)}"
+        for name in wanted
+        if name in found and found[name].shape != wanted[name].shape
+    ]
+    problems = [
+        f"{what}: {_some(names)}"
+        for what, names in (("not in it", missing), ("unknown", unknown), ("of another shape", other))
+        if names
+    ]
+    if problems:
+        raise UsageError(
+            f"{field} {str(path)!r} does not fit the network ({type(network).__name__}): {'; '.join(problems)}. "
+            "Give the weights of the network that is named."
+        )
+    return {name: found.get(name, wanted[name]) for name in wanted}
+
+
+def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tensor]:
+    """Tensors by name from a ``.safetensors`` file, or from one of ``torch.save`` without running any code of its.
+
+    Raises:
+        UsageError: no such file, damaged, or something else than tensors by name.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            document: Any = safetensors.torch.load_file(path)
+        else:
+            document = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UsageError(f"{field} {str(path)!r}: {error.strerror or error}. Give a readable file.") from error
+    except (RuntimeError, pickle.UnpicklingError, EOFError, safetensors.SafetensorError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"{field} {str(path)!r}: neither weights of torch.save nor safetensors: {reason}. Download the file anew, "
+            "or save network.state_dict()."
+        ) from error
+    for name in _INSIDE:
+        if isinstance(document, dict) and isinstance(document.get(name), dict):
+            document = document[name]
+    if not isinstance(document, dict) or not document or not all(isinstance(v, Tensor) for v in document.values()):
+        raise UsageError(f"{field} {str(path)!r}: wanted tensors by name, as network.state_dict() gives them.")
+    return {str(name).removeprefix("module."): tensor for name, tensor in document.items()}
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
+    return f"{', '.join(names[:_NAMED_AT_MOST])}{more}"
