@@ -13,29 +13,29 @@ REMEDY = "Install what published networks need: make setup-detectors, or pip ins
 
 
 def imported(module: str, whose: str) -> Any:
-    """``module``, such as ``torchvision.models.video``, for the network ``whose``.
+    """``module``, such as torchvision.models.video, for the network ``whose``.
 
     Raises:
         UsageError: its package is not installed, or does not start beside this torch.
     """
     package = module.partition(".")[0]
     try:
-        _declare_operators_of_torchvision()
+        mend_torchvision()
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UsageError(f"model {whose!r} needs {package}, which is not installed ({error}). {REMEDY}.") from error
+        raise UsageError(f"network {whose!r} needs {package}, which is not installed ({error}). {REMEDY}.") from error
     except (ImportError, RuntimeError, OSError) as error:
         while error.__cause__ is not None:  # transformers names the class that was wanted, its cause the package
             error = error.__cause__  # type: ignore[assignment]
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"model {whose!r} needs {package}, which does not start: {reason}. Mostly it was built for another torch "
+            f"network {whose!r} needs {package}, which does not start: {reason}. Mostly it was built for another torch "
             f"than {torch.__version__}: install both from one index. {REMEDY}."
         ) from error
 
 
 @cache
-def _declare_operators_of_torchvision() -> Any:
+def mend_torchvision() -> Any:
     """Declare the two operators that torchvision registers for, where its compiled part cannot be loaded.
 
     The wheel on PyPI is linked with CUDA's libraries. Beside the CPU build of torch these are missing, and torchvision

@@ -50,19 +50,20 @@ def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "
             parameter that named it.
     """
     found = read_weights(path, field)
-    network.load_state_dict(fitting_weights(network, found, path, field))
+    network.load_state_dict(fitted(network, found, path, field))
     left_out = tuple(name for name in found if name not in network.state_dict())
     return LoadedWeights(str(path), content_digest(path), licence, left_out)
 
 
-def fitting_weights(
+def fitting_weights(network: nn.Module, path: Path, field: str = "model_weights") -> dict[str, Tensor]:
+    """Those of the file ``path`` that ``network`` has; raises as ``load_weights``. It may be on the meta device."""
+    return fitted(network, read_weights(path, field), path, field)
+
+
+def fitted(
     network: nn.Module, weights: Mapping[str, Tensor], path: Path, field: str = "model_weights"
 ) -> dict[str, Tensor]:
-    """Those of ``weights``, read from ``path``, that ``network`` has; only names and shapes are looked at.
-
-    Raises:
-        UsageError: weights are missing, or have another shape or name.
-    """
+    """Those of ``weights``, read from ``path``, that ``network`` has; raises as ``load_weights``."""
     found = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
     wanted = network.state_dict()
     missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]

@@ -15,11 +15,10 @@ from fvc_lib.detectors.frames.backbone import (
     adapt_timm,
     adapt_torchvision,
     build_backbone,
-    fitting_weights,
-    parameters_by_stage,
-    read_weights,
 )
+from fvc_lib.detectors.network import parameters_by_stage
 from fvc_lib.detectors.own.small_resnet import SmallResnet
+from fvc_lib.detectors.weights import fitting_weights, read_weights
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import BACKBONES
@@ -176,7 +175,7 @@ def test_an_unknown_backbone_is_named_with_the_nearest():
 @pytest.mark.parametrize("package", ["torchvision", "timm"])
 def test_a_package_that_is_not_there_is_named_with_what_to_do(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)  # what the import system takes for: not there
-    with pytest.raises(UsageError, match=rf"{package} is not installed.*pip install {package}.*small_resnet"):
+    with pytest.raises(UsageError, match=rf"needs {package}, which is not installed.*make setup-detectors"):
         build_backbone(f"{package}:resnet50")
 
 
@@ -247,7 +246,7 @@ def test_a_file_that_holds_no_weights_is_refused_without_running_it(tmp_path, co
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(
         Malicious() if content == "pickle" else content, path
     )
-    with pytest.raises(UsageError, match=r"backbone_weights '.*w\."):
+    with pytest.raises(UsageError, match=r"model_weights '.*w\."):
         read_weights(path)
 
 

@@ -4,28 +4,21 @@ A backbone's file in ``fvc_lib/detectors`` registers it with ``BACKBONES``. ``to
 through ``AdaptedBackbone``; their packages are imported on use.
 """
 
-import importlib
 import logging
-import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalised, parameters_by_stage
+from fvc_lib.detectors.packages import imported
+from fvc_lib.detectors.weights import load_weights
 from fvc_lib.engine.task import Outputs
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import BACKBONES
 
-# Of ImageNet's pictures, as fractions of white: what nearly all published weights were trained with.
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
-# What a network's own class layer may be called in a file of weights; this project trains its own.
-_HEADS = ("fc.", "classifier.", "head.", "heads.")
-_NAMED_AT_MOST = 5
 _TORCHVISION_WORKS = ("efficientnet_b0", "efficientnet_b3", "resnet50", "mobilenet_v3_large", "mobilenet_v3_small")
 
 _logger = logging.getLogger(__name__)
@@ -47,23 +40,6 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Features float (B, num_features) of images uint8 (B, 3, H, W)."""
         raise NotImplementedError
-
-
-class Normalised(nn.Module):
-    """uint8 (B, 3, H, W) as float of mean 0 and deviation 1 per colour; has no parameters and nothing to save."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, mean: Sequence[float] = IMAGENET_MEAN, deviation: Sequence[float] = IMAGENET_DEVIATION) -> None:
-        super().__init__()
-        # Not persistent: weights from elsewhere do not have them.
-        self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("deviation", 255 * torch.tensor(deviation).view(3, 1, 1), persistent=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Float (B, 3, H, W)."""
-        return (images.to(self.mean.dtype) - self.mean) / self.deviation
 
 
 class AdaptedBackbone(Backbone):
@@ -138,38 +114,6 @@ def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageE
     )
 
 
-def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
-    """The parameters of any network in the order in which its parts are registered, which is that from input to output.
-
-    A stage is a part with parts of its own, such as ``layer1`` of a resnet. A part that holds more than half of
-    all parameters stands for its parts (``features`` or ``blocks``). Single layers go with the stage before them, or
-    the first; so do parameters that the network itself holds.
-    """
-    num_parameters = sum(parameter.numel() for parameter in network.parameters())
-    stages: list[list[nn.Parameter]] = []
-    pending = list(network.parameters(recurse=False))
-    for part in _parts(network, num_parameters / 2):
-        if next(part.children(), None) is not None:
-            stages.append(pending + list(part.parameters()))
-            pending = []
-        elif stages:
-            stages[-1] += part.parameters()
-        else:
-            pending += part.parameters()
-    stages = stages or [pending]
-    seen: set[nn.Parameter] = set()  # shared ones belong to the first stage that has them
-    return tuple(tuple(p for p in stage if p not in seen and not seen.add(p)) for stage in stages)  # type: ignore[func-returns-value]
-
-
-def _parts(module: nn.Module, more_than: float) -> Iterator[nn.Module]:
-    for child in module.children():
-        size = sum(parameter.numel() for parameter in child.parameters())
-        if size > more_than and next(child.children(), None) is not None:
-            yield from _parts(child, more_than)
-        elif size:
-            yield child
-
-
 def build_backbone(name: str, weights: Path | None = None) -> Backbone:
     """The named backbone, initialised from torch's current random state, or with the weights of a file.
 
@@ -185,7 +129,7 @@ def build_backbone(name: str, weights: Path | None = None) -> Backbone:
     network = backbone_network(backbone)
     norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if weights is not None:
-        network.load_state_dict(fitting_weights(network, weights))
+        load_weights(network, weights, licence="unknown", field="backbone_weights")
     elif norms and backbone is not network:
         _logger.warning(
             "backbone %s: batch norm keeps the statistics it begins with, and without backbone_weights these are of "
@@ -206,26 +150,9 @@ def backbone_network(backbone: Backbone) -> nn.Module:
     return backbone.network if isinstance(backbone, AdaptedBackbone) else backbone
 
 
-def _imported(name: str, module: str) -> Any:
-    """``module`` of the package ``name``; ``UsageError`` where it is not installed or does not start."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"backbone '{name}:...': {name} is not installed ({error}). Install it beside this torch "
-            f"({torch.__version__}): pip install {name}; or take -p backbone small_resnet."
-        ) from error
-    except (ImportError, RuntimeError, OSError) as error:
-        raise UsageError(
-            f"backbone '{name}:...': {name} does not start: {error}. It is most often built for another torch than "
-            f"{torch.__version__}: install torch, torchvision and {name} from one index, or take -p backbone "
-            f"small_resnet."
-        ) from error
-
-
 @BACKBONES.register("torchvision:NAME")
 def _of_torchvision(name: str) -> AdaptedBackbone:
-    models = _imported("torchvision", "torchvision.models")
+    models = imported("torchvision.models", f"torchvision:{name}")
     known = models.list_models(module=models)
     if name not in known:
         raise UsageError(f"backbone 'torchvision:{name}': torchvision has no such model.{did_you_mean(name, known)}")
@@ -257,7 +184,7 @@ def adapt_torchvision(network: Any, name: str) -> AdaptedBackbone:
 
 @BACKBONES.register("timm:NAME")
 def _of_timm(name: str) -> AdaptedBackbone:
-    timm = _imported("timm", "timm")
+    timm = imported("timm", f"timm:{name}")
     if not timm.is_model(name):
         raise UsageError(f"backbone 'timm:{name}': timm has no such model.{did_you_mean(name, timm.list_models())}")
     return adapt_timm(timm.create_model(name, pretrained=False, num_classes=0))
@@ -330,65 +257,3 @@ def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage
     if not stage_epochs:
         return num_stages
     return min(num_stages, 1 + (epoch - freeze_epochs) // stage_epochs)
-
-
-def fitting_weights(network: nn.Module, path: Path) -> dict[str, Tensor]:
-    """The weights of the file ``path`` for ``network``, of which only names and shapes are looked at.
-
-    Those of a class layer that the file has beside them are left out.
-
-    Raises:
-        UsageError: the file cannot be read, lacks weights, or has some of another shape or name.
-    """
-    found = {name: tensor for name, tensor in read_weights(path).items() if not name.startswith("num_batches")}
-    wanted = network.state_dict()
-    missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
-    unknown = [name for name in found if name not in wanted and not name.startswith(_HEADS)]
-    other = [
-        f"{name} {tuple(found[name].shape)} instead of {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in found and found[name].shape != wanted[name].shape
-    ]
-    problems = [
-        f"{what}: {_some(names)}"
-        for what, names in (("not in it", missing), ("unknown", unknown), ("of another shape", other))
-        if names
-    ]
-    if problems:
-        raise UsageError(
-            f"backbone_weights {str(path)!r} does not fit the backbone ({type(network).__name__}): "
-            f"{'; '.join(problems)}. Give the weights of the network that backbone names."
-        )
-    return {name: found.get(name, wanted[name]) for name in wanted}
-
-
-def read_weights(path: Path) -> Mapping[str, Tensor]:
-    """Tensors by name from a ``.safetensors`` file, or from one of ``torch.save`` without running any code of its.
-
-    Raises:
-        UsageError: no such file, damaged, or something else than tensors by name.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            document: Any = safetensors.torch.load_file(path)
-        else:
-            document = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UsageError(f"backbone_weights {str(path)!r}: {error.strerror or error}. Give a readable file.") from error
-    except (RuntimeError, pickle.UnpicklingError, EOFError, safetensors.SafetensorError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(
-            f"backbone_weights {str(path)!r}: neither weights of torch.save nor safetensors: {reason}. Download the "
-            "file anew, or save network.state_dict()."
-        ) from error
-    for name in ("state_dict", "model"):
-        if isinstance(document, dict) and isinstance(document.get(name), dict):
-            document = document[name]
-    if not isinstance(document, dict) or not document or not all(isinstance(v, Tensor) for v in document.values()):
-        raise UsageError(f"backbone_weights {str(path)!r}: wanted tensors by name, as network.state_dict() gives them.")
-    return {str(name).removeprefix("module."): tensor for name, tensor in document.items()}
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
-    return f"{', '.join(names[:_NAMED_AT_MOST])}{more}"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors.network import PictureTrunk
-from fvc_lib.detectors.weights import LoadedWeights, fitting_weights, read_weights
+from fvc_lib.detectors.weights import LoadedWeights, fitted, read_weights
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
@@ -118,7 +118,7 @@ def _load(network: EfficientNetLite0, path: Path, licence: str) -> LoadedWeights
     own = list(network.state_dict())
     given = [tensor for name, tensor in found.items() if name not in left_out]
     renamed = dict(zip(own, given, strict=False)) if len(given) == len(own) else found
-    network.load_state_dict(fitting_weights(network, renamed, path))
+    network.load_state_dict(fitted(network, renamed, path))
     return LoadedWeights(str(path), sha256_of_file(path), licence, left_out)
 
 

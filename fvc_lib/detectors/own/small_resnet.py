@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.frames.backbone import Backbone, Normalised
+from fvc_lib.detectors.frames.backbone import Backbone
+from fvc_lib.detectors.network import Normalised
 from fvc_lib.services.registry import BACKBONES
 
 _GROUPS = 8

@@ -4,14 +4,15 @@ Nothing is fetched, and no code that lies in the folder is run.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from fvc_lib.detectors.packages import mend_torchvision
+from fvc_lib.detectors.transformers_folders import quiet
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import UsageError
 
@@ -94,7 +95,7 @@ def encoder_fingerprint(folder: str) -> list[list[str]]:
 def _loaded_encoder(folder: str) -> Any:
     require_folder(folder)
     transformers = _transformers()
-    with _quiet(transformers):
+    with quiet(transformers):
         try:
             model, loading = transformers.AutoModel.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, dtype=torch.float32
@@ -143,22 +144,8 @@ def _does_not_start(error: BaseException) -> UsageError:
     )
 
 
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Without its progress bars and its report of what was loaded, which is looked at here."""
-    logging = transformers.utils.logging
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
 def _transformers() -> Any:
+    mend_torchvision()
     try:
         import transformers
     except ImportError as error:

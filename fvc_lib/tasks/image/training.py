@@ -15,7 +15,8 @@ import psutil
 import torch
 
 from fvc_lib.corpus.images import image_root
-from fvc_lib.detectors.frames.backbone import backbone_network, fitting_weights, named_backbone, refused_size
+from fvc_lib.detectors.frames.backbone import backbone_network, named_backbone, refused_size
+from fvc_lib.detectors.weights import fitting_weights
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.memory.preflight import PreflightReport, StepRequest, preflight
@@ -118,7 +119,7 @@ def require_backbone(config: RunConfig) -> None:
                 raise
             raise refused_size(backbone, picture, error) from error
     if config.backbone_weights:
-        fitting_weights(backbone_network(backbone), Path(config.backbone_weights))
+        fitting_weights(backbone_network(backbone), Path(config.backbone_weights), "backbone_weights")
     if config.gradient_checkpointing:
         backbone.recomputable_blocks()
 
