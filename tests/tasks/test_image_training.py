@@ -284,7 +284,7 @@ def test_a_backbone_that_is_not_there_is_a_usage_error(run):
     ("asked", "said"),
     [
         ({"backbone": "small_resnt"}, "Did you mean 'small_resnet'"),
-        ({"backbone": "torchvision:resnet50"}, "torchvision is not installed"),
+        ({"backbone": "torchvision:resnet50"}, "needs torchvision, which is not installed"),
         ({"backbone_weights": "nowhere.pt"}, "nowhere.pt.*No such file"),
         ({"backbone_weights": "other.pt"}, rf"{FIRST} \(1, 1\) instead of"),
     ],
