@@ -16,7 +16,6 @@ def _table(pts, keys, shown=None, damage=None):
         begins_anew=True,
         stores_pts=True,
         damage=damage,
-        duration=1,
     )
 
 

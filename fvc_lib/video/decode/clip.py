@@ -1,14 +1,13 @@
 """A few frames of a video, chosen by their place in the presentation, as one uint8 array; and what a file is.
 
-The container's index, or a pass over the packets, tells which frames there are; then each group of pictures that holds
-a wanted frame is decoded from its keyframe, without the frames nobody refers to. Where that is not known to be exact
-(no time stamps, damaged seeking, frames before the first keyframe) the whole video is decoded as a stream, a second
-time where the first shows that the packets promised another number of frames. Never are more frames held than the
-decoder itself needs.
+A pass over the packets tells which frames there are; then each group of pictures that holds a wanted frame is decoded
+from its keyframe, without the frames nobody refers to. Where that is not known to be exact (no time stamps, damaged
+seeking, frames before the first keyframe) the whole video is decoded as a stream, a second time where the first shows
+that the packets promised another number of frames. Never are more frames held than the decoder itself needs.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.decode import readers, source
 from fvc_lib.video.decode.frame_table import FrameTable, Seconds, check_not_empty, read_frame_table, seconds_of
-from fvc_lib.video.decode.readers import Box, FrameSink, OpenGroupError, Orientation
+from fvc_lib.video.decode.readers import Box, FrameSink, Orientation
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, open_video
 
 MAX_FRAMES = 100_000
@@ -63,15 +62,11 @@ def decode_clip(path: AnyPath, num_frames: int, size: int | None = None) -> Clip
     if size is not None and not 1 <= size <= 8192:
         raise ValueError(f"size: got {size}, wanted 1 to 8192 pixels, or None to keep the pixels as stored")
     path = Path(path)
-    try:
-        with open_video(path) as opened:
-            table = read_frame_table(opened)
-            check_not_empty(path, table)
-            sparse = table.trusted and table.damage is None
-            clip = _decode_sparse(opened, table, num_frames, size) if sparse else None
-    except OpenGroupError:
-        with open_video(path) as opened:
-            clip = _decode_sparse(opened, replace(table, begins_anew=False), num_frames, size)
+    with open_video(path) as opened:
+        table = read_frame_table(opened)
+        check_not_empty(path, table)
+        sparse = table.trusted and table.damage is None
+        clip = _decode_sparse(opened, table, num_frames, size) if sparse else None
     if clip is not None:
         return clip
     if table.damage is not None:
@@ -88,7 +83,6 @@ def _decode_sparse(opened: VideoSource, table: FrameTable, num_frames: int, size
     """The clip, or none when a frame did not turn up where the packets promised it.
 
     Raises:
-        OpenGroupError: see ``read_by_pts``.
         RefusedVideo: a frame needs too much memory.
     """
     order = table.presentation_order()

@@ -195,10 +195,6 @@ _MAX_REORDER_DEPTH = 16
 _SKIPS_NON_REFERENCES = frozenset({"h264", "hevc", "mpeg4"})
 
 
-class OpenGroupError(Exception):
-    """The packets promised that groups of pictures stand alone, and one does not say so itself."""
-
-
 def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: FrameSink) -> bool:
     """Seek to each group of pictures that holds a wanted frame and decode only there.
 
@@ -213,9 +209,6 @@ def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: F
 
     Returns:
         Whether every wanted frame turned up whole; otherwise the sink is incomplete and must be given up.
-
-    Raises:
-        OpenGroupError: the table's ``begins_anew`` is wrong; decode again with another that says so.
     """
     if table.begins_anew:
         source.refuse_damage()
@@ -229,7 +222,7 @@ def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: F
         source.stream.codec_context.flush_buffers()
         # The decoder may have to guess how long to hold frames back, and drops those that come late by its guess.
         source.stream.codec_context.reorder_depth = reorder_depth
-        if not _read_group(source, cursor, group, sink, must_begin_anew=table.begins_anew):
+        if not _read_group(source, cursor, group, sink):
             return False
     return not sink.wanted
 
@@ -301,18 +294,13 @@ class _PacketCursor:
         return False
 
 
-def _read_group(
-    source: VideoSource, cursor: _PacketCursor, group: _Group, sink: FrameSink, *, must_begin_anew: bool
-) -> bool:
+def _read_group(source: VideoSource, cursor: _PacketCursor, group: _Group, sink: FrameSink) -> bool:
     context = source.stream.codec_context
     skips = source.codec_name in _SKIPS_NON_REFERENCES
     for pts in group.packet_pts:
         packet = cursor.next()
         if packet is None or packet.pts != pts or packet.is_corrupt:
             return False
-        if must_begin_anew and not source.begins_anew(memoryview(packet)):
-            raise OpenGroupError
-        must_begin_anew = False  # the frames after the first have their references
         if skips:
             context.skip_frame = "DEFAULT" if pts in group.places else "NONREF"
         if not _take(context.decode(packet), group, sink):
