@@ -71,10 +71,15 @@ def video_id(number: int) -> str:
     return f"{number * 0x9E3779B97F4A7C15 % (1 << 64):016x}"
 
 
+def listed(shards: ClipShards) -> list[tuple[str, int]]:
+    """Video and number of each clip, in the order of the shards."""
+    return [clip for shard in shards.manifest.shards for clip in shard.clips]
+
+
 def readers(store: ClipStore, shards: ClipShards) -> dict[str, Reader]:
     """Ours and the peers; those that can, read in a shuffled order."""
-    order = epoch_order(len(shards.clips), 0, 0).tolist()
-    ids = [shards.clips[number][0] for number in order]
+    clips = listed(shards)
+    ids = [clips[number][0] for number in epoch_order(len(clips), 0, 0).tolist()]
     paths = [store.clip_path(each, 0) for each in ids]
     tars = [str(shards.folder / entry.name) for entry in shards.manifest.shards]
     found: dict[str, Reader] = {
@@ -226,7 +231,7 @@ def show_data_wait(
     config: RunConfig, store: ClipStore, shards: ClipShards, num_clips: int, rounds: int, folder: Path
 ) -> None:
     """One epoch of the default network from each source in turn."""
-    rows = [ClipRow(video, copy, number % 2) for number, (video, copy) in enumerate(shards.clips[:num_clips])]
+    rows = [ClipRow(video, copy, number % 2) for number, (video, copy) in enumerate(listed(shards)[:num_clips])]
     sources: dict[str, ClipSource] = {"store": store, "shards": shards}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sources}
     for turn in range(rounds):

@@ -15,7 +15,6 @@ from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.video.augmentations import AugmentationSettings
 from fvc_lib.video.clips.shards import (
     MANIFEST,
-    ClipRecord,
     ClipShards,
     member_names,
     read_manifest,
@@ -48,6 +47,10 @@ def load(shards: ClipShards, video_id: str, number: int) -> np.ndarray:
     return frames
 
 
+def listed(folder: Path) -> list[tuple[str, int]]:
+    return [clip for shard in read_manifest(folder).shards for clip in shard.clips]
+
+
 @pytest.fixture
 def written(tmp_path):
     store, clips = filled_store(tmp_path / "cache")
@@ -59,7 +62,6 @@ def test_every_clip_comes_back(written):
     shards = ClipShards(folder)
     assert [len(entry.clips) for entry in shards.manifest.shards] == [4, 4, 2]
     assert (shards.settings_hash, shards.shape) == (store.settings_hash, store.shape)
-    assert sorted(shards.clips) == sorted(clips.select("video_id", "augmentation_index").rows())
     for row in clips.iter_rows(named=True):
         name = row["video_id"], row["augmentation_index"]
         assert shards.has(*name)
@@ -74,10 +76,6 @@ def test_members_are_named_by_plain_ids():
     assert member_names("abc", 2) == ("abc_2.npy", "abc_2.json")
     with pytest.raises(ValueError, match="plain id"):
         member_names("../abc", 2)
-
-
-def test_a_row_of_a_shard_has_the_columns_of_the_table():
-    assert list(ClipRecord.model_fields) == list(AUGMENTED.columns)
 
 
 def test_the_bytes_depend_on_the_clips_alone(written, tmp_path):
@@ -117,23 +115,21 @@ def test_tar_files_hold_a_clip_and_its_row_side_by_side_as_webdataset_wants_them
                 pixels = np.load(io.BytesIO(tar.extractfile(pixels_name).read()))
                 np.testing.assert_array_equal(pixels, store.read(row["video_id"], row["augmentation_index"]))
                 read.append(key)
-    assert read == [f"{video_id}_{number}" for video_id, number in ClipShards(folder).clips]
+    assert read == [f"{video_id}_{number}" for video_id, number in listed(folder)]
 
 
 def test_what_is_there_and_whole_is_not_written_again(written):
     store, clips, folder = written
     before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.glob("clips-*")}
-    damaged = folder / "clips-000001.tar"
-    flip_bit(damaged, 3000)
-    stray = folder / "clips-000009.tar"
-    stray.touch()
     seen = []
+    write_shards(store, clips, progress=lambda done, total: seen.append((done, total)))
+    assert seen == []
+    assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.glob("clips-*")} == before
+    flip_bit(folder / "clips-000001.tar", 3000)
+    (folder / "clips-000009.tar").touch()
     write_shards(store, clips, shard_bytes=SHARD_BYTES, progress=lambda done, total: seen.append((done, total)))
-    after = {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.glob("clips-*")}
     assert seen == [(4, 10), (8, 10), (10, 10)]
-    assert not stray.exists()
-    assert {name: content for name, (_, content) in after.items()} == {n: content for n, (_, content) in before.items()}
-    assert {name for name in after if after[name][0] != before[name][0]} == {damaged.name}
+    assert {path.name: path.read_bytes() for path in folder.glob("clips-*")} == {n: c for n, (_, c) in before.items()}
 
 
 def flip_bit(path: Path, byte: int) -> None:
@@ -146,7 +142,7 @@ def test_any_flipped_bit_and_any_cut_is_found_before_a_clip_is_given(written):
     _, _, folder = written
     path = folder / "clips-000000.tar"
     whole = path.read_bytes()
-    first, other = ClipShards(folder).clips[0], ClipShards(folder).clips[-1]
+    first, *_, other = listed(folder)
     draw = random.Random(0)
     for byte in draw.sample(range(len(whole)), 40):
         flip_bit(path, byte)
@@ -161,17 +157,6 @@ def test_any_flipped_bit_and_any_cut_is_found_before_a_clip_is_given(written):
     path.unlink()
     with pytest.raises(DataError, match="No such file"):
         ClipShards(folder).verify()
-
-
-def test_a_shard_that_is_replaced_while_open_elsewhere_is_checked_again(written):
-    _, _, folder = written
-    shards = ClipShards(folder)
-    clip = shards.clips[0]
-    shards.verify()
-    fresh = pickle.loads(pickle.dumps(shards))  # as a spawned loader process gets it: nothing open, all checked
-    flip_bit(folder / "clips-000000.tar", 2000)
-    with pytest.raises(DataError, match="SHA-256"):
-        load(fresh, *clip)
 
 
 def replace_members(folder: Path, change) -> None:
@@ -238,7 +223,7 @@ def test_hostile_members_are_refused_by_name_and_never_executed(written, tmp_pat
     before = set(tmp_path.rglob("*"))
     replace_members(folder, hostile_members(bomb)[kind])
     shards = ClipShards(folder)
-    for clip in shards.clips[:4]:
+    for clip in listed(folder)[:4]:
         with pytest.raises(DataError, match=r"clips-000000\.tar.*member '"):
             load(shards, *clip)
     assert set(tmp_path.rglob("*")) == before
@@ -284,7 +269,7 @@ def test_a_clip_that_is_missing_in_the_store_is_named_and_leaves_no_manifest(tmp
     assert not (shards_folder(store, clips) / MANIFEST).exists()
 
 
-def test_long_ids_and_more_shards_than_files_may_be_open(tmp_path):
+def test_long_ids_and_a_shard_for_each_clip_also_in_a_spawned_process(tmp_path):
     store = ClipStore(tmp_path, 1, 16, AugmentationSettings(()))
     rows = []
     for number in range(70):
@@ -292,6 +277,6 @@ def test_long_ids_and_more_shards_than_files_may_be_open(tmp_path):
         store.write(video_id, 0, np.full(store.shape, number, np.uint8))
         rows.append((f"{video_id}_0", video_id, "g", "real", 0, "[]", store.settings_hash, "x"))
     folder = write_shards(store, pl.DataFrame(rows, schema=list(AUGMENTED.columns), orient="row"), shard_bytes=1)
-    shards = ClipShards(folder)
+    shards = pickle.loads(pickle.dumps(ClipShards(folder)))
     for _ in range(2):
         assert [int(load(shards, f"{number:0128d}", 0)[0, 0, 0, 0]) for number in range(70)] == list(range(70))

@@ -12,16 +12,17 @@ unpickled, executed, extracted or used as a path.
 
 import hashlib
 import io
+import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -36,23 +37,11 @@ DEFAULT_SHARD_BYTES = 256 << 20
 REMEDY = "Run 03_augmentation again: run_notebooks.py --from 03."
 
 Progress = Callable[[int, int], None]
+Row = dict[str, Any]  # of AUGMENTED
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class ClipRecord(_Model):
-    """One clip's row of AUGMENTED, as it lies beside its pixels in a shard."""
-
-    clip_id: str
-    video_id: str
-    group_id: str
-    label: str
-    augmentation_index: int
-    operations: str
-    settings_hash: str
-    clip_path: str
 
 
 class ShardEntry(_Model):
@@ -72,16 +61,6 @@ class ShardManifest(_Model):
     settings_hash: str
     shards: tuple[ShardEntry, ...]
 
-    @property
-    def num_clips(self) -> int:
-        """Clips in all shards."""
-        return sum(len(shard.clips) for shard in self.shards)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all shards."""
-        return sum(shard.size_bytes for shard in self.shards)
-
 
 def member_names(video_id: str, augmentation_index: int) -> tuple[str, str]:
     """The two members of a clip: pixels and row.
@@ -96,15 +75,15 @@ def member_names(video_id: str, augmentation_index: int) -> tuple[str, str]:
 def shards_folder(store: ClipStore, clips: pl.DataFrame) -> Path:
     """Where the shards of ``clips`` (AUGMENTED) lie: named by settings and rows, so equal clips share one folder."""
     digest = hashlib.sha256(store.settings_hash.encode())
-    for record in _in_shard_order(clips):
-        digest.update(record.model_dump_json().encode() + b"\n")
+    for row in _in_shard_order(clips):
+        digest.update(_as_line(row))
     return store.decode_folder / f"shards_{digest.hexdigest()[:32]}"
 
 
 def write_shards(
     store: ClipStore, clips: pl.DataFrame, *, shard_bytes: int = DEFAULT_SHARD_BYTES, progress: Progress | None = None
 ) -> Path:
-    """Write shards of ``clips`` (AUGMENTED) from the store, unless they are there and whole; returns their folder.
+    """Write shards of ``clips`` (AUGMENTED) from the store, unless all are there and whole; returns their folder.
 
     The bytes depend on the clips alone, not on the order of rows, the folder, the clock or the machine. Clips are dealt
     to shards in the order of a hash of their ids: every shard is a fair sample of the whole. The manifest is written
@@ -120,16 +99,16 @@ def write_shards(
     sweep_temporaries(folder)
     settings: dict[str, object] = {"num_frames": store.num_frames, "fixed_size": store.fixed_size}
     clip_store.note_use(folder, {**settings, "clips": clips.height})
-    records = _in_shard_order(clips)
+    with suppress(DataError):
+        ClipShards(folder).verify()
+        return folder
+    rows = _in_shard_order(clips)
+    entries: list[ShardEntry] = []
     size = max(1, shard_bytes // clip_file_bytes(store.shape))
-    parts = [records[start : start + size] for start in range(0, len(records), size)]
-    known = _whole_shards(folder, parts)
-    entries = []
-    for number, part in enumerate(parts):
-        name = f"clips-{number:06d}.tar"
-        entries.append(known[name] if name in known else _write_shard(store, folder / name, part))
+    for start in range(0, len(rows), size):
+        entries.append(_write_shard(store, folder / f"clips-{len(entries):06d}.tar", rows[start : start + size]))
         if progress is not None:
-            progress(min(len(records), (number + 1) * size), len(records))
+            progress(min(len(rows), start + size), len(rows))
     manifest = ShardManifest(shape=store.shape, settings_hash=store.settings_hash, shards=tuple(entries))
     for stray in set(folder.glob("clips-*.tar")) - {folder / entry.name for entry in entries}:
         stray.unlink(missing_ok=True)
@@ -161,21 +140,24 @@ def read_manifest(folder: AnyPath) -> ShardManifest:
     return manifest
 
 
-def _in_shard_order(clips: pl.DataFrame) -> list[ClipRecord]:
-    records = [ClipRecord(**row) for row in clips.select(list(AUGMENTED.columns)).iter_rows(named=True)]
-    return sorted(records, key=lambda record: hashlib.sha256(record.clip_id.encode()).digest())
+def _in_shard_order(clips: pl.DataFrame) -> list[Row]:
+    rows = clips.select(list(AUGMENTED.columns)).iter_rows(named=True)
+    return sorted(rows, key=lambda row: hashlib.sha256(row["clip_id"].encode()).digest())
 
 
-def _write_shard(store: ClipStore, path: Path, records: Sequence[ClipRecord]) -> ShardEntry:
+def _as_line(row: Row) -> bytes:
+    return json.dumps(row, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+def _write_shard(store: ClipStore, path: Path, rows: Sequence[Row]) -> ShardEntry:
+    clips = tuple((row["video_id"], row["augmentation_index"]) for row in rows)
     with atomic_output(path) as temporary:
         with tarfile.open(temporary, "w", format=tarfile.PAX_FORMAT) as tar:
-            for record in records:
-                pixels, row = member_names(record.video_id, record.augmentation_index)
-                frames = store.read(record.video_id, record.augmentation_index)
-                _add(tar, pixels, clip_header(store.shape) + frames.tobytes())
-                _add(tar, row, record.model_dump_json().encode() + b"\n")
+            for clip, row in zip(clips, rows, strict=True):
+                pixels, line = member_names(*clip)
+                _add(tar, pixels, clip_header(store.shape) + store.read(*clip).tobytes())
+                _add(tar, line, _as_line(row))
         digest, size_bytes = sha256_of_file(temporary), temporary.stat().st_size
-    clips = tuple((record.video_id, record.augmentation_index) for record in records)
     return ShardEntry(name=path.name, sha256=digest, size_bytes=size_bytes, clips=clips)
 
 
@@ -185,55 +167,9 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def _whole_shards(folder: Path, parts: Sequence[Sequence[ClipRecord]]) -> dict[str, ShardEntry]:
-    """Shards of an earlier writing by name that hold just what is wanted, down to the last bit."""
-    try:
-        manifest = read_manifest(folder)
-    except DataError:
-        return {}
-    wanted = [tuple((record.video_id, record.augmentation_index) for record in part) for part in parts]
-    return {
-        entry.name: entry
-        for entry, clips in zip(manifest.shards, wanted, strict=False)
-        if entry.clips == clips and _is_whole(folder / entry.name, entry)
-    }
-
-
-def _is_whole(path: Path, entry: ShardEntry) -> bool:
-    try:
-        return path.stat().st_size == entry.size_bytes and sha256_of_file(path) == entry.sha256
-    except OSError:
-        return False
-
-
 # Read clips out of shards, each directly at its place, after the shard was found to be what its manifest says.
 
-_OPEN_FILES = 64
 _MOST_ROW_BYTES = 1 << 20
-
-# What a shard's file was when it was found to be what the manifest says, and where each clip's pixels begin in it.
-_Checked = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-class _OpenShard:
-    """A checked shard's open file. Whoever reads from it keeps it open; the last one to let go closes it."""
-
-    def __init__(self, path: Path, entry: ShardEntry, shape: Shape, known: _Checked | None) -> None:
-        self.descriptor = -1
-        try:
-            self.descriptor = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise DataError(f"shard {str(path)!r}: {error.strerror}. {REMEDY}") from error
-        status = os.fstat(self.descriptor)
-        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        if known is None or known[0] != state:
-            with open(self.descriptor, "rb", closefd=False) as stream:
-                known = state, tuple(_checked_offsets(stream, path, entry, shape))
-        self.checked = known
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
 
 
 class ClipShards:
@@ -249,28 +185,18 @@ class ClipShards:
     def __init__(self, folder: AnyPath) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(folder)
-        self.clips = tuple(clip for shard in self.manifest.shards for clip in shard.clips)
-        self._number_of = {clip: number for number, clip in enumerate(self.clips)}
-        self._first = np.cumsum([0, *(len(shard.clips) for shard in self.manifest.shards)])
-        self._checked: dict[int, _Checked] = {}
-        self._open: dict[int, _OpenShard] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}
-
-    @property
-    def settings_hash(self) -> str:
-        """What decides every clip besides the video's content: the store's."""
-        return self.manifest.settings_hash
-
-    @property
-    def shape(self) -> Shape:
-        """(T, 3, S, S) of every clip."""
-        return self.manifest.shape
+        self.shape, self.settings_hash = self.manifest.shape, self.manifest.settings_hash
+        # (number of the shard, place in it) of each clip
+        self._place = {
+            clip: (shard, place)
+            for shard, entry in enumerate(self.manifest.shards)
+            for place, clip in enumerate(entry.clips)
+        }
+        self._offsets: dict[int, list[int]] = {}  # of the pixels in each checked shard
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Whether the manifest names the clip."""
-        return (video_id, augmentation_index) in self._number_of
+        return (video_id, augmentation_index) in self._place
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
         """Fill ``frames``, uint8 (T, 3, S, S) in C order, with the clip.
@@ -280,16 +206,15 @@ class ClipShards:
             ValueError: ``frames`` is not such an array.
         """
         clip_store.check_pixels(frames, self.shape)
-        number = self._number_of.get((video_id, augmentation_index))
-        if number is None:
+        place = self._place.get((video_id, augmentation_index))
+        if place is None:
             clip = f"clip {video_id!r} number {augmentation_index}"
             raise DataError(f"{clip} is not in the shards of {str(self.folder)!r}. {REMEDY}")
-        place = int(np.searchsorted(self._first, number, side="right")) - 1
-        shard = self._shard(place)
-        pixels_offset = shard.checked[1][number - int(self._first[place])]
-        if os.preadv(shard.descriptor, [frames.data], pixels_offset) != frames.nbytes:
-            path = str(self.folder / self.manifest.shards[place].name)
-            raise DataError(f"shard {path!r}: it became shorter while it was read. {REMEDY}")
+        if place[0] not in self._offsets:
+            self._check(place[0])
+        with self._open(place[0]) as stream:
+            if os.preadv(stream.fileno(), [frames.data], self._offsets[place[0]][place[1]]) != frames.nbytes:
+                raise DataError(f"shard {str(stream.name)!r}: it became shorter while it was read. {REMEDY}")
 
     def verify(self) -> None:
         """Check every shard now, on all cores.
@@ -298,21 +223,22 @@ class ClipShards:
             DataError: the first that is missing, damaged or holds what it must not.
         """
         with ThreadPoolExecutor(available_cores()) as pool:
-            list(pool.map(self._shard, range(len(self.manifest.shards))))
+            list(pool.map(self._check, range(len(self.manifest.shards))))
 
-    def _shard(self, shard: int) -> _OpenShard:
-        found = self._open.get(shard)
-        if found is None:
+    def _check(self, shard: int) -> None:
+        with self._open(shard) as stream:
             entry = self.manifest.shards[shard]
-            found = _OpenShard(self.folder / entry.name, entry, self.shape, self._checked.get(shard))
-            self._checked[shard] = found.checked
-            self._open[shard] = found
-            while len(self._open) > _OPEN_FILES:
-                self._open.pop(next(iter(self._open)), None)
-        return found
+            self._offsets[shard] = _checked_offsets(stream, self.folder / entry.name, entry, self.shape)
+
+    def _open(self, shard: int) -> BufferedReader:
+        path = self.folder / self.manifest.shards[shard].name
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise DataError(f"shard {str(path)!r}: {error.strerror}. {REMEDY}") from error
 
 
-def _checked_offsets(stream: BufferedReader, path: Path, entry: ShardEntry, shape: Shape) -> Iterator[int]:
+def _checked_offsets(stream: BufferedReader, path: Path, entry: ShardEntry, shape: Shape) -> list[int]:
     """Where the pixels of each clip of a shard begin.
 
     Raises:
@@ -334,8 +260,7 @@ def _checked_offsets(stream: BufferedReader, path: Path, entry: ShardEntry, shap
             ]
     except (tarfile.TarError, ValueError, EOFError) as error:
         raise DataError(f"shard {str(path)!r}: it is no readable tar file: {error}. {REMEDY}") from error
-    for pixels in members[::2]:
-        yield pixels.offset_data + len(clip_header(shape))
+    return [pixels.offset_data + len(clip_header(shape)) for pixels in members[::2]]
 
 
 def _checked_member(
@@ -346,8 +271,8 @@ def _checked_member(
         raise DataError(f"shard {str(path)!r}: member {name!r} is missing. {REMEDY}")
     if member.name != name or member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
         raise DataError(
-            f"shard {str(path)!r}: member {member.name!r} was refused unread: got a {_kind(member)}, wanted the plain "
-            f"file {name!r}. A shard holds clips (.npy) and rows (.json) only. {REMEDY}"
+            f"shard {str(path)!r}: member {member.name!r} was refused unread: wanted the plain file {name!r}. "
+            f"A shard holds clips (.npy) and rows (.json) only. {REMEDY}"
         )
     if name.endswith(".json"):
         if member.size > _MOST_ROW_BYTES:
@@ -360,8 +285,3 @@ def _checked_member(
             f"Pickled arrays are never loaded. {REMEDY}"
         )
     return member
-
-
-def _kind(member: tarfile.TarInfo) -> str:
-    kinds = {tarfile.SYMTYPE: "link", tarfile.LNKTYPE: "link", tarfile.DIRTYPE: "folder"}
-    return kinds.get(member.type, "file" if member.isreg() else "special file")
