@@ -585,16 +585,6 @@ def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str]) ->
     )
 
 
-def load_best_model(folder: atomic_files.AnyPath) -> dict[str, Tensor]:
-    """Weights by name from ``best_model.safetensors`` in ``folder``, on the CPU.
-
-    Raises:
-        DamagedCheckpointError: missing or damaged; loading the folder's checkpoint writes it again.
-    """
-    folder = Path(folder)
-    return load_weights(folder / BEST)
-
-
 def _free_space(folder: Path) -> str:
     while not folder.exists():
         folder = folder.parent

@@ -23,7 +23,7 @@ from fvc_lib.services.memory_policy import MEASURING, PREFLIGHT, DeviceMemory, E
 _logger = logging.getLogger(__name__)
 COLUMNS = ("run_id", "ts", "step", "epoch", "phase", "metric", "value", "flag", "fold", "attempt")
 BACKLOG_LINES = 10_000
-RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0  # at most so often is a disk in trouble tried again
 # A disk that takes nothing now and may later: full, over quota, ailing, or a file at its size limit.
 _DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG})
 _DRAINED_AT_ONCE = 256
@@ -52,33 +52,23 @@ class JsonLines(_Closing):
     appended; a machine that dies may tear the last line, which the next writer closes off.
 
     A disk that takes no more does not stop the writer: what was torn is taken back, lines wait in memory, the newest
-    ``backlog_lines`` of them, and are written in order once the disk takes them again. What that loses is counted,
+    ``BACKLOG_LINES`` of them, and are written in order once the disk takes them again. What that loses is counted,
     logged, and told to ``on_trouble``. One thread at a time.
 
     Args:
         path: appended to; its folder is created when missing.
         on_trouble: told in one sentence when lines begin to wait, when they were written, and at the end about those
             that never were.
-        backlog_lines: so many may wait.
-        retry_seconds: at most so often is a disk in trouble tried again.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        on_trouble: Callable[[str], None] | None = None,
-        backlog_lines: int = BACKLOG_LINES,
-        retry_seconds: float = RETRY_SECONDS,
-    ) -> None:
+    def __init__(self, path: Path, *, on_trouble: Callable[[str], None] | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.lines_lost = 0
         self._on_trouble = on_trouble
-        self._retry_seconds = retry_seconds
         self._retry_at = 0.0
         self._in_trouble = False
-        self._waiting: deque[bytes] = deque(maxlen=backlog_lines)
+        self._waiting: deque[bytes] = deque(maxlen=BACKLOG_LINES)
         self._waited = 0
         self._problem = ""
         self._stream = path.open("ab", buffering=0)
@@ -186,13 +176,13 @@ class JsonLines(_Closing):
             for _ in range(written):
                 self._waiting.popleft()
             if written != len(some):
-                self._retry_at = time.monotonic() + self._retry_seconds
+                self._retry_at = time.monotonic() + RETRY_SECONDS
                 return
         self._end_trouble()
 
     def _begin_trouble(self) -> None:
         self._in_trouble = True
-        self._retry_at = time.monotonic() + self._retry_seconds
+        self._retry_at = time.monotonic() + RETRY_SECONDS
         self._tell(
             logging.WARNING,
             f"{self.path}: {self._problem}. Its lines wait in memory, the newest {self._waiting.maxlen:,} of them, "
@@ -233,10 +223,8 @@ class MetricLog(JsonLines):
         fold: int | None = None,
         attempt: int = 1,
         on_trouble: Callable[[str], None] | None = None,
-        backlog_lines: int = BACKLOG_LINES,
-        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        super().__init__(path, on_trouble=on_trouble, backlog_lines=backlog_lines, retry_seconds=retry_seconds)
+        super().__init__(path, on_trouble=on_trouble)
         self._head = f'{{"run_id":{encode_basestring_ascii(run_id)},"ts":'
         self._tail = f',"fold":{"null" if fold is None else int(fold)},"attempt":{int(attempt)}}}\n'
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fvc_lib.services.checkpoint_files import Checkpoint, CheckpointBinding, CheckpointFolder, load_best_model
+from fvc_lib.services.checkpoint_files import BEST, Checkpoint, CheckpointBinding, CheckpointFolder, load_weights
 from tests.faults.file_operations import FileOperations
 
 BINDING = CheckpointBinding({"epochs": 9, "model": "frame_cnn"}, "f" * 64)
@@ -105,7 +105,7 @@ def loaded(path: Path) -> Checkpoint | None:
         assert_same(checkpoint.state, state_of(checkpoint.step))
         assert_same(checkpoint.best_model, best_of(checkpoint.best_epoch))
         if checkpoint.best_epoch:
-            assert_same(load_best_model(path), best_of(checkpoint.best_epoch))
+            assert_same(load_weights(path / BEST), best_of(checkpoint.best_epoch))
     return checkpoint
 
 

@@ -16,8 +16,8 @@ from fvc_lib.services.checkpoint_files import (
     LATEST,
     CheckpointBinding,
     CheckpointFolder,
-    load_best_model,
     load_document,
+    load_weights,
 )
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
@@ -115,7 +115,7 @@ def _saved_step(folder: Path, binding: CheckpointBinding, scratch: Path) -> int:
     assert not list(scratch.rglob("*.tmp"))
     if checkpoint is None:
         return 0
-    assert not checkpoint.best_epoch or same(load_best_model(scratch), checkpoint.best_model)
+    assert not checkpoint.best_epoch or same(load_weights(scratch / BEST), checkpoint.best_model)
     return checkpoint.step
 
 

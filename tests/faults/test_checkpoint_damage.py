@@ -29,8 +29,8 @@ from fvc_lib.services.checkpoint_files import (
     CheckpointBinding,
     CheckpointFolder,
     DamagedCheckpointError,
-    load_best_model,
     load_document,
+    load_weights,
 )
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.stage_logs import MetricLog
@@ -69,7 +69,7 @@ class Stopped:
             == (known.epoch, known.step, known.best_epoch)
         ]
         assert checkpoint.path.name == name
-        assert same(load_best_model(self.folder), checkpoint.best_model)
+        assert same(load_weights(self.folder / BEST), checkpoint.best_model)
         return name
 
 
@@ -155,7 +155,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is_and_the_checkpoint_before_used(
     best = stopped.folder / BEST
     for _ in flips(best, list(range(best.stat().st_size)), hundreds * 5, chance):
         with pytest.raises(DamagedCheckpointError, match=r"best_model\.safetensors' is damaged"):
-            load_best_model(stopped.folder)
+            load_weights(stopped.folder / BEST)
         checkpoint, told = stopped.load()
         assert stopped.name_of(checkpoint) == LATEST  # which has looked at the best model too: it was written again
         tally.add(survived=1)
@@ -247,12 +247,12 @@ def test_a_pickle_that_runs_code_is_never_executed_wherever_it_lies(tmp_path, ta
                 (path / LATEST).unlink()
             if name == BEST:
                 with pytest.raises((DamagedCheckpointError, SafetensorError)):
-                    load_best_model(path)
+                    load_weights(path / BEST)
             told: list[str] = []
             found = CheckpointFolder(path, lives.BINDING, report=told.append).load()
             assert found is not None
             assert lives.same(found.state, lives.state_of(30))
-            assert lives.same(load_best_model(path), lives.best_of(2))
+            assert lives.same(load_weights(path / BEST), lives.best_of(2))
             if name.endswith(".pt"):
                 assert "cannot be loaded safely" in told[0]
             assert not trace.exists(), f"{how} in {name}"

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import run_notebooks
 from fvc_lib.execution.run.record import begin_run
+from fvc_lib.services import stage_logs
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.run_paths import list_runs
@@ -20,10 +21,13 @@ from tests.faults.disks import read_only, small_tmpfs
 
 
 @pytest.mark.fault(12)
-def test_training_goes_on_while_the_log_s_disk_is_full_and_its_log_is_whole_afterwards(tiny, undisturbed, tmp_path):
+def test_training_goes_on_while_the_log_s_disk_is_full_and_its_log_is_whole_afterwards(
+    tiny, undisturbed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 0)
     told: list[str] = []
     with small_tmpfs(tmp_path / "logs", "256k") as disk:
-        with MetricLog(disk.folder / "m.jsonl", run_id="r", fold=0, on_trouble=told.append, retry_seconds=0) as log:
+        with MetricLog(disk.folder / "m.jsonl", run_id="r", fold=0, on_trouble=told.append) as log:
             inner, calls = log.log, iter(range(10_000))
 
             def log_on_a_moody_disk(**line: object) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fvc_lib.services.checkpoint_files import load_best_model
+from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table
 from fvc_lib.tasks.recipe import TrainingOutcome, read_outcome
@@ -55,7 +55,7 @@ class Life:
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        return load_best_model(self.paths.fold_checkpoints(0))
+        return load_weights(self.paths.fold_checkpoints(0) / BEST)
 
     @property
     def taken_bytes(self) -> int:

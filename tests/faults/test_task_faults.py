@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fvc_lib.services.checkpoint_files import LATEST, CheckpointFolder, CheckpointWriteError, load_best_model
+from fvc_lib.services.checkpoint_files import BEST, LATEST, CheckpointFolder, CheckpointWriteError, load_weights
 from fvc_lib.services.errors import StoppedError
 from tests.faults import engine_lives as lives
 from tests.faults.checkpoint_lives import same
@@ -50,7 +50,7 @@ def assert_standing(folder: Path, scratch: Path) -> None:
     assert complaints == []
     assert not list(scratch.rglob("*.tmp"))
     if checkpoint is not None and checkpoint.best_epoch:
-        assert same(load_best_model(scratch), checkpoint.best_model)
+        assert same(load_weights(scratch / BEST), checkpoint.best_model)
 
 
 def assert_same_end(folder: Path, whole: Path) -> None:

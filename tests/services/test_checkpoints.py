@@ -22,7 +22,7 @@ from fvc_lib.services.checkpoint_files import (
     CheckpointReadError,
     CheckpointWriteError,
     DamagedCheckpointError,
-    load_best_model,
+    load_weights,
     verify,
     write_weights_with_digest,
 )
@@ -59,7 +59,7 @@ def consistent(folder: CheckpointFolder) -> int:
     checkpoint = folder.load()
     assert checkpoint.state["weights"].tolist() == [checkpoint.epoch] * 3
     assert checkpoint.best_model["weights"].eq(checkpoint.best_epoch).all()
-    assert load_best_model(folder.folder)["weights"].equal(checkpoint.best_model["weights"])
+    assert load_weights(folder.folder / BEST)["weights"].equal(checkpoint.best_model["weights"])
     return checkpoint.epoch
 
 

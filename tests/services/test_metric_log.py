@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fvc_lib.services import stage_logs
 from fvc_lib.services.stage_logs import COLUMNS, JsonLines, MetricLog
 from tests.faults.disks import SmallDisk, limited_files, small_tmpfs
 
@@ -71,9 +72,10 @@ def log_steps(log: MetricLog, steps: range) -> None:
 
 
 @pytest.mark.fault(12)
-def test_a_full_disk_stops_nothing_and_every_line_is_there_once_it_has_room(small_disk, caplog, tally):
+def test_a_full_disk_stops_nothing_and_every_line_is_there_once_it_has_room(small_disk, caplog, tally, monkeypatch):
+    monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 0)
     path, told = small_disk.folder / "m.jsonl", []
-    log = MetricLog(path, run_id="r", on_trouble=told.append, retry_seconds=0)
+    log = MetricLog(path, run_id="r", on_trouble=told.append)
     log_steps(log, range(10))
     small_disk.fill()
     log_steps(log, range(10, 150))
@@ -97,9 +99,11 @@ def test_a_full_disk_stops_nothing_and_every_line_is_there_once_it_has_room(smal
 
 
 @pytest.mark.fault(12)
-def test_what_exceeds_the_backlog_is_counted_and_told(small_disk, caplog, tally):
+def test_what_exceeds_the_backlog_is_counted_and_told(small_disk, caplog, tally, monkeypatch):
+    monkeypatch.setattr(stage_logs, "BACKLOG_LINES", 100)
+    monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 0)
     path = small_disk.folder / "m.jsonl"
-    log = MetricLog(path, run_id="r", backlog_lines=100, retry_seconds=0)
+    log = MetricLog(path, run_id="r")
     small_disk.fill()
     log_steps(log, range(700))
     assert log.lines_waiting == 100
@@ -117,9 +121,10 @@ def test_what_exceeds_the_backlog_is_counted_and_told(small_disk, caplog, tally)
 
 
 @pytest.mark.fault(12)
-def test_lines_that_were_never_taken_are_told_at_the_end_and_end_nothing(small_disk, caplog, tally):
+def test_lines_that_were_never_taken_are_told_at_the_end_and_end_nothing(small_disk, caplog, tally, monkeypatch):
+    monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 3600)
     path = small_disk.folder / "m.jsonl"
-    log = MetricLog(path, run_id="r", retry_seconds=3600)
+    log = MetricLog(path, run_id="r")
     small_disk.fill()
     log_steps(log, range(500))
     waiting = log.lines_waiting
@@ -134,9 +139,10 @@ def test_lines_that_were_never_taken_are_told_at_the_end_and_end_nothing(small_d
 
 
 @pytest.mark.fault(12)
-def test_closing_writes_what_waited_where_there_is_room_by_then(small_disk, caplog):
+def test_closing_writes_what_waited_where_there_is_room_by_then(small_disk, caplog, monkeypatch):
+    monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 3600)
     path = small_disk.folder / "m.jsonl"
-    log = MetricLog(path, run_id="r", retry_seconds=3600)
+    log = MetricLog(path, run_id="r")
     small_disk.fill()
     log_steps(log, range(150))
     assert log.lines_waiting > 0
@@ -147,11 +153,12 @@ def test_closing_writes_what_waited_where_there_is_room_by_then(small_disk, capl
 
 
 @pytest.mark.fault(12)
-def test_a_torn_end_found_on_a_full_disk_is_closed_off_when_there_is_room(small_disk, tally):
+def test_a_torn_end_found_on_a_full_disk_is_closed_off_when_there_is_room(small_disk, tally, monkeypatch):
+    monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 0)
     path = small_disk.folder / "m.jsonl"
     path.write_text('{"a":1}\n' + '{"a":' + "2" * (4096 - 8 - 5))
     small_disk.fill()
-    lines = JsonLines(path, retry_seconds=0)
+    lines = JsonLines(path)
     lines.append({"a": 3})
     assert lines.lines_waiting == 1
     small_disk.make_room()
@@ -166,8 +173,9 @@ def test_a_torn_end_found_on_a_full_disk_is_closed_off_when_there_is_room(small_
 
 def test_a_part_that_cannot_be_taken_back_is_closed_off(tmp_path, monkeypatch):
     """An ailing disk that takes half a line, refuses to cut it off, and then recovers: twice."""
+    monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 0)
     path, real_write = tmp_path / "m.jsonl", os.write
-    lines = JsonLines(path, retry_seconds=0)
+    lines = JsonLines(path)
     lines.append({"a": 0})
 
     def refuse(*_):

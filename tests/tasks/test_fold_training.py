@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_best_model
+from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_weights
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.stage_logs import MetricLog
@@ -49,8 +49,8 @@ def test_a_fold_is_learned_and_its_control_is_not(tiny_training, list_log):
     losses = [record.validation["loss"] for record in outcome.training.history]
     assert outcome.training.selection.best_epoch == losses.index(min(losses)) + 1
     assert (
-        load_best_model(tiny.paths.fold_checkpoints(0)).keys()
-        == load_best_model(tiny.paths.control_checkpoints(0)).keys()
+        load_weights(tiny.paths.fold_checkpoints(0) / BEST).keys()
+        == load_weights(tiny.paths.control_checkpoints(0) / BEST).keys()
     )
     assert read_outcome(tiny.paths.fold_outcome(0), TrainingSummary) == outcome
 
@@ -70,7 +70,7 @@ def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_train
     _, clips, _ = read_fold(tiny.paths, tiny.config, 0)
     assert shift == prior_logit(clips.train, "loss") > 0
     network = DETECTORS.get(tiny.config.model).build().eval()
-    network.load_state_dict(load_best_model(tiny.paths.fold_checkpoints(0)))
+    network.load_state_dict(load_weights(tiny.paths.fold_checkpoints(0) / BEST))
     with torch.inference_mode():
         for video_id, logit in table.select("video_id", "logit").iter_rows():
             clip = torch.from_numpy(tiny.store.read(video_id, 0).copy())[None]
