@@ -1,15 +1,17 @@
 """``papermill --engine fvc``: what it leaves in a run folder, and what it refuses before any cell runs."""
 
 import json
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import papermill
 import pytest
 from papermill.exceptions import PapermillException, PapermillExecutionError
 
-from fvc_lib.execution.kernel import engine
+import fvc_lib
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.stage_end import ERROR_MARKER_TAG
@@ -141,8 +143,46 @@ def test_whatever_is_imported_first_papermill_knows_the_engine(first):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
+@pytest.fixture
+def installed(tmp_path):
+    """A folder that says what an installation of this version offers papermill."""
+    declared = tomllib.loads(Path("pyproject.toml").read_text())["project"]["entry-points"]["papermill.engine"]
+    lines = ["[papermill.engine]", *(f"{name} = {target}" for name, target in declared.items())]
+    folder = tmp_path / "site" / "fvc_lib-0.1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "entry_points.txt").write_text("\n".join(lines))
+    return folder.parent
+
+
+def python_beside(installed, checkout, code):
+    path = os.pathsep.join(map(str, (installed, checkout)))
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=600, env={**os.environ, "PYTHONPATH": path})
+
+
+def test_papermill_imports_beside_code_older_than_what_was_installed(installed, tmp_path):
+    package = tmp_path / "older" / "fvc_lib" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.write_text('"""A version that has no engine."""\n')
+    python_beside(installed, package.parents[1], "import papermill, fvc_lib; assert 'version' in fvc_lib.__doc__")
+
+
+def test_papermill_takes_the_engine_from_the_entry_point_only_when_it_is_used(installed):
+    used = (
+        "import sys, papermill, nbformat\nfrom papermill.engines import papermill_engines as engines\n"
+        "assert 'fvc_lib.execution' not in sys.modules\n"
+        "assert engines.nb_language('fvc', nbformat.v4.new_notebook(), 'python') == 'python'\n"
+        "taken = engines.get_engine('fvc').execute_notebook\n"
+        "from fvc_lib.execution.kernel.engine import FvcEngine\nassert taken == FvcEngine.execute_notebook\n"
+    )
+    python_beside(installed, Path.cwd(), used)
+
+
+def test_a_name_that_the_package_lacks_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'execute_notebooks'"):
+        fvc_lib.execute_notebooks  # noqa: B018
+
+
 def test_the_marker_of_the_banner_is_papermills():
     from papermill.execute import ERROR_MARKER_TAG as THEIRS
 
     assert THEIRS == ERROR_MARKER_TAG
-    assert engine.FvcEngine.__name__ in Path("pyproject.toml").read_text()
