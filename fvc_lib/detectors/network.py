@@ -177,16 +177,15 @@ class Detector(nn.Module):
         blocks: tuple[nn.Module, ...] = tuple(self.trunk.recomputable_blocks())
         return blocks
 
-    def features(self, frames: Tensor) -> Tensor:
-        """(B, T', F) of frames uint8 (B, T, 3, H, W)."""
-        features: Tensor = self.trunk(frames)
-        if features.dim() == 2:  # of whole clips
-            features = features.unsqueeze(1)
-        return F.normalize(features, dim=-1) if self._l2_normalise else features
-
     def forward(self, frames: Tensor) -> Tensor:
         """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
-        logits: Tensor = self.head(self.features(frames))
+        return self.logits_of(self.trunk(frames))
+
+    def logits_of(self, features: Tensor) -> Tensor:
+        """Logits (B,) of the trunk's features (B, T', F), or (B, F) of whole clips."""
+        if features.dim() == 2:
+            features = features.unsqueeze(1)
+        logits: Tensor = self.head(F.normalize(features, dim=-1) if self._l2_normalise else features)
         return logits
 
 

@@ -19,6 +19,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, read_table
+from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.selection import RecordedSelection
 from fvc_lib.video.clips.shards import ClipShards, shards_folder
 from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, note_use
@@ -63,7 +64,10 @@ class ClipSource(Protocol):
 
 
 class ClipDataset:
-    """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from stored clips; nothing is random."""
+    """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from stored clips; nothing is random.
+
+    Of a ``FeatureSource`` they have ``features`` float32 (T', F) in place of frames.
+    """
 
     def __init__(self, source: ClipSource, rows: Sequence[ClipRow]) -> None:
         self._source = source
@@ -84,11 +88,15 @@ class ClipDataset:
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """The samples of ``indices`` as one batch, each clip read straight into its place."""
         rows = [self.rows[index] for index in indices]
+        labels = torch.tensor([float(row.label) for row in rows])
+        ids = tuple(row.clip_id for row in rows)
+        if isinstance(self._source, FeatureSource):
+            features = self._source.features([(row.video_id, row.augmentation_index) for row in rows])
+            return Batch(ids, {"features": features, "label": labels})
         frames = np.empty((len(rows), *self._source.shape), np.uint8)
         for row, place in zip(rows, frames, strict=True):
             self._source.load(row.video_id, row.augmentation_index, place)
-        labels = torch.tensor([float(row.label) for row in rows])
-        return Batch(tuple(row.clip_id for row in rows), {"frames": torch.from_numpy(frames), "label": labels})
+        return Batch(ids, {"frames": torch.from_numpy(frames), "label": labels})
 
 
 def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[ClipRow, ...]:

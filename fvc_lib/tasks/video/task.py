@@ -40,7 +40,10 @@ class VideoTask:
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """``logits`` (B,); positive means fake."""
-        logits = model(batch.tensors["frames"])
+        if "features" in batch.tensors:
+            logits = model.logits_of(batch.tensors["features"])  # type: ignore[operator]
+        else:
+            logits = model(batch.tensors["frames"])
         if logits.shape != (len(batch),):
             raise UsageError(
                 f"model {self._config.model!r}: got an output of shape {tuple(logits.shape)} for {len(batch)} clips, "

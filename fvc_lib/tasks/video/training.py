@@ -1,7 +1,7 @@
 """One outer fold from tables to predictions: train, choose on inner validation, score the fold once; then a control."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Unpack
 
@@ -9,17 +9,20 @@ import numpy as np
 import polars as pl
 import safetensors.torch
 
+from fvc_lib.engine.device import resolve_device
+from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import LABELS, PREDICTIONS, frame_of, write_table
+from fvc_lib.services.tables import AUGMENTED, LABELS, PREDICTIONS, frame_of, read_table, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips, OuterFold
+from fvc_lib.tasks.video.features import with_features
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection, select
 from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
 
@@ -58,7 +61,12 @@ def train_fold(
         DataError: no such fold, clips that are missing, or a training part of one class.
         FvcError: as ``recipe.train``, which explains the options.
     """
-    return train(STAGE, fold, paths, config, lambda _: fold_training(paths, config, fold), TrainingSummary, **options)
+    stop = options.get("stop") or (lambda: False)
+
+    def read(_: Ranks) -> Training[TrainingSummary]:
+        return fold_training(paths, config, fold, features_until=stop)
+
+    return train(STAGE, fold, paths, config, read, TrainingSummary, **options)
 
 
 def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:
@@ -66,9 +74,18 @@ def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:
     return {"fold": fold, **config.training_values()}
 
 
-def fold_training(paths: RunPaths, config: RunConfig, fold: int) -> Training[TrainingSummary]:
-    """What there is to train, choose, score and write of one outer fold; raises as ``train_fold``."""
+def fold_training(
+    paths: RunPaths, config: RunConfig, fold: int, *, features_until: Callable[[], bool] | None = None
+) -> Training[TrainingSummary]:
+    """What there is to train, choose, score and write of one outer fold; raises as ``train_fold``.
+
+    With ``features_until``, which says when to stop, a frozen trunk's features of all clips are computed first, once
+    for all folds, and take the place of the clips.
+    """
     source, clips, shuffled = data.read_fold(paths, config, fold)
+    if features_until is not None:
+        made, device = read_table(paths.augmented_metadata, AUGMENTED), resolve_device(config.device, config.amp).device
+        source = with_features(source, made, config, device, begin=fold / config.num_folds, stop=features_until)
     both = [clips] if shuffled is None else [clips, shuffled]
 
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:

@@ -286,10 +286,10 @@ def png_bytes(image: Pixels) -> bytes:
 
 # What the store holds, and making room in it: when asked, of our own files only, never through a link.
 
-Kind = Literal["original", "augmented", "shards"]
+Kind = Literal["original", "augmented", "shards", "features"]
 
 _DECODE = re.compile(r"decode_[0-9a-f]{32}")
-_SET = re.compile(r"(?P<kind>original)|(?P<other>augmented|shards)_[0-9a-f]{32}")
+_SET = re.compile(r"(?P<kind>original)|(?P<other>augmented|shards|features)_[0-9a-f]{32}")
 _OURS = re.compile(r"[0-9A-Za-z_-]+\.npy|clips-[0-9]{6}\.tar|settings\.json|manifest\.json|\..+\.tmp", re.DOTALL)
 
 
@@ -297,7 +297,7 @@ _OURS = re.compile(r"[0-9A-Za-z_-]+\.npy|clips-[0-9]{6}\.tar|settings\.json|mani
 class ClipSet:
     """Clips of one kind made with one choice of settings: a folder that is kept or deleted as a whole."""
 
-    folder: Path  # ``clips/decode_<hash>/original``, ``.../augmented_<hash>`` or ``.../shards_<hash>``
+    folder: Path  # ``clips/decode_<hash>/original``, ``.../{augmented,shards,features}_<hash>``
     kind: Kind
     settings: dict[str, object]  # what it was made with, as far as it says so
     num_files: int  # of ours in it

@@ -1,0 +1,180 @@
+"""Features of a frozen trunk: computed once per clip and kept beside the clips, for every fold and control.
+
+A trunk whose weights are given and not trained says the same of a clip in every epoch, fold and run. Its features lie
+in ``clips/decode_<hash>/features_<hash>/ab/abcd_0.npy``, float32 (T', F), under a hash of the clips' settings, the
+network, its weights and its code. Folds that run side by side share the work without a lock: each begins at another
+place of the list and leaves out what is there.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from fvc_lib.detectors.network import Detector, Trunk, build_detector
+from fvc_lib.engine.device import release_cached_memory
+from fvc_lib.engine.oom_detection import is_out_of_memory
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
+from fvc_lib.services.code_version import code_hash
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, StoppedError, command_text
+from fvc_lib.services.registry import DETECTORS
+from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, check_clip_name, note_use
+
+_logger = logging.getLogger(__name__)
+Clip = tuple[str, int]  # video id and augmentation index
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """Clips (``data.ClipSource``) with the features that a frozen trunk gives of them.
+
+    Attributes:
+        clips: where the clips are.
+        folder: where their features are.
+        feature_shape: (T', F).
+    """
+
+    clips: Any
+    folder: Path
+    feature_shape: tuple[int, int]
+
+    @property
+    def settings_hash(self) -> str:
+        """The clips'."""
+        return str(self.clips.settings_hash)
+
+    @property
+    def shape(self) -> Shape:
+        """(T, 3, S, S) of every clip."""
+        shape: Shape = self.clips.shape
+        return shape
+
+    def has(self, video_id: str, augmentation_index: int) -> bool:
+        """Whether the clip is there."""
+        return bool(self.clips.has(video_id, augmentation_index))
+
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
+        """Fill ``frames`` with the clip."""
+        self.clips.load(video_id, augmentation_index, frames)
+
+    def path(self, clip: Clip) -> Path:
+        """The file of a clip's features."""
+        video_id, number = clip
+        check_clip_name(video_id, number)
+        return self.folder / video_id[:2] / f"{video_id}_{number}.npy"
+
+    def has_features(self, clip: Clip) -> bool:
+        """Whether they are there in full; a file of another size counts as absent."""
+        try:
+            size_bytes = self.path(clip).stat().st_size
+        except FileNotFoundError:
+            return False
+        return size_bytes == 128 + 4 * self.feature_shape[0] * self.feature_shape[1]  # numpy's header is 128 bytes
+
+    def features(self, clips: Sequence[Clip]) -> Tensor:
+        """Float32 (B, T', F); ``DataError`` where a file is missing or damaged."""
+        found = np.empty((len(clips), *self.feature_shape), np.float32)
+        for number, clip in enumerate(clips):
+            path = self.path(clip)
+            try:
+                found[number] = np.load(path, allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise DataError(
+                    f"features {str(path)!r}: {error}. Delete the file, and go on: {command_text('--resume latest')}."
+                ) from error
+        return torch.from_numpy(found)
+
+
+def with_features(
+    source: Any, made: pl.DataFrame, config: RunConfig, device: torch.device, *, begin: float, stop: Callable[[], bool]
+) -> Any:
+    """``source`` with the features of all clips in ``made`` (AUGMENTED), where the trunk is frozen; else ``source``.
+
+    What is there is left out, so a stopped computation goes on where it was. ``begin`` in [0, 1) says at which place of
+    the list.
+
+    Raises:
+        StoppedError: ``stop`` said so.
+        UsageError: as ``build_detector``.
+    """
+    if (config.tune or DETECTORS.get(config.model).tune) != "head":
+        return source
+    with forked_random_state(0, torch.device("cpu")):
+        network = build_detector(config)
+    if not isinstance(network, Detector) or not isinstance(network.trunk, Trunk) or network.trunk.weights is None:
+        return source  # random weights are others in every training
+    trunk, weights = network.trunk.eval().to(device), network.trunk.weights
+    clips = [(video, number) for video, number in made.select("video_id", "augmentation_index").iter_rows()]
+    clips = [clip for clip in sorted(set(clips)) if source.has(*clip)]
+    if not clips:
+        return source
+    shape = tuple(_computed(trunk, source, clips[:1], device).shape[1:])
+    folder = ClipStore.of(config).decode_folder / f"features_{_identity(trunk, source, config)[:32]}"
+    featured = FeatureSource(source, folder, (shape[0], shape[1]))
+    note_use(folder, {"model": config.model, "weights": weights.sha256, "clips": source.settings_hash})
+    first = int(begin * len(clips))
+    _compute(featured, trunk, [*clips[first:], *clips[:first]], device, DETECTORS.get(config.model).micro_batch, stop)
+    return featured
+
+
+def _identity(trunk: Trunk, source: Any, config: RunConfig) -> str:
+    """Hex SHA-256 of what decides the features of a clip of a video."""
+    weights = trunk.weights.sha256 if trunk.weights else ""
+    modules = ("fvc_lib.detectors.network", *config.code_chosen(["model"]))
+    code = [code_hash(module, "fvc_lib.detectors") for module in modules]
+    return sha256_of_json([source.settings_hash, config.identity("model"), weights, code])
+
+
+def _compute(
+    featured: FeatureSource,
+    trunk: Trunk,
+    clips: Sequence[Clip],
+    device: torch.device,
+    batch_size: int,
+    stop: Callable[[], bool],
+) -> None:
+    """Write the features that are missing, in batches; out of memory, in smaller ones."""
+    missing = [clip for clip in clips if not featured.has_features(clip)]
+    done = said = 0
+    while done < len(missing):
+        if stop():
+            raise StoppedError(
+                f"stopped as asked with the features of {done} of {len(missing)} clips computed, which stay: resume "
+                f"with {command_text('--resume latest')}."
+            )
+        some = missing[done : done + batch_size]
+        todo = [clip for clip in some if not featured.has_features(clip)]  # another fold may have come by
+        try:
+            found = _computed(trunk, featured.clips, todo, device) if todo else None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or batch_size == 1:
+                raise
+            batch_size = max(1, batch_size // 2)
+            found = None
+            release_cached_memory(device)
+            continue
+        for clip, features in zip(todo, found.numpy() if found is not None else (), strict=True):
+            with atomic_output(featured.path(clip)) as temporary, temporary.open("wb") as stream:
+                np.save(stream, features, allow_pickle=False)
+        done += len(some)
+        if done * 10 // len(missing) > said:
+            said = done * 10 // len(missing)
+            _logger.info("features of the frozen trunk: %d of %d clips", done, len(missing))
+
+
+def _computed(trunk: Trunk, source: Any, clips: Sequence[Clip], device: torch.device) -> Tensor:
+    """Float32 (B, T', F) on the CPU."""
+    frames = np.empty((len(clips), *source.shape), np.uint8)
+    for clip, pixels in zip(clips, frames, strict=True):
+        source.load(*clip, pixels)
+    with torch.inference_mode():
+        features: Tensor = trunk(torch.from_numpy(frames).to(device))
+    return features.float().cpu().contiguous()

@@ -1,0 +1,195 @@
+"""Detectors put together: heads, what is trained, weights from files, and networks in a user's own file."""
+
+import pytest
+import torch
+from torch import nn
+
+from fvc_lib.detectors.heads.temporal import HEADS, path_statistics
+from fvc_lib.detectors.network import (
+    Detector,
+    PictureTrunk,
+    batch_norms_to_group_norms,
+    build_detector,
+    trunk_stages,
+    tune,
+)
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS
+
+MY_NET = """
+import torch
+from torch import nn
+
+class MyNet(nn.Module):
+    num_frames, side, micro_batch, paper = 5, 32, 3, "mine"
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(3, 1)
+    def forward(self, frames):
+        return self.line(frames.float().mean((1, 3, 4)) / 255).squeeze(1)
+
+class MyEncoder(nn.Module):
+    num_features = 3
+    def forward(self, frames):
+        return frames.float().mean((3, 4)) / 255
+"""
+
+
+def clips(count=2, num_frames=5, side=16):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, num_frames, 3, side, side), dtype=torch.uint8, generator=generator)
+
+
+def config_of(**values):
+    return resolve_config(values, environ={})
+
+
+@pytest.fixture
+def my_net(tmp_path):
+    path = tmp_path / "my_net.py"
+    path.write_text(MY_NET)
+    return path
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_gives_one_logit_per_clip_and_each_clip_its_own(name):
+    torch.manual_seed(0)
+    head = HEADS[name](6)
+    features = torch.randn(3, 5, 6)
+    logits = head(features)
+    assert logits.shape == (3,)
+    torch.testing.assert_close(torch.cat([head(one) for one in features.split(1)]), logits)
+    logits.sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in head.parameters())
+
+
+def test_a_still_clip_has_a_path_without_length_and_finite_gradients():
+    features = torch.ones(1, 4, 6, requires_grad=True)
+    head = HEADS["path"](6)
+    head(features).sum().backward()
+    assert features.grad.isfinite().all()
+    assert path_statistics(features.detach())[0, 0] < 1e-3
+
+
+def test_path_statistics_are_lengths_and_angles():
+    features = torch.tensor([[[1.0, 0.0], [2.0, 1.0], [2.0, 3.0]]])
+    scale = features.norm(dim=2).mean()
+    found = path_statistics(features)[0]
+    assert found[0].item() == pytest.approx((2**0.5 + 2) / 2 / scale.item(), rel=1e-4)
+    assert found[4].item() == pytest.approx(torch.pi / 4, rel=1e-4)
+
+
+def test_the_path_of_two_frames_is_refused_in_words():
+    with pytest.raises(UsageError, match=r"head path: got features of 2 points in time, wanted 3 or more"):
+        HEADS["path"](6)(torch.zeros(1, 2, 6))
+
+
+class Pictures(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)) for _ in range(3)))
+
+    def forward(self, images):
+        return self.blocks(self.stem(images)).mean((2, 3))
+
+
+def detector():
+    return Detector(PictureTrunk(Pictures(), 8), HEADS["mean"](8))
+
+
+@pytest.mark.parametrize(
+    ("what", "trained"),
+    [
+        ("head", {"head"}),
+        ("norms", {"head", "stem.1", "blocks.0.1", "blocks.1.1", "blocks.2.1"}),
+        ("last:1", {"head", "blocks.2.0", "blocks.2.1"}),
+        ("last:2", {"head", "blocks.1.0", "blocks.1.1", "blocks.2.0", "blocks.2.1"}),
+    ],
+)
+def test_only_what_is_asked_for_is_trained(what, trained):
+    network = detector()
+    tune(network, what)
+    names = [name.rpartition(".")[0] for name, parameter in network.named_parameters() if parameter.requires_grad]
+    assert {"head" if name.startswith("head") else name.removeprefix("trunk.network.") for name in names} == trained
+
+
+def test_all_is_trained_and_more_stages_than_there_are_is_refused():
+    network = detector()
+    tune(network, "all")
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    with pytest.raises(UsageError, match=rf"the network has {len(trunk_stages(network))} stages"):
+        tune(network, "last:9")
+    with pytest.raises(UsageError, match="(?i)wanted head, norms, last:N"):
+        config_of(tune="some")
+
+
+def test_from_scratch_batch_norms_become_group_norms_and_the_network_says_so():
+    trunk = PictureTrunk(Pictures(), 8)
+    assert not [part for part in trunk.modules() if isinstance(part, nn.BatchNorm2d)]
+    assert "4 group norms in place of batch norms: not the published network" in trunk.notes[0]
+    assert batch_norms_to_group_norms(trunk) == 0
+
+
+def test_a_users_file_is_a_network(my_net):
+    config = config_of(model=f"{my_net}:MyNet")
+    network = build_detector(config)
+    assert network(clips()).shape == (2,)
+    spec = DETECTORS.get(config.model)
+    assert (spec.num_frames, spec.side, spec.micro_batch, spec.paper, spec.family) == (5, 32, 3, "mine", "user")
+    assert type(network).__qualname__ == "MyNet"
+
+
+@pytest.mark.parametrize("head", ["", "gru", "path"])
+def test_a_users_encoder_gets_a_head(my_net, head):
+    network = build_detector(config_of(model=f"{my_net}:MyEncoder", head=head))
+    assert isinstance(network, Detector)
+    assert network(clips()).shape == (2,)
+
+
+def test_a_users_file_counts_by_what_it_holds_and_not_by_where_it_lies(my_net, tmp_path):
+    first = config_of(model=f"{my_net}:MyNet")
+    (tmp_path / "b").mkdir()
+    again = tmp_path / "b" / "my_net.py"
+    again.write_text(MY_NET)
+    assert config_of(model=f"{again}:MyNet").config_hash == first.config_hash
+    again.write_text(MY_NET.replace("/ 255).squeeze", "/ 256).squeeze"))
+    changed = config_of(model=f"{again}:MyNet")
+    assert changed.config_hash != first.config_hash
+    assert changed.training_values()["model"] != first.training_values()["model"]
+
+
+def test_a_relative_path_is_made_whole(my_net, monkeypatch):
+    monkeypatch.chdir(my_net.parent)
+    assert config_of(model="my_net.py:MyNet").model == f"{my_net}:MyNet"
+
+
+@pytest.mark.parametrize(
+    ("item", "text", "says"),
+    [
+        ("MyNett", MY_NET, "has no class MyNett. Did you mean 'MyNet'"),
+        ("MyNet", "import no_such_package", "cannot be imported: ModuleNotFoundError"),
+        ("MyNet", "def f(:", "cannot be imported: SyntaxError"),
+    ],
+)
+def test_a_users_file_that_does_not_do_is_named_with_the_reason(my_net, item, text, says):
+    my_net.write_text(text)
+    with pytest.raises(UsageError, match=r"my_net\.py") as caught:
+        DETECTORS.get(f"{my_net}:{item}")
+    assert says in str(caught.value)
+
+
+def test_a_users_file_that_is_not_there_is_refused_before_anything(tmp_path):
+    with pytest.raises(UsageError, match=r"no file .*nowhere.py.*FILE.py:CLASS"):
+        config_of(model=str(tmp_path / "nowhere.py:Net"))
+
+
+def test_a_network_with_a_head_of_its_own_refuses_another():
+    with pytest.raises(UsageError, match="frame_cnn' has a head of its own"):
+        build_detector(config_of(model="frame_cnn", head="gru"))
+
+
+def test_fields_that_came_later_change_no_hash_at_their_default():
+    assert not {"model_weights", "head", "tune", "l2_normalise"} & config_of().training_values().keys()
+    assert config_of(tune="head").config_hash != config_of().config_hash

@@ -1,0 +1,151 @@
+"""A frozen trunk's features are computed once, and training on them says what training on the clips says."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.detectors.network import PictureTrunk
+from fvc_lib.detectors.weights import load_weights
+from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
+from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
+from fvc_lib.tasks.video import features
+from fvc_lib.tasks.video.data import read_fold
+from fvc_lib.tasks.video.features import FeatureSource, with_features
+from fvc_lib.tasks.video.training import fold_training, train_fold
+from fvc_lib.video.clips.store import prune_set, stored_sets
+
+CPU = torch.device("cpu")
+
+
+class Pooled(nn.Module):
+    """A convolution, its mean and its spread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.convolution(images).abs()
+        return torch.cat([found.mean((2, 3)), found.std((2, 3))], 1)
+
+
+def build(options: TrunkOptions) -> PictureTrunk:
+    network = Pooled()
+    weights = None if options.weights is None else load_weights(network, options.weights, licence="public domain")
+    return PictureTrunk(network, 16, weights=weights)
+
+
+@pytest.fixture
+def frozen(tiny_training, tmp_path, monkeypatch):
+    """A tiny run whose network is a trunk with weights from a file."""
+    spec = DetectorSpec(
+        "tiny_frozen", "test", "none", "none", 4, 24, "none", micro_batch=5, build_trunk=build, tune="head"
+    )
+    DETECTORS.names()
+    monkeypatch.setitem(DETECTORS._items, "tiny_frozen", spec)
+    torch.manual_seed(0)
+    torch.save(Pooled().state_dict(), tmp_path / "weights.pt")
+    return tiny_training.with_config(
+        model="tiny_frozen", model_weights=str(tmp_path / "weights.pt"), shuffled_label_control=False
+    )
+
+
+def source_of(tiny, stop=lambda: False, begin=0.0):
+    made = read_table(tiny.paths.augmented_metadata, AUGMENTED)
+    return with_features(read_fold(tiny.paths, tiny.config, 0)[0], made, tiny.config, CPU, begin=begin, stop=stop)
+
+
+def test_scores_are_those_of_training_on_the_clips_themselves(frozen, list_log, monkeypatch):
+    train_fold(frozen.paths, frozen.config, 0, metric_log=list_log())
+    by_features = read_table(frozen.paths.predictions(0), PREDICTIONS)
+    elsewhere = frozen.paths.root.parent / "run_1"
+    monkeypatch.setattr("fvc_lib.tasks.video.training.with_features", lambda source, *_, **__: source)
+    (elsewhere / "tables").mkdir(parents=True)
+    for path in (frozen.paths.folds, frozen.paths.augmented_metadata):
+        (elsewhere / "tables" / path.name).write_bytes(path.read_bytes())
+    train_fold(type(frozen.paths)(elsewhere), frozen.config, 0, metric_log=list_log())
+    by_clips = read_table(type(frozen.paths)(elsewhere).predictions(0), PREDICTIONS)
+    assert by_features["logit"].to_numpy() == pytest.approx(by_clips["logit"].to_numpy(), abs=1e-4)
+    assert by_features["logit"].n_unique() > 5
+
+
+def test_every_clip_goes_through_the_trunk_once_whoever_asks(frozen, monkeypatch):
+    seen = []
+    computed = features._computed
+
+    def noted(trunk, source, clips, device):
+        seen.extend(clips)
+        return computed(trunk, source, clips, device)
+
+    monkeypatch.setattr(features, "_computed", noted)
+    first, second = source_of(frozen), source_of(frozen, begin=0.5)
+    made = read_table(frozen.paths.augmented_metadata, AUGMENTED)
+    assert isinstance(first, FeatureSource)
+    assert first == second
+    assert len(set(seen)) == made.height
+    assert len(seen) == made.height + 2  # and one clip each time, for the shape
+    assert first.feature_shape == (4, 16)
+
+
+def test_a_stop_leaves_what_was_computed_and_the_next_attempt_goes_on(frozen):
+    asked = iter(range(100))
+    with pytest.raises(StoppedError, match=r"features of 10 of 72 clips computed"):
+        source_of(frozen, stop=lambda: next(asked) >= 2)
+    assert len(list(frozen.store.decode_folder.rglob("features_*/*/*.npy"))) == 10
+    source = source_of(frozen)
+    assert len(list(source.folder.rglob("*.npy"))) == 72
+
+
+def test_other_weights_have_features_of_their_own(frozen, tmp_path):
+    before = source_of(frozen)
+    torch.manual_seed(1)
+    torch.save(Pooled().state_dict(), tmp_path / "weights.pt")
+    after = source_of(frozen)
+    clip = (read_table(frozen.paths.folds, FOLDS)["video_id"][0], 0)
+    assert before.folder != after.folder
+    assert not torch.equal(before.features([clip]), after.features([clip]))
+
+
+@pytest.mark.parametrize(
+    "change", [{"tune": "all"}, {"model_weights": ""}, {"model": "frame_cnn", "model_weights": ""}]
+)
+def test_a_trunk_that_is_trained_or_random_or_none_sees_the_clips(frozen, change):
+    assert not isinstance(source_of(frozen.with_config(**change)), FeatureSource)
+
+
+def test_without_being_asked_a_fold_is_its_clips(frozen):
+    batch = fold_training(frozen.paths, frozen.config, 0).task.training_data[0]
+    assert set(batch.tensors) == {"frames", "label"}
+
+
+def test_a_damaged_file_is_named_with_what_to_do(frozen):
+    source = source_of(frozen)
+    path = next(iter(source.folder.rglob("*.npy")))
+    path.write_bytes(b"\0" * path.stat().st_size)
+    with pytest.raises(DataError, match=rf"{path.name}.*Delete the file"):
+        source.features([(path.stem[:-2], int(path.stem[-1]))])
+
+
+def test_out_of_memory_halves_the_batch_and_loses_nothing(frozen, monkeypatch):
+    computed, sizes = features._computed, []
+
+    def short(trunk, source, clips, device):
+        sizes.append(len(clips))
+        if len(clips) > 2:
+            raise MemoryError("of the test")
+        return computed(trunk, source, clips, device)
+
+    monkeypatch.setattr(features, "_computed", short)
+    source = source_of(frozen)
+    assert len(list(source.folder.rglob("*.npy"))) == 72
+    assert sizes[:3] == [1, 5, 2]
+
+
+def test_features_are_listed_and_pruned_with_the_clips(frozen):
+    source = source_of(frozen)
+    (found,) = [each for each in stored_sets(frozen.config.cache_dir) if each.kind == "features"]
+    assert (found.folder, found.num_files) == (source.folder, 73)
+    assert found.settings["model"] == "tiny_frozen"
+    prune_set(found)
+    assert not source.folder.exists()
