@@ -121,7 +121,7 @@ def test_all_is_trained_and_more_stages_than_there_are_is_refused():
     assert all(parameter.requires_grad for parameter in network.parameters())
     with pytest.raises(UsageError, match=rf"the network has {len(trunk_stages(network))} stages"):
         tune(network, "last:9")
-    with pytest.raises(UsageError, match="(?i)wanted head, norms, last:N"):
+    with pytest.raises(UsageError, match=r"(?i)wanted head, norms, last:N"):
         config_of(tune="some")
 
 
