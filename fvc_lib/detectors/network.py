@@ -23,6 +23,9 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 KINETICS_MEAN, KINETICS_DEVIATION = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
+# Those that the engine draws for sample by sample (``engine/dropout.py``), and what other parts call their shares.
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_SHARES = ("p", "drop_prob", "dropout", "attention_dropout", "dropout_prob", "dropout_p", "drop_path_rate")
 _TUNE = re.compile(r"head|norms|all|last:[1-9][0-9]*")
 
 
@@ -46,8 +49,9 @@ class Normalised(nn.Module):
 class Trunk(nn.Module):
     """A published network without its class layer: from clips to features. A family's file says how with ``encode``.
 
-    Batch norms keep the statistics of their weights: in training mode they would take a micro-batch's, and the result
-    would depend on how memory splits a batch. From scratch they become group norms, and ``notes`` says so.
+    In training only its dropout layers are in training mode. Batch norms would else take a micro-batch's statistics;
+    stochastic depth, and dropout that is no layer (of attention), would draw for a micro-batch at once: the result
+    would depend on how memory splits a batch. From scratch batch norms become group norms. ``notes`` says both.
 
     Args:
         network: the publisher's module; files of weights are its ``state_dict``.
@@ -78,16 +82,17 @@ class Trunk(nn.Module):
         self.notes: tuple[str, ...] = ()
         self._recomputable = tuple(recomputable)
         if weights is None and (replaced := batch_norms_to_group_norms(network)):
-            self.notes = (
+            self.notes += (
                 f"trained from scratch with {replaced} group norms in place of batch norms: not the published network",
             )
+        if drawing := sum(_draws(part) for part in network.modules()):
+            self.notes += (f"trained without the stochastic depth or dropout of attention that {drawing} parts have",)
 
     def train(self, mode: bool = True) -> Self:
-        """As any module's, but that batch norms stay in evaluation mode."""
+        """As any module's, but that of the network only dropout layers come into training mode."""
         super().train(mode)
         for part in self.network.modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                part.eval()
+            part.training = mode and isinstance(part, _DROPOUTS)
         return self
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
@@ -133,6 +138,11 @@ class Trunk(nn.Module):
         )
 
 
+def _draws(part: nn.Module) -> bool:
+    shares = (getattr(part, name, None) for name in _SHARES)
+    return not isinstance(part, _DROPOUTS) and any(isinstance(share, float) and share > 0 for share in shares)
+
+
 def _is_about_shapes(error: RuntimeError) -> bool:
     words = str(error).lower()
     return any(part in words for part in ("size", "shape", "dimension")) and "memory" not in words
@@ -166,6 +176,13 @@ class Detector(nn.Module):
         self.trunk = trunk
         self.head = head
         self._l2_normalise = l2_normalise
+
+    def train(self, mode: bool = True) -> Self:
+        """As any module's, but that a trunk of which nothing is trained stays in evaluation mode."""
+        super().train(mode)
+        if not any(parameter.requires_grad for parameter in self.trunk.parameters()):
+            self.trunk.eval()
+        return self
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
         """The trunk's."""
