@@ -51,8 +51,9 @@ class Declaration:
     path: bool = False  # whether it names a file or folder
     variable: str = ""  # the environment variable that sets it
     content: bool = False  # whether its value counts by what the file it names holds, not by where that lies
-    # Added when there were runs already: at its default it counts in no hash and binds no checkpoint.
-    later: bool = False
+    # The tasks that read it since when there were runs already: at its default it counts in none of their hashes and
+    # binds no checkpoint. True: all that read it.
+    later: bool | tuple[str, ...] = False
     meaning: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by task, where it is not the description
     instead: str = ""  # what to give where a task does not read it, a sentence
 
@@ -331,6 +332,19 @@ class RunConfig(BaseModel):
     max_nonfinite_steps: int = field(
         5, "nothing", "so many steps with a NaN or infinite loss are skipped; one more stops the training", ge=0
     )
+    # Of task image from the beginning, with the defaults in its ``TaskSpec``
+    label_smoothing: float = field(
+        0.0, "recipe", "share of the class target spread over all classes", _LABELLED, ge=0, lt=1, later=_VIDEO
+    )
+    focal_gamma: float = field(
+        0.0,
+        "recipe",
+        "weighs well-classified samples down; 0: cross-entropy",
+        _LABELLED,
+        ge=0,
+        le=5,
+        later=_VIDEO,
+    )
     shuffle_labels: bool = field(
         False, "weights", "use labels shuffled by group: an honest pipeline scores chance", _VIDEO, instead=_BY_LABEL
     )
@@ -410,12 +424,6 @@ class RunConfig(BaseModel):
     freeze_backbone_epochs: int = field(0, "recipe", "train only the heads for so many epochs first", _IMAGE, ge=0)
     unfreeze_stage_epochs: int = field(
         0, "recipe", "then free the backbone's stages, the last first, each after so many epochs; 0: all", _IMAGE, ge=0
-    )
-    label_smoothing: float = field(
-        0.1, "recipe", "share of the class target spread over all classes", _IMAGE, ge=0, lt=1
-    )
-    focal_gamma: float = field(
-        0.0, "recipe", "weighs well-classified images down; 0: cross-entropy", _IMAGE, ge=0, le=5
     )
     regression_weight: float = field(1.0, "recipe", "of the regression loss beside the class loss's 1", _IMAGE, ge=0)
     mixup_alpha: float = field(0.2, "recipe", "Beta parameter of mixup; 0: off", _IMAGE, ge=0)
@@ -503,8 +511,12 @@ class RunConfig(BaseModel):
 
     def _counting(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
         """As ``values_of``, without those added later that say nothing but their default."""
-        said = [n for n in self.values_of(chosen) if not (DECLARED[n].later and getattr(self, n) == DEFAULTS[n])]
+        said = [n for n in self.values_of(chosen) if not (self._came_later(n) and getattr(self, n) == DEFAULTS[n])]
         return {name: self.identity(name) for name in said}
+
+    def _came_later(self, name: str) -> bool:
+        later = DECLARED[name].later
+        return later if isinstance(later, bool) else self.task in later
 
     def identity(self, name: str) -> Any:
         """What the field's value counts as, a JSON value: of a file that it names the content, not the place."""

@@ -203,7 +203,12 @@ _IMAGE = TaskSpec(
     network="backbone",
     synthetic="dishes in the world are recognised",
     sample="sample dishes",
-    defaults={"effective_batch_size": 24, "learning_rate": 2e-3, "early_stopping_epochs": 0},
+    defaults={
+        "effective_batch_size": 24,
+        "learning_rate": 2e-3,
+        "early_stopping_epochs": 0,
+        "label_smoothing": 0.1,
+    },
     headline=(("all", "top1", "image"), ("target:", "r2", "image")),
     strict_controls={
         "all": {"majority_class": _again(IMAGE_RECOGNITION)},

@@ -38,7 +38,7 @@ class TinyTasks:
     """``tasks(rank)`` makes the task anew, in any process: that of a rank as well.
 
     Attributes:
-        kind: which of ``KINDS``.
+        kind: which of ``KINDS``, or ``recipe``.
         folder: holds the pictures of task image.
         rows: training samples.
         validation: samples.
@@ -84,9 +84,15 @@ class Clips:
         return self.drawn[index]
 
 
-def _video(tasks: TinyTasks) -> VideoTask:
+def _video(tasks: TinyTasks, **settings: Any) -> VideoTask:
     training, validation = Clips(0, tasks.rows), Clips(1000, tasks.validation)
-    return VideoTask(training, validation, config=RunConfig(model="frame_cnn"), weights=(0.7, 1.6))
+    config = RunConfig(model="frame_cnn", **settings)
+    return VideoTask(training, validation, config=config, weights=(0.7, 1.6))
+
+
+def _recipe(tasks: TinyTasks) -> VideoTask:
+    """Task video with all that may be added to its training."""
+    return _video(tasks, label_smoothing=0.1, focal_gamma=1.5)
 
 
 class TinyImages(ImageTask):
@@ -168,7 +174,7 @@ class KeptPairs(MadeUpPairs):
         return Batch(tuple(sample_id for batch in found for sample_id in batch.sample_ids), tensors)
 
 
-_MAKERS = {"video": _video, "image": _image, "video_text": _video_text}
+_MAKERS = {"video": _video, "recipe": _recipe, "image": _image, "video_text": _video_text}
 
 
 @dataclass(frozen=True)

@@ -159,3 +159,16 @@ def test_what_a_value_may_change_decides_hash_binding_resume_and_forks(name):
         assert declared.hashed or name == "corpus"  # of which each stage's fingerprint has the content
     if declared.changes in {"nothing", "folder"}:
         assert not declared.hashed or name == "retrieval_memory_mb"  # it always was
+
+
+def test_a_field_that_a_task_reads_since_later_leaves_its_older_hashes_alone():
+    """Task image has had these fields from the beginning."""
+    for name, value in (("label_smoothing", 0.2), ("focal_gamma", 1.0)):
+        video, image = (resolve_config({"task": task}, environ={}) for task in ("video", "image"))
+        assert getattr(video, name) == 0
+        assert name not in video.training_values()
+        assert name in image.training_values()
+        changed = resolve_config({name: value}, environ={})
+        assert changed.training_values()[name] == value
+        assert changed.config_hash != video.config_hash
+    assert resolve_config({"task": "image"}, environ={}).label_smoothing == 0.1

@@ -10,7 +10,8 @@ from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import EpochSampleSet, FollowsEpochs
-from fvc_lib.tasks.image.task import class_losses, value_losses
+from fvc_lib.tasks.class_losses import class_losses
+from fvc_lib.tasks.image.task import value_losses
 from tests.kits.image_kit import image_tables, image_task
 
 CPU = torch.device("cpu")

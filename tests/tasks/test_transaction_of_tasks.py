@@ -80,7 +80,7 @@ def assert_same_gradients(found, wanted, bound=SPLIT_TOLERANCE):
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 7, 8])
-@each_task()
+@pytest.mark.parametrize("kind", [*KINDS, "recipe"], indirect=True)
 def test_any_split_gives_the_gradients_the_loss_and_the_random_state_of_the_whole(tasks, micro_batch):
     """With a random number drawn for each sample in the forward pass."""
     task = tight(tasks())

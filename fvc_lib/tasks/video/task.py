@@ -15,12 +15,13 @@ from fvc_lib.metrics.classification import FloatArray, IntArray, balanced_accura
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
+from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.recipe import settings_of
 from fvc_lib.tasks.video.data import ClipDataset
 
 
 class VideoTask:
-    """Binary cross-entropy on clips, weighted by class.
+    """Binary cross-entropy on clips, weighted by class, smoothed and focal as the configuration says.
 
     Args:
         weights: of (real, fake) in the loss; (1, 1) weighs all clips alike.
@@ -53,12 +54,20 @@ class VideoTask:
         return {"logits": logits}
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Class-weighted binary cross-entropy."""
-        labels = batch.tensors["label"]
+        """Class-weighted binary cross-entropy, or what ``class_losses`` makes of it."""
+        labels, logits = batch.tensors["label"], outputs["logits"].float()
         real, fake = self._weights
         weights = torch.where(labels > 0.5, fake, real)
-        loss = F.binary_cross_entropy_with_logits(outputs["logits"].float(), labels, weights, reduction="sum")
-        return LossSum(loss, weights.sum())
+        config = self._config
+        smoothing, gamma = config.label_smoothing, config.focal_gamma
+        if not (smoothing or gamma):
+            loss = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
+            return LossSum(loss, weights.sum())
+        # A sigmoid is a softmax over the logit and 0.
+        targets = torch.stack([real * (1 - labels), fake * labels], dim=1)
+        both = torch.stack([torch.zeros_like(logits), logits], dim=1)
+        losses = class_losses(both, targets, label_smoothing=smoothing, focal_gamma=gamma)
+        return LossSum(losses.sum(), weights.sum())
 
     def new_accumulator(self) -> "BinaryScores":
         """Scores and labels of a pass."""
