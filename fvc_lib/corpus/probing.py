@@ -4,11 +4,9 @@ Processes, not threads: handing over an image of 512 x 384 pixels costs 0.7 ms o
 it, and for that a decoder that crashes or hangs on one file costs that file alone.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import av
-import av.logging
 import numpy as np
 import PIL
 
@@ -28,7 +25,7 @@ from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.video.decode.clip import VideoProbe, decode_clip, probe_video
-from fvc_lib.video.decode.source import RefusedVideo, VideoError, check_size
+from fvc_lib.video.decode.source import RefusedVideo, VideoError
 from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
 
 # --- What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
@@ -36,9 +33,6 @@ from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examin
 
 HASH_FRAMES = 6
 HASH_SIZE = 160  # side in pixels of the square the frames are decoded to
-
-# Above 268 million pixels ffmpeg itself declines, with the same error as for damage; its log tells the difference.
-_IMPOSSIBLE_SIZE = re.compile(r"Picture size (\d+)x(\d+) is invalid")
 
 
 def probe_file(path_text: str) -> dict[str, Any]:
@@ -53,8 +47,7 @@ def probe_file(path_text: str) -> dict[str, Any]:
         clip = decode_clip(path, HASH_FRAMES, HASH_SIZE)
         content_sha256 = sha256_of_file(path)
     except VideoError as error:
-        shown = error if isinstance(error, RefusedVideo) else _claimed_too_much(path) or error
-        return {"reason": shown.reason, "detail": f"{shown.detail}. {shown.remedy}"}
+        return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
     except MemoryError:
         shown = RefusedVideo(path, "its frames need more memory than a worker is given")
         return {"reason": shown.reason, "detail": f"{shown.detail}. {shown.remedy}"}
@@ -67,28 +60,6 @@ def probe_file(path_text: str) -> dict[str, Any]:
         "content_sha256": content_sha256,
         "perceptual_hash": perceptual_hash(np.ascontiguousarray(picture)),
     }
-
-
-def _claimed_too_much(path: Path) -> RefusedVideo | None:
-    """The refusal, when what fails in ``path`` are frames of an impossible size.
-
-    The log is one for the whole process and Python handlers would print it: it is on only here, in a worker of one
-    thread.
-    """
-    av.logging.set_level(av.logging.ERROR)
-    try:
-        with av.logging.Capture() as messages, contextlib.suppress(VideoError):
-            probe_video(path)
-    finally:
-        av.logging.set_level(None)
-    for _, _, message in messages:
-        claimed = _IMPOSSIBLE_SIZE.search(message)
-        if claimed is not None:
-            try:
-                check_size(path, int(claimed[1]), int(claimed[2]))
-            except RefusedVideo as refusal:
-                return refusal
-    return None
 
 
 def probe_image(path_text: str) -> dict[str, Any]:

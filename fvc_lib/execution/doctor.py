@@ -10,7 +10,6 @@ import io
 import os
 import platform
 import re
-import resource
 import shutil
 import tempfile
 import threading
@@ -38,8 +37,6 @@ CHILD_SECONDS = 45.0
 PATIENCE_SECONDS = 60.0
 _LITTLE_DISK_BYTES, _NO_DISK_BYTES = 5_000_000_000, 500_000_000
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
-_FEW_FILES = 1024  # open at once
-_FEW_INODES = 10_000  # a clip store has a file for each clip
 _INSTALL = "python -m pip install --requirement requirements.lock (with make: make setup)"
 
 
@@ -90,7 +87,6 @@ def diagnose(
         "memory": lambda: [memory(config)],
         "processors": lambda: [processors()],
         "shared memory": lambda: [shared_memory(config)],
-        "open files": lambda: [open_files()],
         "SLURM": lambda: slurm(),
     }
     found: dict[str, list[Finding]] = {}
@@ -160,13 +156,10 @@ def _disk(name: str, folder: Path) -> Finding:
         return problem(
             name, f"{where}: cannot be written: {error.strerror}", f"get the right to write there, or {other}"
         )
-    space = os.statvfs(there)
-    free = space.f_bavail * space.f_frsize
-    found = f"{where}: {free / 1e9:.1f} GB free, {_file_system(there)}"
+    free = shutil.disk_usage(there).free
+    found = f"{where}: {free / 1e9:.1f} GB free"
     if free < _NO_DISK_BYTES:
         return problem(name, found, f"make room, or {other}")
-    if space.f_files and space.f_favail < _FEW_INODES:
-        return warning(name, f"{found}, {space.f_favail:,} files left", f"delete files you do not need, or {other}")
     if not locks:
         remedy = "runs are then told apart by a heartbeat alone: never start one twice at the same moment"
         return warning(name, f"{found}, without file locks", remedy)
@@ -195,13 +188,6 @@ def _locks_work(folder: Path) -> bool:
                 return False
             raise
     return False
-
-
-def _file_system(folder: Path) -> str:
-    """The type of the file system that ``folder`` is in."""
-    resolved = folder.resolve()
-    mounts = [each for each in psutil.disk_partitions(all=True) if resolved.is_relative_to(each.mountpoint)]
-    return max(reversed(mounts), key=lambda each: len(each.mountpoint)).fstype if mounts else "unknown file system"
 
 
 def memory(config: RunConfig) -> Finding:
@@ -244,14 +230,6 @@ def shared_memory(config: RunConfig, folder: Path = Path("/dev/shm")) -> Finding
         return warning(name, f"{folder}: {error.strerror}", remedy)
     found = f"{free / 1e6:,.0f} MB free in {folder}, {needed / 1e6:,.0f} MB needed by loader processes"
     return problem(name, found, remedy) if needed > free else ok(name, found)
-
-
-def open_files() -> Finding:
-    """The limit of one process; loader processes hand tensors over as files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
-        return warning("open files", f"{soft} at most", f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}")
-    return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} at most")
 
 
 def slurm() -> list[Finding]:

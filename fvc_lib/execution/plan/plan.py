@@ -166,12 +166,13 @@ def most_at_once(needed: Mapping[str, Collection[str]], key: str, among: Collect
 
     Those that neither need it nor are needed by it, in however many steps.
     """
-    apart = {key, *_all_needed(needed, key)}
-    apart |= {other for other in among if key in _all_needed(needed, other)}
+    apart = {key, *all_needed(needed, key)}
+    apart |= {other for other in among if key in all_needed(needed, other)}
     return 1 + len(set(among) - apart)
 
 
-def _all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:
+def all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:
+    """All that ``key`` needs, directly or by way of others."""
     found: set[str] = set()
     todo = list(needed[key])
     while todo:
@@ -194,7 +195,7 @@ class Schedule:
     def __init__(self, plan: Sequence[PlannedTask], *, straight: bool = False) -> None:
         needed = needed_tasks([planned.task for planned in plan], straight=straight)
         self._left = {planned.task.key: planned.task for planned in plan if planned.run}  # in the plan's order
-        self._needs = {key: _all_needed(needed, key) for key in self._left}
+        self._needs = {key: all_needed(needed, key) for key in self._left}
         self._begun: set[str] = set()
 
     @property

@@ -11,13 +11,13 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fvc_lib import CHECKOUT
+from fvc_lib.execution.plan.plan import all_needed
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.services.config import RunConfig
@@ -200,11 +200,11 @@ def plan_jobs(
     """
     groups = _groups(tasks, stages)
     name_of = {stage.name: _job_name(group) for group in groups for stage in group}
-    needs = _needs(stages)
+    needs = {stage.name: stage.needs for stage in stages}
     jobs: list[SlurmJob] = []
     for group in groups:
         name = _job_name(group)
-        before = {name_of[need] for stage in group for need in needs[stage.name] if need in name_of} - {name}
+        before = {name_of[need] for stage in group for need in all_needed(needs, stage.name) & name_of.keys()} - {name}
         folds = _folds_of(group[0], tasks) if group[0].per_fold else None
         named = tuple(job.name for job in jobs if job.name in before)
         jobs.append(_job(name, group, config, site, predicted, folds=folds, needs=named))
@@ -254,27 +254,15 @@ def _job(
 
 def _groups(tasks: Sequence[Task], stages: Sequence[Stage]) -> list[list[Stage]]:
     """Stages by how many fan-outs lie before them: those without folds together, those with folds each alone after."""
-    level: dict[str, int] = {}
     by_name = {stage.name: stage for stage in stages}
-    for stage in _in_order(stages):
-        level[stage.name] = max((level[need] + by_name[need].per_fold for need in stage.needs), default=0)
+
+    def level(stage: Stage) -> int:
+        return max((level(by_name[need]) + by_name[need].per_fold for need in stage.needs), default=0)
+
     groups: dict[tuple[int, str], list[Stage]] = {}
     for stage in _stages_of(tasks):
-        groups.setdefault((level[stage.name], stage.name if stage.per_fold else ""), []).append(stage)
+        groups.setdefault((level(stage), stage.name if stage.per_fold else ""), []).append(stage)
     return [groups[key] for key in sorted(groups)]
-
-
-def _in_order(stages: Sequence[Stage]) -> list[Stage]:
-    by_name = {stage.name: stage for stage in stages}
-    return [by_name[name] for name in TopologicalSorter({stage.name: stage.needs for stage in stages}).static_order()]
-
-
-def _needs(stages: Sequence[Stage]) -> dict[str, set[str]]:
-    """Everything that each stage needs, directly or by way of others."""
-    found: dict[str, set[str]] = {}
-    for stage in _in_order(stages):
-        found[stage.name] = set(stage.needs).union(*(found[need] for need in stage.needs))
-    return found
 
 
 def _folds_of(stage: Stage, tasks: Sequence[Task]) -> tuple[int, ...]:
