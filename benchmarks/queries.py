@@ -97,12 +97,12 @@ Questions = tuple[Callable[[], Any], Callable[[], Any], Callable[[Any, Any], tup
 
 
 def _fvc(folder: Path) -> Questions:
-    from fvc_lib.analysis.read.queries import best_per_run, learning_curves
+    from fvc_lib.analysis.read.queries import learning_curves
 
     runs = list_runs(folder)
     return (
         lambda: learning_curves(runs).frame,
-        lambda: best_per_run(runs, "loss", "train").frame,
+        lambda: learning_curves(runs, metrics=["loss"]).frame.group_by("run_id").min(),
         lambda curves, best: (curves.height, float(curves["value"].sum()), float(best["value"].sum())),
     )
 

@@ -63,44 +63,6 @@ def test_the_last_attempt_wins_as_in_a_dictionary(tmp_path: Path, logged: list[t
     assert frame.height == len(wanted)
 
 
-def test_the_best_of_a_run_is_the_best_of_every_row_and_the_mean_is_that_of_each_folds_own(
-    make_run: Callable[..., RunPaths],
-) -> None:
-    runs = [make_run(name=f"run_{number}", seed=number) for number in (2, 0, 1)]
-    best = queries.best_per_run(runs, "loss").frame
-    assert best["run_id"].to_list() == ["run_2", "run_0", "run_1"]
-    for run, row in zip(runs, best.iter_rows(named=True), strict=True):
-        rows = queries.learning_curves([run], metrics=["loss"], phases=["validation"]).frame.to_dicts()
-        lowest = {fold: min(each["value"] for each in rows if each["fold"] == fold) for fold in range(5)}
-        assert row["value"] == min(lowest.values())
-        assert row["num_folds"] == 5
-        assert row["mean_of_folds"] == pytest.approx(sum(lowest.values()) / 5)
-        (where,) = [each for each in rows if each["value"] == row["value"]]
-        assert (row["fold"], row["epoch"], row["step"]) == (where["fold"], where["epoch"], where["step"])
-
-
-def test_of_equal_values_the_earliest_step_is_best_and_more_is_better_where_it_is(run: RunPaths) -> None:
-    row = queries.best_per_run([run], "roc_auc").frame.row(0, named=True)  # all are 0.8
-    assert (row["value"], row["fold"], row["step"]) == (0.8, 0, 6)
-    worst = queries.best_per_run([run], "loss", better="higher").frame["value"].item()
-    assert worst == queries.learning_curves([run], metrics=["loss"], phases=["validation"]).frame["value"].max()
-
-
-def test_values_that_are_no_numbers_are_never_best(tmp_path: Path) -> None:
-    run = RunPaths(tmp_path / "e" / "run_x")
-    with MetricLog(run.metrics("s"), run_id="x") as log:
-        for step, value in enumerate([float("-inf"), 2.0, float("nan"), 1.0]):
-            log.log(step=step, epoch=0, phase="validation", metrics={"loss": value, "only_nan": float("nan")})
-    assert queries.best_per_run([run]).frame.select("value", "step", "fold").rows() == [(1.0, 3, None)]
-    assert queries.best_per_run([run], "only_nan", better="lower").frame.is_empty()
-
-
-def test_a_metric_without_a_known_direction_is_refused_by_name(run: RunPaths) -> None:
-    with pytest.raises(ValueError, match="metric: got 'learning_rate', wanted one of"):
-        queries.best_per_run([run], "learning_rate")
-    assert queries.best_per_run([run], "learning_rate", "train", better="lower").frame["value"].item() == 1e-3
-
-
 def test_memory_peaks_are_the_largest_samples(run: RunPaths) -> None:
     peaks = queries.memory_peaks([run]).frame
     samples = queries.memory_samples([run]).frame
@@ -221,10 +183,6 @@ def test_a_folder_that_is_copied_or_linked_in_appears_and_a_dangling_one_does_no
 def test_two_runs_of_one_id_are_never_counted_as_one(make_run: Callable[..., RunPaths]) -> None:
     first, second = make_run(experiment="one"), make_run(experiment="two", seed=1)
     names = [f"one/{first.run_id}", f"two/{second.run_id}"]
-    alone = [queries.best_per_run([run]).frame for run in (first, second)]
-    both = queries.best_per_run([first, second]).frame
-    assert both["run_id"].to_list() == names
-    assert both.drop("run_id").equals(pl.concat(alone).drop("run_id"))
     assert queries.compare_runs([second, first]).frame["run_id"].to_list() == names[::-1]
     assert queries.fold_table([first, second]).frame["run_id"].to_list() == [name for name in names for _ in range(5)]
     for read in (*queries.SQL_TABLES.values(), queries.memory_peaks):
@@ -267,7 +225,6 @@ def test_run_folders_with_hostile_names_are_read_like_any_other(make_run: Callab
     runs.append(make_run(name="run_0", seed=1))
     shown = [*map(path_to_text, HOSTILE), "run_0"]
     assert queries.learning_curves(runs).frame["run_id"].unique().sort().to_list() == sorted(shown)
-    assert queries.best_per_run(runs, "loss").frame["run_id"].to_list() == shown
     assert queries.fold_table(runs).frame["run_id"].unique().sort().to_list() == sorted(shown)
     assert set(queries.parameter_differences(runs).frame["run_id"]) <= set(shown)
     assert queries.compare_runs(runs).frame["run_id"].to_list() == shown

@@ -17,7 +17,6 @@ import polars as pl
 from fvc_lib.analysis.read.logs import METRIC_LINES, curves, read_events, read_log_lines, read_samples
 from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
 from fvc_lib.analysis.read.sql import Limits, ask, ask_bounded
-from fvc_lib.metrics.declaration import Better, direction
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
@@ -47,38 +46,6 @@ def learning_curves(
     frame = frame.filter(*chosen) if chosen else frame
     run_ids = pl.Series("run_id", [path_to_text(file.run_id) for file in files], dtype=pl.String)
     return Answer(frame.select(run_ids.gather(frame["file_number"]), pl.exclude("file_number")), lines.notes)
-
-
-def best_per_run(
-    runs: Sequence[RunPaths], metric: str = "loss", phase: str = "validation", *, better: Better | None = None
-) -> Answer:
-    """Each run's best value of ``metric`` in ``phase``, in the order of ``runs``; of equal ones the earliest step.
-
-    ``run_id metric phase value stage fold epoch step num_folds mean_of_folds``; a run that logged no such value has no
-    row. The best of several folds, and of many epochs, is a lucky one: ``mean_of_folds`` is that of each fold's own
-    best. ``better`` is needed for a metric that is not declared.
-
-    Raises:
-        ValueError: the metric's direction is not known.
-    """
-    sign = 1 if (better or direction(metric)) == "lower" else -1
-    found = learning_curves(runs, metrics=[metric], phases=[phase])
-    query = """
-        WITH of_folds AS (
-            SELECT * FROM curves WHERE value IS NOT NULL
-            QUALIFY row_number() OVER (PARTITION BY run_id, stage, fold ORDER BY $sign * value, step) = 1
-        )
-        SELECT run_id, metric, phase, value, stage, fold, epoch, step,
-               count(*) OVER (PARTITION BY run_id) AS num_folds, avg(value) OVER (PARTITION BY run_id) AS mean_of_folds
-        FROM of_folds
-        QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY $sign * value, stage, fold, step) = 1
-        ORDER BY list_position($runs, run_id)
-    """
-    asked = {"sign": sign, "runs": _names(runs)}
-    # Before SQL sees them: to number the rows of a million-line log costs more than to read them.
-    ranked = sign * pl.col("value")
-    best = found.frame.filter(ranked == ranked.min().over("run_id", "stage", "fold"))
-    return Answer(ask(query, {"curves": best}, asked), found.notes)
 
 
 def training_summary(runs: Sequence[RunPaths]) -> Answer:
