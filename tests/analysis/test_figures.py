@@ -29,7 +29,7 @@ from fvc_lib.analysis.figures.results import (
 from fvc_lib.analysis.figures.roc_and_calibration import calibration_figure, pr_figure, risk_coverage_figure, roc_figure
 from fvc_lib.analysis.figures.training import (
     learning_curves_figure,
-    memory_timeline_figure,
+    memory_figure,
     pipeline_figure,
     pipeline_spans,
     smoothed,
@@ -79,7 +79,6 @@ def all_figures(run: RunPaths) -> list[go.Figure]:
         audit_figure(results),
         run_comparison_figure(queries.compare_runs([run]).frame),
         learning_curves_figure(queries.learning_curves([run]).frame),
-        memory_timeline_figure(queries.memory_samples([run]).frame),
         pipeline_figure(pipeline_spans(run)),
         index_overview_figure(queries.index_counts(run, "codec").frame, "codec"),
         fold_balance_figure(queries.fold_balance(run).frame),
@@ -186,7 +185,6 @@ def test_one_video_and_one_class_do_not_break_a_figure(run: RunPaths) -> None:
     score_distribution_figure(one)
     calibration_figure(one)
     learning_curves_figure(queries.learning_curves([run]).frame.filter(pl.col("metric") == "loss").head(1))
-    memory_timeline_figure(queries.memory_samples([run]).frame.head(1))
 
 
 def test_the_best_run_is_named_among_several(make_run: Callable[..., RunPaths]) -> None:
@@ -207,12 +205,11 @@ def test_memory_of_a_device_and_of_its_process_are_two_lines(tmp_path: Path) -> 
     writer = StoryWriter(run)
     for used in (2000, 6000, 4000):
         writer.sample(700).sample(used, seconds=0, device="cuda:0", rss_mb=600)
-    figure = memory_timeline_figure(queries.memory_samples([run]).frame)
-    assert {trace.name: list(trace.y) for trace in figure.data} == {
-        "fold 0, cuda:0": [2000, 6000, 4000],
-        "fold 0, process": [700, 700, 700],
-    }
-    assert title(figure) == "Memory peaks at 6.00 GB of 2.00 GB allowed, in fold 0, cuda:0"
+    figure = memory_figure(run)
+    lines = {trace.name: list(trace.y) for trace in figure.select_traces({"mode": "lines"})}
+    assert lines == {"cuda:0": [2000, 6000, 4000], "process with children": [700, 700, 700]}
+    assert title(figure).startswith("Memory of cuda:0 peaks at 6.00 GB of 2.00 GB allowed")
+    assert memory_figure(run, [1]).layout.title.text == "Memory over time: nothing to show"
     assert queries.memory_peaks([run]).frame["peak_rss_bytes"].item() == 700_000_000
 
 

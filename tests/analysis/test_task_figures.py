@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.analysis.figures.image import classes_figure, confusion_figure, sweep_figure, target_scatter_figure
+from fvc_lib.analysis.figures.image import classes_figure, confusion_figure, target_scatter_figure
 from fvc_lib.analysis.figures.tasks import (
     beside_controls_figure,
     class_table,
@@ -20,7 +20,6 @@ from fvc_lib.analysis.figures.tasks import (
     rejected_table,
     runs_beside_controls_figure,
     sweep_shown,
-    target_errors_figure,
     target_table,
     training_means,
 )
@@ -57,12 +56,10 @@ FIGURES: dict[str, tuple[Callable[[], go.Figure], Callable[[], go.Figure]]] = {
         lambda: target_scatter_figure(NUMBERS, RESULTS, training_means(IMAGES, TARGETS)),
         lambda: target_scatter_figure(NUMBERS.clear(), RESULTS.clear(), {}),
     ),
-    "fits": (lambda: sweep_figure(sweep_of(), "batch_size"), lambda: sweep_figure(sweep_of().clear(), "image_size")),
     "controls": (
         lambda: beside_controls_figure(RESULTS, [("all", "top1")], counted=("image", "images")),
         lambda: beside_controls_figure(RESULTS.clear(), [("all", "top1")], counted=("image", "images")),
     ),
-    "errors": (lambda: target_errors_figure(RESULTS), lambda: target_errors_figure(RESULTS.clear())),
     "runs": (
         lambda: runs_beside_controls_figure([(HOSTILE, task_scores(RESULTS, "image"))]),
         lambda: runs_beside_controls_figure([("a run", task_scores(RESULTS.clear(), "image"))]),
@@ -95,21 +92,6 @@ def test_axes_are_named_n_is_said_and_nothing_of_the_data_is_markup(name: str) -
 @pytest.mark.parametrize("name", FIGURES)
 def test_without_data_a_figure_says_so(name: str) -> None:
     assert "nothing to show" in title(FIGURES[name][1]())
-
-
-def test_errors_of_targets_stand_on_one_axis_as_shares_of_the_means() -> None:
-    worse = RESULTS.with_columns(
-        pl.when((pl.col("subject") == "target:mass") & (pl.col("metric") == "mae") & (pl.col("source") == "model"))
-        .then(pl.col("value", "low", "high") + 34)
-        .otherwise(pl.col("value", "low", "high"))
-    )
-    figure = target_errors_figure(worse)
-    assert [trace.x[0] for trace in figure.data] == pytest.approx([16 / 50, 50 / 50])
-    assert [trace.error_x.array[0] for trace in figure.data] == pytest.approx([2 / 50, 2 / 50])
-    assert title(figure) == (
-        "1 of 2 targets is closer than always saying the mean; calories is off by 16 kcal (mean: 50)"
-    )
-    assert len({trace.marker.color for trace in figure.data}) == 2  # what is no better than the mean stands out
 
 
 def test_very_many_classes_and_images_stay_a_figure_of_bounded_size() -> None:
@@ -169,16 +151,10 @@ def test_predicted_numbers_stand_in_their_unit_beside_the_mean() -> None:
     assert means["mass"] == pytest.approx(known["value"].mean())
 
 
-def test_what_did_not_fit_and_what_was_not_tried_is_written_where_its_bar_would_be() -> None:
-    figure = sweep_figure(sweep_of(), "batch_size")
-    notes = {note.x: note.text for note in figure.layout.annotations}
-    assert notes == {3: "did not fit", 4: "not known"}
-    assert title(figure) == "Up to 16 images at once fit, on cpu, 2 cores"
+def test_what_did_not_fit_and_what_was_not_tried_is_said() -> None:
     table = sweep_shown(sweep_of())
     assert table["fits"].to_list()[:5] == ["yes", "yes", "yes", "no", "not known"]
     assert table["remark"][3] == "memory ended: killed"
-    nothing = sweep_of().filter(pl.col("batch_size") == 24).with_columns(detail=pl.lit("memory ended"))
-    assert "nothing to show" in title(sweep_figure(nothing, "batch_size"))
 
 
 def test_the_models_numbers_stand_above_their_best_controls() -> None:

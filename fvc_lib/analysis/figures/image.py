@@ -125,57 +125,6 @@ def target_scatter_figure(
     return figure
 
 
-def sweep_figure(sweep: pl.DataFrame, varied: str) -> go.Figure:
-    """Predicted peak memory and time per epoch of each ``batch_size`` or ``image_size`` (``varied``) that was tried."""
-    rows = sweep.filter(pl.col("varied") == varied).sort(varied)
-    what = {"batch_size": "Images at once", "image_size": "Side of an image (pixels)"}[varied]
-    measured = rows.filter(pl.col("peak_bytes").is_not_null())
-    if measured.is_empty():
-        why = "Nothing was measured." if rows.is_empty() else f"Nothing could be measured: {rows['detail'][0]}"
-        return theme.nothing_to_show(what, why)
-    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.12, shared_xaxes=True)
-    figure.update_layout(theme.figure(*_sweep_finding(rows, varied), height=460).layout)
-    colors = [theme.ABOVE_CONTROL if fit else theme.NOT_ABOVE_CONTROL for fit in rows["fits"]]
-    ticks = [str(size) for size in rows[varied]]
-    for place, (name, scale, unit) in enumerate((("peak_bytes", 1e9, "GB"), ("seconds_per_epoch", 1.0, "s")), start=1):
-        values = [None if value is None else value / scale for value in rows[name]]
-        bars = go.Bar(
-            x=ticks, y=values, marker={"color": colors}, showlegend=False, cliponaxis=False, textposition="outside",
-            text=["" if v is None else f"{v:.3g}" for v in values],
-            hovertemplate=f"{what}: %{{x}}<br>%{{y:.3g}} {unit}<extra></extra>",
-        )  # fmt: skip
-        figure.add_trace(bars, row=place, col=1)
-    for place, (fit, value) in enumerate(zip(rows["fits"], rows["peak_bytes"], strict=True)):
-        if value is None:
-            told = "not known" if fit is None else "did not fit"
-            note = {"x": place, "y": 0, "yanchor": "bottom", "text": told, "showarrow": False, "textangle": -90}
-            color = theme.NEUTRAL if fit is None else theme.NOT_ABOVE_CONTROL
-            figure.add_annotation(**note, font={"size": 12, "color": color}, row=1, col=1)
-    figure.update_xaxes(type="category", showgrid=False, categoryorder="array", categoryarray=ticks)
-    figure.update_xaxes(title_text=what, row=2)
-    figure.update_yaxes(title_text="Predicted peak (GB)", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title_text="Epoch (s)", rangemode="tozero", row=2, col=1)
-    figure.update_layout(bargap=0.4)
-    return figure
-
-
-def _sweep_finding(rows: pl.DataFrame, varied: str) -> tuple[str, str]:
-    fitting = rows.filter(pl.col("fits").fill_null(value=False))
-    tried = rows.filter(pl.col("fits").is_not_null())
-    unit = "images at once" if varied == "batch_size" else "pixels"
-    largest = (
-        f"Up to {max(fitting[varied].to_list())} {unit} fit" if fitting.height else f"Nothing of {tried.height} fits"
-    )
-    fixed = "image_size" if varied == "batch_size" else "batch_size"
-    beside = f"{rows[fixed][0]} {'pixels' if fixed == 'image_size' else 'images at once'}"
-    num_left = rows.height - tried.height
-    left = f", {num_left} not tried or not measurable" if num_left else ""
-    return (
-        f"{largest}, on {rows['device'][0]}",
-        f"n = {count_text(tried.height, 'setting')} tried{left}, with {beside}; green fits the budget, red does not",
-    )
-
-
 def _unique_ticks(names: list[str]) -> dict[str | None, str]:
     """Names for an axis, shortened and escaped; two that would be one there are numbered."""
     ticks: dict[str | None, str] = {}
@@ -324,7 +273,8 @@ def _target_errors_panel(selection: Selection) -> Shown:
     # A corpus without numbers has no such panel; one whose results are to come has one that says so.
     if found.height and not found["subject"].str.starts_with("target:").any():
         return NOTHING
-    return tasks.target_errors_figure(found, confidence=confidence_of(selection))
+    table = tasks.metric_and_control_table(found, ["target:"])
+    return HtmlTable(table, caption="Numbers of the test images, beside always saying the training mean")
 
 
 @PANELS.register_panel("confusion", at=50, tasks=("image",))
@@ -348,15 +298,7 @@ def _targets_panel(selection: Selection) -> Shown:
 
 
 @PANELS.register_panel("batch sizes that fit", at=53, tasks=("image",))
-def _batch_sizes_panel(selection: Selection) -> Shown:
-    return _sweep_panel(selection, "batch_size")
-
-
-@PANELS.register_panel("resolutions that fit", at=54, tasks=("image",))
-def _resolutions_panel(selection: Selection) -> Shown:
-    return _sweep_panel(selection, "image_size")
-
-
-def _sweep_panel(selection: Selection, varied: str) -> Shown:
+def _sweep_panel(selection: Selection) -> Shown:
     sweep = table_of(selection, "batch_size_sweep")
-    return sweep_figure(sweep, varied) if (sweep["varied"] == varied).any() else NOTHING
+    caption = "Batch sizes and resolutions that were tried"
+    return HtmlTable(tasks.sweep_shown(sweep), caption=caption, names=tasks.SWEEP_NAMES) if sweep.height else NOTHING

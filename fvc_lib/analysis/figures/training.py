@@ -1,29 +1,22 @@
-"""Figures of a run while and after it trains: learning curves, memory, and the time of its stages."""
+"""Figures of a run while and after it trains: learning curves, and the time of its stages."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
 from plotly.subplots import make_subplots
 
-from fvc_lib.analysis.dashboard.panels import MEMORY, METRICS, MOST_METRICS, NOTHING, PANELS, Selection, Shown, of_folds
+from fvc_lib.analysis.dashboard.panels import MEMORY, METRICS, MOST_METRICS, NOTHING, PANELS, Selection, Shown
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.theme import of_fold
-from fvc_lib.analysis.memory.findings import memory_usage, phase_text
+from fvc_lib.analysis.memory.figures import stage_timeline_figure
+from fvc_lib.analysis.memory.findings import run_memory
 from fvc_lib.analysis.read.queries import learning_curves, memory_samples
 from fvc_lib.analysis.read.records import NOT_ENDED, run_status, shown_state
 from fvc_lib.analysis.read.sql import ask
-from fvc_lib.analysis.wording import (
-    clean_text,
-    count_text,
-    duration_text,
-    figure_text,
-    megabytes_text,
-    metric_name,
-    number_text,
-)
+from fvc_lib.analysis.wording import clean_text, count_text, duration_text, figure_text, metric_name, number_text
 from fvc_lib.metrics.declaration import is_share
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import TASK_OF_STAGE
@@ -77,37 +70,9 @@ def smoothed(values: pl.Series, smoothing: float) -> pl.Series:
     return values.cast(pl.Float64).ewm_mean(alpha=1 - smoothing, adjust=True)
 
 
-def memory_timeline_figure(samples: pl.DataFrame) -> go.Figure:
-    """Resident (and device) memory over each stage's own time, with the limit where one was recorded."""
-    rows = memory_usage(samples).filter(~pl.col("between") & pl.col("seconds").is_not_null())
-    if rows.is_empty():
-        return theme.nothing_to_show("Memory over time", "No memory samples are recorded.")
-    peak = rows.sort("used_mb", descending=True).row(0, named=True)
-    budget = f" of {megabytes_text(peak['budget_mb'])} allowed" if peak["budget_mb"] is not None else ""
-    series = rows.select("run_id", "stage", "fold", "place").unique(maintain_order=True)
-    num_stages = rows.select("run_id", "stage", "fold").n_unique()
-    num_samples = rows.filter(pl.col("place") == peak["place"]).height
-    figure = theme.figure(
-        f"Memory peaks at {megabytes_text(peak['used_mb'])}{budget}, in {_series_name(peak, rows)}",
-        f"n = {count_text(num_samples, 'sample')} of {count_text(num_stages, 'stage')}; process with its children",
-    )
-    for position, stage in enumerate(series.iter_rows(named=True)):
-        color, dash = theme.series_style(position)
-        points = rows.filter(*(pl.col(name).eq_missing(pl.lit(value)) for name, value in stage.items()))
-        figure.add_trace(
-            go.Scatter(
-                x=points["seconds"].to_numpy(), y=points["used_mb"].to_numpy(), mode=_mode(points),
-                name=figure_text(_series_name(stage, rows)), line={"color": color, "dash": dash, "width": 1.8},
-                customdata=[figure_text(phase_text(phase)) for phase in points["phase"]], meta=of_fold(stage["fold"]),
-                hovertemplate="%{y:.0f} MB after %{x:.0f} s<br>%{customdata}<extra></extra>",
-            )
-        )  # fmt: skip
-    figure.update_xaxes(title_text="Time the stage has been at work (s)", rangemode="tozero")
-    figure.update_yaxes(title_text="Memory (MB)", rangemode="tozero")
-    figure.update_layout(showlegend=series.height > 1)
-    if series.height <= _PANELS_PER_ROW:  # beside the plot a few names would take half of a phone's width
-        figure.update_layout(legend=LEGEND)
-    return figure
+def memory_figure(run: RunPaths, folds: Sequence[int] = ()) -> go.Figure:
+    """The memory of ``run`` over its stages end to end, of ``folds`` alone if given."""
+    return stage_timeline_figure(run_memory(run, folds=folds))
 
 
 def _series_name(row: dict[str, object], among: pl.DataFrame) -> str:
@@ -117,8 +82,6 @@ def _series_name(row: dict[str, object], among: pl.DataFrame) -> str:
         parts.append(str(row["stage"]))
     if row["fold"] is not None:
         parts.append(f"fold {row['fold']}")
-    if "place" in among and among["place"].n_unique() > 1:
-        parts.append(str(row["place"]))
     return ", ".join(parts)
 
 
@@ -332,7 +295,7 @@ for _number in range(MOST_METRICS):
 
 @PANELS.register_panel("memory", at=60, follows=("folds", "highlight"), reads=MEMORY)
 def _memory_panel(selection: Selection) -> Shown:
-    return memory_timeline_figure(of_folds(selection, memory_samples([selection.detailed]).frame))
+    return memory_figure(selection.detailed, selection.folds)
 
 
 @PANELS.register_panel("pipeline", at=61, follows=("highlight",), reads=("status.json", "status", "memory"))

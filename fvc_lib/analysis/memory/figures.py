@@ -221,6 +221,7 @@ def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.93, 0.07], vertical_spacing=0.02)
     marked = found.events.filter(~pl.col("kind").is_in(_QUIET_KINDS))
     finding = f"Memory over {duration_text(total)} of work: {_course(found, rows)}"
+    finding = finding if len(bands) > 1 else findings.peak_sentence(found)
     counted = f"n = {count_text(len(bands), 'stage')} end to end, {count_text(marked.height, 'event')}"
     figure.update_layout(theme.figure(finding, counted + far_budget_text(found), height=440).layout)
     most = max(_FEWEST_POINTS, _MOST_POINTS // len(bands))
@@ -231,7 +232,7 @@ def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
             # A killed process has given everything back before the next attempt begins: the line breaks there.
             for points in rows.filter(_same(stage), pl.col("place") == place).partition_by("attempt"):
                 line = _course_line(_thinned(points, most), start, place, color, dash)
-                figure.add_trace(line.update(showlegend=not named), 1, 1)
+                figure.add_trace(line.update(showlegend=not named, meta=theme.of_fold(stage["fold"])), 1, 1)
                 named = True
     for number, (stage, start, end) in enumerate(bands):
         _draw_band(figure, stage, (start, end), total, shaded=number % 2 == 0, many=len(bands) > 1)

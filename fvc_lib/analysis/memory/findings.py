@@ -148,11 +148,12 @@ class MemoryFindings:
         return setup["used_mb"][-1] if setup.height else None
 
 
-def run_memory(run: RunPaths, *, leave_out: Collection[str] = ()) -> MemoryFindings:
-    """The findings of one run, also while it goes on, without stages to ``leave_out``, such as the one that asks."""
+def run_memory(run: RunPaths, *, leave_out: Collection[str] = (), folds: Collection[int] = ()) -> MemoryFindings:
+    """The findings of one run, also while it goes on, without stages to ``leave_out``; of ``folds`` alone if given."""
     samples = memory_samples([run])
     events = read_events(log_files(run, "memory/events"), samples.frame)
     kept = ~pl.col("stage").is_in(list(leave_out))
+    kept = kept & pl.col("fold").is_in(list(folds)) if folds else kept
     return find(Answer(samples.frame.filter(kept), samples.notes), Answer(events.frame.filter(kept), events.notes))
 
 
