@@ -270,7 +270,7 @@ def test_headless_and_live_show_the_same_figures_and_controls_redraw_them(runs: 
     assert [figure_title(output.data) for output in outputs[1:]] == titles
     redrawn = [figure_title(output.data) for output in moved.outputs[1:]]
     assert len(redrawn) == len(titles)
-    assert redrawn[1].startswith("ROC AUC")
+    assert any(title.startswith("ROC AUC") for title in redrawn)
     assert redrawn[0] == titles[0]
     assert found.outputs[0].text.strip() == "copied / run_20250306_000000_abcdef04"
     assert "No chosen run is at work any more" in live.outputs[-1].text
