@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
@@ -230,12 +230,25 @@ class EagerAdamW(torch.optim.AdamW):
         EagerAdamW.has_stepped = True
 
 
-def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> EagerAdamW:
-    """AdamW (Loshchilov and Hutter, 2019); biases and norm scales, being vectors, are not decayed."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+def build_optimizer(
+    model: nn.Module,
+    learning_rate: float,
+    weight_decay: float,
+    shares: Mapping[nn.Parameter, float] | None = None,
+) -> EagerAdamW:
+    """AdamW (Loshchilov and Hutter, 2019); biases and norm scales, being vectors, are not decayed.
+
+    ``shares`` are what the learning rate of single parameters will be multiplied by, 1 where it names none: each share
+    has its two groups.
+    """
+    of_share: dict[float, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            of_share.setdefault((shares or {}).get(parameter, 1.0), []).append(parameter)
     groups = [
-        {"params": [p for p in trainable if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in members if (p.ndim > 1) == matrices], "weight_decay": weight_decay * matrices}
+        for members in (of_share or {1.0: []}).values()
+        for matrices in (True, False)
     ]
     return EagerAdamW(groups, lr=learning_rate)
 
@@ -252,10 +265,12 @@ def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: flo
     return peak * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Use ``learning_rate`` for every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, learning_rate: float, shares: Sequence[float] | None = None
+) -> None:
+    """Use ``learning_rate`` for every parameter group, or the share of it that stands in ``shares``."""
+    for number, group in enumerate(optimizer.param_groups):
+        group["lr"] = learning_rate * (shares[number] if shares else 1.0)
 
 
 class Precision:

@@ -200,6 +200,7 @@ class Engine:
         self._model = self.task.build_model().to(device)
         if settings.gradient_checkpointing:
             stepping.recompute_activations(self._model)
+        shares = self.task.rate_shares(self._model) if isinstance(self.task, tasks.ScalesRates) else None
         self._stepper = Stepper(
             self._model,
             self._precision,
@@ -207,6 +208,7 @@ class Engine:
             weight_decay=settings.weight_decay,
             max_gradient_norm=settings.max_gradient_norm,
             device=device,
+            rate_shares=shares,
         )
         self._transaction = BatchTransaction(
             self.task,

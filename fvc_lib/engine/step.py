@@ -456,6 +456,7 @@ class Stepper:
         weight_decay: of matrices.
         max_gradient_norm: L2.
         device: where the model is.
+        rate_shares: what the learning rate of single parameters is multiplied by.
     """
 
     def __init__(
@@ -467,19 +468,24 @@ class Stepper:
         weight_decay: float,
         max_gradient_norm: float,
         device: torch.device,
+        rate_shares: Mapping[nn.Parameter, float] | None = None,
     ) -> None:
         self._model = model
         self._precision = precision
         self._max_gradient_norm = max_gradient_norm
         self._device = device
-        self._optimizer = build_optimizer(model, learning_rate, weight_decay)
-        self._weight_decays = [group["weight_decay"] for group in self._optimizer.param_groups]
+        self._optimizer = build_optimizer(model, learning_rate, weight_decay, rate_shares)
+        groups = self._optimizer.param_groups
+        self._weight_decays = [group["weight_decay"] for group in groups]
+        shares = rate_shares or {}
+        self._rate_shares = [next((shares.get(p, 1.0) for p in group["params"]), 1.0) for group in groups]
+        self._learning_rate = learning_rate
         self._one_by_one = False
 
     @property
     def learning_rate(self) -> float:
-        """Of the last step."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        """Of the last step, where no share is taken of it."""
+        return self._learning_rate
 
     def take(self, result: BatchGradients, learning_rate: float) -> float:
         """Step on the gradients of ``result`` unless they are not finite; returns their norm before clipping.
@@ -502,11 +508,19 @@ class Stepper:
             group["foreach"] = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer and scaler; not whether memory is being saved, which may be another machine's need."""
+        """Optimizer and scaler; not whether memory is being saved, which may be another machine's need.
+
+        Of the optimizer always as if it had two groups, matrices and vectors, each in the model's order: so a fork may
+        share out the learning rate in another way.
+        """
         optimizer = self._optimizer.state_dict()
-        for group in optimizer["param_groups"]:
-            group["foreach"] = None
-        return {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
+        state, places = optimizer["state"], self._places()
+        matrices, vectors = (dict(group) for group in optimizer["param_groups"][:2])
+        for group, numbers in zip((matrices, vectors), self._numbers(), strict=True):
+            group |= {"foreach": None, "lr": self._learning_rate, "params": numbers}
+        in_order = {number: state[place] for number, place in enumerate(places) if place in state}
+        document = {"state": in_order, "param_groups": [matrices, vectors]}
+        return {"optimizer": document, "scaler": self._precision.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put back ``state_dict``; decay stays as this stepper was made, which in a fork may differ.
@@ -514,22 +528,49 @@ class Stepper:
         Raises:
             CheckpointMismatchError: the state is of other parameters.
         """
-        try:
-            self._optimizer.load_state_dict(state["optimizer"])
-        except ValueError as error:
-            raise CheckpointMismatchError(f"the checkpoint's optimizer is of another model: {error}.") from error
+        saved = state["optimizer"]
+        numbers, found = self._numbers(), [list(group["params"]) for group in saved["param_groups"]]
+        if found != numbers:
+            sizes, wanted = ([len(group) for group in groups] for groups in (found, numbers))
+            raise CheckpointMismatchError(
+                f"the checkpoint's optimizer is of another model: groups of {sizes} parameters, wanted {wanted}."
+            )
+        groups, places = self._optimizer.state_dict()["param_groups"], self._places()
+        rest = [{name: value for name, value in group.items() if name != "params"} for group in saved["param_groups"]]
+        restored = [{**group, **rest[place % 2]} for place, group in enumerate(groups)]
+        own = {places[number]: moments for number, moments in saved["state"].items()}
+        self._optimizer.load_state_dict({"state": own, "param_groups": restored})
+        self._learning_rate = float(rest[0]["lr"])
+        set_learning_rate(self._optimizer, self._learning_rate, self._rate_shares)
         for group, weight_decay in zip(self._optimizer.param_groups, self._weight_decays, strict=True):
             group["weight_decay"] = weight_decay
         self._precision.restore_scaler(state["scaler"])
         if self._one_by_one:
             self.save_memory()
 
+    def _numbers(self) -> list[list[int]]:
+        """The parameters of a checkpoint's two groups."""
+        num_matrices, num_vectors = (
+            sum(len(group["params"]) for group in self._optimizer.param_groups[first::2]) for first in (0, 1)
+        )
+        return [list(range(num_matrices)), list(range(num_matrices, num_matrices + num_vectors))]
+
+    def _places(self) -> list[int]:
+        """Of each parameter in the order of a checkpoint, its place among the optimizer's."""
+        place_of: dict[nn.Parameter, int] = {}
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                place_of[parameter] = len(place_of)
+        trained = [parameter for parameter in self._model.parameters() if parameter in place_of]
+        return [place_of[p] for matrices in (True, False) for p in trained if (p.ndim > 1) == matrices]
+
     def _take(self, result: BatchGradients, learning_rate: float) -> float:
         scaler = self._precision.scaler
         scaler.unscale_(self._optimizer)
         factor = result.num_samples / result.loss.weight
         norm = float(finish_gradients(self._model.parameters(), factor, self._max_gradient_norm))
-        set_learning_rate(self._optimizer, learning_rate)
+        set_learning_rate(self._optimizer, learning_rate, self._rate_shares)
+        self._learning_rate = learning_rate
         if math.isfinite(norm) or self._precision.scales_losses:
             scaler.step(self._optimizer)
         scaler.update()

@@ -272,6 +272,15 @@ class FollowsEpochs(Protocol):
 
 
 @runtime_checkable
+class ScalesRates(Protocol):
+    """A task whose parameters learn at different rates."""
+
+    def rate_shares(self, model: nn.Module, /) -> Mapping[nn.Parameter, float]:
+        """What the learning rate of a parameter is multiplied by; 1 where it names none."""
+        ...
+
+
+@runtime_checkable
 class EpochSampleSet(Protocol):
     """A data set whose samples differ from epoch to epoch, as with augmentation."""
 

@@ -332,6 +332,15 @@ class RunConfig(BaseModel):
     max_nonfinite_steps: int = field(
         5, "nothing", "so many steps with a NaN or infinite loss are skipped; one more stops the training", ge=0
     )
+    layer_decay: float = field(
+        1.0,
+        "recipe",
+        "learning rate of each stage below the head, as a share of the stage above's",
+        _VIDEO,
+        gt=0,
+        le=1,
+        later=True,
+    )
     # Of task image from the beginning, with the defaults in its ``TaskSpec``
     label_smoothing: float = field(
         0.0, "recipe", "share of the class target spread over all classes", _LABELLED, ge=0, lt=1, later=_VIDEO

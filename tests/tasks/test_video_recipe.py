@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from fvc_lib.engine.task import Batch
+from fvc_lib.detectors.network import trunk_stages
+from fvc_lib.engine.device import Precision, resolve_device
+from fvc_lib.engine.step import BatchGradients, Stepper
+from fvc_lib.engine.task import Batch, LossMean
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.tasks.video.task import VideoTask
@@ -12,6 +16,7 @@ from tests.kits.engine_kit import latest_weights, same_end, stop_after
 from tests.kits.rank_kit import Training, distance, run_ranks, same_weights, train
 
 RECIPE = pytest.mark.parametrize("kind", ["recipe"], indirect=True)
+CPU = resolve_device("cpu")
 LOGITS = torch.tensor([-3.0, 0.4, 0.0, 6.0])
 LABELS = torch.tensor([0.0, 0.0, 1.0, 1.0])
 
@@ -71,3 +76,70 @@ def test_focal_gamma_weighs_each_clip_by_how_wrong_it_is():
     found = loss_of(focal_gamma=2.0)
     torch.testing.assert_close(found.total, (wrong**2 * plain).sum())
     assert found.weight.equal(weights.sum())
+
+
+def stepper_of(model, shares):
+    settings = {"learning_rate": 0.1, "weight_decay": 0.01, "max_gradient_norm": 1.0}
+    return Stepper(model, Precision(CPU), **settings, device=CPU.device, rate_shares=shares)
+
+
+def some_steps(model, stepper, number):
+    for _ in range(number):
+        model.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        stepper.take(BatchGradients(LossMean(1.0, 1.0), 1, 1), 0.1)
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def asked(**settings):
+    return resolve_config({"model": "r2plus1d_small", **settings}, environ={})
+
+
+def test_layer_decay_takes_a_share_of_the_rate_at_each_stage_below_the_head():
+    task = VideoTask(None, None, config=asked(layer_decay=0.5), weights=(1.0, 1.0))
+    model = task.build_model()
+    shares, stages = task.rate_shares(model), trunk_stages(model)
+    assert len(stages) > 1
+    for number, stage in enumerate(reversed(stages), start=1):
+        assert {shares[parameter] for parameter in stage} == {0.5**number}
+    assert not set(model.head.parameters()) & shares.keys()
+    assert VideoTask(None, None, config=asked(), weights=(1.0, 1.0)).rate_shares(model) == {}
+
+
+def test_a_parameter_s_first_step_is_as_long_as_its_share():
+    model = layers()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    some_steps(model, stepper_of(model, dict.fromkeys(model[0].parameters(), 0.25)), 1)
+    moved = [(p - old).abs().max().item() for p, old in zip(model.parameters(), before, strict=True)]
+    assert moved == pytest.approx([0.025, 0.025, 0.1, 0.1], rel=0.02)  # Adam's first step is the rate, but for decay
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_checkpoint_goes_on_with_other_shares_of_the_rate(shared):
+    """Moments stay with their parameters, whichever groups there were and are."""
+    model = layers()
+    shares = dict.fromkeys(model[0].parameters(), 0.25)
+    stepper = stepper_of(model, shares if shared else None)
+    some_steps(model, stepper, 3)
+    saved = stepper.state_dict()
+    assert [group["params"] for group in saved["optimizer"]["param_groups"]] == [[0, 1], [2, 3]]
+    wanted = [stepper._optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
+    again = stepper_of(model, None if shared else shares)
+    again.load_state_dict(saved)
+    assert again.learning_rate == 0.1
+    assert all(again._optimizer.state[p]["exp_avg"].equal(m) for p, m in zip(model.parameters(), wanted, strict=True))
+    rates = sorted({group["lr"] for group in again._optimizer.param_groups})
+    assert rates == ([0.1] if shared else [0.025, 0.1])
+
+
+def test_without_shares_a_checkpoint_s_optimizer_is_torch_s_own():
+    model = layers()
+    stepper = stepper_of(model, None)
+    some_steps(model, stepper, 2)
+    found, own = stepper.state_dict()["optimizer"], stepper._optimizer.state_dict()
+    assert repr(found["param_groups"]) == repr(own["param_groups"])
+    assert repr(found["state"]) == repr(own["state"])

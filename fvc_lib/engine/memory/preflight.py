@@ -502,7 +502,7 @@ class StepProbe:
             model = request.task.build_model().to(device).train()
             if request.gradient_checkpointing:
                 recompute_activations(model)
-            settings = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_gradient_norm": 1.0}
+            settings: dict[str, Any] = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_gradient_norm": 1.0}
             stepper = Stepper(model, precision, **settings, device=device)
             transaction = BatchTransaction(
                 request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request)

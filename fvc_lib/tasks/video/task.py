@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.network import build_detector
+from fvc_lib.detectors.network import build_detector, trunk_stages
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns
@@ -38,6 +38,14 @@ class VideoTask:
     def build_model(self) -> nn.Module:
         """The network that is asked for, initialised from torch's current random state or with its weights."""
         return build_detector(self._config)
+
+    def rate_shares(self, model: nn.Module) -> dict[nn.Parameter, float]:
+        """``layer_decay`` to the power of a stage's number, 1 being the one next to the head, whose rate is whole."""
+        config = self._config
+        if config.layer_decay == 1:
+            return {}
+        from_above = enumerate(reversed(trunk_stages(model)), start=1)
+        return {parameter: config.layer_decay**number for number, stage in from_above for parameter in stage}
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """``logits`` (B,); positive means fake."""
