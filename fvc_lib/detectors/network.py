@@ -347,6 +347,19 @@ def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], .
     return tuple(tuple(p for p in stage if p not in seen and not seen.add(p)) for stage in stages)  # type: ignore[func-returns-value]
 
 
+def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage_epochs: int) -> int:
+    """How many of a network's last stages are trained in ``epoch`` (0-based): a function of the epoch alone.
+
+    None for ``freeze_epochs``; then one, and another one after every ``stage_epochs`` more; all at once where that is
+    0. After J. Howard and S. Ruder, "Universal language model fine-tuning" (ACL 2018), section 3.3.
+    """
+    if epoch < freeze_epochs:
+        return 0
+    if not stage_epochs:
+        return num_stages
+    return min(num_stages, 1 + (epoch - freeze_epochs) // stage_epochs)
+
+
 def _parts(module: nn.Module, more_than: float) -> Iterator[nn.Module]:
     for child in module.children():
         size = sum(parameter.numel() for parameter in child.parameters())

@@ -354,6 +354,17 @@ class RunConfig(BaseModel):
         le=5,
         later=_VIDEO,
     )
+    freeze_backbone_epochs: int = field(
+        0, "recipe", "train only what is above the backbone for so many epochs first", _LABELLED, ge=0, later=_VIDEO
+    )
+    unfreeze_stage_epochs: int = field(
+        0,
+        "recipe",
+        "then free the backbone's stages, the last first, each after so many epochs; 0: all",
+        _LABELLED,
+        ge=0,
+        later=_VIDEO,
+    )
     shuffle_labels: bool = field(
         False, "weights", "use labels shuffled by group: an honest pipeline scores chance", _VIDEO, instead=_BY_LABEL
     )
@@ -430,10 +441,6 @@ class RunConfig(BaseModel):
         instead=_NET,
     )
     backbone_weights: str = field("", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE)
-    freeze_backbone_epochs: int = field(0, "recipe", "train only the heads for so many epochs first", _IMAGE, ge=0)
-    unfreeze_stage_epochs: int = field(
-        0, "recipe", "then free the backbone's stages, the last first, each after so many epochs; 0: all", _IMAGE, ge=0
-    )
     regression_weight: float = field(1.0, "recipe", "of the regression loss beside the class loss's 1", _IMAGE, ge=0)
     mixup_alpha: float = field(0.2, "recipe", "Beta parameter of mixup; 0: off", _IMAGE, ge=0)
     cutmix_alpha: float = field(1.0, "recipe", "Beta parameter of cutmix; 0: off", _IMAGE, ge=0)

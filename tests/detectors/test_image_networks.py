@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from fvc_lib.detectors.frames.backbone import ImageModel, num_trained_stages
-from fvc_lib.detectors.network import Normalised
+from fvc_lib.detectors.frames.backbone import ImageModel
+from fvc_lib.detectors.network import Normalised, num_trained_stages
 from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.step import recompute_activations
 

@@ -92,7 +92,7 @@ def _video(tasks: TinyTasks, **settings: Any) -> VideoTask:
 
 def _recipe(tasks: TinyTasks) -> VideoTask:
     """Task video with all that may be added to its training."""
-    return _video(tasks, label_smoothing=0.1, focal_gamma=1.5, layer_decay=0.5)
+    return _video(tasks, label_smoothing=0.1, focal_gamma=1.5, layer_decay=0.5, freeze_backbone_epochs=1)
 
 
 class TinyImages(ImageTask):

@@ -1,5 +1,7 @@
 """What may be added to the training of task video: what it does, and that it keeps the engine's promises."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -143,3 +145,34 @@ def test_without_shares_a_checkpoint_s_optimizer_is_torch_s_own():
     found, own = stepper.state_dict()["optimizer"], stepper._optimizer.state_dict()
     assert repr(found["param_groups"]) == repr(own["param_groups"])
     assert repr(found["state"]) == repr(own["state"])
+
+
+@pytest.mark.parametrize("tune", ["all", "norms", "last:2"])
+def test_stages_are_freed_from_the_top_and_no_more_than_is_to_be_trained(tune):
+    config = asked(tune=tune, freeze_backbone_epochs=1, unfreeze_stage_epochs=2)
+    task = VideoTask(None, None, config=config, weights=(1.0, 1.0))
+    model = task.build_model()
+    wanted = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    stages = [wanted.intersection(stage) for stage in trunk_stages(model)]
+    stages = [stage for stage in stages if stage]
+    assert len(stages) > 1
+    for epoch, number in ((0, 0), (1, 1), (2, 1), (3, 2), (50, len(stages)), (0, 0)):
+        task.begin_epoch(model, epoch)
+        trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+        assert trained - set(model.head.parameters()) == set().union(*stages[len(stages) - number :])
+        assert set(model.head.parameters()) <= trained <= wanted
+
+
+@RECIPE
+def test_what_is_frozen_for_an_epoch_does_not_move_in_it(make_engine):
+    kept = []
+
+    def keep(model, batch):
+        if model.training and engine.state.batches_done == 0 and len(kept) == engine.state.epochs_done:
+            kept.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+
+    engine = make_engine(before=keep, epochs=3)
+    engine.fit()
+    moved = [{name.split(".")[0] for name in one if not one[name].equal(two[name])} for one, two in pairwise(kept)]
+    assert moved[0] == {"head"}
+    assert moved[1] == {"first", "second", "head"}

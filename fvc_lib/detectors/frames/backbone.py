@@ -244,16 +244,3 @@ class ImageModel(nn.Module):
 
 def _head(num_features: int, num_outputs: int) -> nn.Linear | None:
     return nn.Linear(num_features, num_outputs) if num_outputs else None
-
-
-def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage_epochs: int) -> int:
-    """How many of a backbone's last stages are trained in ``epoch`` (0-based): a function of the epoch alone.
-
-    None for ``freeze_epochs``; then one, and another one after every ``stage_epochs`` more; all at once where that is
-    0. After J. Howard and S. Ruder, "Universal language model fine-tuning" (ACL 2018), section 3.3.
-    """
-    if epoch < freeze_epochs:
-        return 0
-    if not stage_epochs:
-        return num_stages
-    return min(num_stages, 1 + (epoch - freeze_epochs) // stage_epochs)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone, num_trained_stages
+from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone
+from fvc_lib.detectors.network import num_trained_stages
 from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns, SampleSet, require_detached
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.multiclass import macro_f1, ranks_of_class, top_k_accuracy

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.network import build_detector, trunk_stages
+from fvc_lib.detectors.network import build_detector, num_trained_stages, trunk_stages
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns
@@ -34,10 +34,26 @@ class VideoTask:
         self.validation_data = validation
         self._config = config
         self._weights = weights
+        self._trained: frozenset[str] = frozenset()  # names of the parameters that ``tune`` lets be trained
 
     def build_model(self) -> nn.Module:
         """The network that is asked for, initialised from torch's current random state or with its weights."""
-        return build_detector(self._config)
+        model = build_detector(self._config)
+        self._trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
+        return model
+
+    def begin_epoch(self, model: nn.Module, epoch: int) -> None:
+        """Freeze and free the stages below the head, of what ``tune`` lets be trained."""
+        config = self._config
+        freeze, each = config.freeze_backbone_epochs, config.unfreeze_stage_epochs
+        if not (freeze or each):
+            return
+        trained = {parameter for name, parameter in model.named_parameters() if name in self._trained}
+        stages = [part for stage in trunk_stages(model) if (part := trained.intersection(stage))]
+        num_trained = num_trained_stages(epoch, len(stages), freeze_epochs=freeze, stage_epochs=each)
+        for number, stage in enumerate(stages):
+            for parameter in stage:
+                parameter.requires_grad_(number >= len(stages) - num_trained)
 
     def rate_shares(self, model: nn.Module) -> dict[nn.Parameter, float]:
         """``layer_decay`` to the power of a stage's number, 1 being the one next to the head, whose rate is whole."""
