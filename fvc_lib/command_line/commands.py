@@ -160,6 +160,33 @@ def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple
     context.exit(exit_code(findings))
 
 
+@click.command(short_help="List the networks for videos, or tell all of one.")
+@click.argument("name", required=False)
+def detectors(name: str | None) -> None:
+    """List the networks that -p model takes, with parameters, operations, input, weights and whether they run here.
+
+    With NAME, such as r3d_18 or timm:resnet50, everything about one: paper, licences, what to install and to fetch.
+    A network of your own is -p model path/to/my_net.py:MyNet.
+    """
+    from fvc_lib.detectors import listing  # torch takes a second to load
+
+    if name:
+        click.echo(listing.facts_of(name).text())
+        return
+    widths = (18, 10, 8, 10, 13, 34)
+    titles = ("name", "parameters", "GFLOPs", "clip", "weights", "licence of the weights", "runs here")
+
+    def line(cells: Sequence[str]) -> str:
+        pairs = zip(cells, widths, strict=False)
+        cut = [cell if len(cell) <= width else f"{cell[: width - 3]}..." for cell, width in pairs]
+        return "  ".join([*(cell.ljust(width) for cell, width in zip(cut, widths, strict=True)), cells[-1]])
+
+    click.echo(line(titles))
+    for facts in listing.all_facts():
+        click.echo(line(facts.row()))
+    click.echo(f"One of them in full: {command_text('detectors', 'NAME')}. Your own: -p model path/to/my_net.py:MyNet.")
+
+
 @click.command(short_help="Show the shared clip store; delete what is unused.")
 @click.option(
     "--prune", is_flag=True, help="Delete what the preview lists as 'delete'. Without this nothing is changed."
@@ -314,4 +341,4 @@ def _export(run: RunPaths, tracking_uri: str | None) -> None:
         click.echo(line)
 
 
-COMMANDS = (status, report, index, compare, export_mlflow, doctor, clips)
+COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, clips)

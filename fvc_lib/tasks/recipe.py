@@ -60,12 +60,22 @@ class TrainedClass:
         file: where the class stands; empty where that is not known.
         code: hex SHA-256 over the code of its class and its parts' classes, comments and torch's own left out.
         num_parameters: trained at any time.
+        num_frozen: parameters that are not.
+        weights, weights_sha256, weights_licence: what it began with, where that was a publisher's file or folder.
+        left_out: names in that file which the network does not have: its publisher's class layer.
+        notes: in what it is not the network that its publisher describes.
     """
 
     name: str
     file: str
     code: str
     num_parameters: int
+    num_frozen: int = 0
+    weights: str = ""
+    weights_sha256: str = ""
+    weights_licence: str = ""
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def identity(self) -> dict[str, str]:
@@ -83,7 +93,32 @@ class TrainedClass:
         functions = [each for each in vars(kind).values() if inspect.isfunction(each)]
         file = functions[0].__code__.co_filename if functions else ""
         number = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        return cls(f"{kind.__module__}.{kind.__qualname__}", file, sha256_of_json(code), number)
+        frozen = sum(parameter.numel() for parameter in model.parameters()) - number
+        trunk: Any = getattr(model, "trunk", model)
+        loaded, notes = getattr(trunk, "weights", None), tuple(getattr(trunk, "notes", ()))
+        trained = cls(f"{kind.__module__}.{kind.__qualname__}", file, sha256_of_json(code), number, frozen, notes=notes)
+        if loaded is None:
+            return trained
+        return replace(
+            trained,
+            weights=loaded.source,
+            weights_sha256=loaded.sha256,
+            weights_licence=loaded.licence,
+            left_out=loaded.left_out,
+        )
+
+    def sentences(self) -> str:
+        """Where its weights came from, and what is not as published; empty where there is nothing of the kind."""
+        said = []
+        if self.weights:
+            left_out = f"; left out: {', '.join(self.left_out)}" if self.left_out else ""
+            said.append(
+                f"Weights from {self.weights} (SHA-256 {self.weights_sha256[:12]}, licence: {self.weights_licence})"
+                f"{left_out}."
+            )
+        if self.num_frozen:
+            said.append(f"{self.num_frozen:,} parameters are frozen.")
+        return " ".join([*said, *(f"{note[0].upper()}{note[1:]}." for note in self.notes)])
 
 
 def _code_of(kind: type) -> list[str]:
@@ -153,8 +188,11 @@ class TrainingOutcome(Generic[R]):
         """What was trained, and whether that was now or earlier."""
         kind = f" ({self.network.name.rpartition('.')[2]})" if self.network else ""
         network = f"{self.model}{kind}, {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
+        more = self.network.sentences() if self.network else ""
         if not self.stored:
-            return f"{network}; {self.training.steps} steps in {self.training.seconds:.1f} s"
+            return (
+                f"{network}; {self.training.steps} steps in {self.training.seconds:.1f} s{'. ' if more else ''}{more}"
+            )
         when = f" at {self.finished_utc}" if self.finished_utc else ""
         return (
             f"{network}. A stored result: trained{when} in {self.training.steps} steps; nothing was trained now. To "

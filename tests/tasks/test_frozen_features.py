@@ -149,3 +149,12 @@ def test_features_are_listed_and_pruned_with_the_clips(frozen):
     assert found.settings["model"] == "tiny_frozen"
     prune_set(found)
     assert not source.folder.exists()
+
+
+def test_the_record_says_where_the_weights_came_from(frozen, list_log):
+    outcome = train_fold(frozen.paths, frozen.config, 0, metric_log=list_log())
+    network = outcome.network
+    assert network.weights == frozen.config.model_weights
+    assert (network.weights_licence, network.num_frozen) == ("public domain", 3 * 8 * 9 + 8)
+    assert "Weights from" in outcome.sentence()
+    assert network.weights_sha256[:12] in outcome.sentence()

@@ -1,0 +1,106 @@
+"""What is known of each detector, for ``run_notebooks.py detectors``."""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fvc_lib.detectors.packages import REMEDY
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
+
+
+@dataclass(frozen=True)
+class DetectorFacts:
+    """One detector: its declaration, and what building it without memory shows.
+
+    Attributes:
+        missing: packages that are not installed.
+        num_parameters: without a publisher's class layer and our head; None where it cannot be built here.
+        gflops: 1e9 floating-point operations (a multiply-add counts as two) for one clip forward; None as above.
+        trouble: why it cannot be built here; empty where it can.
+    """
+
+    spec: DetectorSpec
+    missing: tuple[str, ...]
+    num_parameters: int | None
+    gflops: float | None
+    trouble: str
+
+    @property
+    def clip(self) -> str:
+        """Frames and side."""
+        return f"{self.spec.num_frames} x {self.spec.side}"
+
+    def row(self) -> list[str]:
+        """Name, parameters in millions, operations, clip, weights, licence, and whether it runs here."""
+        parameters = "" if self.num_parameters is None else f"{self.num_parameters / 1e6:.3g} M"
+        operations = (
+            "" if self.gflops is None else f"{self.gflops:,.0f}" if self.gflops >= 100 else f"{self.gflops:.3g}"
+        )
+        fetched = bool(self.spec.weights or self.spec.name.endswith(":NAME"))
+        brought = "brought" if self.spec.brings_weights else "to fetch" if fetched else "from scratch"
+        here = "yes" if not self.trouble else f"needs {', '.join(self.missing)}" if self.missing else "no"
+        return [self.spec.name, parameters, operations, self.clip, brought, self.spec.weights_licence, here]
+
+    def text(self) -> str:
+        """Everything, and what to do, in lines."""
+        spec = self.spec
+        lines = [
+            f"{spec.name}  ({spec.family})",
+            f"  paper          {spec.paper}",
+            f"  code           {spec.licence}",
+            f"  clip           {spec.num_frames} frames of {spec.side} x {spec.side} pixels",
+            f"  normalisation  {spec.normalisation}",
+            f"  trained        {spec.tune}; -p tune head, norms, last:N or all for another choice",
+        ]
+        if spec.build is None and spec.of_name is None:
+            lines.append(f"  head           {spec.head}; -p head mean, attention, gru or path for another")
+        if self.num_parameters is not None and self.gflops is not None:
+            lines.append(f"  size           {self.num_parameters:,} parameters, {self.gflops:,.4g} GFLOPs per clip")
+        if spec.weights:
+            how = "taken by themselves" if spec.brings_weights else "fetch them, then -p model_weights FILE_OR_FOLDER"
+            lines += [f"  weights        {spec.weights}: {how}", f"                 {spec.weights_licence}"]
+        if self.trouble:
+            lines.append(f"  not here       {self.trouble}")
+        use = spec.name.replace("NAME", "resnet50")
+        return "\n".join([*lines, f"  use            run_notebooks.py -p corpus FOLDER -p model {use}"])
+
+
+def facts_of(name: str) -> DetectorFacts:
+    """Of one detector; ``UsageError`` where there is none of that name."""
+    spec = DETECTORS.get(name) if not name.endswith(":NAME") else dict(DETECTORS.items())[name]
+    missing = tuple(package for package in spec.packages if importlib.util.find_spec(package) is None)
+    if missing:
+        return DetectorFacts(spec, missing, None, None, f"not installed: {', '.join(missing)}. {REMEDY}.")
+    if spec.build is None and spec.build_trunk is None:
+        return DetectorFacts(spec, (), None, None, "")  # a family
+    try:
+        return DetectorFacts(spec, (), *_built(spec), "")
+    except FvcError as error:
+        return DetectorFacts(spec, (), None, None, str(error))
+
+
+def all_facts() -> Iterator[DetectorFacts]:
+    """Of every detector, as it becomes known; the large ones take a second."""
+    for name in DETECTORS.names():
+        yield facts_of(name)
+
+
+def _built(spec: DetectorSpec) -> tuple[int, float | None]:
+    """Parameters, and GFLOPs where a network can be counted without values."""
+    with torch.device("meta"):
+        options = TrunkOptions(spec.name, spec.num_frames, spec.side, pretrained=False)
+        network: Any = spec.build() if spec.build else spec.build_trunk(options) if spec.build_trunk else None
+        number = sum(parameter.numel() for parameter in network.parameters())
+        clip = torch.zeros(1, spec.num_frames, 3, spec.side, spec.side, dtype=torch.uint8)
+        counter = FlopCounterMode(display=False)
+        try:
+            with torch.no_grad(), counter:
+                network.eval()(clip)
+        except (NotImplementedError, RuntimeError, FvcError):  # its forward pass looks at values
+            return number, None
+    return number, counter.get_total_flops() / 1e9

@@ -1,0 +1,47 @@
+"""``run_notebooks.py detectors``: what every network is, and what one of them needs."""
+
+import pytest
+from click.testing import CliRunner
+
+from fvc_lib.command_line.main import main
+from fvc_lib.detectors.listing import facts_of
+from fvc_lib.services.registry import DETECTORS
+
+
+def test_every_detector_has_a_line_and_none_is_dropped(monkeypatch):
+    for package in ("torchvision", "timm", "pytorchvideo", "transformers"):
+        monkeypatch.setattr("importlib.util.find_spec", _without(package))
+    result = CliRunner().invoke(main, ["detectors"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == DETECTORS.names()
+    assert any(line.startswith("frame_cnn") and line.endswith("yes") for line in lines)
+
+
+def _without(package):
+    import importlib.util
+
+    found = importlib.util.find_spec
+    return lambda name, *rest: None if name == package else found(name, *rest)
+
+
+def test_one_that_lacks_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", _without("torchvision"))
+    text = facts_of("r3d_18").text()
+    assert "not installed: torchvision" in text
+    assert "make setup-detectors" in text
+    assert "KINETICS400_V1" in text
+
+
+def test_the_numbers_of_a_network_are_measured():
+    facts = facts_of("frame_cnn")
+    assert facts.num_parameters == 11_937
+    assert facts.gflops > 0
+    assert "11,937 parameters" in facts.text()
+
+
+@pytest.mark.parametrize("name", ["frame_cn", "timm"])
+def test_an_unknown_one_is_refused(name):
+    result = CliRunner().invoke(main, ["detectors", name])
+    assert result.exit_code == 2
+    assert "unknown" in result.output
