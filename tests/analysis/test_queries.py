@@ -3,6 +3,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import polars as pl
 import pytest
@@ -12,6 +13,7 @@ from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.sql import Limits, ask_bounded
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.stage_logs import JsonLines, MetricLog
 
@@ -234,3 +236,38 @@ def test_run_folders_with_hostile_names_are_read_like_any_other(make_run: Callab
         assert ask_bounded(query, frames, {"name": name}, Limits())[0].item() == 700
     for rows, each in ((queries.predictions(runs).frame, 96), (queries.memory_peaks(runs).frame, 5)):
         assert dict(rows.group_by("run_id").len().iter_rows()) == dict.fromkeys(shown, each)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "feather", "csv", "jsonl"])
+def test_sql_reads_the_files_that_are_named_and_nothing_else_of_the_disk(
+    run: RunPaths, tmp_path: Path, suffix: str
+) -> None:
+    mine, other = tmp_path / f"mine.{suffix}", tmp_path / f"other.{suffix}"
+    frame = pl.DataFrame({"video_id": queries.predictions([run]).frame["video_id"].head(5), "seen": range(5)})
+    writers = {
+        "parquet": frame.write_parquet, "feather": frame.write_ipc, "csv": frame.write_csv, "jsonl": frame.write_ndjson,
+    }  # fmt: skip
+    writers[suffix](mine)
+    other.write_bytes(mine.read_bytes())
+    joined = "SELECT sum(seen) FROM predictions JOIN mine USING (video_id)"
+    before = mine.read_bytes()
+    assert queries.ask_sql([run], joined, files={"mine": mine}).frame.item() == 10
+    assert mine.read_bytes() == before
+    for path in (mine, other):
+        with pytest.raises(duckdb.Error):
+            queries.ask_sql([run], f"SELECT * FROM '{path}'", files={"mine": mine})
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "told"),
+    [
+        ("predictions", "a.csv", "no table of the runs"),
+        ("a", "gone.csv", "gone.csv is no file"),
+        ("a", "a.txt", "ends in"),
+    ],
+)
+def test_a_file_that_sql_cannot_have_is_refused_with_its_name(tmp_path: Path, name: str, file: str, told: str) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "a.txt").write_text("x\n1\n")
+    with pytest.raises(UsageError, match=told):
+        queries.ask_sql([], "SELECT 1", files={name: tmp_path / file})

@@ -16,7 +16,7 @@ import polars as pl
 
 from fvc_lib.analysis.read.logs import METRIC_LINES, curves, read_events, read_log_lines, read_samples
 from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
-from fvc_lib.analysis.read.sql import Limits, ask, ask_bounded
+from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
@@ -304,27 +304,58 @@ def ask_sql(
     query: str,
     parameters: Mapping[str, object] | None = None,
     *,
+    files: Mapping[str, Path | str] | None = None,
     limits: Limits = Limits(),  # noqa: B008  # frozen
 ) -> Answer:
-    """Any SQL that reads, over ``runs``: the tables of ``SQL_TABLES``, each with ``run_id``.
+    """Any SQL that reads, over ``runs``, each table with ``run_id``: those of ``SQL_TABLES``, and your own ``files``.
 
-    DuckDB runs without access to files, network or extensions: nothing but these tables can be read, and nothing
-    written. A query that takes more time or memory than ``limits`` is stopped; of more rows only the first are
-    returned, and a note says so.
+    ``files`` are Parquet, Feather, CSV or JSONL files by the name that the query calls each. They are read before
+    DuckDB begins, which runs without access to files, network or extensions: nothing but these tables and files can be
+    read, and nothing written. A query that takes more time or memory than ``limits`` is stopped; of more rows only the
+    first are returned, and a note says so.
 
     Raises:
-        ValueError: it is not one statement that reads, two of its columns share a name, or one has a foreign type.
+        ValueError: it is not one statement that reads, or two of its columns share a name.
         duckdb.Error: it is wrong, or was stopped; DuckDB's message says where or why.
+        UsageError: a file is missing, unreadable or of another kind, or is called like a table.
     """
+    own = {name: _own_file(name, Path(path)) for name, path in (files or {}).items()}
     # A table that the query nowhere names is there, with its columns, and is not read: one may be of a million rows.
     words = set(re.findall(r"\w+", query.lower()))
     all_named = not words.isdisjoint({"query", "query_table"})
     answers = {name: read(runs if all_named or name in words else ()) for name, read in SQL_TABLES.items()}
     frames = {name: answer.frame for name, answer in answers.items()}
-    rows, more = ask_bounded(query, frames, parameters, limits)
+    rows, more = ask_isolated(query, frames | own, parameters, limits)
     notes = dict.fromkeys(note for answer in answers.values() for note in answer.notes)
     cut = (f"Only the first {limits.max_rows:,} rows are shown.",) if more else ()
     return Answer(rows, (*notes, *cut))
+
+
+def _read_csv(path: Path) -> pl.DataFrame:
+    """Columns called ``..._id`` stay text, as in the runs' tables: an id of digits would lose its zeros as a number."""
+    names = pl.scan_csv(path).collect_schema().names()
+    texts = {name: pl.String for name in names if name.endswith("_id")}
+    return pl.read_csv(path, schema_overrides=texts, infer_schema_length=None)
+
+
+_READERS: Mapping[str, Callable[[Path], pl.DataFrame]] = {
+    ".parquet": pl.read_parquet, ".feather": pl.read_ipc, ".arrow": pl.read_ipc,
+    ".csv": _read_csv, ".jsonl": pl.read_ndjson, ".ndjson": pl.read_ndjson,
+}  # fmt: skip
+
+
+def _own_file(name: str, path: Path) -> pl.DataFrame:
+    if name.lower() in SQL_TABLES or not name.isidentifier():
+        raise UsageError(
+            f"files: got the name {name!r}, wanted a word that no table of the runs has; call it otherwise."
+        )
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None or not path.is_file():
+        raise UsageError(f"files: {name!r}: {path_to_text(path)} is no file that ends in {', '.join(_READERS)}.")
+    try:
+        return reader(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UsageError(f"files: {name!r}: {path_to_text(path)} cannot be read: {error}") from error
 
 
 def _stored(name: str, schema: str = "") -> Callable[[Sequence[RunPaths]], Answer]:

@@ -5,17 +5,21 @@ DuckDB knows the frames it is given and nothing else: no files, no network, no e
 own (``.tmp``, ``:memory:.wal``) open to ``COPY`` and ``EXPORT``. So there is no folder for temporaries, the local file
 system is disabled, and the settings are locked.
 
-Limits are DuckDB's own: they stop nearly every query, but a single huge text (``repeat('x', 1000000000)``) it counts
-too late.
+Anybody's query runs in a process of its own besides. DuckDB's limits stop most queries; lists and texts that are made
+whole, as by ``repeat('x', 1000000000)``, it counts too late. The process has a limit of address space and a time.
 """
 
 import re
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars as pl
+
+from fvc_lib.services.isolated_workers import run_isolated
 
 _CLOSED: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
@@ -26,6 +30,7 @@ _CLOSED: dict[str, str | bool | int | float | list[str]] = {
     "temp_directory": "",
 }
 _BATCH_ROWS = 2048  # DuckDB's own vector: a result is never much further ahead than what is taken of it
+_FOREIGN_TYPES = ("INTERVAL", "UNION")
 
 
 @dataclass(frozen=True)
@@ -64,17 +69,15 @@ def ask_bounded(
     """The first rows of ``query``, anybody's, and whether there are more than ``limits`` lets through.
 
     Raises:
-        ValueError: it is not one statement that only reads, its columns share a name, or one has a foreign type.
+        ValueError: it is not one statement that only reads, or its columns share a name.
         duckdb.Error: it is wrong, or took more time or memory than ``limits``; DuckDB's message says which.
     """
     with connect(limits) as connection:
         _check_reads(connection, query)
         _register(connection, frames)
-        relation = connection.sql(query, params=dict(parameters or {}))
+        relation = _with_known_types(connection.sql(query, params=dict(parameters or {})))
         if twice := sorted({name for name in relation.columns if relation.columns.count(name) > 1}):
             raise ValueError(f"query: several columns are called {', '.join(twice)}; name them apart with AS.")
-        if any(re.search(r"\b(INTERVAL|UNION)\b", str(kind)) for kind in relation.types):  # polars would panic
-            raise ValueError("query: a table here has no INTERVAL and no UNION: CAST that column AS VARCHAR.")
         reader = relation.to_arrow_reader(_BATCH_ROWS)
         parts = [pl.DataFrame(reader.schema.empty_table())]
         num_rows = 0
@@ -94,9 +97,82 @@ def _check_reads(connection: duckdb.DuckDBPyConnection, query: str) -> None:
         raise ValueError(f"query: got {got}, wanted one statement that reads: SELECT, WITH, FROM, DESCRIBE or EXPLAIN.")
 
 
+def _with_known_types(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """Types that polars has no like of, and panics about, become text."""
+    foreign = [any(name in str(kind) for name in _FOREIGN_TYPES) for kind in relation.types]
+    if not any(foreign):
+        return relation
+    columns = [duckdb.ColumnExpression(name) for name in relation.columns]
+    texts = [
+        column.cast("VARCHAR").alias(name) if is_foreign else column
+        for column, name, is_foreign in zip(columns, relation.columns, foreign, strict=True)
+    ]
+    return relation.select(*texts)
+
+
 def _register(connection: duckdb.DuckDBPyConnection, frames: Mapping[str, pl.DataFrame]) -> None:
     for name, frame in frames.items():
         connection.register(name, frame.to_arrow())
+
+
+# --- In a process of its own
+
+_RESERVED_BYTES = 4 << 30  # address space that the libraries take before the first row
+_GRACE_SECONDS = 5.0  # for reading the tables, and for DuckDB to notice by itself that the time is over
+
+
+def ask_isolated(
+    query: str, frames: Mapping[str, pl.DataFrame], parameters: Mapping[str, object] | None, limits: Limits
+) -> tuple[pl.DataFrame, bool]:
+    """As ``ask_bounded``, in another process; parameters are texts, numbers, booleans, None or lists of them.
+
+    Raises:
+        ValueError: as there.
+        duckdb.Error: as there, also when the process was ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name, frame in frames.items():
+            frame.write_ipc(Path(folder, f"{name}.arrow"))
+        item = {"folder": folder, "query": query, "parameters": dict(parameters or {}), "limits": asdict(limits)}
+        (answer,) = run_isolated(
+            f"{__name__}:answer_in_folder",
+            [item],
+            workers=1,
+            timeout_seconds=limits.max_seconds + _GRACE_SECONDS,
+            memory_bytes=_RESERVED_BYTES + limits.max_bytes + 2 * sum(map(_size_bytes, frames.values())),
+        )
+        if answer.failure == "timeout":
+            raise duckdb.InterruptException(f"The query was stopped: {answer.detail}.")
+        if answer.failure is not None:
+            raise duckdb.OutOfMemoryException(f"The query took its process down ({answer.detail}): ask for less.")
+        if "error" in answer.value:
+            raise _error(answer.value["error"], answer.value["message"])
+        # Into memory, not mapped: the folder goes.
+        return pl.read_ipc(Path(folder, "answer").read_bytes()), bool(answer.value["more"])
+
+
+def answer_in_folder(item: Mapping[str, Any]) -> dict[str, Any]:
+    """What the process does: read the tables, ask, leave the rows; an error as its type's name and its message."""
+    folder = Path(item["folder"])
+    frames = {path.stem: pl.read_ipc(path) for path in folder.glob("*.arrow")}
+    try:
+        rows, more = ask_bounded(item["query"], frames, item["parameters"], Limits(**item["limits"]))
+        rows.write_ipc(folder / "answer")
+    except (ValueError, duckdb.Error, OSError, MemoryError) as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"more": more}
+
+
+def _error(name: str, message: str) -> Exception:
+    kind = getattr(duckdb, name, None)
+    if isinstance(kind, type) and issubclass(kind, duckdb.Error):
+        return kind(message)
+    # Arrow says of memory that ended that it is an input or output that failed.
+    return duckdb.OutOfMemoryException(message) if name in ("OSError", "MemoryError") else ValueError(message)
+
+
+def _size_bytes(frame: pl.DataFrame) -> int:
+    return int(frame.estimated_size())
 
 
 # --- Questions to begin with, for ``queries.ask_sql``; its tables are ``queries.SQL_TABLES``
