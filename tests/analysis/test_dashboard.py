@@ -12,7 +12,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from fvc_lib.analysis.dashboard.dashboard import Controls, Dashboard, LiveRefresh, any_at_work, dashboard
+from fvc_lib.analysis.dashboard.dashboard import NO_FOLD, Controls, Dashboard, LiveRefresh, any_at_work, dashboard
 from fvc_lib.analysis.dashboard.panels import (
     MOST_METRICS,
     Panel,
@@ -231,16 +231,21 @@ def controls_of(board: Dashboard) -> Controls:
     return Controls(board.runs_dir, board.selection, board.choose, board.refresh, board.follow)
 
 
-def test_the_highlighted_fold_is_marked_whether_chosen_or_gone(runs: list[RunPaths]) -> None:
+def test_the_highlighted_fold_is_marked_whether_chosen_clicked_or_gone(runs: list[RunPaths]) -> None:
     board = dashboard(runs_dir(runs))
     board.controls = controls_of(board)
-    buttons = board.controls.widgets["highlight"]
+    buttons, clicks = (board.controls.widgets[name] for name in ("highlight", "clicks"))
     assert buttons.label == "none"
+    clicks.fold = 2
+    assert (board.selection.highlight, buttons.label) == (2, "2")
+    buttons.label = "none"
+    assert (board.selection.highlight, clicks.fold) == (None, NO_FOLD)  # else the next click on 2 would end nothing
     buttons.label = "3"
+    assert (board.selection.highlight, clicks.fold) == (3, 3)
     board.refresh()
-    assert (board.selection.highlight, buttons.label) == (3, "3")
+    assert (board.selection.highlight, buttons.label, clicks.fold) == (3, "3", 3)
     board.controls.widgets["detail"].value = runs[0]
-    assert (board.selection.highlight, buttons.label) == (None, "none")
+    assert (board.selection.highlight, buttons.label, clicks.fold) == (None, "none", NO_FOLD)
 
 
 @pytest.mark.long

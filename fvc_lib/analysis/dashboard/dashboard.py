@@ -70,15 +70,63 @@ def any_at_work(runs: Iterable[RunPaths]) -> bool:
     return any(run_status(run).get("state") in _AT_WORK for run in runs)
 
 
+# --- A click on a fold in any figure of a live notebook, told to Python
+
+NO_FOLD = -1
+
+# Figures of the notebook's own plotly renderer tell Python nothing, and widgets of plotly weigh 5 MB each in a record.
+# So one small widget listens to the page: a press and release on one spot, over a point whose trace shows a fold.
+_SCRIPT = """
+function foldAt(target) {
+  const plot = target && target.closest ? target.closest(".js-plotly-plot") : null;
+  const point = plot && plot._hoverdata ? plot._hoverdata[0] : null;
+  const meta = point && point.data ? point.data.meta : null;
+  return meta && Number.isInteger(meta.fold) ? meta.fold : null;
+}
+function render({ model }) {
+  let pressed = null;
+  const down = (event) => {
+    const fold = foldAt(event.target);
+    pressed = fold === null ? null : { fold, x: event.clientX, y: event.clientY };
+  };
+  const up = (event) => {
+    if (pressed && Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) < 4) {
+      model.set("fold", model.get("fold") === pressed.fold ? -1 : pressed.fold);
+      model.save_changes();
+    }
+    pressed = null;
+  };
+  document.addEventListener("mousedown", down, true);
+  document.addEventListener("mouseup", up, true);
+  return () => {
+    document.removeEventListener("mousedown", down, true);
+    document.removeEventListener("mouseup", up, true);
+  };
+}
+export default { render };
+"""
+
+
+def fold_clicks() -> Any:
+    """A widget without a look whose trait ``fold`` is the fold clicked last, or ``NO_FOLD`` after a second click."""
+    import anywidget  # heavy, and nothing but the live dashboard needs it
+    import traitlets
+
+    class FoldClicks(anywidget.AnyWidget):
+        _esm = _SCRIPT
+        fold = traitlets.Int(NO_FOLD).tag(sync=True)
+
+    return FoldClicks()
+
+
 # --- The controls of the live dashboard
 
 _LABEL = {"description_width": "90px"}
-NO_FOLD = -1
 _MOST_ROWS = 6
 _LIVE_SECONDS = 5.0
 _NO_HIGHLIGHT = [("none", NO_FOLD)]  # not None, which ipywidgets takes for nothing chosen and marks no button for
 AT_WORK = "Reading and drawing: the figures below are still those of the choice before ..."
-_HELP = "Hold Ctrl to choose several. The fold to highlight stands out in every figure that shows folds."
+_HELP = "Hold Ctrl to choose several. A click on a fold's curve or bar highlights it everywhere."
 
 
 class Controls:
@@ -104,6 +152,7 @@ class Controls:
         self.offer(selection)
         for name in ("runs", "detail", "metrics", "folds", "smoothing", "highlight"):
             self.widgets[name].observe(lambda change, name=name: self._moved(name, change["new"]), names="value")
+        self.widgets["clicks"].observe(self._clicked, names="fold")
         self.widgets["live"].observe(self._live_moved, names="value")
         self.widgets["seconds"].observe(self._live_moved, names="value")
         self.widgets["refresh"].on_click(lambda _: self._refreshed(refresh))
@@ -119,10 +168,9 @@ class Controls:
             _set_options(self.widgets["metrics"], [(clean_text(name), name) for name in metrics], selection.metrics)
             _set_options(self.widgets["folds"], [(f"fold {fold}", fold) for fold in folds], selection.folds)
             _set_options(
-                self.widgets["highlight"],
-                [*_NO_HIGHLIGHT, *((str(k), k) for k in folds)],
-                NO_FOLD if selection.highlight is None else selection.highlight,
+                self.widgets["highlight"], [*_NO_HIGHLIGHT, *((str(k), k) for k in folds)], _shown(selection.highlight)
             )
+            self.widgets["clicks"].fold = _shown(selection.highlight)  # a click on the fold that stands out ends it
             for name, count in (("runs", len(self.widgets["runs"].options)), ("metrics", len(metrics))):
                 self.widgets[name].rows = min(_MOST_ROWS, max(2, count))
 
@@ -140,11 +188,16 @@ class Controls:
         if name == "metrics":
             chosen = chosen[:MOST_METRICS]
         if name == "highlight":
+            self.widgets["clicks"].fold = value
             chosen = None if value == NO_FOLD else value
         with self._work_shown():
             selection = self._choose(**{name: chosen})
         if name in {"runs", "detail"}:
             self.offer(selection)  # the folds and metrics of another run
+
+    def _clicked(self, change: dict[str, Any]) -> None:
+        if change["new"] in {value for _, value in self.widgets["highlight"].options}:
+            self.widgets["highlight"].value = change["new"]
 
     def _live_moved(self, change: dict[str, Any]) -> None:
         del change
@@ -174,6 +227,10 @@ class Controls:
             yield
         finally:
             self._quiet = before
+
+
+def _shown(highlight: int | None) -> int:
+    return NO_FOLD if highlight is None else highlight
 
 
 def _set_options(widget: Any, options: list[tuple[str, Any]], chosen: Any) -> None:
@@ -211,6 +268,7 @@ def _make_widgets() -> dict[str, Any]:
             value=_LIVE_SECONDS, min=1.0, max=3600.0, step=1.0, description="", layout={"width": "70px"}
         ),
         "told": ipywidgets.Label(""),
+        "clicks": fold_clicks(),
     }  # fmt: skip
 
 
@@ -222,7 +280,9 @@ def _laid_out(widgets: dict[str, Any]) -> Any:
     left = ipywidgets.VBox([widgets[name] for name in ("runs", "detail", "highlight")])
     right = ipywidgets.VBox([widgets[name] for name in ("metrics", "folds", "smoothing")])
     lists = ipywidgets.HBox([left, right])
-    return ipywidgets.VBox([ipywidgets.Label(_HELP), lists, live])
+    # The one that listens for clicks has no look, but must be on the page.
+    widgets["clicks"].layout = {"height": "0px", "margin": "0px", "overflow": "hidden"}
+    return ipywidgets.VBox([ipywidgets.Label(_HELP), lists, live, widgets["clicks"]])
 
 
 class Dashboard:
