@@ -13,19 +13,15 @@ from fvc_lib.analysis.mlflow.export import (
     MAX_KEY,
     default_tracking_uri,
     export_run,
-    fitted,
     key_of,
     run_content,
     shown_uri,
 )
-from fvc_lib.analysis.read.records import read_json_object
 from fvc_lib.command_line import commands as mlflow_command
 from fvc_lib.command_line.commands import export_mlflow, export_when_asked
 from fvc_lib.command_line.main import Commands
-from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.stage_logs import MetricLog
 from tests.analysis.mlflow_store import shorten
 from tests.analysis.task_runs import write_image_run, write_video_text_run
 
@@ -113,28 +109,11 @@ def test_usual_names_stay_as_they_are():
     assert key_of("train", "max_xyz 0.5-a") == "train/max_xyz 0.5-a"
 
 
-def test_names_that_are_too_long_stay_apart_and_are_named():
-    notes: list[str] = []
-    first, second = fitted("a" * 300, "metric", notes), fitted("a" * 299 + "b", "metric", notes)
+def test_names_that_are_too_long_stay_apart():
+    first, second = key_of("a" * 300), key_of("a" * 299 + "b")
     assert len(first) <= MAX_KEY
     assert first != second
-    assert len(notes) == 2
-    assert fitted("a" * MAX_KEY, "metric", notes) == "a" * MAX_KEY
-
-
-def test_what_mlflow_would_refuse_of_a_run_is_named_in_the_notes(run):
-    with MetricLog(run.metrics(TRAINING, 0), run_id=run.run_id, fold=0, attempt=9) as log:
-        log.log(step=1, epoch=1, phase="train", metrics={"long_" * 60: 0.5})
-    status = read_json_object(run.status_json)
-    status["stages"]["04_fold_training_fold_0"]["state"] = "failed"
-    status["stages"]["04_fold_training_fold_0"]["error"] = {"name": "ValueError", "message": "far too long " * 1000}
-    write_json(run.status_json, status)
-    with run.params_yaml.open("a") as stream:
-        stream.write("name_" * 60 + ": 1\n")
-    content = run_content(run)
-    notes = " ".join(note for each in (content.whole, *content.folds) for note in each.notes)
-    for named in ("tag fvc.failure was cut to 8,000 characters", "metric 'train/long_long_", "parameter 'name_name_"):
-        assert named in notes
+    assert key_of("a" * MAX_KEY) == "a" * MAX_KEY
 
 
 @pytest.mark.parametrize(

@@ -46,15 +46,15 @@ from fvc_lib.services.tasks import FOLD_TRAINING
 
 # --- What MLflow shall hold of a run, read from its folder without MLflow
 
-# MLflow's own limits of version 3 (mlflow.utils.validation): characters of a key, a parameter and a run's tag.
-MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6_000, 8_000
+# MLflow's own limits of version 3 (mlflow.utils.validation): characters of a key (250, and of a bound such as
+# "/fold_mean" behind ours), a parameter and a run's tag.
+MAX_KEY, MAX_PARAM, MAX_TAG = 240, 6_000, 8_000
 
 # ':' is legal on a POSIX server and not on a Windows one; '/' separates the parts of a key.
 _REFUSED = re.compile(r"[^\w.\- ]")
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~$])")
 _SCHEMA = {"key": pl.String, "step": pl.Int64, "timestamp": pl.Int64, "value": pl.Float64}
 _LATEST_MS = 2**50  # beyond the year 37,000 a clock was wrong
-_STEPS_NAMED = 20
 # A state that is missing here, such as "stopped without a word", is KILLED.
 _STATUSES = {
     "done": "FINISHED", "by hand": "FINISHED", "interactive": "FINISHED", "failed": "FAILED", "running": "RUNNING",
@@ -149,7 +149,7 @@ def _whole(run: RunPaths, run_id: str, times: Times, curves: pl.DataFrame, table
     for name, frame in frames.items():
         if not frame.is_empty():  # as CSV, which MLflow's pages show as a table
             artifacts[f"tables/{name}.csv"] = frame.drop("run_id", strict=False).write_csv().encode()
-    tags = {**run_tags(headline, record), "fvc.run_id": run_id, **_not_finite(logged)}
+    tags = {**run_tags(headline, record), "fvc.run_id": run_id}
     return _content(run_id, headline.state, times, run_parameters(run), tags, points, artifacts, notes)
 
 
@@ -162,7 +162,7 @@ def _fold(run: RunPaths, fold: int, stage: object, times: Times, curves: pl.Data
     params: dict[str, object] = {"fold": fold}
     params |= {name: outcome[name] for name in ("model", "num_parameters", "device") if name in outcome}
     points = [_log_points(logged, own[0], FOLD_TRAINING), _result_points(table, own[1], fold)]
-    tags = {"fvc.fold": str(fold), "fvc.state": str(state or "not recorded"), **_not_finite(logged)}
+    tags = {"fvc.fold": str(fold), "fvc.state": str(state or "not recorded")}
     artifacts = {path.name: _without_secrets(path.read_bytes())} if path.is_file() else {}
     return _content(f"fold {fold}", state, own, params, tags, points, artifacts, [])
 
@@ -178,14 +178,11 @@ def _content(
             size = f"{len(text):,} characters, and MLflow takes {MAX_PARAM:,}"
             notes.append(f"parameter {given[:80]!r} was left out: it has {size}; params.yaml or outcome.json has it.")
         else:
-            known[fitted(key_of(stored_text(str(given))), "parameter", notes)] = text
-    every = pl.concat(points)
-    renamed = {key: fitted(key, "metric", notes) for key in every["key"].unique().sort() if len(key) > MAX_KEY}
-    every = every.with_columns(pl.col("key").replace(renamed)).unique(["key", "step"], keep="last", maintain_order=True)
-    notes += [f"tag {tag} was cut to {MAX_TAG:,} characters." for tag, text in tags.items() if len(text) > MAX_TAG]
+            known[key_of(stored_text(str(given)))] = text
+    every = pl.concat(points).unique(["key", "step"], keep="last", maintain_order=True)
     status = _STATUSES.get(str(state), "KILLED")
     return Content(
-        name=fitted(stored_text(name), "run", notes),
+        name=stored_text(name)[:MAX_KEY],
         status=status,
         start_ms=times[0],
         end_ms=None if status == "RUNNING" else times[1] or times[0],
@@ -201,19 +198,16 @@ def _content(
 
 
 def key_of(*parts: str) -> str:
-    """The key of ``parts``, joined by ``/``; a character that MLflow refuses becomes its code point, ``_xHEX_``."""
+    """The key of ``parts``, joined by ``/``; a character that MLflow refuses becomes its code point, ``_xHEX_``.
+
+    One that is too long becomes its beginning and a digest of the whole.
+    """
     escaped = [_REFUSED.sub(lambda match: f"_x{ord(match[0]):X}_", part) for part in parts]
     # '', '.' and '..' would disappear from a path.
-    return "/".join(part if part.strip(".") else f"_x{len(part)}_dots_" for part in escaped)
-
-
-def fitted(key: str, kind: str, notes: list[str]) -> str:
-    """``key`` where it is short enough, else its beginning and a digest of the whole, with a note."""
+    key = "/".join(part if part.strip(".") else f"_x{len(part)}_dots_" for part in escaped)
     if len(key) <= MAX_KEY:
         return key
-    short = f"{key[: MAX_KEY - 20].rstrip('/')}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    notes.append(f"{kind} {key[:80]!r}... is called {short!r}: its name is too long for MLflow.")
-    return short
+    return f"{key[: MAX_KEY - 20].rstrip('/')}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def stored_text(value: object) -> str:
@@ -270,18 +264,6 @@ def _with_bounds(rows: list[tuple[str, dict[str, Any]]], bounds: tuple[str, ...]
 
 
 # --- Tags
-
-
-def _not_finite(curves: pl.DataFrame) -> dict[str, str]:
-    """A tag that says which values were not finite, by metric and step: in MLflow they are all NaN."""
-    rows = curves.filter(pl.col("value").is_null()).sort("stage", "phase", "metric", "flag", "step")
-    parts = []
-    for (phase, metric, flag), steps in rows.group_by("phase", "metric", "flag", maintain_order=True):
-        listed = steps["step"].to_list()
-        more = f" and {len(listed) - _STEPS_NAMED:,} more" if len(listed) > _STEPS_NAMED else ""
-        where = ", ".join(map(str, listed[:_STEPS_NAMED])) + more
-        parts.append(f"{key_of(str(phase), str(metric))}: {flag} at step {where}")
-    return {"fvc.not_finite": "; ".join(parts)} if parts else {}
 
 
 _HARDWARE = ("host", "processor", "cores", "machine", "memory_bytes", "gpus")
@@ -365,9 +347,7 @@ def _name_in(record: Mapping[str, Any], name: str) -> str | None:
 RUN_KEY = "fvc.run_key"  # whose it is; on the whole and on each fold, from the moment they are created
 EXPORTED = "fvc.exported"  # digest of what was exported; on the whole, written last
 _PARENT = "mlflow.parentRunId"
-_POINTS_AT_ONCE = 500  # MLflow takes 1,000 values, 100 parameters and 100 tags, and 1 MB in one request
-_TEXTS_AT_ONCE = 20
-_PAGE = 1000
+_MOST_RUNS = 1000  # of one run of ours and its folds, with what killed exports left
 # Or MLflow's pages show the experiment as one about language models.
 _TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 
@@ -443,14 +423,9 @@ def export_run(run: RunPaths, *, tracking_uri: str) -> ExportReport:
 
 
 def _runs_of(client: Any, experiment_id: str, run_key: str) -> list[Any]:
-    wanted = f"tags.`{RUN_KEY}` = '{run_key}'"
     order = ["attributes.start_time ASC", "attributes.run_id ASC"]
-    page = client.search_runs([experiment_id], wanted, max_results=_PAGE, order_by=order)
-    found = [*page]
-    while page.token:
-        page = client.search_runs([experiment_id], wanted, max_results=_PAGE, order_by=order, page_token=page.token)
-        found += page
-    return found
+    wanted = f"tags.`{RUN_KEY}` = '{run_key}'"
+    return list(client.search_runs([experiment_id], wanted, max_results=_MOST_RUNS, order_by=order))
 
 
 def _export_one(client: Any, experiment_id: str, content: Content, found_by: Mapping[str, str]) -> str:
@@ -461,11 +436,7 @@ def _export_one(client: Any, experiment_id: str, content: Content, found_by: Map
     params = [entities.Param(name, text) for name, text in content.params.items()]
     tags = [entities.RunTag(name, text) for name, text in content.tags.items()]
     points = [entities.Metric(key, value, time, step) for key, step, time, value in content.points.iter_rows()]
-    for kind, every, at_once in (
-        ("params", params, _TEXTS_AT_ONCE), ("tags", tags, _TEXTS_AT_ONCE), ("metrics", points, _POINTS_AT_ONCE),
-    ):  # fmt: skip
-        for start in range(0, len(every), at_once):
-            client.log_batch(run_id, **{kind: every[start : start + at_once]})
+    client.log_batch(run_id, metrics=points, params=params, tags=tags)  # it divides them as the server wants
     with tempfile.TemporaryDirectory(prefix="fvc_mlflow_") as folder:
         for name, artifact in content.artifacts.items():
             path = Path(folder) / name
