@@ -21,7 +21,6 @@ from fvc_lib.analysis.figures.corpus import (
 from fvc_lib.analysis.figures.results import (
     audit_figure,
     controls_figure,
-    metrics_figure,
     run_comparison_figure,
     score_distribution_figure,
     slices_figure,
@@ -69,7 +68,6 @@ def all_figures(run: RunPaths) -> list[go.Figure]:
     memory = run_memory(run)
     return [
         controls_figure(results),
-        metrics_figure(results),
         roc_figure(predictions, replicates=50),
         pr_figure(predictions, replicates=50),
         calibration_figure(predictions, replicates=50),

@@ -93,19 +93,6 @@ def test_an_empty_table_keeps_its_headings_and_says_that_there_is_nothing() -> N
     assert repr(table).splitlines() == ["Reason", "none"]
 
 
-def test_columns_of_sentences_and_of_long_names_are_marked_for_the_page() -> None:
-    frame = pl.DataFrame(
-        {
-            "parameter": ["clear_cache_batches", "seed"], "value": ["a/b", "0"],
-            "meaning": ["give cached memory back every so many batches", "<b>"],
-        }
-    )  # fmt: skip
-    html = HtmlTable(frame)._repr_html_()
-    assert (html.count('class="broken"'), html.count('class="sentence"')) == (2, 2)
-    assert '<td class="broken" style="text-align:left">clear_cache_batches</td>' in html
-    assert read(HtmlTable(frame)).rows[1] == list(frame.row(0))
-
-
 def test_an_error_while_something_is_only_shown_stands_in_its_place(capsys):
     with only_shows():
         raise duckdb.OutOfMemoryException("Out of Memory Error: failed to allocate <1 GB>")

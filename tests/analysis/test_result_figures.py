@@ -17,7 +17,6 @@ from fvc_lib.analysis.figures.results import (
     control_table,
     failed_checks,
     metric_table,
-    metrics_figure,
     slices_figure,
 )
 from fvc_lib.analysis.figures.roc_and_calibration import (
@@ -146,7 +145,6 @@ def test_every_metric_is_told_by_video_and_by_group(run: RunPaths) -> None:
     controls = control_table(results)
     assert controls["metric"].to_list() == table["metric"].to_list()
     assert controls.width == 2 + results["source"].n_unique()
-    assert len(metrics_figure(results).data) == 2 * table.height
 
 
 def test_what_was_chosen_is_told_fold_by_fold(predictions: pl.DataFrame) -> None:

@@ -93,33 +93,6 @@ def out_of_memory_table(found: MemoryFindings) -> pl.DataFrame:
     return _table(found.out_of_memory, columns)
 
 
-def growth_table(found: MemoryFindings) -> pl.DataFrame:
-    """Growth of each training: ``stage phase of attempt num_epochs slope chance verdict``, leaks first."""
-    columns: Columns = {
-        **_WHERE,
-        "of": (pl.String, itemgetter("place")),
-        "attempt": (pl.Int64, itemgetter("attempt")),
-        "num_epochs": (pl.Int64, itemgetter("num_epochs")),
-        "slope": _text("slope_mb", lambda slope: f"{slope:+.1f} MB"),
-        "chance": _text("p_value", lambda chance: f"{chance:.3f}"),
-        "verdict": (pl.String, itemgetter("verdict")),
-    }
-    return _table(found.growth.sort(pl.col("verdict") != "leak", maintain_order=True), columns)
-
-
-def predictions_table(found: MemoryFindings) -> pl.DataFrame:
-    """Prediction beside measurement: ``stage attempt predicted measured error micro_batch``."""
-    columns: Columns = {
-        **_STAGE,
-        "attempt": (pl.Int64, itemgetter("attempt")),
-        "predicted": (pl.String, lambda row: megabytes_text(row["predicted_mb"])),
-        "measured": _text("measured_mb", megabytes_text),
-        "error": (pl.String, _error),
-        "micro_batch": _text("micro_batch"),
-    }
-    return _table(found.predictions, columns)
-
-
 def _context_path(row: Row) -> str:
     path = f"memory/oom/{stage_key(row['stage'], row['fold'])}/{row['context_file']}"
     return NONE if row["context_file"] is None else path
@@ -128,11 +101,6 @@ def _context_path(row: Row) -> str:
 def _sources(row: Row) -> str:
     counts = ((row["num_samples"], "sample"), (row["num_events"], "event"))
     return ", ".join(count_text(count, name) for count, name in counts if count)
-
-
-def _error(row: Row) -> str:
-    off = " (off)" if row["is_off"] else ""
-    return NONE if row["error_percent"] is None else f"{row['error_percent']:+.0f}%{off}"
 
 
 # --- What held memory when it ran out, from the context files that an out-of-memory leaves
@@ -370,20 +338,20 @@ def report_lines(found: MemoryFindings, asked: Mapping[str, object], tensors: pl
     lines += _section("Peak per phase", "", peaks_table(found))
     lines += ["", f"  {findings.event_counts_sentence(found)}."]
     lines += _section("Close to the limit", findings.limit_sentence(found), near_limit_table(found))
-    lines += _section("Growth per epoch", findings.growth_sentence(found), growth_table(found))
+    lines += _section("Growth per epoch", findings.growth_sentence(found))
     if found.growth.height:
         lines += textwrap.wrap(f"({findings.RULE})", _SENTENCE_WIDTH, initial_indent="  ", subsequent_indent="  ")
     lines += _section("Out of memory", findings.out_of_memory_sentence(found), out_of_memory_table(found))
     if tensors.height:
         lines += _section("What tensors held when memory ran out", "", tensors)
-    lines += _section("Prediction and measurement", findings.prediction_sentence(found), predictions_table(found))
+    lines += _section("Prediction and measurement", findings.prediction_sentence(found))
     lines += ["", "What to change"]
     lines += [line for each in run_advice(found, asked) for line in (f"  - {each.seen}", f"    {each.change}")]
     return [*lines, *unread]
 
 
-def _section(heading: str, sentence: str, table: pl.DataFrame) -> list[str]:
-    rows = repr(HtmlTable(table)).splitlines() if table.height else []
+def _section(heading: str, sentence: str, table: pl.DataFrame | None = None) -> list[str]:
+    rows = repr(HtmlTable(table)).splitlines() if table is not None and table.height else []
     return ["", heading, *(f"  {line}" for line in ([f"{sentence}."] * bool(sentence) + rows))]
 
 

@@ -27,7 +27,6 @@ _HEADINGS = {
     "score_low": "from", "score_high": "to",
 }  # fmt: skip
 _TEXT_ROW_LIMIT = 30
-_SENTENCE, _LONG_WORD = 40, 18  # characters from which on a column needs room on a phone, or may be broken in a word
 # JupyterLab aligns every cell at its right edge; that rule gives way to nothing but a cell's own style.
 TEXT_STYLE = ' style="text-align:left"'
 
@@ -49,10 +48,8 @@ class HtmlTable:
     def _repr_html_(self) -> str:
         shown = self.frame.head(self.max_rows)
         headings = "".join(f"<th{self._look(name)}>{escape(self._heading(name))}</th>" for name in shown.columns)
-        kinds = {name: self._kinds_of_text(shown[name]) for name in shown.columns}
         rows = "".join(
-            f"<tr>{''.join(self._cell(name, row[name], *kinds[name]) for name in row)}</tr>"
-            for row in shown.iter_rows(named=True)
+            f"<tr>{''.join(self._cell(*each) for each in row.items())}</tr>" for row in shown.iter_rows(named=True)
         )
         caption = (
             f'<caption style="text-align:left">{escape(wording.clean_text(self.caption))}</caption>'
@@ -93,28 +90,18 @@ class HtmlTable:
                 return _words(name.removesuffix(suffix)) + unit
         return _words(name)
 
-    def _look(self, name: str, *kinds: str) -> str:
-        """Attributes of a heading or cell of column ``name`` that is also of these ``kinds``."""
+    def _look(self, name: str, *, missing: bool = False) -> str:
+        """Attributes of a heading or cell of column ``name``."""
         is_number = self.frame.schema[name].is_numeric()
-        classes = " ".join([*(["number"] * is_number), *kinds])
+        classes = " ".join(["number"] * is_number + ["missing"] * missing)
         return (f' class="{classes}"' if classes else "") + ("" if is_number else TEXT_STYLE)
 
-    def _kinds_of_text(self, column: pl.Series) -> list[str]:
-        """What a page must know of a column to fit it on a phone: that it has sentences, or long words."""
-        if column.dtype != pl.String:
-            return []
-        texts = [self._shown(column.name, value) for value in column]
-        if any(len(text) > _SENTENCE and " " in text for text in texts):
-            return ["sentence"]
-        return ["broken"] if any(len(word) > _LONG_WORD for text in texts for word in text.split()) else []
-
-    def _cell(self, name: str, value: object, *of_column: str) -> str:
+    def _cell(self, name: str, value: object) -> str:
         text = escape(self._shown(name, value))
-        kinds = [*of_column, *(["missing"] if value is None else [])]
         color = STANDING_COLORS.get(str(value)) if name == "standing" else None
         if color is not None:  # the word says it too, for those who see no colour
             text = f'<span style="color:{color};font-weight:600">{text}</span>'
-        return f"<td{self._look(name, *kinds)}>{text}</td>"
+        return f"<td{self._look(name, missing=value is None)}>{text}</td>"
 
     def _shown(self, name: str, value: object) -> str:
         if value is None:
