@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fvc_lib.execution.run import record
 from fvc_lib.execution.run.record import CodeState, code_state
 from fvc_lib.services.redaction import Redactor
 
@@ -74,7 +75,7 @@ def test_looking_leaves_the_checkout_as_it_is(checkout):
     assert git(checkout, "status", "--porcelain") == status
 
 
-def test_what_is_large_is_left_out_by_name(checkout):
+def test_what_is_large_is_left_out_by_name(checkout, monkeypatch):
     (checkout / "lib" / "engine.py").write_text("rate = 2\n")
     (checkout / "table.py").write_text("x = 1\n" * 300_000)
     state = code_state(checkout)
@@ -89,7 +90,8 @@ def test_what_is_large_is_left_out_by_name(checkout):
     assert state.left_out == ("table.py (1.8 MB)",)
     assert b"rate = 3" in state.patch
     assert b"table.py" not in state.patch
-    bounded = code_state(checkout, largest_patch_bytes=50)
+    monkeypatch.setattr(record, "_LARGEST_PATCH_BYTES", 50)
+    bounded = code_state(checkout)
     assert bounded.patch == b""
     assert bounded.left_out[-1].startswith("the patch itself: ")
 

@@ -155,20 +155,21 @@ def dangerous(item):
 
 
 @pytest.fixture
-def dangerous(tmp_path, monkeypatch) -> str:
+def dangerous(tmp_path, monkeypatch) -> None:
     """A decoder that dies of the second video and hangs on the third; it leaves a mark per process."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "dangerous.py").write_text(DANGEROUS)
     (tmp_path / "marks").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
     monkeypatch.setenv("MARKS", str(tmp_path / "marks"))
-    return "dangerous:dangerous"
+    monkeypatch.setattr(clip_making, "DECODE_FUNCTION", "dangerous:dangerous")
 
 
-def test_a_crash_and_a_hang_of_the_decoder_cost_their_video_only(tmp_path, corpus, dangerous):
+def test_a_crash_and_a_hang_of_the_decoder_cost_their_video_only(tmp_path, corpus, dangerous, monkeypatch):
+    monkeypatch.setattr(clip_making, "TIMEOUT_SECONDS", 4)
     root, index = corpus
     store, table = _store(tmp_path / "cache"), tmp_path / "t.csv"
-    report = make_clips(store, index, root, 1, table, timeout_seconds=4, decode_function=dangerous, workers=2)
+    report = make_clips(store, index, root, 1, table, workers=2)
     ids = index["video_id"].to_list()
     assert [video_id for video_id, _ in report.failed] == ids[1:]
     assert "crashed: the decoder gave up on this file: SIGSEGV" in report.failed[0][1]
@@ -188,7 +189,7 @@ def test_an_interrupt_ends_the_children_also_in_the_middle_of_a_video(tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         make_clips(
             _store(tmp_path / "cache"), index, root, 0, tmp_path / "t.csv",
-            progress=interrupt, decode_function=dangerous, workers=2,
+            progress=interrupt, workers=2,
         )  # fmt: skip
     pids = [int(mark.name) for mark in (tmp_path / "marks").iterdir()]
     assert pids
@@ -217,14 +218,15 @@ def test_edited_code_never_stores_under_the_name_of_the_code_before(tmp_path, co
     assert not list(store.decode_folder.rglob("*.npy"))
 
 
-def test_copies_are_made_anew_without_decoding(tmp_path, corpus, dangerous):
+def test_copies_are_made_anew_without_decoding(tmp_path, corpus, request):
     root, index = corpus
     store = _store(tmp_path / "cache")
     make_clips(store, index, root, 2, tmp_path / "t.csv")
     whole = {path: path.read_bytes() for path in store.decode_folder.rglob("*.npy")}
     for path in store.augmented_folder.rglob("*_2.npy"):
         path.unlink()
-    report = make_clips(store, index, root, 2, tmp_path / "t.csv", decode_function=dangerous)
+    request.getfixturevalue("dangerous")  # from here on decoding would crash
+    report = make_clips(store, index, root, 2, tmp_path / "t.csv")
     assert (report.made, report.reused, report.failed) == (3, 6, ())
     assert {path: path.read_bytes() for path in store.decode_folder.rglob("*.npy")} == whole
     assert not any((tmp_path / "marks").iterdir())

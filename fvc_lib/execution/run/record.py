@@ -70,13 +70,11 @@ class _GitError(Exception):
     """Git is missing, took too long or refused; the text is its own."""
 
 
-def code_state(
-    checkout: Path = CHECKOUT, redactor: Redactor | None = None, *, largest_patch_bytes: int = _LARGEST_PATCH_BYTES
-) -> CodeState:
+def code_state(checkout: Path = CHECKOUT, redactor: Redactor | None = None) -> CodeState:
     """The state of ``checkout``; what git cannot tell is None, with the reason.
 
-    ``redactor`` takes secrets out of the patch (none: those of this process's environment); beyond
-    ``largest_patch_bytes`` there is no patch, only a note.
+    ``redactor`` takes secrets out of the patch (none: those of this process's environment). Of one beyond 4 MiB there
+    is only a note.
     """
     try:
         if Path(_text(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
@@ -94,8 +92,8 @@ def code_state(
         patch, left_out = _patch(checkout)
     except (_GitError, OSError) as error:
         return replace(state, problem=f"no patch: {error}")
-    if len(patch) > largest_patch_bytes:
-        left_out.append(f"the patch itself: {len(patch) / 1e6:.1f} MB, more than {largest_patch_bytes / 1e6:.1f} MB")
+    if len(patch) > _LARGEST_PATCH_BYTES:
+        left_out.append(f"the patch itself: {len(patch) / 1e6:.1f} MB, more than {_LARGEST_PATCH_BYTES / 1e6:.1f} MB")
         patch = b""
     shown = (redactor or Redactor()).text(patch.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     if shown != patch:

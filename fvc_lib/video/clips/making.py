@@ -24,8 +24,8 @@ from fvc_lib.services.tables import AUGMENTED, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
 from fvc_lib.video.clips.store import CLIPS_FOLDER, ClipStore
 
-DEFAULT_TIMEOUT_SECONDS = 120.0
-DEFAULT_DECODE_FUNCTION = "fvc_lib.video.clips.worker:make_original"
+TIMEOUT_SECONDS = 120.0  # for decoding one video; then it is given up
+DECODE_FUNCTION = "fvc_lib.video.clips.worker:make_original"  # run in the worker processes
 
 Row = tuple[Any, ...]
 
@@ -70,8 +70,6 @@ def make_clips(
     *,
     progress: Callable[[int, int], None] | None = None,
     workers: int = 0,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    decode_function: str = DEFAULT_DECODE_FUNCTION,
 ) -> ClipReport:
     """Make the original clip and ``augmentations_per_video`` augmented ones of every video, reusing what is there.
 
@@ -87,8 +85,6 @@ def make_clips(
         metadata_csv: the table to write, one row per clip, with paths below ``store.cache_dir``; None: no table.
         progress: called with (videos done, videos in all).
         workers: processes that decode, and threads that augment; 0: one per core. Clips do not depend on it.
-        timeout_seconds: for decoding one video; then it is given up.
-        decode_function: ``module:name`` run in the worker processes.
 
     Raises:
         OSError: clips or the table cannot be written. A video that fails is reported instead.
@@ -107,7 +103,7 @@ def make_clips(
             metadata_csv.parent.mkdir(parents=True, exist_ok=True)
             stream = stack.enter_context(metadata_csv.open("w", encoding="utf-8", newline=""))
             _append(stream, [tuple(AUGMENTED.columns)])
-        decoded = _decoded(store, videos, corpus_root, workers, timeout_seconds, decode_function)
+        decoded = _decoded(store, videos, corpus_root, workers)
         stack.enter_context(closing(decoded))
         outcomes = stack.enter_context(closing(_augmented(store, decoded, numbers, workers)))
         for done, outcome in enumerate(outcomes, start=1):
@@ -136,7 +132,7 @@ def _videos(store: ClipStore, index: pl.DataFrame, numbers: range) -> Iterator[_
 
 
 def _decoded(
-    store: ClipStore, videos: list[_Video], corpus_root: Path, workers: int, timeout_seconds: float, function: str
+    store: ClipStore, videos: list[_Video], corpus_root: Path, workers: int
 ) -> Generator[tuple[_Video, str | None], None, None]:
     """Every video whose original clip is there, and those that failed with the reason, as they become known."""
     todo = []
@@ -157,7 +153,7 @@ def _decoded(
         }
         for source, video in zip(sources, todo, strict=True)
     ]
-    answers = run_isolated(function, items, workers=workers, timeout_seconds=timeout_seconds)
+    answers = run_isolated(DECODE_FUNCTION, items, workers=workers, timeout_seconds=TIMEOUT_SECONDS)
     with closing(answers):
         for answer in answers:
             yield todo[answer.position], _failure(answer, sources[answer.position])
