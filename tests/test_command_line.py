@@ -14,8 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 import run_notebooks
+from fvc_lib.execution.run.record import begin_run
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import new_run
+from tests.kits.known_memory import with_known_memory
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,6 +28,10 @@ def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPro
         [sys.executable, str(ROOT / "run_notebooks.py"), *arguments],
         cwd=cwd, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_help_teaches_and_names_the_exit_codes():
@@ -43,14 +50,16 @@ def test_the_list_names_every_notebook_with_its_parameters():
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
-    given = {"runs_dir": tmp_path / "runs", "num_folds": 3, "fixed_size": 32, "num_frames": 1}
+    given = {"runs_dir": str(tmp_path / "runs"), "num_folds": 3}
+    with_known_memory(begin_run(RunConfig(**given), command="test"))
+    before = contents(tmp_path)
     values = [text for name, value in given.items() for text in ("-p", name, str(value))]
     done = command("--dry-run", *values, cwd=tmp_path)
     assert done.returncode == 0
     assert "04_fold_training_fold_2" in done.stdout
     assert "04_fold_training_fold_3" not in done.stdout
     assert "new run" in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("options", [["--dry-run"], []])

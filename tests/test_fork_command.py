@@ -17,14 +17,15 @@ from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.config import RunConfig, run_config
 from fvc_lib.services.digests import write_document
 from fvc_lib.services.run_paths import RunPaths, list_runs
+from tests.kits.known_memory import with_known_memory
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunPaths:
     folders = {name: str(tmp_path / name) for name in ("runs_dir", "cache_dir", "data_dir")}
-    small = {"num_frames": 1, "fixed_size": 32, "num_folds": 2}  # a step of it is tried out in a dry run
+    small = {"num_frames": 1, "fixed_size": 32, "num_folds": 2}
     config = RunConfig(**folders, **small, epochs=3, memory_preflight=False, experiment="first ones")
-    return begin_run(config, command="test")
+    return with_known_memory(begin_run(config, command="test"))
 
 
 @pytest.fixture
