@@ -223,7 +223,6 @@ REPORTING = """
     ("ended", "signals", "code"),
     [
         (130, [signal.SIGUSR1], 130),  # the runner was stopped by SIGINT
-        (1, [signal.SIGTERM], 1),  # a cell had failed
         (0, [signal.SIGUSR1], 75),
         (0, [signal.SIGINT, signal.SIGUSR1], 130),
     ],

@@ -131,6 +131,7 @@ def test_the_lock_is_closed_for_condas_python():
                 )
 
 
+@pytest.mark.long  # what is installed is compared with the lock above, without pip
 def test_pip_reads_what_conda_hands_it_and_finds_nothing_to_change():
     """Without an index: whatever were not installed as locked would have to be downloaded and could not."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--disable-pip-version-check"]

@@ -92,7 +92,9 @@ def assert_same_results(found: RunPaths, wanted: RunPaths) -> None:
     """To the bit, but for the control, which ``found`` may not have."""
     controls = ["control_score", "control_label"]
     assert scores(found).drop(controls).equals(scores(wanted).drop(controls))
-    results = [read_table(run.results, RESULTS).filter(pl.col("source") != "shuffled_labels") for run in (found, wanted)]
+    results = [
+        read_table(run.results, RESULTS).filter(pl.col("source") != "shuffled_labels") for run in (found, wanted)
+    ]
     assert results[0].equals(results[1])
     for fold in range(SMALL["num_folds"]):
         assert measured(found, fold) == measured(wanted, fold)

@@ -231,31 +231,31 @@ def test_run_folders_with_hostile_names_are_read_like_any_other(make_run: Callab
     assert set(queries.parameter_differences(runs).frame["run_id"]) <= set(shown)
     assert queries.compare_runs(runs).frame["run_id"].to_list() == shown
     frames = {name: read(runs).frame for name, read in queries.SQL_TABLES.items()}
-    query = "SELECT count(*) FROM metrics WHERE run_id = $name"
-    for name in shown:
-        assert ask_bounded(query, frames, {"name": name}, Limits())[0].item() == 700
+    query = " UNION ALL ".join(f"SELECT count(*) FROM metrics WHERE run_id = $n{n}" for n in range(len(shown)))
+    names = {f"n{n}": name for n, name in enumerate(shown)}
+    assert ask_bounded(query, frames, names, Limits())[0].to_series().to_list() == [700] * len(shown)
     for rows, each in ((queries.predictions(runs).frame, 96), (queries.memory_peaks(runs).frame, 5)):
         assert dict(rows.group_by("run_id").len().iter_rows()) == dict.fromkeys(shown, each)
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "feather", "csv", "jsonl"])
-def test_sql_reads_the_files_that_are_named_and_nothing_else_of_the_disk(
-    run: RunPaths, tmp_path: Path, suffix: str
-) -> None:
-    mine, other = tmp_path / f"mine.{suffix}", tmp_path / f"other.{suffix}"
+def test_sql_reads_the_files_that_are_named_and_nothing_else_of_the_disk(run: RunPaths, tmp_path: Path) -> None:
     frame = pl.DataFrame({"video_id": queries.predictions([run]).frame["video_id"].head(5), "seen": range(5)})
     writers = {
         "parquet": frame.write_parquet, "feather": frame.write_ipc, "csv": frame.write_csv, "jsonl": frame.write_ndjson,
     }  # fmt: skip
-    writers[suffix](mine)
-    other.write_bytes(mine.read_bytes())
-    joined = "SELECT sum(seen) FROM predictions JOIN mine USING (video_id)"
-    before = mine.read_bytes()
-    assert queries.ask_sql([run], joined, files={"mine": mine}).frame.item() == 10
-    assert mine.read_bytes() == before
-    for path in (mine, other):
+    mine = {f"my_{suffix}": tmp_path / f"mine.{suffix}" for suffix in writers}
+    others = [tmp_path / f"other.{suffix}" for suffix in writers]
+    for write, path, other in zip(writers.values(), mine.values(), others, strict=True):
+        write(path)
+        other.write_bytes(path.read_bytes())
+    before = [path.read_bytes() for path in mine.values()]
+    sums = [f"SELECT sum(seen) FROM predictions JOIN {name} USING (video_id)" for name in mine]
+    answer = queries.ask_sql([run], " UNION ALL ".join(sums), files=mine).frame
+    assert answer.to_series().to_list() == [10] * len(mine)
+    assert [path.read_bytes() for path in mine.values()] == before
+    for path in (mine["my_csv"], *others):
         with pytest.raises(duckdb.Error):
-            queries.ask_sql([run], f"SELECT * FROM '{path}'", files={"mine": mine})
+            queries.ask_sql([run], f"SELECT * FROM '{path}'", files=mine)
 
 
 @pytest.mark.parametrize(

@@ -189,14 +189,14 @@ def test_sizes_hit_their_targets_alike_for_both_labels(corpus):
 
 @pytest.fixture(scope="module")
 def all_copies(corpus, tmp_path_factory) -> list[tuple[str, str, str]]:
-    """(event, edit, hash) of every clip and, of each event's original, of two copies edited in different ways."""
+    """(event, edit, hash) of every clip and, of each event's original, of one copy, edited in a way of its own."""
     folder = tmp_path_factory.mktemp("edited")
     rows = rows_of(corpus)
     files = [(row["group"], row["variant"], corpus.parent / row["path"]) for row in rows]
     originals = [row for row in rows if row["variant"] == "original"]
     edits = itertools.cycle(EDITS)
     codecs = itertools.cycle(LOW_RATE)
-    for row, _ in itertools.product(originals, range(2)):
+    for row in originals:
         edit = next(edits)
         copy = folder / f"{row['group']} {edit}.mkv"
         write_edited(corpus.parent / row["path"], edit, copy, next(codecs))
@@ -212,5 +212,5 @@ def test_copies_are_found_without_the_given_groups_and_no_two_events_are_joined(
     found = {j for i, j in pairs if i in of_original}
     copies = [place for place, (_, edit, _) in enumerate(all_copies) if edit != "original"]
     missed = [all_copies[place][:2] for place in copies if place not in found]
-    assert len(copies) >= 110
+    assert len(copies) >= 80
     assert len(missed) <= 0.05 * len(copies), missed

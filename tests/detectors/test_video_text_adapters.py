@@ -136,6 +136,7 @@ for load in (TransformersEncoder, lambda folder: encoder_tensors(folder, ["a tex
 """
 
 
+@pytest.mark.long
 def test_a_torchvision_that_does_not_start_is_named_with_what_to_do(tiny_bert, tmp_path):
     for folder, name, text in (
         ("torchvision", "__init__.py", "raise RuntimeError('operator torchvision::nms does not exist')"),

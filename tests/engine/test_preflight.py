@@ -128,7 +128,10 @@ def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_
     assert check(replace(request, micro_batch=1), MemoryBudget(8 << 30, "8 GiB"), store).micro_batch == 1
 
 
-@pytest.mark.parametrize(("trouble", "ended_by"), [("be_killed", "SIGKILL"), ("segfault", "SIGSEGV")])
+@pytest.mark.parametrize(
+    ("trouble", "ended_by"),
+    [("be_killed", "SIGKILL"), pytest.param("segfault", "SIGSEGV", marks=pytest.mark.long)],
+)
 def test_a_child_that_dies_of_a_micro_batch_is_a_finding(trouble, ended_by):
     report = check(troubled(trouble, from_size=5))
     assert report.micro_batch == 4
@@ -139,7 +142,10 @@ def test_a_child_that_dies_of_a_micro_batch_is_a_finding(trouble, ended_by):
 
 @pytest.mark.parametrize(
     ("trouble", "why"),
-    [("raise", "ValueError: broken in a process with oom_score_adj 1000"), ("hang", "no answer within 2 s")],
+    [
+        ("raise", "ValueError: broken in a process with oom_score_adj 1000"),
+        pytest.param("hang", "no answer within 2 s", marks=pytest.mark.long),
+    ],
 )
 def test_a_child_that_fails_or_hangs_leaves_the_plan_as_it_was(tmp_path, trouble, why):
     store = tmp_path / "preflight.json"

@@ -8,7 +8,7 @@ import sys
 import time
 
 from fvc_lib.engine.distributed.launch import Launch, RankReports, end_with_parent
-from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.errors import StoppedError
 
 
 def main() -> None:
@@ -30,9 +30,6 @@ def main() -> None:
     reports.at("train", epoch=1, batch_idx=2, global_step=3)
     reports.event("policy", "as planned", device="cpu")
     reports.progress(3, 10)
-    if what == "finds broken data":
-        reports.failed(DataError("clip 'a#0' is damaged. Make it again."))
-        sys.exit(3)
     if what == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "waits":

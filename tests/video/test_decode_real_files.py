@@ -13,6 +13,7 @@ from fvc_lib.video.decode.readers import FrameConverter
 from fvc_lib.video.decode.source import VideoError
 
 QUICK_PIXELS = 10_000_000  # all frames together
+HUGE_PIXELS = 250_000_000  # what is rare in such a file is its size
 
 
 def _real_files(folder: str, pixels: range = range(1 << 40)) -> list[str]:
@@ -54,7 +55,13 @@ def test_real_files_give_the_frames_of_a_full_decode(shared_media, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _real_files("decode/", range(QUICK_PIXELS, 1 << 40)))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *_real_files("decode/", range(QUICK_PIXELS, HUGE_PIXELS)),
+        *(pytest.param(name, marks=pytest.mark.long) for name in _real_files("decode/", range(HUGE_PIXELS, 1 << 40))),
+    ],
+)
 def test_large_real_files_give_the_frames_of_a_full_decode(shared_media, name):
     _compare_with_full_decode(shared_media / name, (7,))
 
