@@ -30,24 +30,41 @@ _WORKER_DIED = re.compile(
 )
 
 
-def epoch_order(num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None) -> IntArray:
+def epoch_order(
+    num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None, batch_size: int | None = None
+) -> IntArray:
     """(num_samples,) int64 sample indices for one epoch.
 
     Without ``classes`` a permutation. With ``classes`` (num_samples,) every class gets an equal share of the places
     (they differ by at most one): a rare class's samples come several times, each as often as the others of its class
-    but for one; a common class's are thinned out, without repetition.
+    but for one; a common class's are thinned out, without repetition. With ``batch_size`` besides, every so many
+    places in a row (an effective batch, of which the last may be smaller) are shared out like that.
     """
     generator = np.random.default_rng(stable_seed("epoch order", seed, epoch))
     if classes is None:
         return generator.permutation(num_samples)
     labels = np.asarray(classes)
     kinds = np.unique(labels)
-    shares = np.full(kinds.size, num_samples // kinds.size)
-    shares[generator.permutation(kinds.size)[: num_samples % kinds.size]] += 1
+    size = batch_size or num_samples
+    sizes = [min(size, num_samples - start) for start in range(0, num_samples, size)]
+    by_batch = np.array([_even_shares(size, kinds.size, generator) for size in sizes]).reshape(-1, kinds.size)
+    shares = by_batch.sum(0)
     drawn = [
         _repeated(np.flatnonzero(labels == kind), share, generator) for kind, share in zip(kinds, shares, strict=True)
     ]
-    return generator.permutation(np.concatenate(drawn))
+    ends = by_batch.cumsum(0)
+    batches = [
+        np.concatenate([own[end - share : end] for own, share, end in zip(drawn, row, at, strict=True)])
+        for row, at in zip(by_batch, ends, strict=True)
+    ]
+    return np.concatenate([generator.permutation(batch) for batch in batches])
+
+
+def _even_shares(num_places: int, num_kinds: int, generator: np.random.Generator) -> IntArray:
+    """(num_kinds,) that differ by at most one and add up to ``num_places``; who gets one more is drawn."""
+    shares = np.full(num_kinds, num_places // num_kinds)
+    shares[generator.permutation(num_kinds)[: num_places % num_kinds]] += 1
+    return shares
 
 
 def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[int]]:

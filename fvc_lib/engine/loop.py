@@ -39,6 +39,7 @@ class EngineSettings:
     Attributes:
         micro_batch: samples in memory at once, to begin with.
         balance_classes: draw classes evenly (the training data must name them).
+        balance_batches: draw them evenly in every effective batch, not only over the epoch.
         early_stopping_epochs: 0 means never.
         max_nonfinite_steps: so many skipped steps are borne; one more ends the training.
         checkpoint_seconds: at most this long between checkpoints within an epoch.
@@ -56,6 +57,7 @@ class EngineSettings:
     early_stopping_epochs: int
     seed: int
     balance_classes: bool = False
+    balance_batches: bool = False
     num_workers: int = 0
     max_nonfinite_steps: int = 5
     checkpoint_seconds: float = 120.0
@@ -286,10 +288,12 @@ class Engine:
 
     def _training_batches(self) -> Iterator[Batch]:
         data, settings, state = self.task.training_data, self.settings, self.state
-        if settings.balance_classes and data.classes is None:
+        balanced = settings.balance_classes or settings.balance_batches
+        if balanced and data.classes is None:
             raise DataError("balanced sampling: the training data names no classes; turn it off or give them.")
-        classes = data.classes if settings.balance_classes else None
-        order = epoch_order(len(data), state.epochs_done, settings.seed, classes)
+        classes = data.classes if balanced else None
+        size = settings.effective_batch_size if settings.balance_batches else None
+        order = epoch_order(len(data), state.epochs_done, settings.seed, classes, size)
         due = effective_batches(order, settings.effective_batch_size, state.batches_done)
         if isinstance(data, tasks.EpochSampleSet):
             data = data.at_epoch(state.epochs_done)

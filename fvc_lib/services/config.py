@@ -311,8 +311,11 @@ class RunConfig(BaseModel):
     weight_decay: float = field(0.01, "recipe", "AdamW's decoupled weight decay", ge=0)
     warmup_share: float = field(0.1, "recipe", "share of all steps spent warming up linearly", ge=0, lt=1)
     max_gradient_norm: float = field(1.0, "recipe", "gradients are clipped to this L2 norm", gt=0)
-    class_balance: Literal["loss", "sampler", "none"] = field(
-        "loss", "weights", "loss: weigh the loss by class; sampler: draw classes evenly; none", _LABELLED
+    class_balance: Literal["loss", "sampler", "batch", "none"] = field(
+        "loss",
+        "weights",
+        "loss: weigh the loss by class; sampler: draw classes evenly; batch: so in every effective batch; none",
+        _LABELLED,
     )
     early_stopping_epochs: int = field(
         6, "recipe", "stop after this many epochs without a better validation loss; 0: never", ge=0

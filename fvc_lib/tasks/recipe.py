@@ -505,11 +505,17 @@ def _part(progress: Progress | None, number: int, count: int) -> Progress | None
 
 
 def settings_of(
-    config: RunConfig, seed: int, default_micro_batch: int, *, balance_classes: bool = False
+    config: RunConfig,
+    seed: int,
+    default_micro_batch: int,
+    *,
+    balance_classes: bool = False,
+    balance_batches: bool = False,
 ) -> EngineSettings:
     """The engine's share of ``config`` for one training.
 
-    ``default_micro_batch`` is taken where ``batch_size`` says nothing; ``balance_classes`` draws classes evenly.
+    ``default_micro_batch`` is taken where ``batch_size`` says nothing; ``balance_classes`` draws classes evenly,
+    ``balance_batches`` in every effective batch.
     """
     return EngineSettings(
         epochs=config.epochs,
@@ -522,6 +528,7 @@ def settings_of(
         early_stopping_epochs=config.early_stopping_epochs,
         seed=seed,
         balance_classes=balance_classes,
+        balance_batches=balance_batches,
         num_workers=config.num_workers,
         max_nonfinite_steps=config.max_nonfinite_steps,
         checkpoint_seconds=60 * config.checkpoint_minutes,

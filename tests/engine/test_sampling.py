@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.engine.loading import batch_size_of, batches_per_epoch, effective_batches, epoch_order, share
@@ -60,3 +61,21 @@ def test_the_size_of_every_effective_batch_is_known_beforehand(num_samples, size
     cut = effective_batches(np.arange(num_samples), size)
     assert [batch_size_of(num_samples, size, batch) for batch in range(len(cut))] == [len(batch) for batch in cut]
     assert batch_size_of(num_samples, size, len(cut)) == 0
+
+
+@pytest.mark.parametrize("size", [1, 5, 8, 40])
+def test_every_batch_can_be_drawn_evenly_from_the_classes(size):
+    """Of the rare class, too, and in the last, smaller batch; no sample comes much more often than its like."""
+    classes = [0] * 23 + [1] * 4
+    order = epoch_order(27, 3, 1, classes, size)
+    assert (
+        order.tolist() == epoch_order(27, 3, 1, classes, size).tolist() != epoch_order(27, 4, 1, classes, size).tolist()
+    )
+    batches = effective_batches(order, size)
+    assert sum(map(len, batches)) == 27
+    for batch in batches:
+        fakes = sum(classes[index] for index in batch)
+        assert abs(2 * fakes - len(batch)) <= 1
+    times = np.bincount(order, minlength=27)
+    for members in (times[:23], times[23:]):
+        assert members.max() - members.min() <= 1

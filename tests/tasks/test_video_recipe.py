@@ -13,9 +13,10 @@ from fvc_lib.engine.step import BatchGradients, Stepper
 from fvc_lib.engine.task import Batch, LossMean
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import StoppedError
-from fvc_lib.tasks.video.task import VideoTask
-from tests.kits.engine_kit import latest_weights, same_end, stop_after
+from fvc_lib.tasks.video.task import VideoTask, engine_settings
+from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
 from tests.kits.rank_kit import Training, distance, run_ranks, same_weights, train
+from tests.kits.task_kit import Some
 
 RECIPE = pytest.mark.parametrize("kind", ["recipe"], indirect=True)
 CPU = resolve_device("cpu")
@@ -176,3 +177,30 @@ def test_what_is_frozen_for_an_epoch_does_not_move_in_it(make_engine):
     moved = [{name.split(".")[0] for name in one if not one[name].equal(two[name])} for one, two in pairwise(kept)]
     assert moved[0] == {"head"}
     assert moved[1] == {"first", "second", "head"}
+
+
+def test_class_balance_batch_is_the_engine_s_and_leaves_the_loss_and_other_choices_alone():
+    for choice in ("loss", "sampler", "batch", "none"):
+        settings = engine_settings(resolve_config({"class_balance": choice}, environ={}), 0)
+        assert (settings.balance_classes, settings.balance_batches) == (choice == "sampler", choice == "batch")
+
+
+@RECIPE
+def test_training_draws_every_effective_batch_half_and_half_and_ranks_share_it(make_engine, tasks, tmp_path):
+    task = tasks()
+    task.training_data = Some(task.training_data, (0, 2, 4, 6, 8, 10, 12, 14, 16, 1, 3))  # nine real and two fake
+    drawn = []
+    kept = draining(task, lambda model, batch: drawn.append(batch.tensors["label"].tolist()) if model.training else 0)
+    make_engine(task=kept, balance_batches=True, epochs=2, micro_batch=8).fit()
+    assert [len(batch) for batch in drawn] == [8, 3, 8, 3]
+    assert [sum(batch) for batch in drawn[::2]] == [4, 4]
+    assert {sum(batch) for batch in drawn[1::2]} <= {1, 2}
+    found = {}
+    for size in (1, 2):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        training = Training(tasks, folder, {"epochs": 2, "learning_rate": 1e-4, "balance_batches": True})
+        for code, said in run_ranks(size, train, training):
+            assert code == 0, said
+        found[size] = training.found()
+    assert distance(found[2], found[1]) < 1e-6

@@ -139,17 +139,19 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
     validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
     training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
     task = ImageTask(training, validation, config)
-    balance = config.class_balance == "sampler"
-    if balance and task.training_data.classes is None:
+    balance, in_batches = config.class_balance == "sampler", config.class_balance == "batch"
+    if (balance or in_batches) and task.training_data.classes is None:
         raise UsageError(
-            "class_balance sampler: some training pictures have no class, and would never be drawn. "
+            f"class_balance {config.class_balance}: some training pictures have no class, and would never be drawn. "
             "Take -p class_balance loss or none."
         )
     seed = stable_seed(STAGE, config.seed)
     return Training(
         stage=STAGE,
         model_name=config.backbone,
-        settings=recipe.settings_of(config, seed, DEFAULT_MICRO_BATCH, balance_classes=balance),
+        settings=recipe.settings_of(
+            config, seed, DEFAULT_MICRO_BATCH, balance_classes=balance, balance_batches=in_batches
+        ),
         parameters=training_parameters(config),
         networks=[Network(task, parts.fingerprint)],
         sizes=recipe.sizes_of(len(parts.train), len(parts.validation), len(parts.test)),

@@ -142,4 +142,5 @@ class BinaryScores(SampleColumns):
 def engine_settings(config: RunConfig, fold: int) -> EngineSettings:
     """The engine's share of ``config`` for one fold."""
     seed, balance = stable_seed("fold", config.seed, fold), config.class_balance == "sampler"
-    return settings_of(config, seed, DETECTORS.get(config.model).micro_batch, balance_classes=balance)
+    micro_batch, halves = DETECTORS.get(config.model).micro_batch, config.class_balance == "batch"
+    return settings_of(config, seed, micro_batch, balance_classes=balance, balance_batches=halves)
