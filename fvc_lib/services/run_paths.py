@@ -218,4 +218,7 @@ def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> Run
         return fitting[0]
     have = ", ".join(run.run_id for run in runs[-10:])
     problem = "no run" if not fitting else f"{len(fitting)} runs"
-    raise UsageError(f"{problem} called {name!r} under {str(runs_dir)!r}; the newest there: {have}.")
+    raise UsageError(
+        f"{problem} called {name!r} under {str(runs_dir)!r}; the newest there: {have}. "
+        "Name one of them, its path, or 'latest'."
+    )

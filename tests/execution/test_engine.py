@@ -182,6 +182,60 @@ def test_a_name_that_the_package_lacks_is_an_attribute_error():
         fvc_lib.execute_notebooks  # noqa: B018
 
 
+def typed(folder, *arguments):
+    """``papermill --engine fvc ARGUMENTS`` in a terminal; returns the exit code, what it printed, and its errors."""
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        "--engine",
+        "fvc",
+        "--no-progress-bar",
+        "-k",
+        "python3",
+        "-l",
+        "python",
+        *map(str, arguments),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("out", "given", "said"),
+    [
+        ("out.ipynb", ("seeed", 1), "'seeed' is no parameter of it. Did you mean 'seed'?"),
+        ("out.ipynb", ("seed", "abc"), "error: parameters: seed: got 'abc', input should be a valid integer"),
+        ("out.ipynb", ("run_dir", "nowhere"), "no run called 'nowhere' under"),
+        ("missing/out.ipynb", ("seed", 3), "cannot be written: No such file or directory. Nothing has run."),
+        (".", ("seed", 3), "cannot be written: Is a directory. Nothing has run."),
+    ],
+)
+def test_a_wrong_request_typed_in_a_terminal_gets_a_sentence_and_no_traceback(run, tmp_path, out, given, said):
+    source = write_notebook(tmp_path / f"{STAGE}.ipynb", ["1"], PARAMETERS)
+    code, printed, errors = typed(tmp_path, source, out, "-p", *given)
+    assert (code, printed) == (1, "")
+    assert said in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    assert STAGE not in read_status(run).stages
+
+
+def test_an_unforeseen_error_of_a_cell_is_three_lines_and_its_traceback_is_in_record_and_log(run, tmp_path):
+    source = write_notebook(tmp_path / f"{STAGE}.ipynb", ["def deep():\n    return {}['frames']\ndeep()"], PARAMETERS)
+    code, printed, errors = typed(tmp_path, source, "out.ipynb")
+    assert code == 1
+    what, where, further = printed.splitlines()[-3:]
+    assert "what happened: KeyError: 'frames' (cell In [" in what
+    assert str(run.partial_notebook(STAGE)) in where
+    assert f"--resume {run.root}" in further
+    assert "return {}" not in printed + errors
+    assert "Traceback (most" not in errors
+    assert "return {}['frames']" in run.stage_log(STAGE).read_text()
+    assert "return {}" in run.partial_notebook(STAGE).read_text()
+    assert "return {}" in (tmp_path / "out.ipynb").read_text()
+
+
 def test_the_marker_of_the_banner_is_papermills():
     from papermill.execute import ERROR_MARKER_TAG as THEIRS
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -27,8 +29,10 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from queue import Empty
+from types import TracebackType
 from typing import Any
 
+import click
 import nbformat
 import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
@@ -37,7 +41,8 @@ from nbclient.client import NotebookClient
 from nbclient.exceptions import CellExecutionComplete, CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 from papermill.engines import Engine, papermill_engines
-from papermill.exceptions import PapermillException
+from papermill.exceptions import PapermillException, PapermillExecutionError
+from papermill.iorw import LocalHandler, papermill_io
 
 from fvc_lib.execution.kernel.outputs import BoundedLog, CellOutputs, LogPipe, OutputFiles, RecordBudget, weight
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan
@@ -48,7 +53,7 @@ from fvc_lib.execution.run.stage_end import CellError, KernelOutcome
 from fvc_lib.execution.run.task import KernelRequest
 from fvc_lib.execution.run.which_run import run_to_work_on
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import stage_key
 
@@ -61,6 +66,7 @@ WIDGET_BYTES = 400_000  # of all widgets' state together, in the record's metada
 MAX_WIDGETS = 500  # more are a loop's
 MAX_COPIES = 20  # of one display that is shown several times and can be updated
 _OF_ONE_CELL = frozenset({"status", "execute_input"})  # of another cell these messages say nothing
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SOCKET_PATH_LIMIT = 100  # the system's is 107 bytes, and zmq cuts nothing off: it refuses
 _LAUNCHER = Path(__file__).with_name("ipykernel_launcher.py")
 # Without a handler of its own Python prints a library's warnings to stderr in the middle of our progress.
@@ -323,22 +329,56 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
             in ``request.outcome``.
 
         Raises:
-            UsageError: parameters that the notebook does not have, or whose values are not of their type.
+            UsageError: parameters that the notebook does not have, or whose values are not of their type; papermill's
+                output file cannot be written.
             PapermillException: the notebook did not run to its end, and its record shows no error of a cell.
         """
+        if request is None and click.get_current_context(silent=True) is not None:  # typed in a terminal
+            sys.excepthook = _end_of_command
         notebook = notebook_of(nb, Path(input_path))
         parameters = check_parameters(notebook, nb.metadata.papermill.get("parameters", {}))
         if request is None:
+            _refuse_unwritable(nb.metadata.papermill.get("output_path"))
             return _run_interactively(notebook, parameters)
         record = Record(nb, request)
         try:
             request.outcome = asyncio.run(_run_cells(record, request))
         finally:
             record.close()
+        if request.outcome.error is not None:
+            _log_tracebacks(record, request.log)
         return nb
 
 
 papermill_engines.register("fvc", FvcEngine)
+
+
+def _end_of_command(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What ``papermill`` ends with in place of its own frames, where what failed is not this program."""
+    if isinstance(error, PapermillExecutionError):  # the runner has said what happened, where, and what to do
+        print("The traceback stands in the executed notebook and in the log.", file=sys.stderr)
+    elif isinstance(error, FvcError | PapermillException | OSError):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _refuse_unwritable(output: str | None) -> None:
+    """Check, before anything runs, that papermill can write the file ``output`` of this machine afterwards."""
+    handler = papermill_io.get_handler(output or "-")
+    if not isinstance(handler, LocalHandler):
+        return
+    path = Path(handler._cwd or ".", output or "")  # papermill was called there, wherever --cwd had it go since
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(path, os.W_OK):
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UsageError(
+            f"output {str(path)!r}: cannot be written: {error.strerror}. Nothing has run. Wanted: a file in a folder "
+            "that is there and can be written."
+        ) from error
 
 
 def _run_interactively(notebook: Notebook, parameters: Mapping[str, Any]) -> NotebookNode:
@@ -396,6 +436,16 @@ async def _run_cells(record: Record, request: KernelRequest) -> KernelOutcome:
             return KernelOutcome(None, True, kernel.return_code, never_started=str(reason))
         finally:
             kernel.close()
+
+
+def _log_tracebacks(record: Record, path: Path) -> None:
+    """Append to the task's log what its record shows of errors, without colours; a full disk has room for neither."""
+    shown = [output for cell in record.notebook.cells for output in cell.get("outputs", ())]
+    lines = [line for output in shown if output.output_type == "error" for line in (*output.traceback, "")]
+    with contextlib.suppress(OSError):
+        log = BoundedLog(path, record.redactor)
+        log.write(_COLOUR.sub("", "\n".join(lines)))
+        log.close()
 
 
 async def _run_cell(

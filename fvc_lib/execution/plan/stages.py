@@ -173,7 +173,7 @@ def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str,
     if not isinstance(run_dir, str):
         raise UsageError(f"run_dir: got {run_dir!r}, wanted the path or name of a run.")
     fields = {name: value for name, value in values.items() if name not in STAGE_PARAMETERS}
-    typed = resolve_config(fields, environ={}).model_dump(mode="json")
+    typed = resolve_config(environ={}, command_line=fields).model_dump(mode="json")
     return {name: typed.get(name, value) for name, value in values.items()}
 
 

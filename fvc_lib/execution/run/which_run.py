@@ -301,7 +301,7 @@ def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: b
     if only_looks and to_begin:
         raise UsageError(
             f"this notebook only looks at runs and begins none; there is none to look at under {str(runs_dir)!r}, or "
-            "run_dir is 'new'. Begin one: make demo, or run_notebooks.py -p corpus PATH."
+            f"run_dir is 'new'. Begin one: make demo, or {command_text('-p', 'corpus', 'PATH')}"
         )
     if to_begin:
         _refuse_to_begin_with(stage)
@@ -322,7 +322,7 @@ def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: b
     if is_worked_on(paths):
         raise UsageError(
             f"{paths.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
-            "done (run_notebooks.py status), or name another run in run_dir."
+            f"done ({command_text('status', paths.root)}), or name another run in run_dir."
         )
     return paths, config
 
