@@ -20,7 +20,7 @@ from pandera.errors import SchemaError, SchemaErrors
 
 from fvc_lib.services.atomic_files import AnyPath, atomic_output
 from fvc_lib.services.digests import note_rewritten, undamaged_content
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.errors import DataError, command_text
 
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")
@@ -83,7 +83,7 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema) -> pl.DataFrame:
     """
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"{path}: no such table. Run the stage that writes it (run_notebooks.py --list names it).")
+        raise DataError(f"{path}: no such table. Run the stage that writes it; its name: {command_text('--list')}")
     try:
         # From bytes, not by name: polars reads '[' and '*' in a path as a pattern.
         content = io.BytesIO(undamaged_content(path))

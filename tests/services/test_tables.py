@@ -1,5 +1,8 @@
 """Schemas stop a bad table at the border, on writing and on reading, and name the column."""
 
+import shlex
+from pathlib import Path
+
 import polars as pl
 import pytest
 from hypothesis import given, strategies as st
@@ -59,3 +62,13 @@ def test_any_text_survives_a_csv(tmp_path_factory, name):
     frame = FRAME.with_columns(pl.Series("group_id", [name, name]))
     write_table(frame, FOLDS, path)
     assert read_table(path, FOLDS).equals(frame)
+
+
+def test_a_missing_table_s_message_ends_in_a_command_that_works_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as refused:
+        read_table(tmp_path / "folds.parquet", FOLDS)
+    command = shlex.split(str(refused.value).rpartition("its name: ")[2])
+    assert command[0] == "python"
+    assert Path(command[1]).is_file()
+    assert command[2:] == ["--list"]
