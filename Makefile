@@ -8,6 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 MLFLOW_STAMP := $(VENV)/.installed-mlflow
+DETECTORS_STAMP := $(VENV)/.installed-detectors
 
 # Installs packages and shows how far it is: pip says nothing for minutes, or far too much.
 define install
@@ -18,7 +19,17 @@ define install
 		/^(ERROR|error)/ { printf "\n%s\n", $$0; fflush() }'
 endef
 
-.PHONY: help setup setup-mlflow demo demo-image demo-video-text lab doctor test test-quick test-long test-browser test-mlflow test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval index-kills lock clean
+# Resolves the extras $(2) in an environment of their own, called $(1), with further options $(3), into a list of versions.
+# A local version (torch 2.13.0+cpu) names one machine's build; setuptools belongs to the environment itself.
+comma := ,
+define resolve
+	$(PYTHON) -m venv build/lock/$(1)
+	build/lock/$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(3) --editable '.[$(2)]'
+	build/lock/$(1)/bin/python -m pip freeze --exclude-editable --exclude setuptools | sed -E 's/\+[a-z0-9.]+$$//' \
+		| LC_ALL=C sort > build/lock/$(1).txt
+endef
+
+.PHONY: help setup setup-mlflow setup-detectors demo demo-image demo-video-text lab doctor test test-quick test-long test-browser test-mlflow test-detectors test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -43,6 +54,13 @@ $(MLFLOW_STAMP): $(STAMP) requirements-mlflow.lock
 	@$(call install,--requirement requirements.lock --requirement requirements-mlflow.lock)
 	@touch $@
 
+setup-detectors: $(DETECTORS_STAMP)  ## Add torchvision, timm and pytorchvideo to .venv, for published networks
+
+# Without what they ask for, which requirements.lock has: else pip might bring another build of torch.
+$(DETECTORS_STAMP): $(STAMP) requirements-detectors.lock
+	@$(call install,--no-deps --requirement requirements-detectors.lock)
+	@touch $@
+
 demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show where the report is
 	$(RUN) run_notebooks.py --params params/demo.yaml
 
@@ -62,7 +80,7 @@ test: $(STAMP)  ## Run all tests; WORKERS=n at once, else one per core
 	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
-	$(RUN) -m pytest -n auto --dist worksteal -m "not slow and not long"
+	$(RUN) -m pytest -n auto --dist worksteal -m "not slow and not long and not mlflow and not detectors"
 
 test-long: setup-mlflow  ## Run the tests that take longer and have no target of their own
 	$(RUN) -m pytest -n auto --dist worksteal -m "long and not fault and not slurm" --ignore tests/test_honesty.py \
@@ -70,6 +88,9 @@ test-long: setup-mlflow  ## Run the tests that take longer and have no target of
 
 test-mlflow: setup-mlflow  ## Export runs to a real MLflow server; installs MLflow into .venv
 	$(RUN) -m pytest -n 2 --dist worksteal -m "mlflow and not long"
+
+test-detectors: setup-detectors  ## Build, load and train published networks; installs their packages into .venv
+	$(RUN) -m pytest -n 2 --dist worksteal -m "detectors and not long"
 
 test-browser: $(STAMP)  ## Drive JupyterLab and the offline pages in Chromium; pictures of failures in build/screenshots
 	FVC_SCREENSHOTS=build/screenshots $(RUN) -m pytest -n 0 tests/browser -m "long or not long"
@@ -138,21 +159,19 @@ bench-pipeline: $(STAMP)  ## Measure what running notebooks costs beside bare pa
 index-kills: $(STAMP)  ## Kill an index of 10,000 files again and again; the outcome must not change
 	$(RUN) -m pytest -m long tests/corpus/test_index_scale.py
 
-lock:  ## Resolve the newest allowed versions anew into requirements.lock and requirements-mlflow.lock
-	rm -rf build/lock && $(PYTHON) -m venv build/lock/all && $(PYTHON) -m venv build/lock/base
-	build/lock/all/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,mlflow]'
-	# A local version (torch 2.13.0+cpu) names one machine'\''s build; setuptools belongs to the environment itself.
-	build/lock/all/bin/python -m pip freeze --exclude-editable --exclude setuptools | sed -E 's/\+[a-z0-9.]+$$//' \
-		| LC_ALL=C sort > build/lock/all.txt
-	# The same versions without MLflow, which would bring pandas into every process.
-	build/lock/base/bin/python -m pip install --quiet --disable-pip-version-check --constraint build/lock/all.txt \
-		--editable '.[dev]'
-	build/lock/base/bin/python -m pip freeze --exclude-editable --exclude setuptools | sed -E 's/\+[a-z0-9.]+$$//' \
-		| LC_ALL=C sort > build/lock/base.txt
-	$(PYTHON) -c 'print("# Every package FVC runs and is tested with. Made by: make lock")' > requirements.lock
+lock:  ## Resolve the newest allowed versions anew into requirements.lock and the locks of MLflow and of detectors
+	rm -rf build/lock && mkdir -p build/lock
+	$(call resolve,all,dev$(comma)mlflow$(comma)detectors)
+	# The same versions without what is optional: MLflow would bring pandas into every process.
+	$(call resolve,base,dev,--constraint build/lock/all.txt)
+	$(call resolve,mlflow,dev$(comma)mlflow,--constraint build/lock/all.txt)
+	$(call resolve,detectors,dev$(comma)detectors,--constraint build/lock/all.txt)
+	echo "# Every package FVC runs and is tested with. Made by: make lock" > requirements.lock
 	cat build/lock/base.txt >> requirements.lock
-	$(PYTHON) -c 'print("# What MLflow brings beside requirements.lock. Made by: make lock")' > requirements-mlflow.lock
-	LC_ALL=C comm -13 build/lock/base.txt build/lock/all.txt >> requirements-mlflow.lock
+	echo "# What MLflow brings beside requirements.lock. Made by: make lock" > requirements-mlflow.lock
+	LC_ALL=C comm -13 build/lock/base.txt build/lock/mlflow.txt >> requirements-mlflow.lock
+	echo "# What published networks bring beside requirements.lock. Made by: make lock" > requirements-detectors.lock
+	LC_ALL=C comm -13 build/lock/base.txt build/lock/detectors.txt >> requirements-detectors.lock
 
 clean:  ## Remove the environment and tool caches; runs, data and clips stay
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

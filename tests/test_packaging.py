@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OPTIONAL = {"mlflow"}
+OPTIONAL = {"mlflow", "detectors"}
 
 
 def locked(name: str = "requirements.lock") -> dict[str, str]:
@@ -58,15 +58,15 @@ def test_what_is_installed_is_what_is_locked():
         assert importlib.metadata.version(name).split("+")[0] == version, name
 
 
-@pytest.mark.mlflow
-def test_what_mlflow_needs_beside_the_lock_is_locked_and_nothing_twice():
-    base, beside = locked(), locked("requirements-mlflow.lock")
+@pytest.mark.parametrize("extra", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in sorted(OPTIONAL)])
+def test_what_an_extra_needs_beside_the_lock_is_locked_and_nothing_twice(extra):
+    base, beside = locked(), locked(f"requirements-{extra}.lock")
     assert not set(base) & set(beside)
-    (mlflow,) = map(Requirement, PROJECT["optional-dependencies"]["mlflow"])
-    assert mlflow.specifier.contains(beside["mlflow"])
     both = base | beside
+    for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
+        assert requirement.specifier.contains(both[normalized(requirement.name)]), requirement
     for name, version in beside.items():
-        assert importlib.metadata.version(name) == version, name
+        assert importlib.metadata.version(name).split("+")[0] == version, name
         for requirement in map(Requirement, importlib.metadata.requires(name) or []):
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 needed = both[normalized(requirement.name)]

@@ -68,14 +68,21 @@ def from_folder(
 
 
 def colours_of(folder: Path, otherwise: tuple[Colours, Colours]) -> tuple[Colours, Colours]:
-    """Mean and deviation of the colours that the folder's ``preprocessor_config.json`` names, where it does."""
+    """Mean and deviation of the colours, as fractions of white, by the folder's ``preprocessor_config.json``.
+
+    Some processors (ViViT's) bring pixels to [-1, 1] before they normalise: the two steps are made one.
+    """
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
         try:
             document = json.loads((folder / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if document.get("image_mean") and document.get("image_std"):
-            return tuple(document["image_mean"]), tuple(document["image_std"])
+            scale = 255 * float(document.get("rescale_factor", 1 / 255))
+            shift = 1.0 if document.get("offset") else 0.0
+            red, green, blue = ((mean + shift) / scale for mean in document["image_mean"])
+            wide = [deviation / scale for deviation in document["image_std"]]
+            return (red, green, blue), (wide[0], wide[1], wide[2])
     return otherwise
 
 

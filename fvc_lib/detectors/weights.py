@@ -19,7 +19,10 @@ from fvc_lib.services.atomic_files import content_digest
 from fvc_lib.services.errors import UsageError
 
 # What a network's own class layer may be called in a file of weights; a head of ours is trained in its place.
-CLASS_LAYERS = ("fc.", "classifier.", "head.", "heads.", "_fc.", "blocks.5.proj.", "blocks.6.proj.")
+CLASS_LAYERS = (
+    "fc.", "_fc.", "classifier.", "head.", "heads.", "head_dist.", "last_linear.", "AuxLogits.", "blocks.5.proj.",
+    "blocks.6.proj.",
+)  # fmt: skip
 _INSIDE = ("state_dict", "model", "model_state", "model_state_dict")
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _NAMED_AT_MOST = 5

@@ -606,7 +606,7 @@ def recompute_activations(model: nn.Module) -> None:
         )
     blocks = model.recomputable_blocks()
     for block in blocks:
-        _refuse_batch_norm(name, block)
+        _refuse_batch_norm(name, model, block)
     for block in blocks:
         if not isinstance(block.__dict__.get("forward"), _RecomputedForward):
             # On the instance, where nn.Module.__call__ finds it first: wrapping the block would rename its parameters.
@@ -624,16 +624,20 @@ class _RecomputedForward:
     def __init__(self, block: nn.Module) -> None:
         self._block = block
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
         forward = type(self._block).forward
         if not torch.is_grad_enabled():
-            return forward(self._block, *inputs)
-        return checkpoint(forward, self._block, *inputs, use_reentrant=False, preserve_rng_state=True)
+            return forward(self._block, *inputs, **named)
+        return checkpoint(forward, self._block, *inputs, use_reentrant=False, preserve_rng_state=True, **named)
 
 
-def _refuse_batch_norm(name: str, block: nn.Module) -> None:
-    for module in block.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+def _refuse_batch_norm(name: str, model: nn.Module, block: nn.Module) -> None:
+    mode = model.training
+    model.train()  # a published network's own keep their statistics in training as well
+    updated = [part for part in block.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training]
+    model.train(mode)
+    for module in updated:
+        if module.track_running_stats:
             raise UsageError(
                 f"gradient_checkpointing: a block of {name!r} holds a {type(module).__name__}, whose running "
                 "statistics would be updated twice a step. Use group norm or turn gradient_checkpointing off."

@@ -67,8 +67,24 @@ class _PooledPaths(nn.Module):
 
 def _build(options: TrunkOptions) -> PytorchvideoTrunk:
     network = getattr(imported("pytorchvideo.models.hub", options.name), options.name)(pretrained=False)
+    num_features, blocks, slow_fast = without_class_layer(network)
+    loaded = None
+    if options.weights is not None:
+        loaded = load_weights(network, options.weights, licence=options.licence)
+    kind = SlowFastTrunk if slow_fast else PytorchvideoTrunk
+    return kind(network, num_features, mean=_MEAN, deviation=_DEVIATION, recomputable=blocks, weights=loaded)
+
+
+def without_class_layer(network: Any) -> tuple[int, tuple[nn.Module, ...], bool]:
+    """Take its class layer away; how many features that was given, its blocks, and whether it sees two paths."""
+    for part in network.modules():
+        if type(part).__name__ == "MultiPathWayWithFuse":
+            part.inplace = False  # else a block that is computed again would begin with what it gave before
+        for name, child in part.named_children():
+            if type(child).__name__ == "Swish":
+                setattr(part, name, nn.SiLU())  # the same function; the package's relies on what torch has deprecated
     head = network.blocks[-1]
-    num_features = head.proj.in_features
+    num_features = int(head.proj.in_features)
     pooled: Any = getattr(head, "pool", None)
     if hasattr(pooled, "pre_conv"):  # X3D: two convolutions, with the pooling between them
         pooled.pool = nn.AdaptiveAvgPool3d(1)
@@ -76,15 +92,10 @@ def _build(options: TrunkOptions) -> PytorchvideoTrunk:
         head.pool = pooled
     else:
         del network.blocks[-1]
-    slow_fast = options.name.startswith("slowfast")
+    slow_fast = type(network.blocks[-1]).__name__ == "PoolConcatPathway"
     if slow_fast:
         network.blocks[-1] = _PooledPaths()
-    loaded = None
-    if options.weights is not None:
-        loaded = load_weights(network, options.weights, licence=options.licence)
-    blocks = tuple(network.blocks)[1:5]
-    kind = SlowFastTrunk if slow_fast else PytorchvideoTrunk
-    return kind(network, num_features, mean=_MEAN, deviation=_DEVIATION, recomputable=blocks, weights=loaded)
+    return num_features, tuple(network.blocks)[1:5], slow_fast
 
 
 for _name, (_paper, _num_frames, _side, _micro_batch) in _NETWORKS.items():

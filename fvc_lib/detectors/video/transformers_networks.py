@@ -28,13 +28,14 @@ class _Kind:
 
 
 _GREY = ((0.45, 0.45, 0.45), (0.225, 0.225, 0.225))
-_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+# Its processor brings pixels to [-1, 1] and then takes another half away and halves.
+_OF_VIVIT = ((0.75, 0.75, 0.75), (0.25, 0.25, 0.25))
 _KINDS = {
     "timesformer": _Kind(
         "TimesformerForVideoClassification", "TimesformerConfig", "image_size", "num_frames", colours=_GREY
     ),
     "videomae": _Kind("VideoMAEForVideoClassification", "VideoMAEConfig", "image_size", "num_frames"),
-    "vivit": _Kind("VivitForVideoClassification", "VivitConfig", "image_size", "num_frames", colours=_HALF),
+    "vivit": _Kind("VivitForVideoClassification", "VivitConfig", "image_size", "num_frames", colours=_OF_VIVIT),
     "vjepa2": _Kind(
         "VJEPA2ForVideoClassification", "VJEPA2Config", "crop_size", "frames_per_clip", pixels="pixel_values_videos"
     ),

@@ -1,0 +1,134 @@
+"""What the engine promises of every network, for published ones in small configurations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fvc_lib.engine.device import Precision, resolve_device
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.step import BatchTransaction, recompute_activations
+from fvc_lib.engine.task import stack_samples
+from fvc_lib.services.errors import StoppedError, UsageError
+from tests.detectors.published.networks import ONE_OF_EACH, SMALL, SmallTasks, noise, trunk_of
+from tests.kits.engine_kit import EndsOnce, same_end, stop_after, tight, weight_distance
+from tests.kits.rank_kit import Training, distance, run_ranks, same_weights, train
+
+pytestmark = [pytest.mark.detectors, pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")]
+
+COMPUTE = resolve_device("cpu")
+QUIET = {"epochs": 1, "effective_batch_size": 3, "micro_batch": 3, "learning_rate": 1e-4}  # two steps
+
+
+@pytest.fixture
+def published(name, tmp_path):
+    return SmallTasks(name, tmp_path / "weights")
+
+
+def gradients(task, micro_batch, *, recompute=False):
+    """Of five clips in double precision, by the engine; and what trains."""
+    with forked_random_state(0, COMPUTE.device):
+        torch.manual_seed(5)
+        model = task.build_model()
+        if recompute:
+            recompute_activations(model)
+        model.train()
+        batch = stack_samples([task.training_data[index] for index in range(5)])
+        BatchTransaction(task, model, Precision(COMPUTE), COMPUTE.device).gradients(batch, micro_batch)
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, model
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_any_split_of_a_batch_gives_the_gradients_of_the_whole(published):
+    """Also where what was computed forwards is computed again backwards; every trained parameter has its gradient."""
+    task = SmallTasks(published.name, published.folder, double=True)()
+    wanted, model = gradients(task, 5)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert wanted.keys() <= trained
+    assert any(gradient.norm() > 0 for gradient in wanted.values())
+    total = torch.cat([gradient.flatten() for gradient in wanted.values()]).norm()
+    for micro_batch, recompute in ((1, False), (2, False), (2, True)):
+        found, _ = gradients(task, micro_batch, recompute=recompute)
+        assert found.keys() == wanted.keys()
+        error = torch.cat([(found[name] - gradient).flatten() for name, gradient in wanted.items()]).norm()
+        assert error <= 1e-9 * total, (micro_batch, recompute)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_clip_s_logit_in_training_does_not_depend_on_its_batch_or_a_draw(published):
+    """Stochastic depth, dropout of attention and batch norms do nothing; a network that has them says so."""
+    with forked_random_state(0, COMPUTE.device):
+        model = published().build_model().train()
+        frames = noise(3, 4, SMALL[published.name].side)
+        with torch.no_grad():
+            together, again = model(frames), model(frames)
+            alone = torch.cat([model(clip[None]) for clip in frames])
+    assert together.equal(again)
+    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
+    noted = any("stochastic depth" in note for note in model.trunk.notes)
+    assert noted == (published.name in ("swin3d", "mvit", "dinov2"))
+    assert any("group norms" in note for note in model.trunk.notes) == (published.name in ("x3d", "slowfast", "timm"))
+
+
+@pytest.mark.parametrize("name", ["siglip", "clip"])
+def test_a_trunk_of_which_nothing_is_trained_stays_in_evaluation_mode(published):
+    model = published().build_model().train()
+    model.trunk.network.extra = nn.Dropout(0.5)
+    model.train()
+    assert model.trunk.network.extra.training == (published.name == "clip")
+    assert model.head.training
+    assert not model.eval().head.training
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_stopped_training_goes_on_exactly_and_memory_that_ends_changes_nothing(published, make_engine):
+    task = published()
+    whole = make_engine("whole", task=task, **QUIET).fit()
+    with pytest.raises(StoppedError):
+        make_engine("parts", task=task, stop=stop_after(1), **QUIET).fit()
+    assert same_end(make_engine("parts", task=task, **QUIET).fit(), whole)
+    for where in ("forward", "backward"):
+        ends = EndsOnce(where, 2)
+        state = make_engine(f"ends {where}", task=tight(task, ends, draws=False), **QUIET).fit()
+        assert ends.calls >= 2
+        assert state.micro_batch < 3
+        assert weight_distance(state.best_model, whole.best_model) < 1e-4
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_two_ranks_train_what_one_does(published, tmp_path):
+    """In double precision: Adam makes whole steps of what is only rounding."""
+    published = replace(published, double=True)
+    published().build_model()  # its folder of weights is written once
+    found = {}
+    for size in (1, 2):
+        folder = tmp_path / f"of_{size}"
+        folder.mkdir()
+        for code, said in run_ranks(size, train, Training(published, folder, QUIET)):
+            assert code == 0, said
+        found[size] = Training(published, folder)
+    assert same_weights(found[2].found(0), found[2].found(1))
+    assert distance(found[2].found(), found[1].found()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "num_frames", "side"),
+    [
+        ("r3d_18", 4, 32), ("mc3_18", 4, 32), ("r2plus1d_18", 4, 32), ("s3d", 16, 64), ("swin3d_t", 4, 64),
+        ("x3d_xs", 4, 64), ("slow_r50", 4, 32), ("slowfast_r50", 8, 32), ("i3d_r50", 8, 32),
+    ],
+)  # fmt: skip
+def test_forward_and_backward_run_on_small_clips(name, num_frames, side):
+    with forked_random_state(0, COMPUTE.device):
+        trunk = trunk_of(name).train()
+        trunk(noise(1, num_frames, side)).square().sum().backward()
+    without = [key for key, p in trunk.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert without == []
+
+
+def test_a_network_without_known_blocks_says_so_where_they_are_asked_for():
+    with pytest.raises(UsageError, match="which parts of a InceptionV3 could be computed again is not known"):
+        trunk_of("timm:inception_v3").recomputable_blocks()

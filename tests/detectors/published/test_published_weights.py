@@ -1,0 +1,240 @@
+"""Published networks: their size, their weights as the publishers save them, their outputs and their pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fvc_lib.detectors.packages import imported
+from fvc_lib.detectors.weights import CLASS_LAYERS, read_weights
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS
+from tests.detectors.published.networks import (
+    FRAMES,
+    PICTURES,
+    SIDE,
+    SMALL_FOLDERS,
+    given_to,
+    noise,
+    real_frames,
+    seeded,
+    small_network,
+    transformers,
+    trunk_of,
+    write_folder,
+)  # fmt: skip
+
+pytestmark = [pytest.mark.detectors, pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")]
+
+# By name: the features of the class layer, its classes, and how many parameters the published network has with it
+# (400 classes of Kinetics, 174 of Something-Something; none for encoders of pictures).
+PUBLISHED = {
+    "r3d_18": (512, 400, 33_371_472),
+    "mc3_18": (512, 400, 11_695_440),
+    "r2plus1d_18": (512, 400, 31_505_325),
+    "s3d": (1024, 400, 8_320_048),
+    "mvit_v2_s": (768, 400, 34_537_744),
+    "swin3d_t": (768, 400, 28_158_070),
+    "x3d_xs": (2048, 400, 3_794_274),
+    "x3d_s": (2048, 400, 3_794_274),
+    "x3d_m": (2048, 400, 3_794_274),
+    "slow_r50": (2048, 400, 32_454_096),
+    "slowfast_r50": (2304, 400, 34_566_488),
+    "i3d_r50": (2048, 400, 28_043_472),
+    "timesformer": (768, 2, 121_260_290),
+    "videomae": (768, 400, 86_534_800),
+    "vivit": (768, 400, 88_954_000),
+    "vjepa2": (1024, 174, 375_485_998),
+    "efficientnet_lite0": (1280, 1000, 4_652_008),
+    "clip_vit_b16": (768, 0, 85_799_424),
+    "clip_vit_b32": (768, 0, 87_456_000),
+    "clip_vit_l14": (1024, 0, 303_179_776),
+    "dinov2_small": (384, 0, 22_056_576),
+    "dinov2_base": (768, 0, 86_580_480),
+    "dinov2_large": (1024, 0, 304_368_640),
+    "dinov3_small": (384, 0, 21_596_544),
+    "dinov3_base": (768, 0, 85_660_416),
+    "siglip_base": (768, 0, 92_884_224),
+    "gend": (1024, 0, 303_179_776),
+    "gend_dino": (768, 0, 85_660_416),
+    "timm:legacy_xception": (2048, 1000, 22_855_952),
+    "timm:efficientnet_b4": (1792, 1000, 19_341_616),
+    "timm:inception_v3": (2048, 1000, 23_834_568),
+    "timm:vit_small_patch14_dinov2": (384, 0, 22_056_192),
+}
+POSITIONS = {"dinov2_small": 518, "dinov2_base": 518, "dinov2_large": 518}  # sides that weights have positions for
+
+
+def test_the_table_has_every_published_network():
+    own = {"frame_cnn", "r2plus1d_small", "timm:NAME"}
+    assert set(DETECTORS.names()) - own == {name for name in PUBLISHED if not name.startswith("timm:")}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_network_has_as_many_parameters_as_its_publisher_says(name):
+    spec = DETECTORS.get(name)
+    features, classes, published = PUBLISHED[name]
+    spec = replace(spec, side=POSITIONS.get(name, spec.side))
+    assert spec.num_parameters() + (features + 1) * classes == published
+    if spec.family == "torchvision":
+        weights = imported("torchvision.models", name).get_model_weights(name)
+        assert weights.KINETICS400_V1.meta["num_params"] == published
+    if spec.family == "pytorchvideo":
+        with torch.device("meta"):
+            network = getattr(imported("pytorchvideo.models.hub", name), name)()
+        assert sum(parameter.numel() for parameter in network.parameters()) == published
+
+
+def publishers_network(name):
+    return getattr(imported("torchvision.models.video", name), name)
+
+
+# Where the size of what the class layer pools is fixed, or the network's clips are, nothing smaller can be compared.
+SIZES = {
+    "r3d_18": (4, 32), "mc3_18": (4, 32), "r2plus1d_18": (4, 32), "s3d": (16, 224), "mvit_v2_s": (16, 224),
+    "swin3d_t": (4, 64), "x3d_xs": (4, 160), "slow_r50": (8, 224), "slowfast_r50": (32, 224),
+    "i3d_r50": (8, 224),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_weights_of_a_video_network_give_the_features_of_the_publishers_own(name, tmp_path):
+    """The published file is saved by name, with its class layer; pytorchvideo's has it under ``model_state``."""
+    spec = DETECTORS.get(name)
+    if spec.family == "torchvision":
+        network = seeded(publishers_network(name))
+        torch.save(network.state_dict(), tmp_path / "weights.pth")
+        heads = [getattr(network, part) for part in ("fc", "classifier", "head") if hasattr(network, part)]
+        layer = heads[0]
+    else:
+        network = seeded(getattr(imported("pytorchvideo.models.hub", name), name))
+        torch.save({"model_state": network.state_dict(), "cfg": "x"}, tmp_path / "weights.pth")
+        layer = network.blocks[-1].proj
+    trunk = trunk_of(name, tmp_path / "weights.pth")
+    assert trunk.weights.left_out
+    assert all(left.startswith(CLASS_LAYERS) for left in trunk.weights.left_out)
+    num_frames, side = SIZES[name]
+    frames = noise(1, num_frames, side)
+    with torch.inference_mode():
+        found = trunk(frames)[:, 0]
+    clip = trunk.normalised(frames).transpose(1, 2)
+    wanted = given_to(layer, lambda: network([clip[:, :, ::4], clip] if name == "slowfast_r50" else clip))
+    if wanted.dim() == 5:
+        wanted = wanted.flatten(2).mean(2) if wanted.shape[1] == found.shape[1] else wanted.flatten(1, 3).mean(1)
+    assert found.shape == (1, PUBLISHED[name][0])
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("name", SMALL_FOLDERS)
+def test_a_folder_of_transformers_gives_the_features_of_transformers_own_pipeline(name, tmp_path):
+    """On real frames: its own processor, which resizes nothing, before its own network."""
+    write_folder(name, tmp_path)
+    kind, _, processor = SMALL_FOLDERS[name]
+    network = getattr(transformers(), kind).from_pretrained(tmp_path).eval()
+    trunk = trunk_of(name, tmp_path, num_frames=FRAMES, side=SIDE)
+    frames = real_frames(20, SIDE)
+    process = getattr(transformers(), processor).from_pretrained(tmp_path)
+    options = {"return_tensors": "pt", "do_resize": False, "do_center_crop": False}
+    if name in PICTURES:
+        pixels = process(list(frames), **options)["pixel_values"]
+        with torch.inference_mode():
+            wanted, found = network(pixel_values=pixels).pooler_output, trunk(frames[:, None])[:, 0]
+    else:
+        clips = frames.view(-1, FRAMES, 3, SIDE, SIDE)
+        given = [list(clip) for clip in clips] if name != "vjepa2" else list(clips)
+        pixels = dict(process(given, **options))
+        wanted, found = given_to(network.classifier, lambda: network(**pixels)), trunk(clips).detach()[:, 0]
+        assert trunk.weights.left_out == ("classifier.bias", "classifier.weight")
+    assert len(found) * (1 if name in PICTURES else FRAMES) == 20
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    again = trunk_of(name, tmp_path, num_frames=FRAMES, side=SIDE)
+    assert all(a.equal(b) for a, b in zip(trunk.parameters(), again.parameters(), strict=True))
+
+
+def test_a_folder_of_pictures_and_texts_gives_its_encoder_of_pictures(tmp_path):
+    """As openai/clip-vit-base-patch16 is: a CLIPModel."""
+    _, settings, _ = SMALL_FOLDERS["clip_vit_b16"]
+    texts = {key: value for key, value in settings.items() if key not in ("image_size", "patch_size")}
+    config = transformers().CLIPConfig(text_config={**texts, "vocab_size": 50}, vision_config=settings)
+    whole = seeded(lambda: transformers().CLIPModel(config))
+    whole.save_pretrained(tmp_path)
+    trunk = trunk_of("clip_vit_b16", tmp_path, num_frames=FRAMES, side=SIDE)
+    frames = noise(2, FRAMES, SIDE)
+    with torch.inference_mode():
+        wanted = whole.vision_model(pixel_values=trunk.normalised(frames).flatten(0, 1)).pooler_output
+        torch.testing.assert_close(trunk(frames).flatten(0, 1), wanted)
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_resnet", "test_efficientnet", "inception_v3"])
+def test_weights_of_timm_give_the_features_of_timms_own_pipeline(name, tmp_path):
+    """On real frames: timm's own transform, without its resizing, before its own network."""
+    timm = imported("timm", name)
+    data = imported("timm.data", name)
+    network = seeded(lambda: timm.create_model(name))
+    save_file(network.state_dict(), tmp_path / "model.safetensors")
+    side = 160 if name.startswith("test") else 96
+    trunk = trunk_of(f"timm:{name}", tmp_path / "model.safetensors", side=side)
+    transform = data.create_transform(**data.resolve_data_config(model=network), is_training=False)
+    steps = [step for step in transform.transforms if type(step).__name__ not in ("Resize", "CenterCrop")]
+    assert len(steps) == 2
+    frames = real_frames(20, side)
+    from PIL import Image
+
+    pixels = torch.stack([steps[1](steps[0](Image.fromarray(frame.permute(1, 2, 0).numpy()))) for frame in frames])
+    with torch.inference_mode():
+        wanted = network.forward_head(network.forward_features(pixels), pre_logits=True)
+        found = trunk(frames[:, None])[:, 0]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * max(1.0, wanted.abs().max().item()))
+
+
+def test_efficientnet_lite0_with_its_packaged_weights_is_timms_network():
+    timm = imported("timm", "efficientnet_lite0")
+    trunk = trunk_of("efficientnet_lite0")
+    network = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
+    published = read_weights(Path(trunk.weights.source))
+    names = [name for name in network.state_dict() if not name.startswith("classifier.")]
+    given = [tensor for name, tensor in published.items() if not name.startswith("_fc.")]
+    network.load_state_dict(dict(zip(names, given, strict=True)), strict=False)
+    frames = real_frames(20, 128)
+    with torch.inference_mode():
+        wanted = network.forward_head(network.forward_features(trunk.normalised(frames)), pre_logits=True)
+        found = trunk(frames[:, None])[:, 0]
+    assert (found - wanted).norm() <= 1e-4 * wanted.norm()
+    assert trunk.weights.left_out == ("_fc.weight", "_fc.bias")
+
+
+def test_a_file_of_another_network_is_refused_by_name(tmp_path):
+    torch.save(publishers_network("mc3_18")().state_dict(), tmp_path / "mc3.pth")
+    with pytest.raises(UsageError, match=r"mc3.pth' does not fit .* of another shape: layer2.0.conv1.0.weight"):
+        trunk_of("r3d_18", tmp_path / "mc3.pth")
+    with pytest.raises(UsageError, match=r"not in it: blocks.0.*unknown: stem.0.weight"):
+        trunk_of("x3d_xs", tmp_path / "mc3.pth")
+    with pytest.raises(UsageError, match=r"not in it: stem.0.weight.*unknown: stem.1.weight|of another shape"):
+        trunk_of("efficientnet_lite0", tmp_path / "mc3.pth")
+
+
+@pytest.mark.parametrize("name", ["timesformer", "clip_vit_b16"])
+def test_a_folder_that_does_not_fit_is_refused_with_what_does_not(name, tmp_path):
+    network = small_network(name)
+    weights = network.state_dict()
+    layer = "1.mlp.fc1.weight" if name.startswith("clip") else "1.output.dense.weight"
+    missing = next(key for key in weights if key.endswith(layer))
+    network.save_pretrained(tmp_path / "less", state_dict={k: v for k, v in weights.items() if k != missing})
+    with pytest.raises(UsageError, match=rf"does not fit.*not in it: .*{missing.split('.', 2)[-1]}"):
+        trunk_of(name, tmp_path / "less", num_frames=FRAMES, side=SIDE)
+    network.save_pretrained(tmp_path / "whole")
+    with pytest.raises(UsageError, match=r"got a network of type '.*', wanted 'vjepa2'"):
+        trunk_of("vjepa2", tmp_path / "whole", num_frames=FRAMES, side=SIDE)
+    with pytest.raises(UsageError, match=r"wanted the folder of a transformers model, with config.json"):
+        trunk_of(name, tmp_path, num_frames=FRAMES, side=SIDE)
+    with pytest.raises(UsageError, match=r"fixed_size as it was made for|does not take clips"):
+        trunk_of(name, tmp_path / "whole", num_frames=FRAMES, side=2 * SIDE)(noise(1, FRAMES, 2 * SIDE))
+
+
+def test_a_clip_that_a_network_is_not_made_for_is_refused_with_its_size():
+    with pytest.raises(UsageError, match=r"does not take clips of 6 frames of 32 x 32 pixels: .* multiple of 4"):
+        trunk_of("slowfast_r50")(noise(1, 6, 32))
