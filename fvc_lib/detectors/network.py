@@ -134,7 +134,7 @@ class Trunk(nn.Module):
         num_frames, _, height, width = frames.shape[1:]
         return UsageError(
             f"a {type(self.network).__name__} does not take clips of {num_frames} frames of {height} x {width} pixels: "
-            f"{reason}. Leave num_frames and fixed_size at 0, which is what the model was made for, or take another."
+            f"{reason}. Give num_frames 0 and fixed_size 0, which is what the model was made for, or take another."
         )
 
 
@@ -217,7 +217,16 @@ def build_detector(config: RunConfig) -> nn.Module:
     """
     spec = DETECTORS.get(config.model)
     network = _headed(spec, config) if spec.build is None else _complete(spec, spec.build, config)
-    tune(network, config.tune or spec.tune)
+    trunk = getattr(network, "trunk", None)
+    random = isinstance(trunk, Trunk) and trunk.weights is None
+    if random and config.tune not in ("", "all"):
+        raise UsageError(
+            f"tune: got {config.tune!r} for model {config.model!r} without weights: what is not trained would stay "
+            "random. Give its weights with model_weights, or tune all."
+        )
+    if isinstance(trunk, Trunk) and random and spec.weights:
+        trunk.notes = (*trunk.notes, f"trained from scratch, without its published weights ({spec.weights})")
+    tune(network, "all" if random else config.tune or spec.tune)
     return network
 
 
@@ -227,7 +236,7 @@ def _complete(spec: DetectorSpec, build: Callable[[], nn.Module], config: RunCon
     network = build()
     path = weights_path(config.model_weights)
     if path is not None:
-        network.weights = load_weights(network, path, licence=spec.weights_licence or "unknown")  # type: ignore[assignment]
+        network.loaded_weights = load_weights(network, path, licence=spec.weights_licence or "unknown")  # type: ignore[assignment]
     return network
 
 
@@ -246,10 +255,32 @@ def build_trunk(spec: DetectorSpec, config: RunConfig) -> Any:
     """The trunk of the network that ``config`` asks for; ``UsageError`` where it has none."""
     if spec.build_trunk is None:
         raise UsageError(f"model {spec.name!r} has no trunk that gives features. Take another model.")
-    clips = spec.clips(config.num_frames, config.fixed_size)
+    clips = config.clips
     licence = spec.weights_licence or "unknown"
     weights = weights_path(config.model_weights)
-    return spec.build_trunk(TrunkOptions(config.model, clips.num_frames, clips.side, weights, licence))
+    return built_trunk(spec, TrunkOptions(config.model, clips.num_frames, clips.side, weights, licence))
+
+
+def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
+    """The trunk of ``spec``, with the weights that are named, whether or not its own builder looked at them."""
+    trunk = spec.build_trunk(options) if spec.build_trunk else None
+    if (
+        trunk is not None
+        and options.weights is not None
+        and not isinstance(getattr(trunk, "weights", None), LoadedWeights)
+    ):
+        trunk.loaded_weights = load_weights(trunk, options.weights, licence=options.licence)
+    return trunk
+
+
+def loaded_weights_of(network: nn.Module) -> LoadedWeights | None:
+    """Where the weights of a network, or of a part of it, came from; None where they were drawn."""
+    for part in network.modules():
+        for name in ("weights", "loaded_weights"):
+            found = getattr(part, name, None)
+            if isinstance(found, LoadedWeights):
+                return found
+    return None
 
 
 def weights_path(text: str) -> Path | None:
@@ -260,7 +291,7 @@ def weights_path(text: str) -> Path | None:
     if not path.exists():
         raise UsageError(
             f"model_weights {text!r}: no such file or folder on this machine. Fetch it first, for example with "
-            f"'huggingface-cli download NAME --local-dir FOLDER', and give that folder."
+            f"'hf download NAME --local-dir FOLDER', and give that folder."
         )
     return path
 

@@ -63,8 +63,9 @@ def from_folder(
             f"model_weights {str(folder)!r} does not fit a {model}: {'; '.join(problems)}. They would be random: give "
             "the folder of a whole network of this kind, and num_frames and fixed_size as it was made for."
         )
-    left_out = tuple(sorted({*unexpected, *(name for name in network.state_dict() if name.startswith(class_layer))}))
-    return network, LoadedWeights(str(folder), content_digest(folder), licence, left_out if class_layer else ())
+    own_class = {name for name in network.state_dict() if class_layer and name.startswith(class_layer)}
+    left_out = tuple(sorted({*unexpected, *own_class}))
+    return network, LoadedWeights(str(folder), content_digest(folder), licence, left_out)
 
 
 def colours_of(folder: Path, otherwise: tuple[Colours, Colours]) -> tuple[Colours, Colours]:

@@ -26,6 +26,11 @@ CLASS_LAYERS = (
 _INSIDE = ("state_dict", "model", "model_state", "model_state_dict")
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _NAMED_AT_MOST = 5
+# What damaged files, pages saved in place of a file, and files with code in them raise.
+_UNREADABLE = (
+    RuntimeError, pickle.UnpicklingError, EOFError, safetensors.SafetensorError, ValueError, LookupError, TypeError,
+    AttributeError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
             document = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UsageError(f"{field} {str(path)!r}: {error.strerror or error}. Give a readable file.") from error
-    except (RuntimeError, pickle.UnpicklingError, EOFError, safetensors.SafetensorError, ValueError) as error:
+    except _UNREADABLE as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
             f"{field} {str(path)!r}: neither weights of torch.save nor safetensors: {reason}. Download the file anew, "

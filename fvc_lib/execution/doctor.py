@@ -221,7 +221,7 @@ def shared_memory(config: RunConfig, folder: Path = Path("/dev/shm")) -> Finding
     name = "shared memory"
     if not config.num_workers:
         return ok(name, "not needed without loader processes")
-    clip = 3 * config.num_frames * config.fixed_size**2
+    clip = 3 * config.clips.num_frames * config.clips.side**2
     needed = (2 * config.num_workers + 1) * config.effective_batch_size * clip
     remedy = "-p num_workers 0, or a larger /dev/shm (docker: --shm-size)"
     try:

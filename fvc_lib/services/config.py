@@ -24,7 +24,7 @@ from fvc_lib.services import tasks as stages
 from fvc_lib.services.atomic_files import AnyPath, content_digest, sha256_of_json
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, Registry
+from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, ClipSettings, Registry
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS, TRAINING_STAGES
 
@@ -143,6 +143,12 @@ def _known_tuning(what: str) -> str:
     return what
 
 
+def _possible_side(side: int) -> int:
+    if 0 < side < 16:
+        raise ValueError("wanted 0 or at least 16 pixels")
+    return side
+
+
 def _beside_the_code(name: str) -> str:
     """A default folder in the checkout, from whatever folder a command or notebook is started."""
     base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
@@ -249,13 +255,20 @@ class RunConfig(BaseModel):
     )
 
     # Decode
-    num_frames: int = field(6, "weights", "frames taken uniformly from each video", _CLIPS, ge=1, memory=_CLIP_STAGES)
-    fixed_size: int = field(
+    num_frames: int = field(
+        6,
+        "weights",
+        "frames taken uniformly from each video; 0: as many as the model was made for",
+        _CLIPS,
+        ge=0,
+        memory=_CLIP_STAGES,
+    )
+    fixed_size: Annotated[int, AfterValidator(_possible_side)] = field(
         112,
         "weights",
-        "side in pixels of the square frames are fitted to",
+        "side in pixels of the square frames are fitted to; 0: the side the model was made for",
         _CLIPS,
-        ge=16,
+        ge=0,
         le=2048,
         variable="FVC_FIXED_SIZE",
         memory=_CLIP_STAGES,
@@ -292,12 +305,22 @@ class RunConfig(BaseModel):
         memory=_NET_STAGES,
         instead="The weights of a network on images are backbone_weights.",
     )
-    head: str = field(
-        "", "weights", "mean, attention, gru or path over the features; empty: the model's", _VIDEO, later=True
+    head: Literal["", "mean", "attention", "gru", "path"] = field(
+        "",
+        "weights",
+        "mean, attention, gru or path over the features; empty: the model's",
+        _VIDEO,
+        later=True,
+        memory=_NET_STAGES,
     )
     l2_normalise: bool = field(False, "weights", "bring each feature vector to length 1", _VIDEO, later=True)
     tune: Annotated[str, AfterValidator(_known_tuning)] = field(
-        "", "weights", "what is trained: head, norms, last:N stages or all; empty: the model's", _VIDEO, later=True
+        "",
+        "weights",
+        "what is trained: head, norms, last:N stages or all; empty: the model's",
+        _VIDEO,
+        later=True,
+        memory=_NET_STAGES,
     )
     epochs: int = field(20, "recipe", "at most this many passes over the training part", ge=1)
     # Hashed as ever, because folders are named by the hash; so are device and retrieval_memory_mb.
@@ -516,6 +539,13 @@ class RunConfig(BaseModel):
                 _require_known(str(name))
                 known[name] = value
         return known
+
+    @property
+    def clips(self) -> ClipSettings:
+        """Frames and side of the clips: the model's own where they are 0, which imports its file."""
+        if self.num_frames and self.fixed_size:
+            return ClipSettings(self.num_frames, self.fixed_size)
+        return DETECTORS.get(self.model).clips(self.num_frames, self.fixed_size)
 
     @property
     def config_hash(self) -> str:

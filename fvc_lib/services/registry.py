@@ -284,6 +284,8 @@ class DetectorRegistry(Registry[DetectorSpec]):
         if match := _IN_A_FILE.fullmatch(name):
             return _declared_in_file(name, Path(match["path"]), match["item"])
         spec = super().get(name)
+        if isinstance(spec, type):  # a class that was registered by itself
+            return declared_by_class(spec, name)
         return spec if spec.of_name is None else spec.of_name(name)
 
     def load(self, name: str) -> DetectorSpec:
@@ -291,14 +293,11 @@ class DetectorRegistry(Registry[DetectorSpec]):
         return self.get(name) if _IN_A_FILE.fullmatch(name) else super().load(name)
 
     def check(self, name: str) -> str:
-        """``name``, with the whole path of a user's file; ``UsageError`` where nothing has it."""
+        """``name``, with the whole path of a user's file, which may have moved since; ``UsageError`` as ever."""
         match = _IN_A_FILE.fullmatch(name)
         if match is None:
             return super().check(name)
-        path = Path(match["path"]).expanduser().absolute()
-        if not path.is_file():
-            raise UsageError(f"model {name!r}: no file {str(path)!r}. Give path/to/FILE.py:CLASS.")
-        return f"{path}:{match['item']}"
+        return f"{Path(match['path']).expanduser().absolute()}:{match['item']}"
 
     def identity(self, name: str) -> str:
         """A user's file counts by its name and content, not by where it lies."""

@@ -18,7 +18,9 @@ from typing import Annotated, Any, Generic, Self, TypedDict, TypeVar, cast
 
 import torch
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+from torch import nn
 
+from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, resolve_device
 from fvc_lib.engine.distributed.launch import run_ranks
 from fvc_lib.engine.distributed.ranks import RankLostError, Ranks
@@ -88,15 +90,15 @@ class TrainedClass:
         with forked_random_state(0, torch.device("cpu")):
             model = task.build_model()
         kind = type(model)
-        parts = sorted({f"{part.__module__}.{part.__qualname__}": part for part in map(type, model.modules())}.items())
-        code = [[name, _code_of(part)] for name, part in parts if not name.startswith("torch.")]
         functions = [each for each in vars(kind).values() if inspect.isfunction(each)]
         file = functions[0].__code__.co_filename if functions else ""
         number = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         frozen = sum(parameter.numel() for parameter in model.parameters()) - number
-        trunk: Any = getattr(model, "trunk", model)
-        loaded, notes = getattr(trunk, "weights", None), tuple(getattr(trunk, "notes", ()))
-        trained = cls(f"{kind.__module__}.{kind.__qualname__}", file, sha256_of_json(code), number, frozen, notes=notes)
+        loaded = loaded_weights_of(model)
+        notes = tuple(note for part in model.modules() if isinstance(part, Trunk) for note in part.notes)
+        trained = cls(
+            f"{kind.__module__}.{kind.__qualname__}", file, code_of_network(model), number, frozen, notes=notes
+        )
         if loaded is None:
             return trained
         return replace(
@@ -119,6 +121,12 @@ class TrainedClass:
         if self.num_frozen:
             said.append(f"{self.num_frozen:,} parameters are frozen.")
         return " ".join([*said, *(f"{note[0].upper()}{note[1:]}." for note in self.notes)])
+
+
+def code_of_network(model: nn.Module) -> str:
+    """Hex SHA-256 over the code of its class and its parts' classes, comments and torch's own left out."""
+    parts = sorted({f"{part.__module__}.{part.__qualname__}": part for part in map(type, model.modules())}.items())
+    return sha256_of_json([[name, _code_of(part)] for name, part in parts if not name.startswith("torch.")])
 
 
 def _code_of(kind: type) -> list[str]:

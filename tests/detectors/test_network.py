@@ -13,6 +13,7 @@ from fvc_lib.detectors.network import (
     trunk_stages,
     tune,
 )
+from fvc_lib.detectors.weights import read_weights
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
@@ -182,7 +183,7 @@ def test_a_users_file_that_does_not_do_is_named_with_the_reason(my_net, item, te
 
 def test_a_users_file_that_is_not_there_is_refused_before_anything(tmp_path):
     with pytest.raises(UsageError, match=r"no file .*nowhere.py.*FILE.py:CLASS"):
-        config_of(model=str(tmp_path / "nowhere.py:Net"))
+        config_of(model=str(tmp_path / "nowhere.py:Net")).load_chosen()
 
 
 def test_a_network_with_a_head_of_its_own_refuses_another():
@@ -193,3 +194,37 @@ def test_a_network_with_a_head_of_its_own_refuses_another():
 def test_fields_that_came_later_change_no_hash_at_their_default():
     assert not {"model_weights", "head", "tune", "l2_normalise"} & config_of().training_values().keys()
     assert config_of(tune="head").config_hash != config_of().config_hash
+
+
+def test_what_stays_random_is_not_frozen_and_the_network_says_that_it_is_not_the_published_one():
+    with pytest.raises(UsageError, match=r"tune: got 'head' for model 'dinov2_small' without weights"):
+        build_detector(config_of(model="dinov2_small", tune="head", fixed_size=28))
+    network = build_detector(config_of(model="dinov2_small", fixed_size=28))
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    assert "trained from scratch, without its published weights (hub: facebook/dinov2-small)" in network.trunk.notes[-1]
+
+
+def test_weights_that_are_named_are_loaded_or_refused_and_never_passed_over(my_net, tmp_path):
+    torch.save({"nothing.weight": torch.zeros(1)}, tmp_path / "w.pth")
+    with pytest.raises(UsageError, match=r"w\.pth' does not fit the network \(MyEncoder\)"):
+        build_detector(config_of(model=f"{my_net}:MyEncoder", model_weights=str(tmp_path / "w.pth")))
+
+
+@pytest.mark.parametrize("content", [b"hello world", b"\x80\x02K", b"<html></html>", b""])
+def test_a_damaged_file_of_weights_is_refused_in_words(tmp_path, content):
+    (tmp_path / "w.pth").write_bytes(content)
+    with pytest.raises(UsageError, match=r"w\.pth'.*neither weights of torch.save nor safetensors"):
+        read_weights(tmp_path / "w.pth")
+
+
+def test_a_clip_of_no_size_is_the_one_the_model_was_made_for(my_net):
+    clip = config_of(model=f"{my_net}:MyNet", num_frames=0, fixed_size=0).clips
+    assert (clip.num_frames, clip.side) == (5, 32)
+    with pytest.raises(UsageError, match=r"(?i)wanted 0 or at least 16 pixels"):
+        config_of(fixed_size=8)
+
+
+def test_a_users_file_that_moved_leaves_its_run_readable(my_net):
+    config = config_of(model=f"{my_net}:MyNet")
+    my_net.unlink()
+    assert config_of(**config.model_dump()).model == config.model

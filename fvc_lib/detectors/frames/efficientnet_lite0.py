@@ -117,7 +117,8 @@ def _load(network: EfficientNetLite0, path: Path, licence: str) -> LoadedWeights
     left_out = tuple(name for name in found if name.startswith(("_fc.", "classifier.")))
     own = list(network.state_dict())
     given = [tensor for name, tensor in found.items() if name not in left_out]
-    renamed = dict(zip(own, given, strict=False)) if len(given) == len(own) else found
+    by_position = len(given) == len(own) and not set(own) <= found.keys()
+    renamed = dict(zip(own, given, strict=True)) if by_position else found
     network.load_state_dict(fitted(network, renamed, path))
     return LoadedWeights(str(path), sha256_of_file(path), licence, left_out)
 

@@ -83,9 +83,13 @@ def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:
             network, loaded = from_folder(transformers, kind.model, options.weights, {}, licence=options.licence)
             colours = colours_of(options.weights, kind.colours)
     size = int(network.config.hidden_size)
-    return TransformersFrames(
+    trunk = TransformersFrames(
         network, size, mean=colours[0], deviation=colours[1], recomputable=blocks_of(network), weights=loaded
     )
+    other = [f"{key} {got!r}" for key, want in settings.items() if (got := getattr(network.config, key)) != want]
+    if other:
+        trunk.notes = (*trunk.notes, f"the folder's network is not that of {name or options.name}: {', '.join(other)}")
+    return trunk
 
 
 def declaration(name: str, of: str, **changed: Any) -> DetectorSpec:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fvc_lib.detectors.network import built_trunk
 from fvc_lib.detectors.own.transformer import CaptionDecoder, TokenNumbers, Transformer, token_embedding
 from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder
 from fvc_lib.engine.task import Outputs
@@ -171,7 +172,8 @@ class NetworkPlan:
     @property
     def trunk_options(self) -> TrunkOptions:
         """What the trunk is told."""
-        return TrunkOptions(self.trunk, self.num_frames, self.side, self.weights)
+        licence = DETECTORS.get(self.trunk).weights_licence or "unknown"
+        return TrunkOptions(self.trunk, self.num_frames, self.side, self.weights, licence)
 
 
 class VideoEncoder(nn.Module):
@@ -179,8 +181,8 @@ class VideoEncoder(nn.Module):
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
-        build_trunk = DETECTORS.get(plan.trunk).build_trunk
-        trunk = None if build_trunk is None else build_trunk(plan.trunk_options)
+        spec = DETECTORS.get(plan.trunk)
+        trunk = built_trunk(spec, plan.trunk_options)
         if trunk is None or not getattr(trunk, "per_frame", True):
             raise UsageError(
                 f"model {plan.trunk!r} gives no features of single frames, which task video_text needs. Take "

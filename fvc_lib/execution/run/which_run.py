@@ -263,7 +263,8 @@ def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
     """(old, new) JSON values by name; where a run lies is no change."""
     before, after = own.model_dump(mode="json"), wanted.model_dump(mode="json")
     names = [name for name in before if name not in OF_THE_FOLDER]
-    return {name: (before[name], after[name]) for name in names if before[name] != after[name]}
+    changed = [name for name in names if before[name] != after[name] and own.identity(name) != wanted.identity(name)]
+    return {name: (before[name], after[name]) for name in changed}
 
 
 def in_words(changed: Mapping[str, Change]) -> str:

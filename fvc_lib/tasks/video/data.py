@@ -283,6 +283,12 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
     return shards
 
 
+def made_clips(paths: RunPaths) -> list[tuple[str, int]]:
+    """Video id and augmentation index of every clip that was made, sorted; no labels."""
+    made = read_table(paths.augmented_metadata, AUGMENTED).select("video_id", "augmentation_index")
+    return sorted(set(made.iter_rows()))
+
+
 def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource, FoldClips, FoldClips | None]:
     """One outer fold of a run: where its clips are read from, the fold, and the fold under shuffled labels.
 

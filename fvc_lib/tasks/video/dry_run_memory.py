@@ -90,7 +90,7 @@ def step_request(config: RunConfig) -> StepRequest:
 
     settings = engine_settings(config, 0)
     rows = [ClipRow(f"v{number}", 0, number % 2) for number in range(max(2, config.effective_batch_size))]
-    clips = ClipDataset(MadeUpClips(config.num_frames, config.fixed_size), rows)
+    clips = ClipDataset(MadeUpClips(config.clips.num_frames, config.clips.side), rows)
     return StepRequest(
         VideoTask(clips, clips, config=config, weights=(1.0, 1.0)),
         micro_batch=settings.micro_batch,

@@ -6,6 +6,7 @@ network, its weights and its code. Folds that run side by side share the work wi
 place of the list and leaves out what is there.
 """
 
+import importlib.metadata
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import torch
 from torch import Tensor
 
@@ -22,10 +22,10 @@ from fvc_lib.engine.device import release_cached_memory
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
-from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, command_text
 from fvc_lib.services.registry import DETECTORS
+from fvc_lib.tasks.recipe import code_of_network
 from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, check_clip_name, note_use
 
 _logger = logging.getLogger(__name__)
@@ -88,15 +88,22 @@ class FeatureSource:
                 found[number] = np.load(path, allow_pickle=False)
             except (OSError, ValueError) as error:
                 raise DataError(
-                    f"features {str(path)!r}: {error}. Delete the file, and go on: {command_text('--resume latest')}."
+                    f"features {str(path)!r}: {error}. Delete the file, and go on: "
+                    f"{command_text('--resume', 'latest')}."
                 ) from error
         return torch.from_numpy(found)
 
 
 def with_features(
-    source: Any, made: pl.DataFrame, config: RunConfig, device: torch.device, *, begin: float, stop: Callable[[], bool]
+    source: Any,
+    made: Sequence[Clip],
+    config: RunConfig,
+    device: torch.device,
+    *,
+    begin: float,
+    stop: Callable[[], bool],
 ) -> Any:
-    """``source`` with the features of all clips in ``made`` (AUGMENTED), where the trunk is frozen; else ``source``.
+    """``source`` with the features of all clips in ``made``, where the trunk is frozen; else ``source``.
 
     What is there is left out, so a stopped computation goes on where it was. ``begin`` in [0, 1) says at which place of
     the list.
@@ -112,8 +119,7 @@ def with_features(
     if not isinstance(network, Detector) or not isinstance(network.trunk, Trunk) or network.trunk.weights is None:
         return source  # random weights are others in every training
     trunk, weights = network.trunk.eval().to(device), network.trunk.weights
-    clips = [(video, number) for video, number in made.select("video_id", "augmentation_index").iter_rows()]
-    clips = [clip for clip in sorted(set(clips)) if source.has(*clip)]
+    clips = [clip for clip in made if source.has(*clip)]
     if not clips:
         return source
     shape = tuple(_computed(trunk, source, clips[:1], device).shape[1:])
@@ -121,16 +127,18 @@ def with_features(
     featured = FeatureSource(source, folder, (shape[0], shape[1]))
     note_use(folder, {"model": config.model, "weights": weights.sha256, "clips": source.settings_hash})
     first = int(begin * len(clips))
-    _compute(featured, trunk, [*clips[first:], *clips[:first]], device, DETECTORS.get(config.model).micro_batch, stop)
+    batch_size = config.batch_size or DETECTORS.get(config.model).micro_batch
+    _compute(featured, trunk, [*clips[first:], *clips[:first]], device, batch_size, stop)
+    release_cached_memory(device)
     return featured
 
 
 def _identity(trunk: Trunk, source: Any, config: RunConfig) -> str:
     """Hex SHA-256 of what decides the features of a clip of a video."""
     weights = trunk.weights.sha256 if trunk.weights else ""
-    modules = ("fvc_lib.detectors.network", *config.code_chosen(["model"]))
-    code = [code_hash(module, "fvc_lib.detectors") for module in modules]
-    return sha256_of_json([source.settings_hash, config.identity("model"), weights, code])
+    packages = ("torch", *DETECTORS.get(config.model).packages)
+    versions = [[package, importlib.metadata.version(package)] for package in packages]
+    return sha256_of_json([source.settings_hash, config.identity("model"), weights, code_of_network(trunk), versions])
 
 
 def _compute(
@@ -148,7 +156,7 @@ def _compute(
         if stop():
             raise StoppedError(
                 f"stopped as asked with the features of {done} of {len(missing)} clips computed, which stay: resume "
-                f"with {command_text('--resume latest')}."
+                f"with {command_text('--resume', 'latest')}."
             )
         some = missing[done : done + batch_size]
         todo = [clip for clip in some if not featured.has_features(clip)]  # another fold may have come by

@@ -17,7 +17,7 @@ from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import AUGMENTED, LABELS, PREDICTIONS, frame_of, read_table, write_table
+from fvc_lib.services.tables import LABELS, PREDICTIONS, frame_of, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
 from fvc_lib.tasks.video import data
@@ -64,7 +64,8 @@ def train_fold(
     stop = options.get("stop") or (lambda: False)
 
     def read(_: Ranks) -> Training[TrainingSummary]:
-        return fold_training(paths, config, fold, features_until=stop)
+        finished = paths.fold_outcome(fold).exists() and paths.predictions(fold).exists()
+        return fold_training(paths, config, fold, features_until=None if finished else stop)
 
     return train(STAGE, fold, paths, config, read, TrainingSummary, **options)
 
@@ -84,7 +85,7 @@ def fold_training(
     """
     source, clips, shuffled = data.read_fold(paths, config, fold)
     if features_until is not None:
-        made, device = read_table(paths.augmented_metadata, AUGMENTED), resolve_device(config.device, config.amp).device
+        made, device = data.made_clips(paths), resolve_device(config.device, config.amp).device
         source = with_features(source, made, config, device, begin=fold / config.num_folds, stop=features_until)
     both = [clips] if shuffled is None else [clips, shuffled]
 

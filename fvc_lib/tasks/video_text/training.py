@@ -111,7 +111,7 @@ def check_config(config: RunConfig) -> None:
         )
     if config.text_width % config.text_heads:
         raise UsageError(f"text_heads: got {config.text_heads}, wanted a divisor of text_width {config.text_width}.")
-    if config.masked_weight and config.num_frames < 2:
+    if config.masked_weight and config.clips.num_frames < 2:
         raise UsageError("masked_weight: a clip of one frame has none left to foretell it from. Take more num_frames.")
     if _encoder_folder(config):
         encoder_tensors(_encoder_folder(config), ["a text"], config.max_text_tokens)
@@ -156,8 +156,8 @@ class VideoTextParts:
         data = video_text.VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens)
         hidden = None
         if config.masked_weight:
-            num_hidden = video_text.num_hidden_frames(config.num_frames, config.masked_share)
-            hidden = video_text.HiddenFrames(config.num_frames, num_hidden, stable_seed(STAGE, config.seed))
+            num_hidden = video_text.num_hidden_frames(config.clips.num_frames, config.masked_share)
+            hidden = video_text.HiddenFrames(config.clips.num_frames, num_hidden, stable_seed(STAGE, config.seed))
         return video_text.PreparedSamples(data, _beside(pairs, config), hidden)
 
 
@@ -235,8 +235,8 @@ def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
     """The network that ``config`` asks for; a loss without weight builds nothing."""
     return NetworkPlan(
         trunk=config.model,
-        num_frames=config.num_frames,
-        side=config.fixed_size,
+        num_frames=config.clips.num_frames,
+        side=config.clips.side,
         weights=weights_path(config.model_weights),
         vocabulary_size=vocabulary_size,
         max_tokens=config.max_text_tokens,

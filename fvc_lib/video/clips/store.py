@@ -119,7 +119,7 @@ class ClipStore:
     def of(cls, config: RunConfig) -> Self:
         """The shared store that ``config``'s decode and augmentation settings name."""
         augmentation = AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength)
-        return cls(Path(config.cache_dir), config.num_frames, config.fixed_size, augmentation)
+        return cls(Path(config.cache_dir), config.clips.num_frames, config.clips.side, augmentation)
 
     @cached_property
     def decode_hash(self) -> str:
