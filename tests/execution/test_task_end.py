@@ -15,6 +15,7 @@ import pytest
 import fvc_lib
 from fvc_lib.execution.kernel.outputs import BoundedLog
 from fvc_lib.execution.run.stage_end import (
+    CellError,
     KernelOutcome,
     judge,
     next_setting,
@@ -191,7 +192,14 @@ def test_a_task_that_is_asked_to_stop_is_told_as_stopped_and_not_as_failed(make_
 
 
 # As a library does whose callback or import was ended.
-CONVERTED = SLEEP.replace("time.sleep(600)", "try:\n    time.sleep(600)\nexcept Exception as e:\n    raise {} from e")
+CONVERTED = """
+import time
+try:
+    (folder / 'sleeping').write_text('')
+    time.sleep(600)
+except Exception as e:
+    raise {} from e
+"""
 
 
 @pytest.mark.parametrize(
@@ -200,6 +208,7 @@ CONVERTED = SLEEP.replace("time.sleep(600)", "try:\n    time.sleep(600)\nexcept 
         ("ImportError('lib')", "interrupted", 75, r"stopped by SIGUSR1, then ImportError: lib \(cell In \[\d+\]\)"),
         ("type('DataError', (Exception,), dict())('too few')", "failed", 3, "a cell failed"),
         ("MemoryError('no room')", "failed", 1, "a cell failed"),
+        ("type('CheckpointWriteError', (Exception,), dict())('disk full')", "failed", 1, "a cell failed"),
     ],
 )
 def test_a_foreign_error_after_a_signal_counts_as_stopped_and_is_named(make_project, error, state, code, reason):
@@ -212,6 +221,30 @@ def test_a_foreign_error_after_a_signal_counts_as_stopped_and_is_named(make_proj
     assert (stage.state, stage.exit_code) == (state, code)
     assert re.fullmatch(reason, stage.reason)
     assert "StoppedError" in run.partial_notebook("one").read_text()  # the traceback stays
+
+
+def our_errors() -> set[str]:
+    """The names of all classes of the package that descend from ``FvcError``, by their text: importing takes long."""
+    bases: dict[str, set[str]] = {}
+    for path in Path(fvc_lib.__file__).parent.rglob("*.py"):
+        for name, inherits in re.findall(r"^class (\w+)\(([^)]*)\):", path.read_text(), re.MULTILINE):
+            bases[name] = set(re.findall(r"\w+", inherits))
+    ours = {"FvcError"}
+    while more := {name for name, inherits in bases.items() if inherits & ours} - ours:
+        ours |= more
+    return ours
+
+
+def test_no_error_of_ours_but_of_a_stop_or_a_lost_rank_is_taken_for_the_signal_that_came_as_well():
+    ours = our_errors()
+    assert {"LoaderDiedError", "DropoutSplitError", "TruncatedVideo", "LeakageError"} <= ours
+    interrupted = set()
+    for name in ours:
+        stage = StageStatus()
+        judge(stage, KernelOutcome(CellError(name, "", 1), False, None), 0, 0, (), (signal.SIGUSR1,))
+        if stage.exit_code == 75:
+            interrupted.add(name)
+    assert interrupted == {"StoppedError", "RankLostError", "RankFailedError"}
 
 
 # A signal in the kernel's own code, after a cell and before its answer.

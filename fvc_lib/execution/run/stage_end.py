@@ -56,6 +56,16 @@ EXIT_OF_ERROR = {
     "LeakageError": 3,
     "StoppedError": STOPPED,
 }
+# Those that leave with 1. RankLostError and RankFailedError are left out: a rank that a signal ended makes them too.
+_ERRORS_WITH_1 = frozenset(
+    {
+        "BatchNormSplitError", "CheckpointReadError", "CheckpointWriteError", "CorruptImage", "CorruptVideo",
+        "DamagedCheckpointError", "DropoutSplitError", "FvcError", "LoaderDiedError", "MemoryExhaustedError",
+        "NoVideoStream", "NotAnImage", "RefusedImage", "RefusedVideo", "SlurmError", "StillImageError",
+        "TrackingError", "TrainingDivergedError", "TruncatedImage", "TruncatedVideo", "UnreadableImage",
+        "UnreadableVideo", "UnsupportedVideo", "VideoError",
+    }
+)  # fmt: skip
 NEVER_STARTED = "KernelNeverStarted"
 
 
@@ -69,8 +79,8 @@ def judge(
 ) -> None:
     """Write into ``stage`` how its kernel ended.
 
-    Of a signal and an error in a cell that came as well, the error counts where it is about the request, the data or
-    memory. Any other may be what a library made of being interrupted: the signal counts, the reason names the error.
+    Of a signal and an error in a cell that came as well, the error counts where it is one of ours or about memory.
+    Any other may be what a library made of being interrupted: the signal counts, the reason names the error.
 
     ``kills``: how often the system killed for memory in its control group, None where nothing counts it; ``outputs``:
     files that a success leaves; ``signals``: what it was sent.
@@ -105,7 +115,9 @@ def judge(
 
 
 def _may_be_of_a_signal(error: CellError) -> bool:
-    return EXIT_OF_ERROR.get(error.name, STOPPED) == STOPPED and "Memory" not in error.name
+    if error.name in _ERRORS_WITH_1 or "Memory" in error.name:
+        return False
+    return EXIT_OF_ERROR.get(error.name, STOPPED) == STOPPED
 
 
 def exit_code_of_signals(numbers: Sequence[int]) -> int:
