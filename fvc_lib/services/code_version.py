@@ -137,9 +137,13 @@ def _modules(names: Iterable[str], files: Mapping[str, Path]) -> Iterator[str]:
 
 
 def _files(package: Path) -> dict[str, Path]:
-    """Each module's file by dotted name."""
+    """Each module's file by dotted name; none of a folder that cannot be imported, as Jupyter's copies of files are."""
     files = {(package.name, *path.relative_to(package).with_suffix("").parts): path for path in package.rglob("*.py")}
-    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in files.items()}
+    return {
+        ".".join(parts[:-1] if parts[-1] == "__init__" else parts): path
+        for parts, path in files.items()
+        if all(part.isidentifier() for part in parts[1:-1])
+    }
 
 
 def _read(path: Path, package: str) -> _Source:

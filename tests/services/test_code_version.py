@@ -114,6 +114,14 @@ def test_the_module_that_changed_can_be_named(package):
     }  # fmt: skip
 
 
+def test_copies_that_an_editor_left_in_a_hidden_folder_do_not_count(package):
+    before = code_behind(["filled by kit.tools.*"], package=package)
+    copy = package / "tools" / ".ipynb_checkpoints" / "deep-checkpoint.py"
+    copy.parent.mkdir()
+    copy.write_text("down = 1\n")
+    assert code_behind(["filled by kit.tools.*"], package=package) == before
+
+
 def test_an_edit_in_the_same_instant_and_of_the_same_size_is_seen(package):
     deep = package / "tools" / "deep.py"
     hashes = set()
