@@ -132,6 +132,35 @@ def test_what_is_there_and_whole_is_not_written_again(written):
     assert {path.name: path.read_bytes() for path in folder.glob("clips-*")} == {n: c for n, (_, c) in before.items()}
 
 
+def test_a_manifest_of_other_clips_or_settings_is_written_anew(written):
+    store, clips, folder = written
+    path = folder / MANIFEST
+    whole = path.read_bytes()
+    document = json.loads(whole)
+    for other in (
+        {"settings_hash": "0" * 64},
+        {"shards": document["shards"][:2]},
+        {"shards": [], "shape": [1, 3, 8, 8]},
+    ):
+        path.write_text(json.dumps({**document, **other}))
+        ClipShards(folder).verify()  # the shards fit it
+        write_shards(store, clips, shard_bytes=SHARD_BYTES)
+        assert path.read_bytes() == whole
+
+
+def test_a_shard_that_cannot_be_read_is_written_anew(written):
+    store, clips, folder = written
+    path = folder / "clips-000000.tar"
+    whole = path.read_bytes()
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # opens, and its end cannot be sought
+    with pytest.raises(OSError, match="Invalid argument"):
+        ClipShards(folder).verify()
+    write_shards(store, clips, shard_bytes=SHARD_BYTES)
+    assert not path.is_symlink()
+    assert path.read_bytes() == whole
+
+
 def flip_bit(path: Path, byte: int) -> None:
     content = bytearray(path.read_bytes())
     content[byte] ^= 16

@@ -83,7 +83,7 @@ def shards_folder(store: ClipStore, clips: pl.DataFrame) -> Path:
 def write_shards(
     store: ClipStore, clips: pl.DataFrame, *, shard_bytes: int = DEFAULT_SHARD_BYTES, progress: Progress | None = None
 ) -> Path:
-    """Write shards of ``clips`` (AUGMENTED) from the store, unless all are there and whole; returns their folder.
+    """Write shards of ``clips`` (AUGMENTED) from the store, unless just these are there whole; returns their folder.
 
     The bytes depend on the clips alone, not on the order of rows, the folder, the clock or the machine. Clips are dealt
     to shards in the order of a hash of their ids: every shard is a fair sample of the whole. The manifest is written
@@ -99,10 +99,12 @@ def write_shards(
     sweep_temporaries(folder)
     settings: dict[str, object] = {"num_frames": store.num_frames, "fixed_size": store.fixed_size}
     clip_store.note_use(folder, {**settings, "clips": clips.height})
-    with suppress(DataError):
-        ClipShards(folder).verify()
-        return folder
     rows = _in_shard_order(clips)
+    with suppress(DataError, OSError):
+        shards = ClipShards(folder)
+        if _are_of(shards.manifest, store, rows):
+            shards.verify()
+            return folder
     entries: list[ShardEntry] = []
     size = max(1, shard_bytes // clip_file_bytes(store.shape))
     for start in range(0, len(rows), size):
@@ -138,6 +140,12 @@ def read_manifest(folder: AnyPath) -> ShardManifest:
     if len(set(clips)) != len(clips) or len({shard.name for shard in manifest.shards}) != len(manifest.shards):
         raise DataError(f"shards: {str(path)!r} names a clip or a shard twice. {REMEDY}")
     return manifest
+
+
+def _are_of(manifest: ShardManifest, store: ClipStore, rows: Sequence[Row]) -> bool:
+    listed = [clip for shard in manifest.shards for clip in shard.clips]
+    wanted = [(row["video_id"], row["augmentation_index"]) for row in rows]
+    return (manifest.settings_hash, manifest.shape, listed) == (store.settings_hash, store.shape, wanted)
 
 
 def _in_shard_order(clips: pl.DataFrame) -> list[Row]:
