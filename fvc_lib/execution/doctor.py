@@ -315,13 +315,18 @@ def code(checkout: Path) -> Finding:
 
 
 def torch(config: RunConfig) -> list[Finding]:
-    """torch, and each of its devices, tried in a child process."""
+    """torch, and each of its devices, tried in child processes: a driver may hang or crash where torch is sound."""
     (answer,) = tried("torch_build", [None])
     if answer.failure:
         return [problem("torch", f"cannot be imported: {answer.detail}", f"install it anew: {_INSTALL}")]
     facts = answer.value
     build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
     findings = [ok("torch", f"{facts['version']}, built for {build}")]
+    (answer,) = tried("torch_devices", [None])
+    facts |= answer.value if not answer.failure else {"devices": {"cpu": ""}, "cuda_error": None}
+    if answer.failure:
+        what = f"torch is sound, but asking the driver for devices failed: {answer.detail}"
+        findings.append(problem("devices", what, "mend the device's driver, or keep away from it: -p device cpu"))
     remedy = "install a torch build or a driver for this device, or keep away from it: -p device cpu"
     for (name, about), each in zip(facts["devices"].items(), tried("try_device", list(facts["devices"])), strict=True):
         if each.failure:
@@ -330,7 +335,7 @@ def torch(config: RunConfig) -> list[Finding]:
             findings.append(problem(f"device {name}", f"{about}a small product failed: {each.value}", remedy))
         else:
             findings.append(ok(f"device {name}", f"{about}a small product and its gradient are right"))
-    return [*findings, *_missing_devices(config, facts, build)]
+    return findings if answer.failure else [*findings, *_missing_devices(config, facts, build)]
 
 
 def _missing_devices(config: RunConfig, facts: dict[str, Any], build: str) -> Iterator[Finding]:
@@ -393,12 +398,20 @@ def tried(function: str, items: Sequence[str | None], seconds: float | None = No
 
 
 def torch_build(_: None) -> dict[str, Any]:
-    """Version and build of torch, and its devices, each with what is to be said of it."""
+    """Version and build of torch; no driver is asked."""
     import torch
 
-    hip, error = getattr(torch.version, "hip", None), None
-    devices = {"cpu": ""}
-    if torch.version.cuda or hip:
+    return {
+        "version": torch.__version__, "cuda": torch.version.cuda, "hip": getattr(torch.version, "hip", None),
+    }  # fmt: skip
+
+
+def torch_devices(_: None) -> dict[str, Any]:
+    """The devices that torch finds, each with what is to be said of it, and why it finds no GPU."""
+    import torch
+
+    error, devices = None, {"cpu": ""}
+    if torch.version.cuda or getattr(torch.version, "hip", None):
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]  # torch is half typed
             for name in (f"cuda:{number}" for number in range(torch.cuda.device_count())):
@@ -409,9 +422,7 @@ def torch_build(_: None) -> dict[str, Any]:
             error = str(caught).partition("\n")[0]
     if torch.backends.mps.is_available():
         devices["mps"] = ""
-    return {
-        "version": torch.__version__, "cuda": torch.version.cuda, "hip": hip, "cuda_error": error, "devices": devices,
-    }  # fmt: skip
+    return {"devices": devices, "cuda_error": error}
 
 
 def try_device(name: str) -> str:
