@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fvc_lib.engine.memory import preflight as preflight_child
-from fvc_lib.engine.memory.preflight import PreflightReport, StepRequest, circumstances, preflight
+from fvc_lib.engine.memory.preflight import PreflightReport, StepMeasurement, StepRequest, circumstances, preflight
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import MemoryBudget
@@ -126,6 +126,29 @@ def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_
     second = check(request, MemoryBudget(8 << 30, "8 GiB"), store)
     assert (second.micro_batch, second.reused) == (2, True)
     assert check(replace(request, micro_batch=1), MemoryBudget(8 << 30, "8 GiB"), store).micro_batch == 1
+
+
+def test_a_measurement_that_is_cut_short_does_not_replace_a_richer_one(tmp_path):
+    store = tmp_path / "preflight.json"
+    request = troubled("raise", from_size=3)
+    assert check(request, store=store).micro_batch == 2
+    document = json.loads(store.read_text())
+    for entry in document["measurements"].values():  # as an earlier child left it that came further
+        steps = entry["found"]["step_bytes"]
+        steps["4"] = steps["2"] + 1000
+    store.write_text(json.dumps({**document, "decisions": {}}))
+    report = check(request, store=store)
+    assert (report.micro_batch, report.reused) == (4, False)
+    assert sorted(report.step_bytes_by_micro_batch) == [1, 2, 4]
+    assert "broken in a process" in report.problem
+
+
+def test_of_two_measurements_the_newer_counts_where_they_differ():
+    before = StepMeasurement(1, 1, 1, {1: 50, 2: 60, 4: 70}, {1: 0.5, 2: 0.4, 4: 0.3}, {8: "too many"})
+    failed = before.with_newer(StepMeasurement(2, 2, 2, {1: 55}, {1: 0.6}, {4: "too many"}))
+    assert failed == StepMeasurement(2, 2, 2, {1: 55, 2: 60}, {1: 0.6, 2: 0.4}, {8: "too many", 4: "too many"})
+    ran = before.with_newer(StepMeasurement(step_bytes={8: 90}))
+    assert (dict(ran.step_bytes), dict(ran.failures)) == ({1: 50, 2: 60, 4: 70, 8: 90}, {})
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def _looked_up_or_measured(
     reused = known is not None and next_to_measure(found, footprint, planned, budget_bytes) is None
     if not reused:
         measured, problem = _measured(request, footprint, budget_bytes, time_limit_seconds)
-        found = measured if measured.step_bytes or measured.failures else found
+        found = found.with_newer(measured) if measured.step_bytes or measured.failures else found
     fitting = fitting_micro_batch(found, footprint, planned, budget_bytes)
     if fitting is None:
         known_nothing = not (found.step_bytes or found.failures)
@@ -320,6 +320,26 @@ class StepMeasurement:
     def with_failure(self, micro_batch: int, reason: str) -> StepMeasurement:
         """The same with one more micro-batch that did not fit."""
         return replace(self, failures={**self.failures, micro_batch: reason}, attempting=None)
+
+    def with_newer(self, newer: StepMeasurement) -> StepMeasurement:
+        """``newer``, and what this has of micro-batches that it did not come to: it may have been cut short.
+
+        What ran before is forgotten from the smallest that failed since on, and what failed up to the largest that ran.
+        """
+        too_many = min(newer.failures, default=sys.maxsize)
+        ran = max(newer.step_bytes, default=0)
+        return replace(
+            newer,
+            step_bytes={
+                **{size: taken for size, taken in self.step_bytes.items() if size < too_many},
+                **newer.step_bytes,
+            },
+            seconds_per_sample={
+                **{size: seconds for size, seconds in self.seconds_per_sample.items() if size < too_many},
+                **newer.seconds_per_sample,
+            },
+            failures={**{size: why for size, why in self.failures.items() if size > ran}, **newer.failures},
+        )
 
     @classmethod
     def from_document(cls, document: Any) -> StepMeasurement:
