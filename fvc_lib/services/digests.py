@@ -89,7 +89,8 @@ class _Left:
             again = command_text("--resume", root, *([] if fold.isdecimal() else ["--only", stage]))
             return f"{told} Repeat that stage: {again}"
         again = command_text("--resume", root, "--only", name if fold.isdecimal() else stage)
-        return f"{told} The stage's tables and weights have digests of their own. To have it anew, repeat it: {again}"
+        what = f"repeat {name}, with all its folds" if fold.isdecimal() else "repeat it"
+        return f"{told} The stage's tables and weights have digests of their own. To have it anew, {what}: {again}"
 
 
 def _left(root: Path) -> Iterator[_Left]:

@@ -20,6 +20,7 @@ from fvc_lib.execution.plan.fingerprint import Fingerprint, reason_to_run, recor
 from fvc_lib.execution.plan.stages import Task, tasks_in_order
 from fvc_lib.services import tables
 from fvc_lib.services.config import run_config
+from fvc_lib.services.digests import log_damage
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.conftest import notebook
@@ -169,6 +170,14 @@ def test_a_table_rewritten_under_a_version_that_did_not_note_it_is_read_with_a_w
     for _ in range(2):
         assert tables.read_table(run.folds, tables.FOLDS).equals(folds.reverse())
     assert [line.split(": ", 1)[1][:36] for line in caplog.messages] == ["is not as stage 02_folds left it. Th"]
+
+
+def test_of_a_folds_damaged_log_the_command_is_said_to_repeat_all_folds(run: RunPaths) -> None:
+    finish(run)
+    log = run.metrics("04_fold_training", 1)
+    flip(log, random.Random(0))
+    assert "To have it anew, repeat 04_fold_training, with all its folds: " in log_damage(log)
+    assert log_damage(log).endswith("--only 04_fold_training")
 
 
 def test_a_copied_and_a_recordless_run_are_read_as_before(run: RunPaths, tmp_path: Path) -> None:
