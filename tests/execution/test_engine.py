@@ -182,9 +182,10 @@ def test_a_name_that_the_package_lacks_is_an_attribute_error():
         fvc_lib.execute_notebooks  # noqa: B018
 
 
-def typed(folder, *arguments):
+def typed(folder, *arguments, before=()):
     """``papermill --engine fvc ARGUMENTS`` in a terminal; returns the exit code, what it printed, and its errors."""
     command = [
+        *before,
         sys.executable,
         "-m",
         "papermill",
@@ -218,6 +219,18 @@ def test_a_wrong_request_typed_in_a_terminal_gets_a_sentence_and_no_traceback(ru
     assert (code, printed) == (1, "")
     assert said in errors.splitlines()[-1]
     assert "Traceback" not in errors
+    assert STAGE not in read_status(run).stages
+
+
+def test_an_output_that_is_there_and_read_only_is_refused_before_anything_runs(run, tmp_path):
+    source = write_notebook(tmp_path / f"{STAGE}.ipynb", ["1"], PARAMETERS)
+    (tmp_path / "out.ipynb").write_text("kept")
+    (tmp_path / "out.ipynb").chmod(0o444)
+    # What root may do beyond a file's mode is laid down, so that it stands before the file as any other user.
+    code, printed, errors = typed(tmp_path, source, "out.ipynb", before=["setpriv", "--bounding-set", "-all"])
+    assert (code, printed) == (1, "")
+    assert "cannot be written: Permission denied. Nothing has run." in errors.splitlines()[-1]
+    assert (tmp_path / "out.ipynb").read_text() == "kept"
     assert STAGE not in read_status(run).stages
 
 

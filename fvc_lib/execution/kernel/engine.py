@@ -372,7 +372,9 @@ def _refuse_unwritable(output: str | None) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not os.access(path, os.W_OK):
+        if path.exists() and not os.access(path, os.W_OK):  # it is written in place: its folder's rights do not help
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if not path.exists():
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise UsageError(
