@@ -2,13 +2,13 @@
 
 import importlib
 import sys
-from functools import cache
 from typing import Any
 
 import torch
 
 from fvc_lib.services.errors import UsageError
 
+_DECLARATIONS: list[Any] = []  # kept, because they end with these objects
 REMEDY = "Install what published networks need: make setup-detectors, or pip install 'fvc_lib[detectors]'"
 
 
@@ -34,27 +34,25 @@ def imported(module: str, whose: str) -> Any:
         ) from error
 
 
-@cache
-def mend_torchvision() -> Any:
+def mend_torchvision() -> None:
     """Declare the two operators that torchvision registers for, where its compiled part cannot be loaded.
 
     The wheel on PyPI is linked with CUDA's libraries. Beside the CPU build of torch these are missing, and torchvision
     fails for want of ``nms``, which no network here calls: timm and transformers import all of torchvision.
-    Cached, because the declarations end with the returned object.
     """
-    if torch.version.cuda is not None or torch.version.hip is not None:
-        return None
+    if _DECLARATIONS or torch.version.cuda is not None or torch.version.hip is not None:
+        return
     try:
         importlib.import_module("torchvision")
     except ModuleNotFoundError:
-        return None
+        return
     except (ImportError, RuntimeError, OSError):
         pass
     else:
-        return None
+        return
     library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]  # what the failed import left
-    return library
+    _DECLARATIONS.append(library)

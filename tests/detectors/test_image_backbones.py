@@ -174,7 +174,8 @@ def test_an_unknown_backbone_is_named_with_the_nearest():
 
 @pytest.mark.parametrize("package", ["torchvision", "timm"])
 def test_a_package_that_is_not_there_is_named_with_what_to_do(package, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)  # what the import system takes for: not there
+    for name in (package, f"{package}.models"):
+        monkeypatch.setitem(sys.modules, name, None)  # what the import system takes for: not there
     with pytest.raises(UsageError, match=rf"needs {package}, which is not installed.*make setup-detectors"):
         build_backbone(f"{package}:resnet50")
 
@@ -190,8 +191,9 @@ def test_a_package_for_another_torch_is_named_with_what_to_do(monkeypatch):
 
 
 def test_nothing_is_imported_before_it_is_asked_for():
+    before = set(sys.modules)
     build_backbone("small_resnet")
-    assert not {"torchvision", "timm"} & set(sys.modules)
+    assert not {"torchvision", "timm"} & (set(sys.modules) - before)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

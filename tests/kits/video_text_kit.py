@@ -7,6 +7,7 @@ import torch
 
 from fvc_lib.detectors.own.transformer import TokenNumbers
 from fvc_lib.detectors.own.video_text import NetworkPlan, VideoTextNetwork
+from fvc_lib.detectors.packages import mend_torchvision
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.tasks.video_text.task import LossWeights, RetrievalSettings, VideoTextTask
@@ -104,6 +105,7 @@ def planned(**changes) -> NetworkPlan:
 
 def write_tiny_bert(folder: Path) -> str:
     """A BERT of two layers and its tokenizer of words, untrained, as ``save_pretrained`` leaves them."""
+    mend_torchvision()  # where it is installed beside CPU torch, transformers imports it
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 

@@ -45,13 +45,14 @@ def imported(tree: ast.Module) -> Iterator[Path]:
 
 
 def read_of_config(tree: ast.Module) -> set[str]:
-    """``config.epochs`` and ``asked.config.epochs``."""
-    return {
+    """``config.epochs`` and ``asked.config.epochs``; ``config.clips`` is made of two fields."""
+    found = {
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and (getattr(node.value, "id", None) == "config" or getattr(node.value, "attr", None) == "config")
     }
+    return found | ({"num_frames", "fixed_size"} if "clips" in found else set())
 
 
 @cache
