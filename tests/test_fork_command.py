@@ -47,7 +47,7 @@ def files(run: RunPaths) -> dict[Path, bytes]:
 
 def test_a_command_killed_before_it_began_has_noted_what_it_was_to_force(run, command, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("fvc_lib.command_line.main.record_resumption", lambda *_, **__: sys.exit(9))
+        patch.setattr("fvc_lib.command_line.run_command.record_resumption", lambda *_, **__: sys.exit(9))
         assert command("--resume", "latest", "--force", "03").exit_code == 9
     told = command("--resume", "latest", "--dry-run").stdout
     assert "asked for by --force" in next(line for line in told.splitlines() if "03_augmentation" in line)

@@ -1,0 +1,324 @@
+"""Beginning, resuming and forking a run as a command asks for it, here or as jobs."""
+
+import errno
+import importlib.util
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from fvc_lib import CHECKOUT
+from fvc_lib.command_line import commands
+from fvc_lib.execution.plan.fingerprint import note_forced, put_back
+from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
+from fvc_lib.execution.plan.stage_memory import PredictedPeak, predicted_peaks
+from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
+from fvc_lib.execution.run import which_run
+from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on, run_lock
+from fvc_lib.execution.run.record import begin_run, last_attempt, record_resumption
+from fvc_lib.execution.run.runner import Runner, folds_at_once, make_room
+from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
+from fvc_lib.execution.slurm.jobs import Site, SlurmJob, plan_jobs, plan_one_job, read_site
+from fvc_lib.execution.slurm.queue import describe, submit
+from fvc_lib.services.config import RunConfig, refuse_broken_choice, refuse_fields_of_another_task, run_config
+from fvc_lib.services.errors import FvcError, UsageError, command_text
+from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
+
+NOTEBOOKS = CHECKOUT / "notebooks"
+Executor = Literal["local", "slurm"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of the command line that say what to do, by their names there (``start`` is ``--from``)."""
+
+    experiment: str | None = None
+    resume: str | None = None
+    fork: bool = False
+    only: str | None = None
+    start: str | None = None
+    force: tuple[str, ...] = ()
+    tasks: tuple[str, ...] | None = None
+    jobs: int | None = None
+    executor: Executor = "local"
+    one_job: bool = False
+
+    @property
+    def of_a_run(self) -> bool:
+        """Whether it is about a run that is there already."""
+        return any(given is not None for given in (self.resume, self.only, self.start)) or bool(self.force)
+
+    def check(self) -> None:
+        """Refuse what cannot be meant.
+
+        Raises:
+            UsageError: options that exclude or need each other.
+        """
+        for name, given in (("--resume", self.resume), ("--only", self.only), ("--from", self.start)):
+            if given == "":  # an empty variable of a script, which must not begin a run of its own
+                raise UsageError(f"{name}: got nothing, wanted {'a run' if name == '--resume' else 'a stage'}.")
+        if self.tasks is not None and not self.tasks:
+            raise UsageError("--tasks: got nothing, wanted keys or stages, for example 04_fold_training_fold_2.")
+        chosen = [name for name, given in (("--only", self.only), ("--from", self.start)) if given]
+        if len(chosen) > 1 or (self.only and self.force):
+            raise UsageError(f"{' and '.join([*chosen, *(['--force'] * bool(self.force))])} exclude each other.")
+        if self.fork and not self.resume:
+            raise UsageError("--fork starts a new run from another one. Name that run: --resume RUN --fork.")
+        if self.tasks and (not self.resume or self.fork or chosen or self.force):
+            raise UsageError("--tasks works on a part of one run beside other jobs: --resume RUN --tasks KEY[,KEY].")
+        if self.executor == "slurm" and self.tasks:
+            raise UsageError("--tasks is what a submitted job itself is started with; leave --executor slurm out.")
+        if self.one_job and self.executor != "slurm":
+            raise UsageError("--one-job says how to submit: give --executor slurm as well.")
+
+
+_NO_MLFLOW = (
+    f"tracker is mlflow, which is not installed ({shlex.join(['make', '-C', str(CHECKOUT), 'setup-mlflow'])}): unless "
+    "it is when this run ends, the run is not exported; export-mlflow does it later"
+)
+
+
+class RunCommand:
+    """One command at work: the notebooks (in folder ``notebooks``), the configuration, and the run it is about.
+
+    Raises:
+        UsageError: options that exclude each other, no such run, or parameters that it was not made with.
+    """
+
+    def __init__(self, notebooks: Path, wanted: Wanted, asked: which_run.Asked) -> None:
+        wanted.check()
+        self.wanted = wanted
+        self.notebooks: dict[str, Notebook] = read_notebooks(notebooks)
+        self._only = stage_named(wanted.only) if wanted.only else None
+        self._start = stage_named(wanted.start) if wanted.start else None
+        self._force = [stage_named(text) for text in wanted.force]
+        self._command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
+        self.config, self.run = asked.config, None
+        self._at_once: dict[str, PredictedPeak] | None = None
+        if not wanted.of_a_run or wanted.fork:
+            _refuse_missing_corpus(asked.config)
+        if not wanted.of_a_run:
+            refuse_fields_of_another_task(asked.config, asked.written)
+        if wanted.executor == "slurm" and not asked.config.use_mlops_pipeline:
+            raise UsageError(
+                "USE_MLOPS_PIPELINE=false runs every notebook straight through and leaves nothing by which jobs know "
+                "what is done: submit with the pipeline, or run it straight within a job of your own."
+            )
+        if wanted.of_a_run:
+            self.run = find_run(Path(asked.config.runs_dir), wanted.resume or "latest", wanted.experiment)
+            self.config = (
+                which_run.config_of_fork(self.run, asked)
+                if wanted.fork
+                else which_run.config_to_resume(self.run, asked, sys.argv[1:])
+            )
+
+        refuse_stage_of_another_task(self.config, self._only, self._start, *self._force)
+        self._tasks = task_keys(wanted.tasks, self.config) if wanted.tasks else None
+
+    def plan(self) -> list[PlannedTask]:
+        """What runs and why, as the run stands now."""
+        return make_plan(
+            self.notebooks,
+            self.config,
+            self.run,
+            only=self._only,
+            start=self._start,
+            force=self._force,
+            tasks=self._tasks,
+        )
+
+    def _refuse(self) -> None:
+        """Refuse what ``execute`` would refuse; nothing is written.
+
+        Raises:
+            UsageError: the run is being worked on, or a new one cannot be there.
+            DataError: its status or its record cannot be read.
+            OSError: it may not be written.
+        """
+        run = None if self.wanted.fork else self.run
+        there = run.root if run is not None else refuse_runs_folder(self.config.runs_dir, self.config.experiment)
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+        if run is None:
+            return
+        busy = [key for key in self._tasks or () if is_task_worked_on(run, key)]
+        if busy or (self._tasks is None and is_worked_on(run)):
+            raise UsageError(f"{run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
+        read_status(run)
+        last_attempt(run)
+
+    def show(self) -> None:
+        """Print what would be done; writes nothing, and refuses what ``execute`` refuses."""
+        self._refuse()
+        ancestor = self.run if self.wanted.fork else None
+        plan = self.plan()
+        self._refuse_broken_choice(plan)
+        predicted = self._predicted()
+        commands.print_plan(plan, self.config, None if ancestor else self.run, predicted)
+        if ancestor is not None:
+            changed = which_run.changes(run_config(ancestor), self.config)
+            whole = make_plan(self.notebooks, self.config, ancestor)
+            commands.print_fork(ancestor, self.config, which_run.inheritance(ancestor, whole, changed))
+        if self.wanted.executor == "slurm":
+            run, site = None if ancestor else self.run, read_site()
+            run = run or RunPaths(Path(self.config.runs_dir) / self.config.experiment / "run_TO_BE")  # it is not made
+            click.echo(describe(self._slurm_jobs(plan, predicted, site), run, site))
+
+    def _refuse_broken_choice(self, plan: Sequence[PlannedTask]) -> None:
+        """Find out now what would end the training stage, perhaps hours from here."""
+        if any(planned.run and planned.task.stage.trains for planned in plan):
+            refuse_broken_choice(self.config)
+
+    def execute(self) -> int:
+        """Do it, here or as jobs; returns the exit code."""
+        self._refuse()  # before a step is tried out, which takes ten seconds
+        self._refuse_broken_choice(self.plan())
+        if self.run is None or self.wanted.fork:
+            self._refuse()  # at once, not after a step that was tried out
+        if self.wanted.executor == "slurm":
+            return self._submit()
+        # Before a run begins: it may take ten seconds, and may be interrupted.
+        self._at_once = self._predicted() if (self.wanted.jobs or folds_at_once(self.config)) > 1 else None
+        if self.run is None:
+            planned = self.plan()
+            self.run = begin_run(self.config, command=self._command)
+            return self._run(self.run, lambda: planned)
+        if self.wanted.fork:
+            self.run = self._begin_fork(self.run)
+            return self._run(self.run, self.plan)
+        return self._run(self.run, self._plan_of_resumed)
+
+    def _submit(self) -> int:
+        predicted, plan = self._predicted(), self.plan
+        if self.run is None:
+            self.run = begin_run(self.config, command=self._command, state="waiting")
+        elif self.wanted.fork:
+            self.run = self._begin_fork(self.run)
+        else:
+            plan = self._plan_of_resumed  # the jobs read the run's parameters, and these may be new ones
+        self._hand_to_slurm(self.run, plan, predicted)
+        return 0
+
+    def _hand_to_slurm(
+        self, run: RunPaths, make_plan: Callable[[], Sequence[PlannedTask]], predicted: Mapping[str, PredictedPeak]
+    ) -> None:
+        """Submit what is left of ``run``, and tell what was submitted and how to watch it.
+
+        Raises:
+            UsageError: somebody is at work on the run, or the site's settings cannot be meant.
+            SlurmError: SLURM is not here, or refused.
+        """
+        site = read_site()
+        with run_lock(run):
+            plan = make_plan()
+            jobs = self._slurm_jobs(plan, predicted, site)
+            # A job goes on with what is unfinished; what is to be repeated must not look finished to it.
+            moved = make_room(run, plan)
+            leave_to_jobs(run, [planned.task for planned in plan if planned.run])
+        click.echo(f"run {run.root}")
+        try:
+            submitted = submit(jobs, run, site)
+        except FvcError as error:
+            put_back(moved)
+            note_forced(run, [stage.name for stage in self._force])
+            go_on = command_text("--resume", run.root, "--executor", "slurm")
+            raise type(error)(f"{error} The run is there and waits: {go_on}") from error
+        for job, handed_in in zip(jobs, submitted, strict=True):
+            after = f" after {', '.join(handed_in.after)}" if handed_in.after else ""
+            folds = "" if job.folds is None else f", {len(job.folds)} folds"
+            click.echo(f"  job {handed_in.job_id}{after}: {job.name}{folds}, {job.memory_mib} MiB ({job.memory_why})")
+        watch = f"watch it: {command_text('status', run.root)}"
+        click.echo(watch if jobs else "nothing to submit: every task is finished")
+
+    def _slurm_jobs(
+        self, plan: Sequence[PlannedTask], predicted: Mapping[str, PredictedPeak], site: Site
+    ) -> list[SlurmJob]:
+        tasks = [planned.task for planned in plan if planned.run]
+        if self.wanted.one_job:
+            return plan_one_job(tasks, self.config, site, predicted, at_once=self.wanted.jobs or 1)
+        return plan_jobs(tasks, self.config, site, predicted)
+
+    def _predicted(self) -> dict[str, PredictedPeak]:
+        """The memory that each stage is expected to take, by what is known, else by trying one step out."""
+
+        def measure(config: RunConfig) -> int | None:
+            from fvc_lib.tasks.video.dry_run_memory import measured_training_peak  # torch takes seconds to load
+
+            click.echo("one training step is tried out to predict its memory; about ten seconds", err=True)
+            return measured_training_peak(config)
+
+        return predicted_peaks(self.config, None if self.wanted.fork else self.run, measure=measure)
+
+    def _begin_fork(self, ancestor: RunPaths) -> RunPaths:
+        """Begin a new run with what is still true of ``ancestor`` under this configuration, and say what that is."""
+        own, config = run_config(ancestor), self.config
+        changed = which_run.changes(own, config)
+        taken = which_run.inheritance(ancestor, make_plan(self.notebooks, config, ancestor), changed)
+
+        def binding_config(task: Task) -> dict[str, Any]:
+            training = import_module(task.stage.training_module)  # torch takes seconds to load
+            parameters: dict[str, Any] = training.training_parameters(own, task.fold)
+            return parameters
+
+        def prepare(fork: RunPaths) -> dict[str, object]:
+            which_run.take_over(ancestor, fork, taken, binding_config)
+            return {"forked_from": ancestor.run_id, "changed": {name: list(change) for name, change in changed.items()}}
+
+        fork = begin_run(config, command=self._command, prepare=prepare)
+        commands.print_fork(ancestor, config, taken)
+        return fork
+
+    def _plan_of_resumed(self) -> list[PlannedTask]:
+        """Called with the run's lock in hand: note the attempt, then see what is left to do."""
+        if self.run is not None and self._force:
+            note_forced(self.run, [stage.name for stage in self._force])
+        if self.run is not None and (differs := record_resumption(self.run, self.config, command=self._command)):
+            click.echo(
+                f"warning: this attempt differs from the one before: {'; '.join(differs)}. The run goes on, but is no "
+                "longer bit for bit what an undisturbed one would be; run.json says so.",
+                err=True,
+            )
+        return self.plan()
+
+    def _run(self, run: RunPaths, plan: Callable[[], Sequence[PlannedTask]]) -> int:
+        """Run, then report; where the run ended well, trouble with the report is what the command leaves with."""
+        click.echo(f"run {run.root}")
+        if self.config.tracker == "mlflow" and importlib.util.find_spec("mlflow") is None:
+            click.echo(f"warning: {_NO_MLFLOW}", err=True)  # at once, not after a night of training
+        runner = Runner(
+            run,
+            self.config,
+            self.notebooks,
+            jobs=self.wanted.jobs,
+            only_tasks=self._tasks,
+            predicted=self._at_once,
+        )
+        try:
+            exit_code = runner.execute(plan)
+        except OSError as error:
+            if error.filename is None:  # write() does not say which file it was for
+                error.filename = str(run.root)
+            error.add_note(f"to go on: {command_text('--resume', run.root)}")
+            raise
+        # Of several jobs the one that ends the run reports, and one that failed.
+        if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
+            try:
+                reported = commands.report_run(run)
+                exit_code = exit_code or reported
+                commands.export_when_asked(run, self.config)
+            except (KeyboardInterrupt, SystemExit):  # a signal: what ended the run before it decides
+                if not exit_code:
+                    raise
+        return exit_code
+
+
+def _refuse_missing_corpus(config: RunConfig) -> None:
+    """The index stage would find out as well, after a kernel has started and a run has begun."""
+    if config.corpus and not Path(config.corpus).exists():
+        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. Wanted: {config.meaning('corpus')}.")
