@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fvc_lib.engine.memory import preflight as preflight_child
-from fvc_lib.engine.memory.preflight import PreflightReport, StepMeasurement, StepRequest, circumstances, preflight
+from fvc_lib.engine.memory.preflight import PreflightReport, StepRequest, circumstances, preflight
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import MemoryBudget
@@ -141,14 +141,6 @@ def test_a_measurement_that_is_cut_short_does_not_replace_a_richer_one(tmp_path)
     assert (report.micro_batch, report.reused) == (4, False)
     assert sorted(report.step_bytes_by_micro_batch) == [1, 2, 4]
     assert "broken in a process" in report.problem
-
-
-def test_of_two_measurements_the_newer_counts_where_they_differ():
-    before = StepMeasurement(1, 1, 1, {1: 50, 2: 60, 4: 70}, {1: 0.5, 2: 0.4, 4: 0.3}, {8: "too many"})
-    failed = before.with_newer(StepMeasurement(2, 2, 2, {1: 55}, {1: 0.6}, {4: "too many"}))
-    assert failed == StepMeasurement(2, 2, 2, {1: 55, 2: 60}, {1: 0.6, 2: 0.4}, {8: "too many", 4: "too many"})
-    ran = before.with_newer(StepMeasurement(step_bytes={8: 90}))
-    assert (dict(ran.step_bytes), dict(ran.failures)) == ({1: 50, 2: 60, 4: 70, 8: 90}, {})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from dataclasses import asdict
 
 import pytest
 from hypothesis import given, strategies as st
+from pydantic import TypeAdapter
 
 from fvc_lib.engine.memory.preflight import (
     Footprint,
@@ -118,4 +119,4 @@ def test_a_step_that_takes_more_than_extrapolated_gives_way_to_a_smaller_one():
 def test_findings_survive_the_way_through_json():
     state = found({1: 5, 2: 7}, first_use_mb=3, failures={4: "SIGKILL"}, batch_bytes=1, worker_bytes=2)
     state = state.with_step(3, 9, 0.25)
-    assert StepMeasurement.from_document(json.loads(json.dumps(asdict(state)))) == state
+    assert TypeAdapter(StepMeasurement).validate_json(json.dumps(asdict(state))) == state

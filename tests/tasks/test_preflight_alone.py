@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fvc_lib.engine.memory.preflight import StepMeasurement, StepProbe
+from fvc_lib.engine.memory.preflight import StepProbe
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory_budget import KERNEL_BYTES
 from fvc_lib.tasks.video.dry_run_memory import measured_training_peak, step_request
@@ -21,8 +21,8 @@ def test_the_step_is_the_one_that_is_configured():
     assert sample.tensors["frames"].shape == (3, 3, 32, 32)
     assert sample.tensors["frames"].dtype == torch.uint8
     assert type(request.task.build_model()).__name__ == "R2Plus1d"
-    found = StepProbe(request).with_measured(StepMeasurement(), 2)  # it really trains
-    assert set(found.step_bytes) == {2}
+    step_bytes, seconds_per_sample = StepProbe(request).step(2)  # it really trains
+    assert min(step_bytes, seconds_per_sample) > 0
 
 
 @pytest.mark.long

@@ -11,26 +11,24 @@ report says so and the training goes on: it halves its micro-batch on its own wh
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import ctypes
 import gc
-import json
 import logging
 import os
 import pickle
 import platform
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 import torch
-from pydantic import BaseModel, TypeAdapter
-from torch import nn
+from pydantic import BaseModel
 
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice
@@ -125,7 +123,7 @@ class PreflightReport:
 
     def message(self) -> str:
         """One sentence for the log and the notebook."""
-        budget = tight = f"the budget of {_size(self.budget_bytes)} ({self.budget_origin})"
+        budget = f"the budget of {_size(self.budget_bytes)} ({self.budget_origin})"
         lowered = self.micro_batch < self.micro_batch_planned
         same = " The effective batch stays the same." if lowered else ""
         if self.predicted_peak_bytes is None:
@@ -133,25 +131,25 @@ class PreflightReport:
                 f"memory preflight: could not be measured ({self.problem}): going on with micro-batch "
                 f"{self.micro_batch} and without a prediction.{same}"
             )
-        if self.reserved_bytes:
-            reserved = _size(self.reserved_bytes)
-            tight += f", of which {reserved} are kept for waiting batches or what comes after training"
         peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
         aside = f" Not all was measured: {self.problem}." if self.problem else ""
+        if self.fits and not lowered:
+            return f"memory preflight: {peak} with micro-batch {self.micro_batch}, within {budget}.{aside}"
+        if self.reserved_bytes:
+            reserved = _size(self.reserved_bytes)
+            budget += f", of which {reserved} are kept for waiting batches or what comes after training"
         if not self.fits:
-            held, advice = "", memory_advice("sample")
+            before, advice = "", memory_advice("sample")
             if not self._has_room(self.baseline_bytes):  # no batch is to blame
-                held, advice = f" ({_size(self.baseline_bytes)} before any batch)", memory_advice("elsewhere")
+                before, advice = f" ({_size(self.baseline_bytes)} before any batch)", memory_advice("elsewhere")
             return (
-                f"memory preflight: {peak}{held} even with micro-batch {self.micro_batch} is over {tight}; the "
+                f"memory preflight: {peak}{before} even with micro-batch {self.micro_batch} is over {budget}; the "
                 f"training tries all the same. If it runs out of memory: {advice}{aside}"
             )
-        if not lowered:
-            return f"memory preflight: {peak} with micro-batch {self.micro_batch}, within {budget}.{aside}"
         objection = "ran out of memory when it was measured"
         if self.planned_peak_bytes is not None and not self._has_room(self.planned_peak_bytes):
             estimated = "" if self.micro_batch_planned in self.step_bytes_by_micro_batch else ", estimated"
-            objection = f"(predicted peak {_size(self.planned_peak_bytes)}{estimated}) does not fit {tight}"
+            objection = f"(predicted peak {_size(self.planned_peak_bytes)}{estimated}) does not fit {budget}"
         return (
             f"memory preflight: micro-batch {self.micro_batch_planned} {objection}; lowered to {self.micro_batch}, "
             f"{peak}.{same}{aside}"
@@ -179,21 +177,32 @@ def preflight(
         budget: on CUDA the device's memory, elsewhere main memory.
         baseline_bytes: resident memory of this process now; on CUDA the device is asked instead.
         store: JSON file that keeps measurements and decisions; None: measure and keep nothing.
-        time_limit_seconds: for the child process.
+        time_limit_seconds: for each micro-batch.
 
     Raises:
         UsageError: the requested device is not there.
     """
     started = time.monotonic()
     planned, footprint = request.largest_micro_batch, footprint_of(request, baseline_bytes)
-    found, decision, reused = StepMeasurement(), (planned, ""), False
+    found, micro_batch, problem, reused = StepMeasurement(), planned, "", False
     try:
-        found, decision, reused = _looked_up_or_measured(
-            request, footprint, budget.total_bytes, PreflightStore(store), time_limit_seconds
-        )
+        described = circumstances(request)
     except FvcError as error:  # a sample that cannot be read: the training meets it too, and says what to do
-        decision = (planned, str(error))
-    micro_batch, problem = decision
+        problem = str(error)
+    else:
+        key, file = sha256_of_json(described), PreflightStore(store)
+        decision_key = sha256_of_json([key, planned, budget.total_bytes, request.num_workers])
+        known, decision = file.look_up(key, decision_key)
+        found, reused = known or found, known is not None
+        if known is None or decision is None:
+            reused = reused and next_to_measure(found, footprint, planned, budget.total_bytes) is None
+            if not reused:
+                measured, problem = _measured(request, footprint, budget.total_bytes, time_limit_seconds)
+                # One that was cut short does not replace one that came further.
+                found = max(measured, found, key=lambda each: max(each.step_bytes, default=0))
+            decision = _decision(found, footprint, planned, budget.total_bytes, problem)
+            file.keep(key, described, found, decision_key, decision)
+        micro_batch, problem = decision
     return PreflightReport(
         micro_batch_planned=planned,
         micro_batch=micro_batch,
@@ -203,11 +212,11 @@ def preflight(
         budget_origin=budget.origin,
         baseline_bytes=footprint.resident_bytes,
         reserved_bytes=reserved_bytes(found, footprint),
-        step_bytes_by_micro_batch=dict(found.step_bytes),
+        step_bytes_by_micro_batch=found.step_bytes,
         reused=reused,
         seconds=time.monotonic() - started,
         problem=problem,
-        seconds_per_sample=dict(found.seconds_per_sample),
+        seconds_per_sample=found.seconds_per_sample,
     )
 
 
@@ -226,69 +235,62 @@ def footprint_of(request: StepRequest, baseline_bytes: int) -> Footprint:
     )
 
 
-def _looked_up_or_measured(
-    request: StepRequest, footprint: Footprint, budget_bytes: int, store: PreflightStore, time_limit_seconds: float
-) -> tuple[StepMeasurement, Decision, bool]:
-    """What is known about the step, the micro-batch, and whether both were known before."""
-    planned, described = request.largest_micro_batch, circumstances(request)
-    key = sha256_of_json(described)
-    decision_key = sha256_of_json([key, planned, budget_bytes, request.num_workers])
-    known, decision = store.look_up(key, decision_key)
-    if known is not None and decision is not None:
-        return known, decision, True
-    found, problem = known or StepMeasurement(), ""
-    reused = known is not None and next_to_measure(found, footprint, planned, budget_bytes) is None
-    if not reused:
-        measured, problem = _measured(request, footprint, budget_bytes, time_limit_seconds)
-        found = found.with_newer(measured) if measured.step_bytes or measured.failures else found
+def _decision(found: StepMeasurement, footprint: Footprint, planned: int, budget_bytes: int, problem: str) -> Decision:
     fitting = fitting_micro_batch(found, footprint, planned, budget_bytes)
-    if fitting is None:
-        known_nothing = not (found.step_bytes or found.failures)
-        fitting = planned if known_nothing and problem else 1  # not for want of memory: the training tries as planned
-        if known_nothing and not problem:  # there is little room for steps, and the least gives the same result
-            problem = f"the budget of {_size(budget_bytes)} has no room for a process that measures beside this one"
-    store.keep(key, described, found, decision_key, (fitting, problem))
-    return found, (fitting, problem), reused
+    if fitting is not None or found.step_bytes or found.failures:
+        return fitting or 1, problem
+    if problem:  # not for want of memory: the training tries as planned
+        return planned, problem
+    # There is little room for steps, and the least gives the same result.
+    return 1, f"the budget of {_size(budget_bytes)} has no room for a process that measures beside this one"
 
 
 def _measured(
     request: StepRequest, footprint: Footprint, budget_bytes: int, time_limit_seconds: float
 ) -> tuple[StepMeasurement, str]:
     """What a child process found, and why it found no more (empty when it was done, or had no room)."""
-    device = request.compute.device
+    device, planned, found, problem = request.compute.device, request.largest_micro_batch, StepMeasurement(), ""
     if device.type != "cuda" and footprint.resident_bytes + MEASURING_BYTES > budget_bytes:
-        return StepMeasurement(), ""  # the budget may be a limit that kills, so what will not fit is not started
+        return found, ""  # the budget may be a limit that kills, so what will not fit is not started
+    beside = footprint
+    free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     try:
-        with tempfile.TemporaryDirectory(prefix="fvc-preflight-") as folder:
-            task_file, findings = Path(folder) / "request.pickle", Path(folder) / "findings.json"
-            task_file.write_bytes(pickle.dumps(request))
-            item = {
-                "request": str(task_file),
-                "findings": str(findings),
-                "footprint": asdict(footprint),
-                "budget_bytes": budget_bytes,
-                "threads": torch.get_num_threads(),
-                "sys_path": sys.path,
-                "device_free_bytes": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None,
-            }
-            (answer,) = run_isolated(
-                f"{__name__}:measure", [item], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None
-            )
-            document = json.loads(findings.read_text()) if findings.exists() else {}
+        job = pickle.dumps((request, torch.get_num_threads(), budget_bytes - footprint.resident_bytes, free_bytes))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return StepMeasurement(), f"the task cannot be sent to another process: {error}"
-    except (FvcError, OSError) as error:
-        return StepMeasurement(), str(error)
-    found, problem = StepMeasurement.from_document(document), answer.detail
-    if answer.failure == "crashed" and problem.startswith(_MEMORY_DEATHS) and (attempted := found.attempting):
-        found = found.with_failure(attempted, problem)
-        problem = f"the measuring process died with micro-batch {attempted}: {problem}"
+        return found, f"the task cannot be sent to another process: {error}"
+    sizes, first = _sizes(planned), (sys.path, base64.b64encode(job).decode())
+    answers = run_isolated(
+        f"{__name__}:measure", [first, *sizes], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None
+    )
+    try:
+        for size, answer in zip((0, *sizes), answers, strict=False):
+            if answer.failure:
+                problem = answer.detail
+                if size and answer.failure == "crashed" and problem.startswith(_MEMORY_DEATHS):
+                    found = found.with_failure(size, problem)
+                    problem = f"the measuring process died with micro-batch {size}: {problem}"
+                break
+            if not size:
+                *loaded, own_bytes = answer.value
+                found, here = StepMeasurement(*loaded), footprint.resident_bytes + own_bytes
+                beside = replace(footprint, resident_bytes=here, trained_before=True, num_workers=0)
+            else:
+                ran = isinstance(answer.value, list)
+                found = found.with_step(size, *answer.value) if ran else found.with_failure(size, answer.value)
+            following = next_to_measure(found, footprint, planned, budget_bytes)
+            # A step may fit alone and not beside the measuring process, whose first needs room for it as it stands.
+            if following is None or (predicted_peak(found, beside, following) or beside.resident_bytes) > budget_bytes:
+                break
+    except (FvcError, OSError) as error:  # the process cannot even be started
+        problem = str(error)
+    finally:
+        answers.close()
     if 1 in found.failures:
         comparing = found.failures[1].startswith(COMPARING)
         what = "memory ran out" if comparing else "one sample alone ran out of memory:"
         advice = memory_advice("comparison" if comparing else "sample", recomputes=request.gradient_checkpointing)
         problem = f"{what} {found.failures[1]}; if the training does too: {advice.removesuffix('.')}"
-    return replace(found, attempting=None), problem
+    return found, problem
 
 
 def _size(num_bytes: int) -> str:
@@ -309,42 +311,15 @@ class StepMeasurement:
     step_bytes: Mapping[int, int] = field(default_factory=dict)  # by micro-batch, the peak of training steps above that
     seconds_per_sample: Mapping[int, float] = field(default_factory=dict)  # by micro-batch, of a training step
     failures: Mapping[int, str] = field(default_factory=dict)  # by micro-batch, why it could not run: out of memory
-    attempting: int | None = None  # the micro-batch in hand; left standing when the child dies of it
 
     def with_step(self, micro_batch: int, step_bytes: int, seconds_per_sample: float = 0.0) -> StepMeasurement:
         """The same with one more micro-batch that ran."""
         seconds = {**self.seconds_per_sample, micro_batch: seconds_per_sample}
-        steps = {**self.step_bytes, micro_batch: step_bytes}
-        return replace(self, step_bytes=steps, seconds_per_sample=seconds, attempting=None)
+        return replace(self, step_bytes={**self.step_bytes, micro_batch: step_bytes}, seconds_per_sample=seconds)
 
     def with_failure(self, micro_batch: int, reason: str) -> StepMeasurement:
         """The same with one more micro-batch that did not fit."""
-        return replace(self, failures={**self.failures, micro_batch: reason}, attempting=None)
-
-    def with_newer(self, newer: StepMeasurement) -> StepMeasurement:
-        """``newer``, and what this has of micro-batches that it did not come to: it may have been cut short.
-
-        What ran before is forgotten from the smallest that failed since on, and what failed up to the largest that ran.
-        """
-        too_many = min(newer.failures, default=sys.maxsize)
-        ran = max(newer.step_bytes, default=0)
-        return replace(
-            newer,
-            step_bytes={
-                **{size: taken for size, taken in self.step_bytes.items() if size < too_many},
-                **newer.step_bytes,
-            },
-            seconds_per_sample={
-                **{size: seconds for size, seconds in self.seconds_per_sample.items() if size < too_many},
-                **newer.seconds_per_sample,
-            },
-            failures={**{size: why for size, why in self.failures.items() if size > ran}, **newer.failures},
-        )
-
-    @classmethod
-    def from_document(cls, document: Any) -> StepMeasurement:
-        """Read back from JSON, whose keys are text; a ValueError where it is no such document."""
-        return TypeAdapter(cls).validate_python(document)
+        return replace(self, failures={**self.failures, micro_batch: reason})
 
 
 @dataclass(frozen=True)
@@ -400,9 +375,8 @@ def next_to_measure(found: StepMeasurement, footprint: Footprint, planned: int, 
 
     Never more than twice the largest that ran: from 1 and 2 alone the peak at 8 was once put 40 % too low.
     """
-    sizes = [*(1 << power for power in range((planned - 1).bit_length())), planned]
     smallest_failure = min(found.failures, default=planned + 1)
-    due = next((size for size in sizes if size not in found.step_bytes and size < smallest_failure), None)
+    due = next((size for size in _sizes(planned) if size not in found.step_bytes and size < smallest_failure), None)
     if due is None or (
         planned in found.step_bytes and fitting_micro_batch(found, footprint, planned, budget_bytes) == planned
     ):
@@ -411,39 +385,43 @@ def next_to_measure(found: StepMeasurement, footprint: Footprint, planned: int, 
     return due if peak is None or peak + reserved_bytes(found, footprint) <= budget_bytes else None
 
 
+def _sizes(planned: int) -> list[int]:
+    return [*(1 << power for power in range((planned - 1).bit_length())), planned]
+
+
 def give_back_unused() -> None:
     """Collect garbage and return the C library's free memory to the system: a training leaves hundreds of MB of it."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # glibc only
+    with suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
 
 
 # ----------------------------------------------------------------------------------------------------
-# The child process: a little of the real training. It may die, and leaves what it has found so far.
+# The child process: a little of the real training. It may die.
+
+_probe: StepProbe  # in the child, from the first item on
 
 
-def measure(item: Mapping[str, Any]) -> None:
-    """Measure what ``next_to_measure`` asks for, writing the findings as they come; for ``item`` see ``_measured``."""
-    with contextlib.suppress(OSError):  # when memory ends, the system takes this process before any other; Linux only
+def measure(item: int | tuple[list[str], str]) -> tuple[float, ...] | str:
+    """In the child: of the first item (search path, pickled job) what does not depend on the micro-batch; of others,
+    micro-batches, what a step takes.
+    """
+    global _probe
+    if isinstance(item, int):
+        return _probe.step(item)
+    with suppress(OSError):  # when memory ends, the system takes this process before any other; Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
-    sys.path.extend(folder for folder in item["sys_path"] if folder not in sys.path)
-    torch.set_num_threads(item["threads"])
-    request: StepRequest = pickle.loads(Path(item["request"]).read_bytes())  # the training process wrote it just now
-    footprint, budget_bytes = Footprint(**item["footprint"]), int(item["budget_bytes"])
-    planned, findings = request.largest_micro_batch, Path(item["findings"])
-    probe = StepProbe(request)
-    found = probe.begin(item["device_free_bytes"])
-    write_json(findings, asdict(found))
+    folders, job = item
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    request, threads, room_bytes, free_bytes = pickle.loads(base64.b64decode(job))
+    torch.set_num_threads(threads)
+    _probe = StepProbe(request)
+    begun = _probe.begin(free_bytes)
     if request.compute.device.type != "cuda":
         # Beyond what the budget leaves beside the training process, or a GiB, allocations fail here: a control group
         # that runs over kills all that is in it.
-        _limit_growth(max(_LEAST_ROOM_BYTES, budget_bytes - footprint.resident_bytes - memory_budget.own_bytes()))
-    while (micro_batch := next_to_measure(found, footprint, planned, budget_bytes)) is not None:
-        if not probe.has_room(found, footprint, micro_batch, budget_bytes):
-            break  # it would fit alone, but not beside this process: what was measured so far has to do
-        write_json(findings, asdict(replace(found, attempting=micro_batch)))
-        found = probe.with_measured(found, micro_batch)
-        write_json(findings, asdict(found))
+        _limit_growth(max(_LEAST_ROOM_BYTES, room_bytes - memory_budget.own_bytes()))
+    return begun
 
 
 class StepProbe:
@@ -452,38 +430,31 @@ class StepProbe:
     def __init__(self, request: StepRequest) -> None:
         self._request = request
         self._compute = request.compute
-        self._reference = self._own_bytes = 0
+        self._reference = 0
 
-    def begin(self, device_free_bytes: int | None = None) -> StepMeasurement:
-        """What does not depend on the micro-batch. ``device_free_bytes``: of the GPU, before this process came."""
+    def begin(self, device_free_bytes: int | None = None) -> tuple[int, int, int, int]:
+        """What does not depend on the micro-batch: the first three fields of ``StepMeasurement``, and what this process
+        holds. ``device_free_bytes``: of the GPU, before this process came.
+        """
         device = self._compute.device
         before = self._held()
-        layer = nn.Linear(1, 1).to(device)  # one step of nothing, so that torch loads what every training loads
+        layer = torch.nn.Linear(1, 1).to(device)  # one step of nothing, so that torch loads what every training loads
         optimizer = devices.EagerAdamW(layer.parameters())
         layer(torch.ones(1, 1, device=device)).sum().backward()
         optimizer.step()
         self._reference = self._held()
         # On CUDA what is counted is the device's memory, and nothing in it is shared.
-        self._own_bytes = self._reference if device.type == "cuda" else memory_budget.own_bytes()
+        own_bytes = self._reference if device.type == "cuda" else memory_budget.own_bytes()
         first_use = self._reference - before
         if device_free_bytes is not None:  # the GPU's context is no tensor: only the driver knows its size
             first_use = device_free_bytes - torch.cuda.mem_get_info(device)[0]
         batch = next(_batches(self._request, 1))
         batch_bytes = sum(tensor.nbytes for tensor in batch.tensors.values())
         worker_bytes = _worker_bytes(self._request) if self._request.num_workers else 0
-        return StepMeasurement(max(0, first_use), batch_bytes, worker_bytes)
+        return max(0, first_use), batch_bytes, worker_bytes, own_bytes
 
-    def has_room(self, found: StepMeasurement, footprint: Footprint, micro_batch: int, budget_bytes: int) -> bool:
-        """Whether a step fits beside the training process; the first, of which nothing is known, needs room for this
-        process as it stands.
-        """
-        here = footprint.resident_bytes + self._own_bytes
-        beside = replace(footprint, resident_bytes=here, trained_before=True, num_workers=0)
-        peak = predicted_peak(found, beside, micro_batch)
-        return (here if peak is None else peak) <= budget_bytes
-
-    def with_measured(self, found: StepMeasurement, micro_batch: int) -> StepMeasurement:
-        """``found`` with what ``micro_batch`` took, or with the reason why it does not fit."""
+    def step(self, micro_batch: int) -> tuple[int, float] | str:
+        """The peak in bytes above ``begin`` and the seconds per sample of training steps, or why they do not fit."""
         device = self._compute.device
         give_back_unused()
         devices.release_cached_memory(device)
@@ -496,10 +467,10 @@ class StepProbe:
         except (RuntimeError, MemoryError, StepLostError) as error:
             if not (isinstance(error, StepLostError) or is_out_of_memory(error)):
                 raise
-            return found.with_failure(micro_batch, str(error).partition("\n")[0] or type(error).__name__)
+            return str(error).partition("\n")[0] or type(error).__name__
         peak = devices.peak_device_bytes(device)
         peak = memory_budget.peak_rss_bytes() + self._driver_bytes() if peak is None else peak
-        return found.with_step(micro_batch, max(0, peak - self._reference), seconds)
+        return max(0, peak - self._reference), seconds
 
     def _held(self) -> int:
         """Memory of this process that a training runs out of: resident memory, on CUDA what torch has allocated there;
@@ -626,20 +597,19 @@ def circumstances(request: StepRequest) -> dict[str, Any]:
 
 
 class _Measured(BaseModel):
-    circumstances: dict[str, Any]
+    circumstances: dict[str, Any]  # for a reader's eyes
     found: StepMeasurement
 
 
 class _Stored(BaseModel):
     format: Literal[3] = 3
-    measurements: dict[str, _Measured]
-    decisions: dict[str, Decision]
+    measurements: dict[str, _Measured]  # by the hash of their circumstances
+    decisions: dict[str, Decision]  # by that and the budget
 
 
 class PreflightStore:
-    """Measurements by the hash of their circumstances, and decisions by that and the budget; without a path none.
-
-    A file that cannot be read or written costs a measurement, never the run; the log names it.
+    """A file of measurements and decisions; without a path none. One that cannot be read or written costs a
+    measurement, never the run; the log names it.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -652,7 +622,7 @@ class PreflightStore:
         return measured.found if measured else None, stored.decisions.get(decision_key)
 
     def keep(self, key: str, described: Any, found: StepMeasurement, decision_key: str, decision: Decision) -> None:
-        """Remember both, and for a reader's eyes what the circumstances were."""
+        """Remember both."""
         if self._path is None:
             return
         stored = self._read()  # again: another fold may have written meanwhile

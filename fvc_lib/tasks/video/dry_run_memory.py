@@ -133,11 +133,11 @@ def _peak_on_gpu(config: RunConfig, request: StepRequest) -> int | None:
 
     before = int(psutil.Process().memory_info().rss)
     probe = StepProbe(request)
-    found = probe.with_measured(probe.begin(), 1)
-    if not found.step_bytes:
+    worker_bytes = probe.begin()[2]
+    if isinstance(probe.step(1), str):  # out of memory
         return None
     peak = peak_rss_bytes()
-    workers = config.num_workers * found.worker_bytes
+    workers = config.num_workers * worker_bytes
     if config.num_ranks > 1:
         return KERNEL_BYTES + config.num_ranks * (peak + workers)
     # The run's own preflight is a second process on the device, beside a kernel that is there already.
