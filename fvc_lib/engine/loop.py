@@ -45,6 +45,7 @@ class EngineSettings:
         checkpoint_seconds: at most this long between checkpoints within an epoch.
         checkpoint_epochs: a checkpoint at the end of every so many epochs, and of the last.
         gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
+        ema_decay: what the weights' moving average, which validation and test see, keeps of itself; 0: there is none.
     """
 
     epochs: int
@@ -63,6 +64,7 @@ class EngineSettings:
     checkpoint_seconds: float = 120.0
     checkpoint_epochs: int = 1
     gradient_checkpointing: bool = False
+    ema_decay: float = 0.0
 
 
 class TrainingDivergedError(FvcError):
@@ -211,6 +213,7 @@ class Engine:
             max_gradient_norm=settings.max_gradient_norm,
             device=device,
             rate_shares=shares,
+            ema_decay=settings.ema_decay,
         )
         self._transaction = BatchTransaction(
             self.task,
@@ -350,15 +353,17 @@ class Engine:
         self._watch.at("validation")
         collected = self.task.new_accumulator()
         data, plan = self.task.validation_data, state.micro_batches
-        loss = self._evaluate(self._model, data, collected, plan, state.step).mean()
+        with self._stepper.averaged():
+            loss = self._evaluate(self._model, data, collected, plan, state.step).mean()
+            better = training_state.copy_weights(self._model) if loss < state.best_loss else {}
         state.epochs_done += 1
         metrics = {"loss": loss, **self._ranks.from_leader("metrics", collected.compute)}
         train_loss = state.epoch_loss.mean()
         state.history.append(EpochRecord(state.epochs_done, self._stepper.learning_rate, train_loss, metrics))
         state.epoch_loss, state.batches_done = LossMean(), 0
-        if loss < state.best_loss:
+        if better:
             state.best_loss, state.best_epoch = loss, state.epochs_done
-            state.best_model = training_state.copy_weights(self._model)
+            state.best_model = better
         state.finished = self._is_last_epoch()
         self._watch.epoch_metrics("train", {"epoch_loss": train_loss})
         self._watch.epoch_metrics("validation", metrics)

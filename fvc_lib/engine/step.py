@@ -16,10 +16,11 @@ neither old nor new, and only a checkpoint can say what they were (``StepLostErr
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -457,6 +458,7 @@ class Stepper:
         max_gradient_norm: L2.
         device: where the model is.
         rate_shares: what the learning rate of single parameters is multiplied by.
+        ema_decay: what the weights' moving average keeps of itself in a step; 0: there is none.
     """
 
     def __init__(
@@ -469,6 +471,7 @@ class Stepper:
         max_gradient_norm: float,
         device: torch.device,
         rate_shares: Mapping[nn.Parameter, float] | None = None,
+        ema_decay: float = 0.0,
     ) -> None:
         self._model = model
         self._precision = precision
@@ -481,6 +484,10 @@ class Stepper:
         self._rate_shares = [next((shares.get(p, 1.0) for p in group["params"]), 1.0) for group in groups]
         self._learning_rate = learning_rate
         self._one_by_one = False
+        self._ema_decay = ema_decay
+        self._averaged_steps = 0
+        # By name, of the parameters that are trained at any time; empty before the first step, and without an average.
+        self._average: dict[str, Tensor] = {}
 
     @property
     def learning_rate(self) -> float:
@@ -501,6 +508,37 @@ class Stepper:
             memory = memory_state(error, self._device, self._model.parameters())
         raise StepLostError(memory)  # from outside the handler, whose traceback holds tensors
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model has the average's weights meanwhile, without a copy; its own where there is no average."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for name, parameter in self._trained().items() if self._average else ():
+            parameter.data, self._average[name] = self._average[name], parameter.data
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        stepped = {parameter for group in self._optimizer.param_groups for parameter in group["params"]}
+        return {name: parameter for name, parameter in self._model.named_parameters() if parameter in stepped}
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        """Less is kept in the first steps, as TensorFlow's ExponentialMovingAverage does, or the weights that a
+        training began with would stand in the average of a short one.
+        """
+        if not self._ema_decay:
+            return
+        trained = self._trained()
+        if not self._average:
+            self._average = {name: parameter.detach().clone() for name, parameter in trained.items()}
+        self._averaged_steps += 1
+        decay = min(self._ema_decay, (1 + self._averaged_steps) / (10 + self._averaged_steps))
+        torch._foreach_lerp_(list(self._average.values()), list(trained.values()), 1 - decay)
+
     def save_memory(self) -> None:
         """From now on update one parameter after the other: slower, without temporaries for all of them at once."""
         self._one_by_one = True
@@ -508,7 +546,7 @@ class Stepper:
             group["foreach"] = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer and scaler; not whether memory is being saved, which may be another machine's need.
+        """Optimizer, scaler and average; not whether memory is being saved, which may be another machine's need.
 
         Of the optimizer always as if it had two groups, matrices and vectors, each in the model's order: so a fork may
         share out the learning rate in another way.
@@ -520,7 +558,10 @@ class Stepper:
             group |= {"foreach": None, "lr": self._learning_rate, "params": numbers}
         in_order = {number: state[place] for number, place in enumerate(places) if place in state}
         document = {"state": in_order, "param_groups": [matrices, vectors]}
-        return {"optimizer": document, "scaler": self._precision.scaler.state_dict()}
+        everything = {"optimizer": document, "scaler": self._precision.scaler.state_dict()}
+        if self._average:
+            everything["average"] = {"steps": self._averaged_steps, "weights": dict(self._average)}
+        return everything
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put back ``state_dict``; decay stays as this stepper was made, which in a fork may differ.
@@ -545,6 +586,11 @@ class Stepper:
         for group, weight_decay in zip(self._optimizer.param_groups, self._weight_decays, strict=True):
             group["weight_decay"] = weight_decay
         self._precision.restore_scaler(state["scaler"])
+        # A fork may begin to average, or stop it.
+        average = state.get("average", {}) if self._ema_decay else {}
+        self._averaged_steps = average.get("steps", 0)
+        weights = average.get("weights", {})
+        self._average = {name: weights[name].to(p.device, copy=True) for name, p in self._trained().items() if weights}
         if self._one_by_one:
             self.save_memory()
 
@@ -574,6 +620,8 @@ class Stepper:
         if math.isfinite(norm) or self._precision.scales_losses:
             scaler.step(self._optimizer)
         scaler.update()
+        if math.isfinite(norm):
+            self._update_average()
         return norm
 
 

@@ -334,6 +334,15 @@ class RunConfig(BaseModel):
     weight_decay: float = field(0.01, "recipe", "AdamW's decoupled weight decay", ge=0)
     warmup_share: float = field(0.1, "recipe", "share of all steps spent warming up linearly", ge=0, lt=1)
     max_gradient_norm: float = field(1.0, "recipe", "gradients are clipped to this L2 norm", gt=0)
+    ema_decay: float = field(
+        0.0,
+        "recipe",
+        "what a moving average of the weights keeps of itself in a step; that average is tested; 0: off",
+        ge=0,
+        lt=1,
+        later=True,
+        memory=TRAINING_STAGES,
+    )
     class_balance: Literal["loss", "sampler", "batch", "none"] = field(
         "loss",
         "weights",

@@ -542,4 +542,5 @@ def settings_of(
         checkpoint_seconds=60 * config.checkpoint_minutes,
         checkpoint_epochs=config.checkpoint_epochs,
         gradient_checkpointing=config.gradient_checkpointing,
+        ema_decay=config.ema_decay,
     )

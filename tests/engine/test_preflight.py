@@ -20,7 +20,7 @@ from fvc_lib.services.memory_budget import MemoryBudget
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask
 from fvc_lib.video.clips.store import ClipStore
-from tests.kits.preflight_tasks import ComparingTask, TroubledTask
+from tests.kits.preflight_tasks import ComparingTask, TroubledTask, WideTask
 
 ROOT = Path(__file__).parents[2]
 PLENTY = MemoryBudget(1 << 40, "plenty")
@@ -84,6 +84,14 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
     assert (hopeless.micro_batch, hopeless.fits, hopeless.reused) == (1, False, True)
     for setting in ("fixed_size, num_frames", "gradient_checkpointing", "more memory"):
         assert setting in hopeless.message()
+
+
+def test_the_average_of_the_weights_is_one_more_copy():
+    request = StepRequest(WideTask("raise", 99), 1, effective_batch_size=1, device="cpu")
+    averaging = replace(request, averages=True)
+    assert circumstances(averaging) == {**circumstances(request), "averages": True}
+    plain, more = check(request), check(averaging)
+    assert more.predicted_peak_bytes - plain.predicted_peak_bytes > 0.9 * WideTask.num_bytes
 
 
 def test_where_the_measuring_would_not_fit_no_process_is_started_and_the_least_is_begun_with(monkeypatch):

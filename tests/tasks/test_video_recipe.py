@@ -14,7 +14,7 @@ from fvc_lib.engine.task import Batch, LossMean
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.tasks.video.task import VideoTask, engine_settings
-from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
+from tests.kits.engine_kit import StepsEnd, draining, latest_weights, same_end, stop_after
 from tests.kits.rank_kit import Training, distance, run_ranks, same_weights, train
 from tests.kits.task_kit import Some
 
@@ -33,12 +33,12 @@ def loss_of(**settings):
 @RECIPE
 @pytest.mark.parametrize("stops", [[2, 0, 3]], ids=str)
 def test_a_training_with_all_of_it_that_is_stopped_goes_on_to_the_same_bits(make_engine, tmp_path, stops):
-    whole = make_engine("whole")
+    whole = make_engine("whole", ema_decay=0.9)
     whole.fit()
     for after in stops:
         with pytest.raises(StoppedError):
-            make_engine("parts", stop=stop_after(after)).fit()
-    assert same_end(make_engine("parts").fit(), whole.state)
+            make_engine("parts", stop=stop_after(after), ema_decay=0.9).fit()
+    assert same_end(make_engine("parts", ema_decay=0.9).fit(), whole.state)
     wanted = latest_weights(tmp_path, "whole")
     assert all(tensor.equal(wanted[name]) for name, tensor in latest_weights(tmp_path, "parts").items())
 
@@ -49,7 +49,7 @@ def test_two_ranks_find_with_all_of_it_what_one_process_finds(tasks, tmp_path):
     for size in (1, 2):
         folder = tmp_path / str(size)
         folder.mkdir()
-        training = Training(tasks, folder, {"epochs": 3, "learning_rate": 1e-4})
+        training = Training(tasks, folder, {"epochs": 3, "learning_rate": 1e-4, "ema_decay": 0.9})
         for code, said in run_ranks(size, train, training):
             assert code == 0, said
         found[size] = training.found()
@@ -81,8 +81,8 @@ def test_focal_gamma_weighs_each_clip_by_how_wrong_it_is():
     assert found.weight.equal(weights.sum())
 
 
-def stepper_of(model, shares):
-    settings = {"learning_rate": 0.1, "weight_decay": 0.01, "max_gradient_norm": 1.0}
+def stepper_of(model, shares=None, **more):
+    settings = {"learning_rate": 0.1, "weight_decay": 0.01, "max_gradient_norm": 1.0, **more}
     return Stepper(model, Precision(CPU), **settings, device=CPU.device, rate_shares=shares)
 
 
@@ -204,3 +204,69 @@ def test_training_draws_every_effective_batch_half_and_half_and_ranks_share_it(m
             assert code == 0, said
         found[size] = training.found()
     assert distance(found[2], found[1]) < 1e-6
+
+
+def weights_of(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_the_average_of_the_weights_is_the_sum_that_its_definition_says():
+    model = layers()
+    model[0].bias.requires_grad_(False)
+    stepper = stepper_of(model, ema_decay=0.25)
+    with stepper.averaged():  # before the first step there is none
+        first = weights_of(model)
+    assert all(map(torch.equal, first, weights_of(model)))
+    wanted = None
+    for step in range(1, 5):
+        some_steps(model, stepper, 1)
+        kept = min(0.25, (1 + step) / (10 + step))
+        now = weights_of(model)
+        wanted = now if wanted is None else [kept * a + (1 - kept) * b for a, b in zip(wanted, now, strict=True)]
+    with stepper.averaged():
+        torch.testing.assert_close(weights_of(model), wanted)
+        assert not all(map(torch.equal, weights_of(model), now))
+    assert all(map(torch.equal, weights_of(model), now))
+    assert list(stepper.state_dict()["average"]["weights"]) == ["0.weight", "1.weight", "1.bias"]
+
+
+def test_a_step_that_is_not_taken_moves_no_average():
+    model = layers()
+    stepper = stepper_of(model, ema_decay=0.5)
+    some_steps(model, stepper, 2)
+    before = {name: tensor.clone() for name, tensor in stepper.state_dict()["average"]["weights"].items()}
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
+    stepper.take(BatchGradients(LossMean(1.0, 1.0), 1, 1), 0.1)
+    average = stepper.state_dict()["average"]
+    assert average["steps"] == 2
+    assert all(tensor.equal(before[name]) for name, tensor in average["weights"].items())
+
+
+def test_a_checkpoint_without_an_average_begins_one_and_with_one_it_may_end():
+    model = layers()
+    plain, averaging = stepper_of(model), stepper_of(model, ema_decay=0.5)
+    some_steps(model, plain, 1)
+    averaging.load_state_dict(plain.state_dict())
+    some_steps(model, averaging, 1)
+    assert averaging.state_dict()["average"]["steps"] == 1
+    plain.load_state_dict(averaging.state_dict())
+    assert "average" not in plain.state_dict()
+
+
+def test_the_best_epoch_is_that_of_the_averaged_weights(make_engine, tmp_path):
+    """Validation and the best model see the average; what is trained on are the weights themselves."""
+    state = make_engine(ema_decay=0.9).fit()
+    plain = make_engine("plain").fit()
+    assert latest_weights(tmp_path, "fold").keys() == state.best_model.keys()
+    assert [record.train_loss for record in state.history] == [record.train_loss for record in plain.history]
+    assert state.history != plain.history
+    assert all(t.equal(latest_weights(tmp_path, "plain")[n]) for n, t in latest_weights(tmp_path, "fold").items())
+
+
+def test_memory_that_ends_in_a_step_leaves_the_average(make_engine, monkeypatch):
+    whole = make_engine("whole", ema_decay=0.9).fit()
+    with monkeypatch.context() as patch:
+        StepsEnd(patch, {5})
+        state = make_engine("lost", ema_decay=0.9).fit()
+    assert same_end(state, whole)

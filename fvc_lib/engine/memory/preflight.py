@@ -74,6 +74,7 @@ class StepRequest:
     gradient_checkpointing: bool = False
     num_workers: int = 0  # loader processes
     num_ranks: int = 1  # with so many samples each, where samples are compared: with those of all ranks
+    averages: bool = False  # whether a moving average of the weights stands beside them
 
     @property
     def samples_per_step(self) -> int:
@@ -494,6 +495,7 @@ class StepProbe:
             if request.gradient_checkpointing:
                 recompute_activations(model)
             settings: dict[str, Any] = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_gradient_norm": 1.0}
+            settings["ema_decay"] = 0.5 * request.averages
             stepper = Stepper(model, precision, **settings, device=device)
             transaction = BatchTransaction(
                 request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request)
@@ -582,6 +584,7 @@ def circumstances(request: StepRequest) -> dict[str, Any]:
     compares = joint_part(request.task) is not None and request.num_ranks > 1
     return {
         **({"ranks": request.num_ranks} if compares else {}),
+        **({"averages": True} if request.averages else {}),
         "task": f"{type(request.task).__module__}.{type(request.task).__qualname__}",
         "model": sha256_of_json([[name, list(tensor.shape)] for name, tensor in model.state_dict().items()]),
         "sample": {name: [list(t.shape), str(t.dtype)] for name, t in sample.tensors.items()},

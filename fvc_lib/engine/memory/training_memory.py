@@ -191,6 +191,7 @@ def planned_micro_batch(
         gradient_checkpointing=settings.gradient_checkpointing,
         num_workers=settings.num_workers,
         num_ranks=num_ranks,
+        averages=settings.ema_decay > 0,
     )
     resident, budget = _resident_bytes(), device_budget(config, compute)
     observer.at(memory_policy.PREFLIGHT)

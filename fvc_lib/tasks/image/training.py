@@ -304,7 +304,7 @@ def _measured(
         request = StepRequest(
             task, largest, effective,
             device=compute.device.type, amp=config.amp, gradient_checkpointing=settings.gradient_checkpointing,
-            num_workers=settings.num_workers,
+            num_workers=settings.num_workers, averages=settings.ema_decay > 0,
         )  # fmt: skip
         held = int(psutil.Process().memory_info().rss)
         report = preflight(request, budget=budget, baseline_bytes=held, store=paths.measured_steps)

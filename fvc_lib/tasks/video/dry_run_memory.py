@@ -99,6 +99,7 @@ def step_request(config: RunConfig) -> StepRequest:
         amp=config.amp,
         gradient_checkpointing=config.gradient_checkpointing,
         num_workers=config.num_workers,
+        averages=settings.ema_decay > 0,
     )
 
 
