@@ -389,6 +389,11 @@ class RunConfig(BaseModel):
         le=5,
         later=_VIDEO,
     )
+    mixup_alpha: float = field(0.0, "recipe", "Beta parameter of mixup; 0: off", _LABELLED, ge=0, later=_VIDEO)
+    cutmix_alpha: float = field(0.0, "recipe", "Beta parameter of cutmix; 0: off", _LABELLED, ge=0, later=_VIDEO)
+    mix_share: float = field(
+        0.3, "recipe", "share of the training samples mixed with another one", _LABELLED, ge=0, le=1, later=_VIDEO
+    )
     freeze_backbone_epochs: int = field(
         0, "recipe", "train only what is above the backbone for so many epochs first", _LABELLED, ge=0, later=_VIDEO
     )
@@ -477,9 +482,6 @@ class RunConfig(BaseModel):
     )
     backbone_weights: str = field("", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE)
     regression_weight: float = field(1.0, "recipe", "of the regression loss beside the class loss's 1", _IMAGE, ge=0)
-    mixup_alpha: float = field(0.2, "recipe", "Beta parameter of mixup; 0: off", _IMAGE, ge=0)
-    cutmix_alpha: float = field(1.0, "recipe", "Beta parameter of cutmix; 0: off", _IMAGE, ge=0)
-    mix_share: float = field(0.3, "recipe", "share of the training images mixed with another one", _IMAGE, ge=0, le=1)
     batch_size_sweep: bool = field(
         False, "nothing", "measure which batch sizes fit, in child processes", _IMAGE, memory=_OF_IMAGES
     )

@@ -208,6 +208,8 @@ _IMAGE = TaskSpec(
         "learning_rate": 2e-3,
         "early_stopping_epochs": 0,
         "label_smoothing": 0.1,
+        "mixup_alpha": 0.2,
+        "cutmix_alpha": 1.0,
     },
     headline=(("all", "top1", "image"), ("target:", "r2", "image")),
     strict_controls={

@@ -10,7 +10,7 @@ from fvc_lib.services.checkpoint_files import LATEST, CheckpointMismatchError, C
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
-from tests.kits.task_kit import Some, each_task
+from tests.kits.task_kit import KINDS, Some, each_task
 
 
 def test_a_learnable_problem_is_learned(make_engine, tiny_training):
@@ -92,9 +92,9 @@ def samples_of(data, epoch):
     return [data[index] for index in range(len(data))]
 
 
-@each_task()
+@pytest.mark.parametrize("kind", [*KINDS, "recipe"], indirect=True)
 def test_how_a_batch_is_split_and_loaded_changes_no_sample_that_is_seen(make_engine, tasks):
-    """Of the image task they differ from epoch to epoch; nothing else but the epoch decides how."""
+    """Where samples are mixed they differ from epoch to epoch; nothing else but the epoch decides how."""
 
     def seen_with(name, **changes):
         seen = {}

@@ -16,8 +16,10 @@ from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig
-from fvc_lib.tasks.image.data import ImageDataset, ImageRecords, MixSettings, labels_of_training
+from fvc_lib.tasks.image.data import ImageDataset, ImageRecords, labels_of_training
 from fvc_lib.tasks.image.task import ImageTask
+from fvc_lib.tasks.mixing import MixSettings
+from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask
 from fvc_lib.tasks.video_text.task import HiddenFrames, LossWeights, PreparedSamples, RetrievalSettings, VideoTextTask
 from tests.kits.video_text_kit import MadeUpPairs, planned
@@ -92,7 +94,19 @@ def _video(tasks: TinyTasks, **settings: Any) -> VideoTask:
 
 def _recipe(tasks: TinyTasks) -> VideoTask:
     """Task video with all that may be added to its training."""
-    return _video(tasks, label_smoothing=0.1, focal_gamma=1.5, layer_decay=0.5, freeze_backbone_epochs=1)
+    task = _video(tasks, label_smoothing=0.1, focal_gamma=1.5, layer_decay=0.5, freeze_backbone_epochs=1)
+    rows = [ClipRow(str(number), 0, number % 2) for number in range(tasks.rows)]
+    task.training_data = ClipDataset(DrawnClips(), rows, mixing=MixSettings(0.5, 0.4, 1.0), seed=3)
+    return task
+
+
+class DrawnClips:
+    """The training clips as a store would give them."""
+
+    settings_hash, shape = "drawn", (2, 3, _SIDE, _SIDE)
+
+    def load(self, video_id: str, augmentation_index: int, frames: np.ndarray) -> None:
+        frames[:] = Clips(0, ROWS)._frames(int(video_id)).numpy()
 
 
 class TinyImages(ImageTask):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fvc_lib.detectors.network import PictureTrunk
 from fvc_lib.detectors.weights import load_weights
-from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
 from fvc_lib.tasks.video import features
@@ -68,6 +68,11 @@ def test_scores_are_those_of_training_on_the_clips_themselves(frozen, list_log, 
     by_clips = read_table(type(frozen.paths)(elsewhere).predictions(0), PREDICTIONS)
     assert by_features["logit"].to_numpy() == pytest.approx(by_clips["logit"].to_numpy(), abs=1e-4)
     assert by_features["logit"].n_unique() > 5
+
+
+def test_mixed_clips_are_refused_where_training_sees_features(frozen, list_log):
+    with pytest.raises(UsageError, match=r"mixup_alpha, cutmix_alpha: .*frozen trunk.*tune norms"):
+        train_fold(frozen.paths, frozen.with_config(mixup_alpha=0.2).config, 0, metric_log=list_log())
 
 
 def test_every_clip_goes_through_the_trunk_once_whoever_asks(frozen, monkeypatch):

@@ -10,7 +10,6 @@ from fvc_lib.engine.loading import load_batches
 from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.image.data import (
     ImageDataset,
-    MixSettings,
     balancing_weights,
     decoded_side,
     image_parts,
@@ -19,6 +18,7 @@ from fvc_lib.tasks.image.data import (
     require_files,
     training_view,
 )
+from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.video.decode.still_image import StillImageError
 from tests.kits.image_kit import image_tables
 

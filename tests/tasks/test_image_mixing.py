@@ -5,7 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.tasks.image.data import Mix, MixSettings, draw_mix, mixed_class_target, mixed_image, mixed_values
+from fvc_lib.tasks.image.data import mixed_values
+from fvc_lib.tasks.mixing import Mix, MixSettings, draw_mix, mixed_pixels, mixed_target
 
 BOTH = MixSettings(share=1.0, mixup_alpha=0.2, cutmix_alpha=1.0)
 
@@ -35,16 +36,16 @@ def test_the_share_and_both_kinds_are_as_asked():
 
 def test_a_cut_shows_exactly_its_share_of_the_first_picture():
     for mix in drawn(MixSettings(1.0, 0.0, 1.0)):
-        mixed = mixed_image(torch.zeros(3, 32, 32, dtype=torch.uint8), torch.ones(3, 32, 32, dtype=torch.uint8), mix)
+        mixed = mixed_pixels(torch.zeros(3, 32, 32, dtype=torch.uint8), torch.ones(3, 32, 32, dtype=torch.uint8), mix)
         assert 1 - mixed.float().mean().item() == pytest.approx(mix.share, abs=1e-6)
         assert 0 <= mix.share <= 1
 
 
 def test_mixup_lets_both_pictures_shine_through():
     dark, light = torch.zeros(3, 2, 2, dtype=torch.uint8), torch.full((3, 2, 2), 200, dtype=torch.uint8)
-    assert mixed_image(dark, light, Mix(0, None, 0.25)).unique().tolist() == [150]
-    assert torch.equal(mixed_image(dark, light, Mix(0, None, 1.0)), dark)
-    assert torch.equal(mixed_image(dark, light, Mix(0, None, 0.0)), light)
+    assert mixed_pixels(dark, light, Mix(0, None, 0.25)).unique().tolist() == [150]
+    assert torch.equal(mixed_pixels(dark, light, Mix(0, None, 1.0)), dark)
+    assert torch.equal(mixed_pixels(dark, light, Mix(0, None, 0.0)), light)
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,6 +67,6 @@ def test_a_number_is_mixed_where_both_have_it_and_unknown_elsewhere(share, own, 
 def test_a_class_counts_with_its_pictures_share_also_beside_a_picture_without_one():
     cat, dog, none = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]), torch.zeros(2)
     mix = Mix(0, None, 0.75)
-    assert mixed_class_target(cat, dog, mix).tolist() == [0.75, 0.5]
-    assert mixed_class_target(cat, none, mix).tolist() == [0.75, 0.0]
-    assert mixed_class_target(none, cat, mix).tolist() == [0.25, 0.0]
+    assert mixed_target(cat, dog, mix).tolist() == [0.75, 0.5]
+    assert mixed_target(cat, none, mix).tolist() == [0.75, 0.0]
+    assert mixed_target(none, cat, mix).tolist() == [0.25, 0.0]

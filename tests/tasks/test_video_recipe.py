@@ -13,10 +13,12 @@ from fvc_lib.engine.step import BatchGradients, Stepper
 from fvc_lib.engine.task import Batch, LossMean
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import StoppedError
+from fvc_lib.tasks.mixing import MixSettings
+from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask, engine_settings
 from tests.kits.engine_kit import StepsEnd, draining, latest_weights, same_end, stop_after
 from tests.kits.rank_kit import Training, distance, run_ranks, same_weights, train
-from tests.kits.task_kit import Some
+from tests.kits.task_kit import DrawnClips, Some
 
 RECIPE = pytest.mark.parametrize("kind", ["recipe"], indirect=True)
 CPU = resolve_device("cpu")
@@ -270,3 +272,45 @@ def test_memory_that_ends_in_a_step_leaves_the_average(make_engine, monkeypatch)
         StepsEnd(patch, {5})
         state = make_engine("lost", ema_decay=0.9).fit()
     assert same_end(state, whole)
+
+
+def mixed_clips(**settings):
+    rows = [ClipRow(str(number), 0, number % 2) for number in range(12)]
+    return ClipDataset(DrawnClips(), rows, mixing=MixSettings(**settings), seed=5)
+
+
+def test_a_mixed_clip_is_mixed_alike_in_all_frames_and_so_is_its_target():
+    own = ClipDataset(DrawnClips(), mixed_clips().rows)
+    data = mixed_clips(share=1.0, cutmix_alpha=1.0).at_epoch(2)
+    seen = set()
+    for index in range(len(data)):
+        sample, alone = data[index].tensors, own[index].tensors
+        kept = (sample["frames"] == alone["frames"]).all(1)  # (T, S, S): pixels that equal the partner's are few
+        assert sample["label"] == alone["label"]
+        share = kept[0].float().mean().item()
+        assert (kept[0] == kept[1]).float().mean() > 0.98
+        partner = sample["target"] if alone["label"] == 0 else 1 - sample["target"]  # the other class's share
+        assert partner.item() == 0 or partner.item() == pytest.approx(1 - share, abs=0.03)
+        seen.add(round(partner.item(), 3))
+    assert len(seen) > 3
+    assert "target" not in own[0].tensors
+
+
+def test_what_a_clip_is_mixed_with_depends_on_epoch_and_seed_alone():
+    data = mixed_clips(share=0.5, mixup_alpha=0.4)
+    alone, together = data.at_epoch(1)[4].tensors, data.at_epoch(1).__getitems__([3, 4])
+    assert all(tensor.equal(together.tensors[name][1]) for name, tensor in alone.items())
+    targets = [tuple(data.at_epoch(epoch).__getitems__(range(12)).tensors["target"].tolist()) for epoch in (1, 1, 2)]
+    assert targets[0] == targets[1] != targets[2]
+    other = ClipDataset(DrawnClips(), data.rows, mixing=MixSettings(0.5, 0.4), seed=6).at_epoch(1)
+    assert tuple(other.__getitems__(range(12)).tensors["target"].tolist()) != targets[0]
+
+
+def test_the_loss_of_a_mixture_is_that_of_both_clips_by_their_shares():
+    config = resolve_config({}, environ={})
+    task = VideoTask(None, None, config=config, weights=(0.7, 1.6))
+    target = torch.tensor([0.0, 0.25, 1.0, 0.5])
+    found = task.loss({"logits": LOGITS}, Batch(tuple("abcd"), {"label": LABELS, "target": target}))
+    as_real, as_fake = (F.binary_cross_entropy_with_logits(LOGITS, LABELS * 0 + k, reduction="none") for k in (0, 1))
+    torch.testing.assert_close(found.total, (0.7 * (1 - target) * as_real + 1.6 * target * as_fake).sum())
+    torch.testing.assert_close(found.weight, (0.7 * (1 - target) + 1.6 * target).sum())

@@ -19,6 +19,7 @@ from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import PARTS
+from fvc_lib.tasks.mixing import Mix, MixSettings, draw_mix, mixed_pixels, mixed_target
 from fvc_lib.video.decode.still_image import decode_image
 
 UNKNOWN_CLASS = -1
@@ -277,70 +278,7 @@ def resized(pixels: Tensor, size: int) -> Tensor:
     return _as_bytes(scaled[0])
 
 
-# Mixup and cutmix: two pictures as one, and all that is known of them mixed alike. A number is mixed where both
-# pictures have it, and is unknown otherwise: half a known sum says nothing. A class that only one picture has counts
-# with that picture's share, and the rest of the example teaches no class.
-
-
-@dataclass(frozen=True)
-class MixSettings:
-    """The share of the training pictures that is mixed, and the Beta distributions that the first picture's share of
-    the mixture (mixup) or of its area (cutmix) is drawn from; 0: none of these. With both, half of the mixtures each.
-    """
-
-    share: float = 0.0
-    mixup_alpha: float = 0.0
-    cutmix_alpha: float = 0.0
-
-
-@dataclass(frozen=True)
-class Mix:
-    """One drawn mixture: the other picture's number, and the first one's share; where there is a half-open ``box``
-    ``(top, bottom, left, right)``, that shows the partner (cutmix), else both shine through.
-    """
-
-    partner: int
-    box: tuple[int, int, int, int] | None
-    share: float
-
-
-def draw_mix(settings: MixSettings, num_images: int, size: int, generator: np.random.Generator) -> Mix | None:
-    """What becomes of one training picture, of ``num_images`` that are ``size`` pixels a side; None: it stays alone."""
-    kinds = [kind for kind, alpha in (("mixup", settings.mixup_alpha), ("cutmix", settings.cutmix_alpha)) if alpha]
-    if not kinds or num_images < 2 or generator.uniform() >= settings.share:
-        return None
-    kind = kinds[int(generator.integers(len(kinds)))]
-    partner = int(generator.integers(num_images))
-    if kind == "mixup":
-        return Mix(partner, None, float(generator.beta(settings.mixup_alpha, settings.mixup_alpha)))
-    box = _draw_box(size, float(generator.beta(settings.cutmix_alpha, settings.cutmix_alpha)), generator)
-    top, bottom, left, right = box
-    return Mix(partner, box, 1 - (bottom - top) * (right - left) / size**2)
-
-
-def _draw_box(size: int, share: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
-    """A square of area 1 - ``share`` around a random point, cut at the edges (Yun et al., "CutMix", ICCV 2019)."""
-    half = size * np.sqrt(1 - share) / 2
-    down, across = generator.uniform(0, size, size=2)
-    edges = np.clip(np.rint([down - half, down + half, across - half, across + half]), 0, size).astype(int)
-    top, bottom, left, right = edges.tolist()
-    return top, bottom, left, right
-
-
-def mixed_image(image: Tensor, partner: Tensor, mix: Mix) -> Tensor:
-    """Both as one, all uint8 (3, S, S). After Zhang et al., "mixup" (ICLR 2018), where there is no box."""
-    if mix.box is None:
-        blend = torch.lerp(partner.float(), image.float(), mix.share)
-        return blend.round_().clamp_(0, 255).to(torch.uint8)
-    top, bottom, left, right = mix.box
-    mixed = image.clone()
-    mixed[:, top:bottom, left:right] = partner[:, top:bottom, left:right]
-    return mixed
-
-
-def mixed_class_target(target: Tensor, partner: Tensor, mix: Mix) -> Tensor:
-    """Soft class targets (C,): each picture's own, times its share; zero rows are pictures without a class."""
-    return mix.share * target + (1 - mix.share) * partner
+# A number is mixed where both pictures have it, and is unknown otherwise: half a known sum says nothing.
 
 
 def mixed_values(
@@ -398,8 +336,8 @@ class ImageDataset:
         if mix is not None:
             other = self._own_tensors(mix.partner)
             values, known = mixed_values(own["values"], own["known"], other["values"], other["known"], mix)
-            own["image"] = mixed_image(own["image"], other["image"], mix)
-            own["class_target"] = mixed_class_target(own["class_target"], other["class_target"], mix)
+            own["image"] = mixed_pixels(own["image"], other["image"], mix)
+            own["class_target"] = mixed_target(own["class_target"], other["class_target"], mix)
             own["values"], own["known"] = values, known
         return Sample(self.records.image_ids[index], own)
 

@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 import polars as pl
 import torch
+from torch import Tensor
 
 from fvc_lib.corpus.folds import shuffle_labels_by_group, split_for_fold
 from fvc_lib.engine.random_state import stable_seed
@@ -19,6 +20,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, read_table
+from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.selection import RecordedSelection
 from fvc_lib.video.clips.shards import ClipShards, shards_folder
@@ -64,14 +66,30 @@ class ClipSource(Protocol):
 
 
 class ClipDataset:
-    """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from stored clips; nothing is random.
+    """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from stored clips.
 
-    Of a ``FeatureSource`` they have ``features`` float32 (T', F) in place of frames.
+    Of a ``FeatureSource`` they have ``features`` float32 (T', F) in place of frames. With ``mixing`` they also have
+    ``target`` float32 (), the share of fake in the mixture, and differ from epoch to epoch; ``label`` stays that of
+    the clip itself.
+
+    Args:
+        mixing: of training; None: every clip as it is.
+        seed: with the clip and the epoch decides what is drawn.
+        epoch: whose samples these are.
     """
 
-    def __init__(self, source: ClipSource, rows: Sequence[ClipRow]) -> None:
+    def __init__(
+        self,
+        source: ClipSource,
+        rows: Sequence[ClipRow],
+        *,
+        mixing: MixSettings | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> None:
         self._source = source
         self.rows = tuple(rows)
+        self._mixing, self._seed, self._epoch = mixing, seed, epoch
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -96,7 +114,28 @@ class ClipDataset:
         frames = np.empty((len(rows), *self._source.shape), np.uint8)
         for row, place in zip(rows, frames, strict=True):
             self._source.load(row.video_id, row.augmentation_index, place)
-        return Batch(ids, {"frames": torch.from_numpy(frames), "label": labels})
+        tensors = {"frames": torch.from_numpy(frames), "label": labels}
+        if self._mixing is not None:
+            tensors["target"] = labels.clone()
+            for number, row in enumerate(rows):
+                self._mix(tensors, number, row, self._mixing)
+        return Batch(ids, tensors)
+
+    def at_epoch(self, epoch: int) -> "ClipDataset":
+        """The same clips as they are mixed in ``epoch`` (0-based)."""
+        if self._mixing is None:
+            return self
+        return ClipDataset(self._source, self.rows, mixing=self._mixing, seed=self._seed, epoch=epoch)
+
+    def _mix(self, tensors: dict[str, Tensor], number: int, row: ClipRow, settings: MixSettings) -> None:
+        generator = np.random.default_rng(stable_seed("clip mix", self._seed, row.clip_id, self._epoch))
+        mix = draw_mix(settings, len(self.rows), self._source.shape[-1], generator)
+        if mix is None:
+            return
+        partner, frames = self.rows[mix.partner], np.empty(self._source.shape, np.uint8)
+        self._source.load(partner.video_id, partner.augmentation_index, frames)
+        tensors["frames"][number] = mixed_pixels(tensors["frames"][number], torch.from_numpy(frames), mix)
+        tensors["target"][number] = mix.share * row.label + (1 - mix.share) * partner.label
 
 
 def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[ClipRow, ...]:

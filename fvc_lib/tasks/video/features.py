@@ -23,8 +23,9 @@ from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, StoppedError, command_text
+from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
 from fvc_lib.services.registry import DETECTORS
+from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import code_of_network
 from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, check_clip_name, note_use
 
@@ -110,7 +111,7 @@ def with_features(
 
     Raises:
         StoppedError: ``stop`` said so.
-        UsageError: as ``build_detector``.
+        UsageError: as ``build_detector``, or clips are to be mixed.
     """
     if (config.tune or DETECTORS.get(config.model).tune) != "head":
         return source
@@ -118,6 +119,11 @@ def with_features(
         network = build_detector(config)
     if not isinstance(network, Detector) or not isinstance(network.trunk, Trunk) or network.trunk.weights is None:
         return source  # random weights are others in every training
+    if MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha).mixes:
+        raise UsageError(
+            "mixup_alpha, cutmix_alpha: they mix the pixels of clips, and with a frozen trunk training sees features "
+            "that are computed once of each clip alone. Set both to 0, or train more: -p tune norms, last:N or all."
+        )
     trunk, weights = network.trunk.eval().to(device), network.trunk.weights
     clips = [clip for clip in made if source.has(*clip)]
     if not clips:

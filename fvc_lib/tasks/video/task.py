@@ -79,12 +79,13 @@ class VideoTask:
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """Class-weighted binary cross-entropy, or what ``class_losses`` makes of it."""
-        labels, logits = batch.tensors["label"], outputs["logits"].float()
+        mixed, logits = batch.tensors.get("target"), outputs["logits"].float()
+        labels = batch.tensors["label"] if mixed is None else mixed
         real, fake = self._weights
-        weights = torch.where(labels > 0.5, fake, real)
+        weights = real * (1 - labels) + fake * labels
         config = self._config
         smoothing, gamma = config.label_smoothing, config.focal_gamma
-        if not (smoothing or gamma):
+        if not (smoothing or gamma or mixed is not None):
             loss = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
             return LossSum(loss, weights.sum())
         # A sigmoid is a softmax over the logit and 0.

@@ -11,6 +11,7 @@ import safetensors.torch
 
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.ranks import Ranks
+from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
@@ -19,6 +20,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import LABELS, PREDICTIONS, frame_of, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
+from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips, OuterFold
@@ -119,8 +121,10 @@ def fold_training(
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
-    training, validation = ClipDataset(source, clips.train), ClipDataset(source, clips.validation)
-    return VideoTask(training, validation, config=config, weights=weights)
+    mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha)
+    seed = stable_seed("clips", config.seed, clips.fold)
+    training = ClipDataset(source, clips.train, mixing=mixing if mixing.mixes else None, seed=seed)
+    return VideoTask(training, ClipDataset(source, clips.validation), config=config, weights=weights)
 
 
 @dataclass(frozen=True)

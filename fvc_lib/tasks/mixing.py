@@ -1,0 +1,81 @@
+"""Mixup and cutmix: two training samples as one, pictures or clips, and all that is known of them mixed alike.
+
+A class that only one of the two has counts with that one's share, and the rest of the example teaches no class. Whether
+a sample is mixed, with which other one and how is drawn by its own generator, from its name and the epoch: no
+micro-batch, rank or loader process changes it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class MixSettings:
+    """The share of the training samples that is mixed, and the Beta distributions that the first sample's share of
+    the mixture (mixup) or of its area (cutmix) is drawn from; 0: none of these. With both, half of the mixtures each.
+    """
+
+    share: float = 0.0
+    mixup_alpha: float = 0.0
+    cutmix_alpha: float = 0.0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether any sample is mixed."""
+        return self.share > 0 and (self.mixup_alpha > 0 or self.cutmix_alpha > 0)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """One drawn mixture: the other sample's number, and the first one's share; where there is a half-open ``box``
+    ``(top, bottom, left, right)``, that shows the partner (cutmix), else both shine through.
+    """
+
+    partner: int
+    box: tuple[int, int, int, int] | None
+    share: float
+
+
+def draw_mix(settings: MixSettings, num_samples: int, size: int, generator: np.random.Generator) -> Mix | None:
+    """What becomes of one training sample, of ``num_samples`` that are ``size`` pixels a side; None: it stays alone."""
+    kinds = [kind for kind, alpha in (("mixup", settings.mixup_alpha), ("cutmix", settings.cutmix_alpha)) if alpha]
+    if not kinds or num_samples < 2 or generator.uniform() >= settings.share:
+        return None
+    kind = kinds[int(generator.integers(len(kinds)))]
+    partner = int(generator.integers(num_samples))
+    if kind == "mixup":
+        return Mix(partner, None, float(generator.beta(settings.mixup_alpha, settings.mixup_alpha)))
+    box = _draw_box(size, float(generator.beta(settings.cutmix_alpha, settings.cutmix_alpha)), generator)
+    top, bottom, left, right = box
+    return Mix(partner, box, 1 - (bottom - top) * (right - left) / size**2)
+
+
+def _draw_box(size: int, share: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
+    """A square of area 1 - ``share`` around a random point, cut at the edges (Yun et al., "CutMix", ICCV 2019)."""
+    half = size * np.sqrt(1 - share) / 2
+    down, across = generator.uniform(0, size, size=2)
+    edges = np.clip(np.rint([down - half, down + half, across - half, across + half]), 0, size).astype(int)
+    top, bottom, left, right = edges.tolist()
+    return top, bottom, left, right
+
+
+def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
+    """Both as one, all uint8 (..., S, S); a box is the same in all frames of a clip.
+
+    After Zhang et al., "mixup" (ICLR 2018), where there is no box.
+    """
+    if mix.box is None:
+        blend = torch.lerp(partner.float(), pixels.float(), mix.share)
+        return blend.round_().clamp_(0, 255).to(torch.uint8)
+    top, bottom, left, right = mix.box
+    mixed = pixels.clone()
+    mixed[..., top:bottom, left:right] = partner[..., top:bottom, left:right]
+    return mixed
+
+
+def mixed_target(target: Tensor, partner: Tensor, mix: Mix) -> Tensor:
+    """Soft targets, of any shape: each sample's own, times its share; all zero where a sample has no class."""
+    return mix.share * target + (1 - mix.share) * partner
