@@ -91,6 +91,7 @@ class IndexReport:
     num_near_copies: int  # readable files of different contents that look like another one, whatever their group
     total_seconds: float  # duration of all videos whose duration is known
     total_bytes: int  # size of all videos
+    notes: tuple[str, ...] = ()  # what the loader could not map, in sentences
 
     def summary_table(self) -> pl.DataFrame:
         """``what value``: the report as a short table of text; without a video, what the label source alone says."""
@@ -155,6 +156,7 @@ def report_of(
         num_near_copies=num_near_copies,
         total_seconds=float(index["duration_seconds"].sum()),
         total_bytes=int(index["size_bytes"].sum()),
+        notes=listing.notes,
     )
 
 

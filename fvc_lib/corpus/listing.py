@@ -76,6 +76,11 @@ class Entry:
     platform: str | None = None
     row: int | None = None  # 1-based data row of the table that listed it
     origin: str = ""  # file name of that table
+    generator: str | None = None  # what made a fake
+    real_source: str | None = None  # where a real video was taken from
+    official_split: str | None = None  # train, validation or test, as the corpus's own lists have it
+    attributes: str | None = None  # JSON object of text: whatever else the corpus says of it
+    links: tuple[str, ...] = ()  # further groups that it belongs to, beside ``stated_group``
 
 
 @dataclass
@@ -336,6 +341,7 @@ class Listing:
         rejected: REJECTED table of what is not used.
         annotations: every row of the label source, used or not, with the columns of the ANNOTATIONS table but for
             ``group_id``: a video that is gone or not used still proves that its groups belong together.
+        notes: sentences on what the loader could not map, with the remedy.
     """
 
     root: Path
@@ -343,19 +349,24 @@ class Listing:
     entries: tuple[Entry, ...]
     rejected: pl.DataFrame
     annotations: pl.DataFrame
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def memberships(self) -> tuple[tuple[str, str], ...]:
-        """Every distinct (source id, stated group) pair of the label source, sorted."""
+        """Every distinct (source id, stated group or link) pair of the label source, sorted."""
         stated = self.annotations.filter(pl.col("stated_group").is_not_null())
-        return tuple(sorted(set(stated.select("source_id", "stated_group").iter_rows())))
+        linked = {(entry.source_id, link) for entry in self.entries for link in entry.links}
+        return tuple(sorted(linked.union(stated.select("source_id", "stated_group").iter_rows())))
 
 
-def listing_of_files(files: CorpusFiles, kind: str, entries: Iterable[Entry], rejections: Rejections) -> Listing:
+def listing_of_files(
+    files: CorpusFiles, kind: str, entries: Iterable[Entry], rejections: Rejections, notes: Iterable[str] = ()
+) -> Listing:
     """The listing of labelled files that no table lists."""
     ordered = tuple(sorted(entries, key=lambda entry: entry.path))
     rows = [replace(entry, row=number, origin=kind) for number, entry in enumerate(ordered, start=1)]
-    return Listing(files.root, kind, ordered, rejections.frame(), _annotations(rows, [row.path for row in rows]))
+    annotations = _annotations(rows, [row.path for row in rows])
+    return Listing(files.root, kind, ordered, rejections.frame(), annotations, tuple(notes))
 
 
 def listing_of_rows(
@@ -494,6 +505,8 @@ class CorpusLoader:
             DataError; one of images takes the ``CorpusFiles`` and a path below their root and gives ``ImageListing``.
         lacks: for a path that nothing recognises: what it lacks of this layout, in a sentence, where it is near it.
         rank: layouts are tried in this order; 0 for one that nothing else looks like.
+        title, paper, licence, fetch: of a published corpus: its name, where it is described, under which terms it may
+            be used, and from whom it is to be had.
     """
 
     name: str
@@ -502,6 +515,10 @@ class CorpusLoader:
     read: Callable[..., Any]
     lacks: Callable[[Path], str] = lambda path: ""
     rank: int = 0
+    title: str = ""
+    paper: str = ""
+    licence: str = ""
+    fetch: str = ""
 
 
 def by_rank(registry: Registry[Any]) -> list[CorpusLoader]:
@@ -511,8 +528,10 @@ def by_rank(registry: Registry[Any]) -> list[CorpusLoader]:
 
 def _recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
     loaders = by_rank(registry)
-    layouts = (f"({number}) {loader.accepted}" for number, loader in enumerate(loaders, start=1))
-    accepted = f"A corpus is {', or '.join(layouts)}."
+    layouts = [loader.accepted for loader in loaders if not loader.title]
+    accepted = f"A corpus is {', or '.join(f'({number}) {each}' for number, each in enumerate(layouts, start=1))}."
+    if published := sorted(loader.name for loader in loaders if loader.title):
+        accepted += f" Or a published one as it unpacks: {', '.join(published)}."
     try:
         if corpus.is_dir():
             os.listdir(corpus)  # noqa: PTH208 - only to see that it can be read

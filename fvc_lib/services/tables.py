@@ -95,7 +95,18 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema) -> pl.DataFrame:
             frame = pl.read_csv(content, schema_overrides=column_types(schema))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}. Run the stage that writes it again.") from error
-    return check_table(frame, schema, str(path))
+    return check_table(_with_newer_columns(frame, schema), schema, str(path))
+
+
+def _with_newer_columns(frame: pl.DataFrame, schema: pa.DataFrameSchema) -> pl.DataFrame:
+    """The table of an older version with the columns that it did not have yet, empty."""
+    lacking = [name for name in _NEWER_COLUMNS.get(schema.name or "", ()) if name not in frame.columns]
+    if not lacking:
+        return frame
+    return frame.with_columns(pl.lit(None, pl.String).alias(name) for name in lacking).select(
+        *(name for name in schema.columns if name in frame.columns or name in lacking),
+        *(name for name in frame.columns if name not in schema.columns),
+    )
 
 
 def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:
@@ -132,6 +143,9 @@ def _table(name: str, key: list[str] | None = None, /, **columns: pa.Column) -> 
     return pa.DataFrameSchema(columns, unique=key, strict=True, ordered=True, name=name)
 
 
+# Columns of text that tables of older versions lack, where empty says what those knew.
+_NEWER_COLUMNS = {"index": ("generator", "real_source", "official_split", "attributes")}
+
 # Of task video
 
 INDEX = _table(
@@ -141,10 +155,14 @@ INDEX = _table(
     label=label_column(),
     group_id=group_column(),
     source_id=text_column(),  # the platform's id, or the path: what the label source calls the video
-    label_source=text_column(),  # folder, manifest or fvc2018
+    label_source=text_column(),  # name of the layout: folder, manifest, fvc2018, faceforensics ...
     stated_group=text_column(nullable=True),  # the group the label source gave, before any were joined
     manipulation=text_column(nullable=True),
     platform=text_column(nullable=True),
+    generator=text_column(nullable=True),  # what made a fake
+    real_source=text_column(nullable=True),  # where a real video was taken from
+    official_split=text_column(checks=pa.Check.isin(PARTS), nullable=True),  # the corpus's own
+    attributes=text_column(nullable=True),  # JSON object: what else the corpus says of it, for slices
     codec=text_column(),
     container=text_column(),
     pixel_format=text_column(nullable=True),

@@ -1,0 +1,1 @@
+"""Published corpora of faces that were swapped, re-enacted or lip-synced."""

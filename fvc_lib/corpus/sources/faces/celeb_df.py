@@ -1,0 +1,88 @@
+"""Celeb-DF v2 (and v1): celebrities swapped among each other.
+
+``Celeb-real/idA_N.mp4`` and ``YouTube-real/N.mp4`` are real, ``Celeb-synthesis/idA_idB_N.mp4`` is idA_N with the face
+of idB. ``List_of_testing_videos.txt`` has a line for each of 518 test videos, ``1 YouTube-real/00170.mp4``, where 1 is
+*real*; its first line counts. All else is the training part, which has the people of the test part in it: the
+official split is not one of people. Source: Li et al., "Celeb-DF: a large-scale challenging dataset for DeepFake
+forensics", CVPR 2020.
+"""
+
+import re
+from pathlib import Path
+
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, read_lines
+from fvc_lib.corpus.sources.published import Described, listed_but_absent, read_published, require, unknown_name
+from fvc_lib.services.atomic_files import AnyPath, path_to_text
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.registry import CORPORA
+
+TEST_LIST = "List_of_testing_videos.txt"
+_FOLDERS = {"Celeb-real": "real", "YouTube-real": "real", "Celeb-synthesis": "fake"}
+_LINE = re.compile(r"([01])\s+(\S.*)")
+
+
+def read_celeb_df(folder: AnyPath) -> Listing:
+    """The listing of the three folders, with the official test part where its list is there.
+
+    Raises:
+        DataError: a folder is missing, or a line of the list is none, or calls real what lies among the fakes.
+    """
+    folder = Path(folder)
+    require(folder, "Celeb-DF", reals=("Celeb-real",), fakes=("Celeb-synthesis",))
+    tested = _test_list(folder / TEST_LIST)
+    notes = listed_but_absent(folder, TEST_LIST, tested) if tested else []
+    if not tested:
+        notes.append(f"{TEST_LIST} is not there, so there is no official split.")
+    if not (folder / "YouTube-real").is_dir():
+        notes.append("YouTube-real is not there: 300 reals and a part of the official test are missing.")
+    known = {path_to_text(name) for name in tested}
+    return read_published(folder, "celeb_df", _FOLDERS, lambda path: _described(path, known), notes)
+
+
+def _described(path: str, tested: set[str]) -> Described | Refusal:
+    folder, name = path.split("/", 1)
+    split = ("test" if path in tested else "train") if tested else None
+    stem = name.rsplit(".", 1)[0]
+    if folder == "YouTube-real" and re.fullmatch(r"\d+", stem):
+        return Described("real", (f"celeb-df youtube {stem}",), None, "youtube", split)
+    if folder == "Celeb-real" and (found := re.fullmatch(r"(id\d+)_\d+", stem)):
+        return Described("real", (f"celeb-df {found[1]}",), None, "celebrities", split)
+    if folder == "Celeb-synthesis" and (found := re.fullmatch(r"(id\d+)_(id\d+)_\d+", stem)):
+        return Described("fake", (f"celeb-df {found[1]}", f"celeb-df {found[2]}"), "celeb-df synthesis", None, split)
+    return unknown_name(
+        path, "id0_0000.mp4 in Celeb-real, 00000.mp4 in YouTube-real, id0_id1_0000.mp4 in Celeb-synthesis"
+    )
+
+
+def _test_list(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    names = []
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line:
+            continue
+        found = _LINE.fullmatch(line)
+        label = _FOLDERS.get(found[2].split("/")[0]) if found else None
+        if found is None or label is None:
+            raise DataError(f"{path.name} line {number}: got {line!r}, wanted '1 YouTube-real/00170.mp4' (1 is real).")
+        if ("real" if found[1] == "1" else "fake") != label:
+            raise DataError(
+                f"{path.name} line {number}: {line!r} calls real what lies among the fakes, or the other way round; in "
+                "this list 1 is real. Fetch the list again."
+            )
+        names.append(found[2])
+    return names
+
+
+CORPORA.register(
+    CorpusLoader(
+        name="celeb_df",
+        accepted="Celeb-DF: a folder with 'Celeb-real/', 'YouTube-real/' and 'Celeb-synthesis/'",
+        recognises=lambda path: (path / "Celeb-real").is_dir() or (path / "Celeb-synthesis").is_dir(),
+        read=read_celeb_df,
+        title="Celeb-DF v2",
+        paper="Li et al., CVPR 2020, arXiv:1909.12962",
+        licence="Celeb-DF terms: research only, on request",
+        fetch="https://github.com/yuezunli/celeb-deepfakeforensics (a form)",
+    )
+)

@@ -1,0 +1,165 @@
+"""DFDC, the DeepFake Detection Challenge, and its preview.
+
+Full: ``dfdc_train_part_N/metadata.json`` has, by file name, label REAL or FAKE, split and, of a fake, its
+original. Actors recur within a part, so a part is one group; a folder with a ``metadata.json`` but no number groups by
+the original. The test part is ``test/labels.csv`` (filename, label 0 or 1). Source: Dolhansky et
+al., "The DeepFake Detection Challenge (DFDC) dataset", arXiv:2006.07397.
+
+Preview: ``dataset.json`` has, by path, label, set (train or test), target and swapped id; two methods, method_A and
+method_B. Source: Dolhansky et al., arXiv:1910.08854.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fvc_lib.corpus.label_table import read_label_table
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, Rejections
+from fvc_lib.corpus.sources.published import (
+    Described,
+    first_of,
+    folders_in,
+    listed_but_absent,
+    read_json,
+    read_published,
+    unknown_name,
+)
+from fvc_lib.services.atomic_files import AnyPath, path_to_text
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.registry import CORPORA
+
+_PART = re.compile(r"(?:dfdc_train_part_|part_)?(\d+)")
+
+
+def read_dfdc(folder: AnyPath) -> Listing:
+    """The listing of the parts that are there; the folder may also be one part, with its ``metadata.json``.
+
+    Raises:
+        DataError: a table of labels is missing or cannot be read.
+    """
+    folder = Path(folder)
+    rows: dict[str, Described] = {}
+    parts = [""] if (folder / "metadata.json").is_file() else _parts(folder)
+    for part in parts:
+        rows.update(_part_rows(folder, part))
+    rows.update(_test_rows(folder))
+    notes = listed_but_absent(folder, "metadata.json or labels.csv", rows)
+    known = {path_to_text(path): found for path, found in rows.items()}
+
+    def described(path: str) -> Described | Refusal:
+        return known.get(path) or Refusal("not_listed", f"{path!r}: no metadata.json or labels.csv names it.")
+
+    walked = ["."] if parts == [""] else [*parts, "test"]
+    return read_published(folder, "dfdc", walked, described, notes)
+
+
+def _parts(folder: Path) -> list[str]:
+    below = {name: folders_in(folder / name) for name in folders_in(folder)}
+    found = [name for name in below if (folder / name / "metadata.json").is_file()]
+    # The archives unpack as they are, or each into a folder of its own name.
+    nested = [f"{a}/{b}" for a, names in below.items() for b in names if (folder / a / b / "metadata.json").is_file()]
+    return found + nested
+
+
+def _part_rows(folder: Path, part: str) -> dict[str, Described]:
+    path = folder / part / "metadata.json"
+    table = read_json(path)
+    if not isinstance(table, dict):
+        raise DataError(f"{str(path)!r}: wanted an object of file name to label, got {type(table).__name__}.")
+    number = _PART.fullmatch(part.rsplit("/", 1)[-1] or folder.name)
+    rows = {}
+    for name, row in table.items():
+        label = str(row.get("label", "")).lower() if isinstance(row, dict) else ""
+        if label not in ("real", "fake"):
+            raise DataError(f"{str(path)!r}: {name!r}: got the label {label!r}, wanted REAL or FAKE.")
+        group = f"dfdc part {number[1]}" if number else f"dfdc original {row.get('original') or name}"
+        rows[f"{part}/{name}" if part else name] = _row(label, group, "train")
+    return rows
+
+
+def _test_rows(folder: Path) -> dict[str, Described]:
+    path = first_of(folder, "test/labels.csv")
+    if path is None:
+        return {}
+    table = read_label_table(path)
+    columns = [table.require((name,)) for name in ("filename", "label")]
+    where = "test/videos" if (folder / "test/videos").is_dir() else "test"
+    rows = {}
+    for number, cells in table.records(columns, Rejections()):
+        label = {"0": "real", "1": "fake"}.get(cells["label"].strip())
+        if label is None:
+            raise DataError(
+                f"test/labels.csv row {number}: got the label {cells['label']!r}, wanted 0 or 1 (1 is fake)."
+            )
+        name = cells["filename"].strip()
+        rows[f"{where}/{name}"] = _row(label, f"dfdc test {name}", "test")
+    return rows
+
+
+def _row(label: str, group: str, split: str) -> Described:
+    fake = label == "fake"
+    return Described(label, (group,), "dfdc" if fake else None, None if fake else "dfdc", split)
+
+
+def read_dfdc_preview(folder: AnyPath) -> Listing:
+    """The listing of ``dataset.json``.
+
+    Raises:
+        DataError: it is no such table, or a row has no label.
+    """
+    folder = Path(folder)
+    table = read_json(folder / "dataset.json")
+    if not isinstance(table, dict):
+        raise DataError(f"{str(folder / 'dataset.json')!r}: wanted an object of path to label and set.")
+    rows = {path_to_text(name): _preview_row(name, row) for name, row in table.items()}
+    return read_published(
+        folder, "dfdc_preview", folders_in(folder),
+        lambda path: rows.get(path, Refusal("not_listed", f"{path!r}: dataset.json does not name it.")),
+        listed_but_absent(folder, "dataset.json", table),
+    )  # fmt: skip
+
+
+def _preview_row(path: str, row: Mapping[str, Any]) -> Described | Refusal:
+    label = str(row.get("label", "")).lower()
+    if label not in ("real", "fake"):
+        raise DataError(f"dataset.json: {path!r}: got the label {label!r}, wanted real or fake.")
+    stated = [str(row[key]) for key in ("target_id", "swapped_id") if row.get(key)]
+    people = stated or re.findall(r"(?<![A-Za-z\d])\d{4,}(?!\d)", path.rsplit("/", 1)[-1])
+    if not people:
+        return unknown_name(path, "the ids of the people in the name, as in 643786_1460296_A_000.mp4")
+    groups = tuple(dict.fromkeys(f"dfdc preview person {each}" for each in people))
+    split = {"train": "train", "test": "test", "val": "validation"}.get(str(row.get("set", "")))
+    if label == "real":
+        return Described("real", groups, None, "dfdc preview", split)
+    return Described("fake", groups, path.split("/", 1)[0], None, split)
+
+
+CORPORA.register(
+    CorpusLoader(
+        name="dfdc_preview",
+        accepted="DFDC preview: a folder with 'dataset.json'",
+        recognises=lambda path: (path / "dataset.json").is_file(),
+        read=read_dfdc_preview,
+        title="DFDC preview",
+        paper="Dolhansky et al., arXiv:1910.08854",
+        licence="DFDC terms: research only",
+        fetch="https://ai.meta.com/datasets/dfdc (an account)",
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="dfdc",
+        accepted="DFDC: a folder with 'dfdc_train_part_N/metadata.json' or 'test/labels.csv', or one such part",
+        recognises=lambda path: (
+            path.is_dir()
+            and ((path / "metadata.json").is_file() or (path / "test/labels.csv").is_file() or bool(_parts(path)))
+        ),
+        read=read_dfdc,
+        title="DeepFake Detection Challenge",
+        paper="Dolhansky et al., arXiv:2006.07397",
+        licence="DFDC terms: research only",
+        fetch="https://www.kaggle.com/c/deepfake-detection-challenge or https://ai.meta.com/datasets/dfdc (an account)",
+        rank=1,
+    )
+)

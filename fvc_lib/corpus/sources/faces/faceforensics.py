@@ -1,0 +1,168 @@
+"""FaceForensics++ with FaceShifter, and DeepFakeDetection (DFD), which unpacks into the same tree.
+
+``original_sequences/youtube/C/videos/TTT.mp4`` are real and ``manipulated_sequences/METHOD/C/videos/TTT_SSS.mp4`` fake,
+at a compression C of raw (c0), c23 and c40: the face of sequence SSS on sequence TTT. DFD has
+``original_sequences/actors/C/videos/AA__scene.mp4`` and
+``manipulated_sequences/DeepFakeDetection/C/videos/AA_BB__scene__XXXXXXXX.mp4``.
+
+A fake belongs to the groups of both sequences, and a sequence to the YouTube video that it was cut from
+(``conversion_dict.json``): 1,000 sequences of 977 YouTube videos make 478 groups. Seven YouTube videos lie in two parts
+of the official split. Source: Rossler et al., "FaceForensics++: learning to detect manipulated facial images", ICCV
+2019; DFD: Dufour and Gully, 2019.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
+from fvc_lib.corpus.sources.published import (
+    Described,
+    first_of,
+    folders_in,
+    read_json,
+    read_published,
+    require,
+    shared_by_parts,
+    unknown_name,
+)
+from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.registry import CORPORA
+
+TITLE = "FaceForensics++"
+_PATH = re.compile(
+    r"(?P<kind>original|manipulated)_sequences/(?P<source>[^/]+)/(?P<compression>raw|c0|c23|c40)/videos/(?P<name>[^/]+)"
+)
+_SEQUENCE = re.compile(r"(\d{3})\.\w+")
+_SWAP = re.compile(r"(\d{3})_(\d{3})\.\w+")
+_ACTOR = re.compile(r"(\d{2})__(.+)\.\w+")
+_ACTOR_SWAP = re.compile(r"(\d{2})_(\d{2})__(.+)__\w{8}\.\w+")
+_PARTS = {"train": "train", "val": "validation", "test": "test"}
+
+
+def read_faceforensics(folder: AnyPath) -> Listing:
+    """The listing of a folder with ``original_sequences/`` and ``manipulated_sequences/``.
+
+    The lists of the official split (``splits/{train,val,test}.json``) and ``conversion_dict.json`` are looked for in
+    the folder, in ``splits/`` and in ``dataset/``, as the authors' repository has them; what is missing is noted.
+
+    Raises:
+        DataError: the reals or fakes are missing, one list is there without the others, or a list is no JSON.
+    """
+    folder = Path(folder)
+    require(
+        folder,
+        TITLE,
+        reals=("original_sequences/youtube", "original_sequences/actors"),
+        fakes=tuple(f"manipulated_sequences/{name}" for name in folders_in(folder / "manipulated_sequences"))
+        or ("manipulated_sequences/Deepfakes/c23/videos",),
+    )
+    youtube, split, notes = youtube_ids(folder), official_parts(folder), []
+    if (folder / "original_sequences/youtube").is_dir():
+        if not youtube:
+            notes.append(
+                "conversion_dict.json is not there: 23 sequences are cut from the same YouTube videos as others, and "
+                "stay in groups of their own. Put it beside original_sequences."
+            )
+        if not split:
+            notes.append("The lists train.json, val.json, test.json are not there, so there is no official split.")
+        leaks = shared_by_parts(
+            {
+                part: [youtube[name] for name in split if split[name] == part and name in youtube]
+                for part in _PARTS.values()
+            }
+        )
+        if leaks:
+            notes.append(f"{len(leaks)} YouTube videos lie in two parts of the official split: {', '.join(leaks)}.")
+    return read_published(
+        folder,
+        "faceforensics",
+        ("original_sequences", "manipulated_sequences"),
+        lambda path: _described(path, youtube, split),
+        notes,
+    )
+
+
+def sequence_groups(name: str, youtube: Mapping[str, str]) -> tuple[str, ...]:
+    """What sequence ``name`` belongs to: itself, and the YouTube video that it was cut from."""
+    groups = (f"ff++ sequence {name}",)
+    return (*groups, f"youtube {youtube[name]}") if name in youtube else groups
+
+
+def youtube_ids(folder: Path) -> dict[str, str]:
+    """The id of the YouTube video that each sequence was cut from; empty without ``conversion_dict.json``."""
+    path = first_of(folder, "conversion_dict.json", "dataset/conversion_dict.json", "splits/conversion_dict.json")
+    if path is None:
+        return {}
+    table = read_json(path)
+    if not isinstance(table, dict):
+        raise DataError(f"{str(path)!r}: got {type(table).__name__}, wanted an object of sequence to 'ID number'.")
+    return {str(name): str(source).rsplit(" ", 1)[0] for name, source in table.items()}
+
+
+def official_parts(folder: Path) -> dict[str, str]:
+    """The part of the official split of each sequence; empty without its lists."""
+    lists = {
+        name: first_of(
+            folder, f"splits/{name}.json", f"dataset/splits/{name}.json", f"{name}.json", f"split_{name}.json"
+        )
+        for name in _PARTS
+    }
+    missing = [name for name, path in lists.items() if path is None]
+    if len(missing) == len(lists):
+        return {}
+    if missing:
+        raise DataError(
+            f"corpus {str(folder)!r}: of {TITLE}'s official split {', '.join(f'{name}.json' for name in missing)} is "
+            "missing. Put the three lists into 'splits/', or none."
+        )
+    parts = {}
+    for name, path in lists.items():
+        pairs = read_json(path)  # type: ignore[arg-type]  # none is missing
+        if not isinstance(pairs, list) or not all(isinstance(pair, list) for pair in pairs):
+            raise DataError(f'{str(path)!r}: wanted a list of pairs of sequences, such as ["953", "974"].')
+        parts.update({str(sequence): _PARTS[name] for pair in pairs for sequence in pair})
+    return parts
+
+
+def _described(path: str, youtube: Mapping[str, str], split: Mapping[str, str]) -> Described | Refusal | None:
+    match = _PATH.fullmatch(path)
+    if match is None:
+        is_mask = "/masks/" in path or "/images/" in path
+        return None if is_mask else unknown_name(path, "original_sequences/youtube/c23/videos/000.mp4 or the like")
+    source, name = match["source"], match["name"]
+    attributes = {"compression": "raw" if match["compression"] == "c0" else match["compression"]}
+    if match["kind"] == "original":
+        if found := _SEQUENCE.fullmatch(name):
+            groups, part = sequence_groups(found[1], youtube), split.get(found[1])
+            return Described("real", groups, None, source, part, attributes)
+        if found := _ACTOR.fullmatch(name):
+            return Described("real", (f"dfd actor {found[1]}",), None, source, None, attributes)
+        return unknown_name(path, "a sequence such as 000.mp4 or an actor's scene such as 01__kitchen_pan.mp4")
+    if found := _SWAP.fullmatch(name):
+        groups = tuple(dict.fromkeys(each for key in found.groups() for each in sequence_groups(key, youtube)))
+        return Described("fake", groups, source, None, split.get(found[1]), attributes)
+    if found := _ACTOR_SWAP.fullmatch(name):
+        return Described("fake", (f"dfd actor {found[1]}", f"dfd actor {found[2]}"), source, None, None, attributes)
+    return unknown_name(path, "target_source such as 000_003.mp4")
+
+
+def _lacks(path: Path) -> str:
+    there = first_of(path, "original_sequences", "manipulated_sequences")
+    return f"has {there.name} alone, wanted original_sequences and manipulated_sequences." if there else ""
+
+
+CORPORA.register(
+    CorpusLoader(
+        name="faceforensics",
+        accepted=f"{TITLE} or DFD: a folder with 'original_sequences/' and 'manipulated_sequences/'",
+        recognises=lambda path: (path / "original_sequences").is_dir() or (path / "manipulated_sequences").is_dir(),
+        read=read_faceforensics,
+        lacks=_lacks,
+        title="FaceForensics++ (with FaceShifter) and DeepFakeDetection",
+        paper="Rossler et al., ICCV 2019, arXiv:1901.08971",
+        licence="FaceForensics terms of use: research only, on request",
+        fetch="https://github.com/ondyari/FaceForensics (a form); its dataset/ has splits/ and conversion_dict.json",
+    )
+)

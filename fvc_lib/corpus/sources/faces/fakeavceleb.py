@@ -1,0 +1,86 @@
+"""FakeAVCeleb: videos and voices of celebrities, faked together or one of them alone.
+
+``{RealVideo,FakeVideo}-{RealAudio,FakeAudio}/RACE/SEX/ID/*.mp4``, and ``meta_data.csv`` with nine column names and a
+trailing comma for ten values. What is *seen* makes the label: RealVideo-FakeAudio is real here, because audio is not
+judged. Source: Khalid et al., "FakeAVCeleb: a novel audio-video multimodal deepfake dataset", NeurIPS 2021 (datasets).
+"""
+
+import csv
+import io
+import re
+from pathlib import Path
+
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
+from fvc_lib.corpus.sources.published import Described, read_published, require, unknown_name
+from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.registry import CORPORA
+
+_FOLDER = re.compile(r"(Real|Fake)Video-(Real|Fake)Audio")
+_FOLDERS = tuple(f"{video}Video-{audio}Audio" for video in ("Real", "Fake") for audio in ("Real", "Fake"))
+_COLUMNS = ("source", "target1", "target2", "method", "category", "type", "race", "gender", "filename", "folder")
+
+
+def read_fakeavceleb(folder: AnyPath) -> Listing:
+    """The listing of the four folders; people and methods are those of ``meta_data.csv``.
+
+    Raises:
+        DataError: reals, fakes or the table are missing, or the table has not ten values in a row.
+    """
+    folder = Path(folder)
+    top = folder / "FakeAVCeleb" if (folder / "FakeAVCeleb").is_dir() else folder  # the release's outer folder
+    require(top, "FakeAVCeleb", reals=_FOLDERS[:2], fakes=_FOLDERS[2:], table=("meta_data.csv",))
+    rows = _table(top / "meta_data.csv")
+    audio = "Audio is not judged: RealVideo-FakeAudio counts as real, because what is seen is."
+    notes = [audio] if (top / "RealVideo-FakeAudio").is_dir() else []
+    return read_published(top, "fakeavceleb", _FOLDERS, lambda path: _described(path, rows), notes)
+
+
+def _described(path: str, rows: dict[tuple[str, str, str], dict[str, str]]) -> Described | Refusal:
+    parts = path.split("/")
+    found = _FOLDER.fullmatch(parts[0])
+    if found is None or len(parts) < 5:
+        return unknown_name(path, "RealVideo-RealAudio/RACE/SEX/ID/NAME.mp4")
+    kind, race, sex, person = parts[:4]
+    row = rows.get((kind, person, parts[-1]))
+    people = [person, *(row[key] for key in ("source", "target1", "target2"))] if row else [person]
+    groups = tuple(dict.fromkeys(f"fakeavceleb {name}" for name in people if name not in ("", "-")))
+    attributes = {"race": race, "sex": sex, "audio": found[2].lower()}
+    if found[1] == "Real":
+        return Described("real", groups, None, "voxceleb2", None, attributes)
+    return Described("fake", groups, row["method"] if row else "unknown", None, None, attributes)
+
+
+def _table(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
+    """Rows by (folder, person, file name). The header names nine of the ten columns: the tenth is the folder."""
+    reader = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig", "replace"), newline=""))
+    next(reader, None)
+    rows = {}
+    for number, cells in enumerate(reader, start=1):
+        if not cells:
+            continue
+        if len(cells) != len(_COLUMNS):
+            raise DataError(
+                f"meta_data.csv row {number}: got {len(cells)} values, wanted {len(_COLUMNS)}. Fetch it again."
+            )
+        row = dict(zip(_COLUMNS, (cell.strip() for cell in cells), strict=True))
+        below = row["folder"].strip("/").split("/")
+        kind = next((part for part in below if _FOLDER.fullmatch(part)), row["type"])
+        rows[kind, below[-1] if below[-1].startswith("id") else row["source"], row["filename"]] = row
+    return rows
+
+
+CORPORA.register(
+    CorpusLoader(
+        name="fakeavceleb",
+        accepted="FakeAVCeleb: a folder with 'RealVideo-RealAudio/', 'FakeVideo-FakeAudio/' ... and 'meta_data.csv'",
+        recognises=lambda path: any(
+            (path / outer / name).is_dir() for outer in ("", "FakeAVCeleb") for name in _FOLDERS
+        ),
+        read=read_fakeavceleb,
+        title="FakeAVCeleb",
+        paper="Khalid et al., NeurIPS 2021 (datasets and benchmarks), arXiv:2108.05080",
+        licence="FakeAVCeleb terms: research only, on request",
+        fetch="https://github.com/DASH-Lab/FakeAVCeleb (a form)",
+    )
+)

@@ -1,0 +1,1 @@
+"""Published corpora of videos that a generator made from text, pictures or videos."""

@@ -1,0 +1,80 @@
+"""GenVideo: videos of many text-to-video generators beside real ones.
+
+``GenVideo-Val/Real/*`` are real and ``GenVideo-Val/Fake/GENERATOR/*`` fake: the official test part. Training archives
+have ``Real/`` and ``Fake/GENERATOR/`` in the same way, in a folder of any other name. Nothing says which videos belong
+together, so groups are made by looks alone. Source: Chen et al., "DeMamba: AI-generated video detection on
+million-scale GenVideo benchmark", arXiv:2405.19707.
+"""
+
+from pathlib import Path
+
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
+from fvc_lib.corpus.sources.published import Described, folders_in, read_published, require, unknown_name
+from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.registry import CORPORA
+
+VALIDATION = "GenVideo-Val"
+
+
+def read_genvideo(folder: AnyPath) -> Listing:
+    """The listing of every ``Real/`` and ``Fake/GENERATOR/`` in the folder and in the folders directly below it.
+
+    Raises:
+        DataError: reals or fakes are missing in all of them.
+    """
+    folder = Path(folder)
+    tops = _tops(folder)
+    require(
+        folder, "GenVideo",
+        reals=[_below(top, "Real") for top in tops], fakes=[_below(top, "Fake") for top in tops],
+    )  # fmt: skip
+    has_test = folder.name == VALIDATION or VALIDATION in tops
+
+    def described(path: str) -> Described | Refusal:
+        top = next(top for top in tops if not top or path.startswith(f"{top}/"))
+        below = path[len(top) + 1 if top else 0 :].split("/")
+        is_test = VALIDATION in (top, folder.name)
+        split = ("test" if is_test else "train") if has_test else None
+        if below[0] == "Real":
+            return Described("real", (), None, below[1] if len(below) > 2 else "genvideo real", split)
+        if len(below) < 3:
+            return unknown_name(path, "Fake/GENERATOR/NAME.mp4")
+        return Described("fake", (), below[1], None, split)
+
+    walked = [_below(top, name) for top in tops for name in ("Real", "Fake")]
+    return read_published(folder, "genvideo", walked, described, ["Groups are made by looks alone: no list has any."])
+
+
+def _below(top: str, name: str) -> str:
+    return f"{top}/{name}" if top else name
+
+
+def _tops(folder: Path) -> list[str]:
+    """Where ``Real`` or ``Fake/GENERATOR`` lie: in the folder itself or in folders below."""
+    return [
+        name
+        for name in ("", *folders_in(folder))
+        if (folder / name / "Real").is_dir() or folders_in(folder / name / "Fake")
+    ]
+
+
+def _recognises(folder: Path) -> bool:
+    if not folder.is_dir():
+        return False
+    if folder.name == VALIDATION:
+        return bool(folders_in(folder / "Fake"))
+    return VALIDATION in folders_in(folder)
+
+
+CORPORA.register(
+    CorpusLoader(
+        name="genvideo",
+        accepted=f"GenVideo: a folder with '{VALIDATION}/Real/' and '{VALIDATION}/Fake/GENERATOR/'",
+        recognises=_recognises,
+        read=read_genvideo,
+        title="GenVideo",
+        paper="Chen et al., arXiv:2405.19707",
+        licence="CC BY-NC 4.0 as its page says; the sources' own terms hold beside it",
+        fetch="https://github.com/chenhaoxing/DeMamba and https://modelscope.cn/datasets/cccnju/GenVideo-100K",
+    )
+)

@@ -1,0 +1,171 @@
+"""Loaders of published corpora: labels, makers, groups and official parts of miniatures in the releases' layouts."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.corpus.index import group_annotations
+from fvc_lib.corpus.listing import CorpusLoader, Entry, Listing, by_rank, read_corpus
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.registry import CORPORA
+from tests.corpus.published import MINIATURES, text, touch
+
+
+def group_of(listing: Listing) -> dict[str, str]:
+    """Group by path, from what the corpus states alone."""
+    sources = listing.annotations["source_id"].unique().sort().to_list()
+    return dict(zip(sources, group_annotations(listing).group_ids, strict=True))
+
+
+def by_path(listing: Listing) -> dict[str, Entry]:
+    return {entry.path: entry for entry in listing.entries}
+
+
+# Of each miniature: its loader, how many are real and fake, groups, official parts, makers, and sources of reals.
+EXPECTED: dict[str, tuple[str, tuple[int, int], int, dict[str | None, int], set[str], set[str]]] = {
+    "faceforensics": ("faceforensics", (4, 4), 1, {"train": 4, "test": 4}, {"Deepfakes", "FaceShifter"}, {"youtube"}),
+    "dfd": ("faceforensics", (3, 1), 2, {None: 4}, {"DeepFakeDetection"}, {"actors"}),
+    "celeb_df": ("celeb_df", (5, 1), 4, {"train": 4, "test": 2}, {"celeb-df synthesis"}, {"celebrities", "youtube"}),
+    "dfdc": ("dfdc", (3, 3), 4, {"train": 4, "test": 2}, {"dfdc"}, {"dfdc"}),
+    "dfdc_preview": ("dfdc_preview", (2, 1), 2, {"train": 2, "test": 1}, {"method_A"}, {"dfdc preview"}),
+    "deeperforensics": (
+        "deeperforensics", (0, 3), 2, {"train": 1, "validation": 1, "test": 1}, {"DeeperForensics"}, set(),
+    ),
+    "fakeavceleb": ("fakeavceleb", (2, 1), 2, {None: 3}, {"faceswap"}, {"voxceleb2"}),
+    "genvideo": ("genvideo", (2, 3), 5, {"test": 3, "train": 2}, {"Sora", "Gen2", "ZeroScope"}, {"genvideo real"}),
+    "genvidbench": (
+        "genvidbench", (3, 4), 4, {"train": 3, "test": 4}, {"pika", "cogvideo", "mora"}, {"vript", "hd_vg_130m"},
+    ),
+    "aigvdbench": ("aigvdbench", (2, 2), 2, {"test": 3, "train": 1}, {"CogVideoX", "Sora"}, {"youtube"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MINIATURES)
+def test_a_release_is_read_as_it_unpacks(name: str, tmp_path: Path) -> None:
+    MINIATURES[name](tmp_path)
+    listing = read_corpus(tmp_path)
+    kind, labels, num_groups, parts, makers, sources = EXPECTED[name]
+    assert listing.kind == kind
+    count = Counter(entry.label for entry in listing.entries)
+    assert (count["real"], count["fake"]) == labels
+    assert Counter(entry.official_split for entry in listing.entries) == parts
+    assert {entry.generator for entry in listing.entries if entry.label == "fake"} == makers
+    assert {entry.real_source for entry in listing.entries if entry.label == "real"} == sources
+    assert not any(entry.generator for entry in listing.entries if entry.label == "real")
+    assert len(set(group_of(listing).values())) == num_groups
+    assert listing.rejected.is_empty()
+
+
+def test_every_published_corpus_says_whence_and_under_which_terms() -> None:
+    published = [loader for loader in by_rank(CORPORA) if loader.title]
+    assert len(published) >= 9
+    for loader in published:
+        assert all((loader.paper, loader.licence, loader.fetch)), loader.name
+
+
+def test_a_fake_is_tied_to_its_target_its_source_and_their_youtube_videos(tmp_path: Path) -> None:
+    MINIATURES["faceforensics"](tmp_path)
+    (tmp_path / "conversion_dict.json").unlink()
+    listing = read_corpus(tmp_path)
+    groups = group_of(listing)
+    original, swapped = "original_sequences/youtube/c23/videos", "manipulated_sequences/Deepfakes"
+    assert groups[f"{original}/000.mp4"] == groups[f"{original}/001.mp4"] == groups[f"{swapped}/c23/videos/000_001.mp4"]
+    assert groups[f"{original}/002.mp4"] == groups[f"{swapped}/c40/videos/002_003.mp4"] != groups[f"{original}/000.mp4"]
+    assert any("conversion_dict.json is not there" in note for note in listing.notes)
+    compression = json.loads(by_path(listing)[f"{swapped}/c40/videos/002_003.mp4"].attributes or "")
+    assert compression == {"compression": "c40"}
+
+
+def test_leaks_of_an_official_split_are_counted(tmp_path: Path) -> None:
+    MINIATURES["faceforensics"](tmp_path)
+    assert "1 YouTube videos lie in two parts of the official split: -2Zdu3hMGVw." in read_corpus(tmp_path).notes
+
+
+def test_the_real_lists_of_faceforensics_make_478_groups_and_have_seven_leaks(shared: Path, tmp_path: Path) -> None:
+    lists = shared / "corpora/faceforensics"
+    pairs = []
+    for part in ("train", "val", "test"):
+        content = (lists / f"split_{part}.json").read_text(encoding="utf-8")
+        text(tmp_path, f"splits/{part}.json", [content])
+        pairs += json.loads(content)
+    text(tmp_path, "conversion_dict.json", [(lists / "conversion_dict.json").read_text(encoding="utf-8")])
+    for first, second in pairs:
+        touch(tmp_path, *(f"original_sequences/youtube/c23/videos/{each}.mp4" for each in (first, second)))
+        for swap in (f"{first}_{second}", f"{second}_{first}"):
+            touch(tmp_path, f"manipulated_sequences/Deepfakes/c23/videos/{swap}.mp4")
+    listing = read_corpus(tmp_path)
+    groups = group_of(listing)
+    reals = [entry for entry in listing.entries if entry.label == "real"]
+    assert len(reals) == 1000
+    assert len({link for entry in reals for link in entry.links}) == 977
+    assert len(set(groups.values())) == 478
+    assert Counter(entry.official_split for entry in reals) == {"train": 720, "validation": 140, "test": 140}
+    assert any(note.startswith("7 YouTube videos lie in two parts") for note in listing.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "gone", "message"),
+    [
+        ("faceforensics", "original_sequences", "lacks its reals: expected 'original_sequences/youtube' or"),
+        ("faceforensics", "manipulated_sequences", "lacks its fakes: expected 'manipulated_sequences/Deepfakes"),
+        ("faceforensics", "splits/val.json", "val.json is missing. Put the three lists"),
+        ("celeb_df", "Celeb-synthesis", "lacks its fakes: expected 'Celeb-synthesis'"),
+        ("celeb_df", "Celeb-real", "lacks its reals: expected 'Celeb-real'"),
+        ("deeperforensics", "lists/splits/test.txt", "test.txt is missing"),
+        ("fakeavceleb", "meta_data.csv", "lacks its table: expected 'meta_data.csv'"),
+        ("aigvdbench", "Real", "lacks its reals: expected 'Real'"),
+    ],
+)
+def test_a_tree_unpacked_halfway_is_refused_with_what_was_expected(
+    name: str, gone: str, message: str, tmp_path: Path
+) -> None:
+    MINIATURES[name](tmp_path)
+    (tmp_path / gone).rename(tmp_path.parent / f"gone_{tmp_path.name}")
+    with pytest.raises(DataError, match=message):
+        read_corpus(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "message"),
+    [
+        ("faceforensics", "conversion_dict.json", "[1]", "wanted an object of sequence"),
+        ("faceforensics", "splits/test.json", "{", "cannot be read as JSON"),
+        ("celeb_df", "List_of_testing_videos.txt", "0 YouTube-real/00170.mp4", "in this list 1 is real"),
+        ("celeb_df", "List_of_testing_videos.txt", "YouTube-real/00170.mp4", "line 1: got 'YouTube-real/00170.mp4'"),
+        ("dfdc", "dfdc_train_part_0/metadata.json", '{"a.mp4": {"label": "?"}}', "wanted REAL or FAKE"),
+        ("dfdc", "test/labels.csv", "filename,label\nc.mp4,real", "row 1: got the label 'real', wanted 0 or 1"),
+        ("dfdc_preview", "dataset.json", '{"method_A/1/1.mp4": {}}', "got the label ''"),
+        ("fakeavceleb", "meta_data.csv", "source\nid1,id2", "row 1: got 2 values, wanted 10"),
+        ("genvidbench", "Pair1_labels.txt", "Pair1/pika/a.mp4 0", "contradicts pika"),
+        ("aigvdbench", "test.jsonl", "{}", 'wanted an object with "Video_id"'),
+    ],
+)
+def test_a_list_that_is_damaged_is_named_with_its_line(
+    name: str, file: str, content: str, message: str, tmp_path: Path
+) -> None:
+    MINIATURES[name](tmp_path)
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        read_corpus(tmp_path)
+
+
+def test_a_strange_name_is_listed_with_the_name_that_was_wanted(tmp_path: Path) -> None:
+    MINIATURES["celeb_df"](tmp_path)
+    touch(tmp_path, "Celeb-real/holiday.mp4")
+    rejected = read_corpus(tmp_path).rejected
+    assert rejected.select("path", "reason").rows() == [("Celeb-real/holiday.mp4", "unknown_name")]
+
+
+def test_videos_that_a_list_names_and_the_folder_lacks_are_counted(tmp_path: Path) -> None:
+    MINIATURES["genvidbench"](tmp_path)
+    notes = read_corpus(tmp_path).notes
+    assert "1 of 5 videos that PairN_labels.txt names are not there: 'Pair2/mora/gone.mp4'." in notes
+
+
+def test_no_release_is_taken_for_another(tmp_path: Path) -> None:
+    for name, make in MINIATURES.items():
+        make(tmp_path / name)
+        loaders: list[CorpusLoader] = [loader for loader in by_rank(CORPORA) if loader.title]
+        assert [loader.name for loader in loaders if loader.recognises(tmp_path / name)] == [EXPECTED[name][0]]
