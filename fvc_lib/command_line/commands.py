@@ -19,6 +19,7 @@ from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
 from fvc_lib.execution.slurm.queue import job_states, read_accounting
 from fvc_lib.services.config import RunConfig, resolve_config, run_config
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
+from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import STAGES
 
@@ -187,6 +188,38 @@ def detectors(name: str | None) -> None:
     click.echo(f"One of them in full: {command_text('detectors', 'NAME')}. Your own: -p model path/to/my_net.py:MyNet.")
 
 
+@click.command(short_help="List corpora that are read as they unpack, or say what a folder is.")
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+def corpora(path: Path | None) -> None:
+    """List the corpora that -p corpus takes as they unpack, with their terms and from whom they are to be had.
+
+    With PATH, say what a folder or manifest is recognised as, and count its labels, makers, sources, official parts
+    and groups, before anything runs. No video is opened.
+    """
+    from fvc_lib.corpus import index, listing
+
+    if path is None:
+        for loader in listing.by_rank(CORPORA):
+            click.echo(f"{loader.name:<16} {loader.title or loader.accepted}")
+            facts = {"layout": loader.accepted, "paper": loader.paper, "terms": loader.licence, "from": loader.fetch}
+            for name, fact in facts.items() if loader.title else ():
+                click.echo(f"{'':<16} {name:<7} {fact}")
+        click.echo(f"What a folder of yours is: {command_text('corpora', 'PATH')}")
+        return
+    found = listing.read_corpus(path)
+    groups = len(set(index.group_annotations(found).group_ids))
+    click.echo(f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos in {groups:,} stated groups")
+    for column in ("label", "generator", "real_source", "official_split"):
+        counts = listing.counted(value for entry in found.entries if (value := getattr(entry, column)))
+        shown = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:12])
+        more = f" and {len(counts) - 12:,} more" if len(counts) > 12 else ""
+        click.echo(f"  {column.replace('_', ' '):<15} {shown or 'none stated'}{more}")
+    for reason, count in listing.counted(found.rejected["reason"]).items():
+        click.echo(f"  not used        {count:,} x {reason}")
+    for note in found.notes:
+        click.echo(f"  note            {note}")
+
+
 @click.command(short_help="Show the shared clip store; delete what is unused.")
 @click.option(
     "--prune", is_flag=True, help="Delete what the preview lists as 'delete'. Without this nothing is changed."
@@ -341,4 +374,4 @@ def _export(run: RunPaths, tracking_uri: str | None) -> None:
         click.echo(line)
 
 
-COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, clips)
+COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, corpora, clips)

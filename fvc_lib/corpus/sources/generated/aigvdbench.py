@@ -1,8 +1,8 @@
 """AIGVDBench: 31 generators, each from the text, picture or video of one real clip.
 
 ``Real/`` are real; ``OpenSource/{T2V,I2V,V2V}/MODEL/`` and ``ClosedSource/MODEL/`` fake. The real clip that a video was
-made from is in its name, ``YouTubeID_clip_AtoB.mp4``: the first 11 characters are the group. ``train.jsonl``,
-``val.jsonl`` and ``test.jsonl`` have a ``Video_id`` in each row; test and val share 110 of 2,953 YouTube videos.
+made from is in its name, ``YouTubeID_clip_AtoB.mp4``: the first 11 characters are the group. Its lists
+train.jsonl, val.jsonl and test.jsonl have a ``Video_id`` in each row; test and val share 110 of 2,953 YouTube videos.
 Source: the corpus's own page and lists.
 """
 
