@@ -11,7 +11,7 @@ import torch
 from fvc_lib.engine.device import ComputeDevice, resolve_device
 from fvc_lib.engine.memory import training_memory as impossible_budget, training_memory as module
 from fvc_lib.engine.memory.preflight import PreflightReport
-from fvc_lib.engine.memory.training_memory import AllocationRecording, planned_micro_batch, training_memory
+from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
@@ -137,7 +137,7 @@ def test_what_a_recordings_own_reports_take_is_not_counted_as_the_trainings(tmp_
     @contextmanager
     def recorded(folder, device):
         try:
-            yield AllocationRecording(tmp_path / "memray_1_0.bin")
+            yield tmp_path / "memray_1_0.bin"
         finally:
             seen.at("the recording's reports are written")
 

@@ -291,7 +291,7 @@ def _child_processes(found: MemoryFindings, asked: Mapping[str, object]) -> list
     if peak is None or peak["alone_mb"] is None or (peak["usage_percent"] or 0) < COMFORTABLE_PERCENT:
         return []
     children = peak["used_mb"] - peak["alone_mb"]
-    if children < LARGE_CHILD_SHARE * peak["used_mb"] or peak["phase"] == "report":  # there they are memray's
+    if children < LARGE_CHILD_SHARE * peak["used_mb"]:
         return []
     share = f"{children / peak['used_mb']:.0%} of the peak"
     name = "num_workers" if _trained(peak["phase"]) else "probe_workers"

@@ -4,8 +4,6 @@ import itertools
 import logging
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -22,7 +20,6 @@ from fvc_lib.engine.memory.preflight import StepRequest, footprint_of, preflight
 from fvc_lib.engine.oom_detection import OutOfMemoryFolder
 from fvc_lib.engine.task import Task
 from fvc_lib.services import memory_policy
-from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory_budget import KERNEL_BYTES, SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
@@ -153,11 +150,11 @@ def training_memory(
                 yield TrainingMemory(policy, observer, ControlMemory(observer), oom_folder)
             finally:
                 devices.release_cached_memory(compute.device)
-                # What a recording's own reports and a notebook's tables and figures take is not the training's.
+                # What a notebook's tables and figures take is not the training's.
                 observer.at("report")
     finally:
         if made is not None:
-            observer.event("recording", made.describe())
+            observer.event("recording", _how_to_look_at(made))
 
 
 def planned_micro_batch(
@@ -278,46 +275,14 @@ def _megabytes(num_bytes: int | None) -> float | None:
 
 # Of torch's history, the newest: some 100 bytes to 1 kB each in the file.
 _MOST_CUDA_ENTRIES = 1_000_000
-_REPORT_SECONDS = 600.0
-_OWN_MEMORY = "3"  # by the whole, the frames of Jupyter's event loop stand above everything they run
-_TABLE_COLUMNS = "200"  # memray's text tables are cut to the terminal's width
-
-
-@dataclass(frozen=True)
-class AllocationRecording:
-    """A recording that is being made, or is finished."""
-
-    path: Path  # ``memray_<pid>_<n>.bin`` or ``snapshot_<pid>_<n>.pickle``
-
-    @property
-    def flamegraph(self) -> Path:
-        """Memray's flame graph at the peak: one HTML file that needs no network."""
-        return self.path.with_suffix(".html")
-
-    @property
-    def summary(self) -> Path:
-        """Memray's table of the functions that held most at the peak, as text."""
-        return self.path.with_suffix(".txt")
-
-    def describe(self) -> str:
-        """One sentence: where it is and how to look at it."""
-        if self.path.suffix == ".pickle":
-            return (
-                f"allocations on the GPU: {str(self.path)!r}; drop the file on https://pytorch.org/memory_viz, which "
-                "draws it in the browser and uploads nothing."
-            )
-        if self.flamegraph.exists():
-            return f"allocations: open {str(self.flamegraph)!r} in a browser, or read {str(self.summary)!r}."
-        return f"allocations: {str(self.path)!r}; python -m memray flamegraph --no-web makes a page of it."
 
 
 @contextmanager
-def recorded_allocations(folder: Path, device: torch.device) -> Iterator[AllocationRecording]:
-    """Record every allocation from here to the end, of all threads; then write what can be looked at, and say where.
+def recorded_allocations(folder: Path, device: torch.device) -> Iterator[Path]:
+    """Record every allocation from here to the end, of all threads, into the file that this gives.
 
     With memray a step takes 5 to 16 % longer and 0.1 to 0.2 MB of disk (frame_cnn and r2plus1d, 16 clips of
-    6 x 112 x 112). Loader processes are not recorded. A report that cannot be made is said in the log; the recording
-    itself stays.
+    6 x 112 x 112). Loader processes are not recorded.
 
     Args:
         folder: created; recordings of earlier attempts in it are left alone.
@@ -327,10 +292,22 @@ def recorded_allocations(folder: Path, device: torch.device) -> Iterator[Allocat
         UsageError: memray is not installed, or something else is recording in this process; before any work.
     """
     cuda = device.type == "cuda"
-    recording = AllocationRecording(_free_path(folder, "snapshot", ".pickle") if cuda else _free_path(folder))
-    with _torch_history(recording.path, device) if cuda else _memray_tracker(recording.path):
-        yield recording
-    _logger.info("%s", recording.describe())
+    path = _free_path(folder, "snapshot", ".pickle") if cuda else _free_path(folder, "memray", ".bin")
+    with _torch_history(path, device) if cuda else _memray_tracker(path):
+        yield path
+    _logger.info("%s", _how_to_look_at(path))
+
+
+def _how_to_look_at(recording: Path) -> str:
+    if recording.suffix == ".pickle":
+        return (
+            f"allocations on the GPU: {str(recording)!r}; drop the file on https://pytorch.org/memory_viz, which "
+            "draws it in the browser and uploads nothing."
+        )
+    return (
+        f"allocations: {str(recording)!r}; python -m memray flamegraph --no-web FILE makes a page of it, and "
+        "python -m memray summary --sort-column 3 FILE a table of the functions that held most at the peak."
+    )
 
 
 @contextmanager
@@ -356,7 +333,6 @@ def _memray_tracker(path: Path) -> Iterator[None]:
             yield
         finally:
             thread.submit(tracker.__exit__, None, None, None).result()
-            _write_reports(AllocationRecording(path))
 
 
 @contextmanager
@@ -374,48 +350,7 @@ def _torch_history(path: Path, device: torch.device) -> Iterator[None]:
         memory._record_memory_history(enabled=None, device=device)
 
 
-def _write_reports(recording: AllocationRecording) -> None:
-    """In processes of their own: memray's reporters take memory by the number of allocations."""
-    source = str(recording.path)
-    _run_memray("flamegraph", "--no-web", "--force", "--output", str(recording.flamegraph), source)
-    table = _run_memray("summary", "--sort-column", _OWN_MEMORY, source)
-    if table is not None:
-        try:
-            write_text(recording.summary, table)
-        except OSError as error:
-            _logger.warning("profile_memory: %s was not written: %s", recording.summary, error)
-
-
-def _run_memray(*arguments: str) -> str | None:
-    """What the command printed; None, and a warning, when it failed."""
-    command = [sys.executable, "-P", "-m", "memray", *arguments]
-    # A Jupyter kernel asks all its children for colours, which in a file are noise.
-    colours = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-    plain = {name: value for name, value in os.environ.items() if name not in colours}
-    environment = {**plain, "COLUMNS": _TABLE_COLUMNS, "NO_COLOR": "1", "TERM": "dumb"}
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_REPORT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        _logger.warning("profile_memory: no %s was made: %s", arguments[0], error)
-        return None
-    if done.returncode == 0:
-        return done.stdout
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    reason = lines[-1] if lines else f"exit code {done.returncode}"
-    _logger.warning("profile_memory: no %s was made: %s", arguments[0], reason)
-    return None
-
-
-def _free_path(folder: Path, stem: str = "memray", suffix: str = ".bin") -> Path:
+def _free_path(folder: Path, stem: str, suffix: str) -> Path:
     """A pid comes back after a reboot, so its recordings are counted."""
     names = (folder / f"{stem}_{os.getpid()}_{number}{suffix}" for number in itertools.count())
     return next(path for path in names if not path.exists())

@@ -49,8 +49,8 @@ def measured_training_peak(config: RunConfig) -> int | None:
     """Bytes of main memory at the peak of one fold's training with ``config``: kernel, loader processes, ranks and the
     run's own preflight together.
 
-    Takes about ten seconds on a CPU. None where it cannot be measured: the device is not on this machine, memory ended,
-    or the child took too long.
+    Takes about ten seconds. None where it cannot be measured: on a GPU, which takes main memory by its driver too, or
+    where memory ended or the child took too long.
     """
     try:
         item = {
@@ -75,7 +75,7 @@ def predict(item: Mapping[str, Any]) -> int | None:
         on_gpu = request.compute.device.type == "cuda"
     except FvcError:
         return None
-    return _peak_on_gpu(config, request) if on_gpu else _peak_in_main_memory(config, request)
+    return None if on_gpu else _peak_in_main_memory(config, request)
 
 
 def step_request(config: RunConfig) -> StepRequest:
@@ -123,23 +123,3 @@ def _peak_in_main_memory(config: RunConfig, request: StepRequest) -> int | None:
     if config.num_ranks > 1:
         return KERNEL_BYTES + config.num_ranks * (MEASURING_BYTES + training)
     return KERNEL_BYTES + max(training, *beside)
-
-
-def _peak_on_gpu(config: RunConfig, request: StepRequest) -> int | None:
-    """What the driver and the libraries take of main memory; the step itself is on the device."""
-    import psutil
-
-    from fvc_lib.engine.memory.preflight import StepProbe
-    from fvc_lib.services.memory_budget import peak_rss_bytes
-
-    before = int(psutil.Process().memory_info().rss)
-    probe = StepProbe(request)
-    worker_bytes = probe.begin()[2]
-    if isinstance(probe.step(1), str):  # out of memory
-        return None
-    peak = peak_rss_bytes()
-    workers = config.num_workers * worker_bytes
-    if config.num_ranks > 1:
-        return KERNEL_BYTES + config.num_ranks * (peak + workers)
-    # The run's own preflight is a second process on the device, beside a kernel that is there already.
-    return KERNEL_BYTES + (peak - before) + (max(peak, workers) if config.memory_preflight else workers)
