@@ -46,6 +46,7 @@ class EngineSettings:
         checkpoint_epochs: a checkpoint at the end of every so many epochs, and of the last.
         gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
         ema_decay: what the weights' moving average, which validation and test see, keeps of itself; 0: there is none.
+        training_metrics: measure the training data after each epoch too, as the validation data are.
     """
 
     epochs: int
@@ -65,6 +66,7 @@ class EngineSettings:
     checkpoint_epochs: int = 1
     gradient_checkpointing: bool = False
     ema_decay: float = 0.0
+    training_metrics: bool = False
 
 
 class TrainingDivergedError(FvcError):
@@ -83,7 +85,7 @@ class Engine:
     Args:
         checkpoints: read at the start of ``fit``, written at epoch ends and at a stop.
         metrics: gets ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train) and the validation
-            metrics per epoch (phase validation).
+            metrics per epoch (phase validation), those of the training data too if asked (phase train).
         policy: when caches are cleared and whether batches are pinned; None: the CPU's.
         memory: called with where the training is, and with every event.
         oom_folder: gets a file per out-of-memory.
@@ -365,7 +367,7 @@ class Engine:
             state.best_loss, state.best_epoch = loss, state.epochs_done
             state.best_model = better
         state.finished = self._is_last_epoch()
-        self._watch.epoch_metrics("train", {"epoch_loss": train_loss})
+        self._watch.epoch_metrics("train", {"epoch_loss": train_loss} | self._training_metrics())
         self._watch.epoch_metrics("validation", metrics)
         if state.finished or state.epochs_done % self.settings.checkpoint_epochs == 0:
             self._save(epoch_ended=True)
@@ -373,6 +375,16 @@ class Engine:
             due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
             if self._ranks.from_leader("due", lambda: due):
                 self._save_if_possible()
+
+    def _training_metrics(self) -> dict[str, float]:
+        """Of the training data, by what validation sees; no weight depends on whether they are asked for."""
+        if not self.settings.training_metrics:
+            return {}
+        collected, plan = self.task.new_accumulator(), MicroBatchPlan(self.state.micro_batch)
+        random_state = forked_random_state(stable_seed("training metrics", self.settings.seed), self.compute.device)
+        with random_state, self._stepper.averaged():
+            self._evaluate(self._model, self.task.training_data, collected, plan, self.state.step)
+        return self._ranks.from_leader("training metrics", collected.compute)
 
     def _evaluate(
         self, model: nn.Module, data: SampleSet, accumulator: Accumulator, micro_batches: MicroBatchPlan, step: int

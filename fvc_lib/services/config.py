@@ -533,6 +533,9 @@ class RunConfig(BaseModel):
         resume=False,
         memory=_OF_PAIRS,
     )
+    training_metrics: bool = field(
+        False, "nothing", "measure the training part after each epoch as well: one more pass over it", _PAIRS
+    )
 
     @model_validator(mode="before")
     @classmethod

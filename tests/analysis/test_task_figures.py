@@ -23,7 +23,7 @@ from fvc_lib.analysis.figures.tasks import (
     target_table,
     training_means,
 )
-from fvc_lib.analysis.figures.video_text import chance_within, found_within_figure, text_use_figure
+from fvc_lib.analysis.figures.video_text import chance_within, found_within_figure, parts_table, text_use_figure
 from fvc_lib.analysis.pages.display import figure_bundle
 from fvc_lib.analysis.read.headline import task_scores
 from tests.analysis.task_runs import (
@@ -92,6 +92,17 @@ def test_axes_are_named_n_is_said_and_nothing_of_the_data_is_markup(name: str) -
 @pytest.mark.parametrize("name", FIGURES)
 def test_without_data_a_figure_says_so(name: str) -> None:
     assert "nothing to show" in title(FIGURES[name][1]())
+
+
+def test_the_training_part_stands_beside_the_validation_part_of_the_same_epoch() -> None:
+    rows = [
+        ("train", "text_to_video/mrr", 1, 0.5), ("validation", "text_to_video/mrr", 1, 0.4),
+        ("train", "text_to_video/mrr", 2, 0.9), ("validation", "text_to_video/mrr", 2, 0.6),
+        ("train", "loss", 2, 1.0), ("validation", "loss", 2, 2.0), ("train", "gradient_norm", 2, 3.0),
+    ]  # fmt: skip
+    curves = pl.DataFrame(rows, schema=["phase", "metric", "epoch", "value"], orient="row")
+    assert parts_table(curves, 2).rows() == [("Mean reciprocal rank, text to video", 0.9, 0.6)]
+    assert parts_table(curves.clear(), 2).is_empty()
 
 
 def test_very_many_classes_and_images_stay_a_figure_of_bounded_size() -> None:

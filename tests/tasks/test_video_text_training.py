@@ -159,6 +159,40 @@ def test_a_stopped_training_goes_on_to_the_same_numbers(run, tmp_path):
     assert paths.captions.read_bytes() == whole.captions.read_bytes()
 
 
+def test_metrics_of_the_training_part_are_measured_if_asked_and_change_no_weight(run, tmp_path):
+    paths, config, pairs = run
+    plain, log, more_log = RunPaths(tmp_path / "plain"), Log(), Log()
+    written_corpus(plain, config)
+    without = train_video_text(plain, config, metric_log=log)
+    asked = config.model_copy(update={"training_metrics": True})
+    measured = train_video_text(paths, asked, metric_log=more_log)
+    assert measured.training.best_weights == without.training.best_weights
+    assert measured.training.history == without.training.history
+    assert asked.config_hash == config.config_hash
+
+    names = [set(metrics) for metrics in log.of("validation")]
+    of_epochs = [metrics for metrics in more_log.of("train") if "epoch_loss" in metrics]
+    assert [set(metrics) - {"epoch_loss"} for metrics in of_epochs] == [each - {"loss"} for each in names]
+    steps = [step for step, _, phase, metrics in more_log.lines if phase == "train" and "epoch_loss" in metrics]
+    assert steps == [step for step, _, phase, _ in log.lines if phase == "validation"]
+    assert not any("text_to_video/mrr" in metrics for metrics in log.of("train"))
+
+    # 24 videos, four beside each of six texts: all texts fit among the first ten, and not all videos.
+    assert {metrics["video_to_text/recall@10"] for metrics in of_epochs} == {1.0}
+    assert all(1 / 21 <= metrics["text_to_video/mrr"] <= 1 for metrics in of_epochs)
+
+
+def test_the_memory_of_retrieval_in_the_training_part_is_checked_if_that_is_measured(run):
+    paths, config, pairs = run
+    numbers = pl.Series(range(50_000)).cast(pl.String)
+    one = pairs.filter(pl.col("part") == "train").head(1)
+    many = pl.concat([one] * len(numbers)).with_columns(pair_id="many" + numbers, video_id="video-no" + numbers)
+    little = config.model_copy(update={"retrieval_memory_mb": 16})
+    check_retrieval_memory(pl.concat([pairs, many]), little)
+    with pytest.raises(UsageError, match="retrieval_memory_mb: got 16, wanted at least .* for the train part's 50,0"):
+        check_retrieval_memory(pl.concat([pairs, many]), little.model_copy(update={"training_metrics": True}))
+
+
 def test_without_a_contrastive_loss_there_is_nothing_to_rank(run):
     paths, config, _ = run
     config = config.model_copy(update={"contrastive_weight": 0.0, "masked_weight": 1.0, "epochs": 1, "beam_width": 2})

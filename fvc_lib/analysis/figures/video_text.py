@@ -13,7 +13,7 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.corpus import LEGEND
 from fvc_lib.analysis.figures.tasks import beside_controls_figure, metric_and_control_table
 from fvc_lib.analysis.pages.display import HtmlTable
-from fvc_lib.analysis.wording import count_text, figure_text
+from fvc_lib.analysis.wording import count_text, figure_text, metric_name
 
 DIRECTIONS = ("video_to_text", "text_to_video")
 _COLORS = {"video_to_text": theme.SERIES[0], "text_to_video": theme.SERIES[1]}
@@ -85,6 +85,16 @@ def text_use_figure(pairs: pl.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text="Videos that a text stands beside", type="category", showgrid=False)
     figure.update_yaxes(title_text="Texts", rangemode="tozero")
     return figure
+
+
+def parts_table(curves: pl.DataFrame, epoch: int) -> pl.DataFrame:
+    """``metric train validation``: what was measured of both parts after ``epoch``, of ``queries.learning_curves``."""
+    both = ("train", "validation")
+    rows = curves.filter(pl.col("epoch") == epoch, pl.col("phase").is_in(both), pl.col("metric") != "loss")
+    values = {(phase, metric): value for phase, metric, value in rows.select("phase", "metric", "value").iter_rows()}
+    measured = sorted(metric for phase, metric in values if phase == "train" and ("validation", metric) in values)
+    columns = {phase: pl.Series([values[phase, metric] for metric in measured], dtype=pl.Float64) for phase in both}
+    return pl.DataFrame({"metric": pl.Series([metric_name(name) for name in measured], dtype=pl.String)} | columns)
 
 
 def _places(most: int) -> npt.NDArray[np.int64]:

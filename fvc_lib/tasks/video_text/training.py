@@ -121,7 +121,7 @@ def check_retrieval_memory(pairs: pl.DataFrame, config: RunConfig) -> None:
     """Raise ``UsageError`` where retrieval among ``pairs`` (VIDEO_TEXTS) of a part could not be measured later on."""
     if not config.contrastive_weight:
         return
-    for part in ("validation", "test"):
+    for part in PARTS if config.training_metrics else ("validation", "test"):
         of_part = pairs.filter(pl.col("part") == part)
         videos, texts = of_part["video_id"].n_unique(), of_part["text_id"].n_unique()
         num_pairs = of_part.select("video_id", "text_id").n_unique()
@@ -213,10 +213,11 @@ def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[Train
     )
     # The tokens are learned from the texts, and by a library whose versions may differ.
     fingerprint = sha256_of_json([video_text.pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint])
+    settings = recipe.settings_of(config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch)
     return Training(
         stage=STAGE,
         model_name=config.model,
-        settings=recipe.settings_of(config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch),
+        settings=replace(settings, training_metrics=config.training_metrics),
         parameters=training_parameters(config),
         networks=[Network(task, fingerprint)],
         sizes=recipe.sizes_of(*(parts.of(part).height for part in ("train", "validation", "test"))),
