@@ -156,3 +156,21 @@ def test_dotted_names_in_docstrings_are_of_something_that_is_there():
             if not is_ours and last not in FILES and name not in NOT_OURS and name.split(".")[0] not in local:
                 wrong.append(f"{path.name}: {name}")
     assert wrong == []
+
+
+def test_a_message_with_a_command_has_it_as_it_can_be_typed():
+    """From any folder and of any run, by ``command_text``; of missing controls the headline fills the run in."""
+    filled_in = {"services/tasks.py", "analysis/read/headline.py"}
+    wrong = []
+    for path in MODULES:
+        if str(path.relative_to(ROOT / "fvc_lib")) in filled_in:
+            continue
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            # The record's --params is of any checkout.
+            typed = re.search(r"run_notebooks\.py -(?!-params|-executor)|--resume RUN -p", text)
+            if typed and id(node) not in docstrings:
+                wrong.append(f"{path.name}:{node.lineno}: {text}")
+    assert wrong == []

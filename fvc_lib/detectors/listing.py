@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fvc_lib.detectors.packages import REMEDY
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import FvcError, command_text
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 
@@ -68,8 +68,8 @@ class DetectorFacts:
             lines.append(f"  not here       {self.trouble}")
         use = spec.name.replace("NAME", "resnet50") + (" -p model_weights FILE_OR_FOLDER" if spec.weights else "")
         use = use if not spec.brings_weights else spec.name
-        clip = "-p num_frames 0 -p fixed_size 0"
-        return "\n".join([*lines, f"  use            run_notebooks.py -p corpus FOLDER {clip} -p model {use}"])
+        begin = f"{command_text()} -p corpus FOLDER -p num_frames 0 -p fixed_size 0"
+        return "\n".join([*lines, f"  use            {begin} -p model {use}"])
 
 
 def facts_of(name: str) -> DetectorFacts:

@@ -26,7 +26,7 @@ from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhauste
 from fvc_lib.engine.task import Accumulator, Batch, LossMean, LossSum, Outputs, SampleSet, Task
 from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch
 from fvc_lib.services.checkpoint_files import CheckpointFolder
-from fvc_lib.services.errors import DataError, FvcError, StoppedError, command_text
+from fvc_lib.services.errors import DataError, FvcError, StoppedError
 from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy, memory_advice
 
 MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
@@ -466,8 +466,8 @@ class Engine:
             self._save(epoch_ended=False)
             self._checkpoints.finish()
             raise StoppedError(
-                f"stopped as asked after step {self.state.step} of {self._total_steps}; the state is saved: "
-                f"resume with {command_text('--resume', 'latest')}"
+                f"stopped as asked after step {self.state.step} of {self._total_steps}; the state is saved: resume the "
+                "run to go on."
             )
 
     def _save_if_possible(self) -> None:

@@ -328,6 +328,7 @@ class CheckpointFolder:
             ``forked_from.json`` names that other one as this training's ancestor and the data are the same.
         keep_last: how many ``checkpoint_epoch_NNN.pt`` stay.
         report: told in one sentence about every damaged file, and about an ancestor's.
+        anew: the command that gives these checkpoints up, for messages.
     """
 
     def __init__(
@@ -337,11 +338,13 @@ class CheckpointFolder:
         *,
         keep_last: int = 2,
         report: Callable[[str], None] = _logger.warning,
+        anew: str = "train anew",
     ) -> None:
         self.folder = folder
         self._binding = binding
         self._keep_last = keep_last
         self._report = report
+        self._anew = anew
         self._best_epoch_on_disk: int | None = None
         # Its thread starts with the first save and stays: one that is started when memory is short may never run.
         self._writer = ThreadPoolExecutor(1, "fvc-checkpoint")
@@ -506,7 +509,7 @@ class CheckpointFolder:
             raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of ours: {error!r}.") from error
         if stamped.is_of_another_network(self._binding):
             raise CheckpointMismatchError(
-                other_network(f"the checkpoint {str(path)!r}", stamped.network, self._binding.network)
+                other_network(f"the checkpoint {str(path)!r}", stamped.network, self._binding.network, self._anew)
             )
         changed = stamped.differences(self._binding)
         if not changed:
@@ -573,15 +576,17 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
 
-def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """The refusal of ``what``, made by a network (``CheckpointBinding.network``) that is not the one of now."""
+def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str], anew: str) -> str:
+    """The refusal of ``what``, made by a network (``CheckpointBinding.network``) that is not the one of now.
+
+    ``anew`` is the command that gives it up.
+    """
     changed = f"and {now['name']} in {now['file']!r} is to be trained now"
     if then["name"] == now["name"]:
         changed = f"whose code has changed since: {now['file']!r}"
     return (
         f"{what} is of the network {then['name']} in {then['file']!r}, {changed}. Put that network back to go on with "
-        'it; or train this one in a new run (run_dir "new"); or give the stored one up: run_notebooks.py --force '
-        "STAGE --resume RUN."
+        f'it; or train this one in a new run (run_dir "new"); or give the stored one up: {anew}'
     )
 
 

@@ -166,7 +166,8 @@ class TrainingOutcome(Generic[R]):
         num_ranks: processes that shared the training, of the attempt that finished it.
         finished_utc: ISO 8601; empty for outcomes of older versions.
         network: its class; None for outcomes of older versions.
-        stored: whether this is an earlier training's outcome, and nothing was trained now; not in the file.
+        train_anew: the command for it, where this is an earlier training's outcome and nothing was trained now; not in
+            the file.
     """
 
     __pydantic_config__ = NAN_AS_TEXT
@@ -190,21 +191,21 @@ class TrainingOutcome(Generic[R]):
     num_ranks: int = 1
     finished_utc: str = ""
     network: TrainedClass | None = None
-    stored: Annotated[bool, Field(exclude=True)] = field(default=False, compare=False)
+    train_anew: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
     def sentence(self) -> str:
         """What was trained, and whether that was now or earlier."""
         kind = f" ({self.network.name.rpartition('.')[2]})" if self.network else ""
         network = f"{self.model}{kind}, {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
         more = self.network.sentences() if self.network else ""
-        if not self.stored:
+        if not self.train_anew:
             return (
                 f"{network}; {self.training.steps} steps in {self.training.seconds:.1f} s{'. ' if more else ''}{more}"
             )
         when = f" at {self.finished_utc}" if self.finished_utc else ""
         return (
             f"{network}. A stored result: trained{when} in {self.training.steps} steps; nothing was trained now. To "
-            f"train anew: run_notebooks.py --force {self.stage[:2]} --resume RUN."
+            f"train anew: {self.train_anew}"
         )
 
 
@@ -410,13 +411,14 @@ def train(
             f"them has {begun_with['name']} in {begun_with['file']!r}, or other code of it. They know what is in files "
             "alone: put it into one (docs/architecture.md) and restart the notebook, or train with num_ranks 1."
         )
-    found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training, kind, record))
+    anew = command_text("--force", stage[:2], "--resume", paths.root)
+    found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training, kind, record, anew))
     if found:
-        return replace(outcome_from_json(found, record), stored=True)
+        return replace(outcome_from_json(found, record), train_anew=anew)
 
     asked = stop is not None and stop()  # first of all, because from then on a signal only sets a flag
     if any(wish for (wish,) in ranks.meet("begin", asked)):
-        raise StoppedError(f"stopped as asked before training: resume with {command_text('--resume', 'latest')}")
+        raise StoppedError("stopped as asked before training; resume the run to go on.")
     compute = resolve_device(config.device, config.amp)
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
     trained: list[TrainedNetwork] = []
@@ -437,7 +439,7 @@ def train(
                 each.task,
                 settings,
                 compute,
-                CheckpointFolder(checkpoints, binding, keep_last=config.keep_checkpoints),
+                CheckpointFolder(checkpoints, binding, keep_last=config.keep_checkpoints, anew=anew),
                 metrics,
                 policy=kept.policy,
                 memory=kept.control_observer if is_control else kept.observer,
@@ -478,7 +480,7 @@ def train(
     return outcome_from_json(ranks.from_leader("outcome", written_outcome), record)
 
 
-def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, record: type[R]) -> str:
+def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, record: type[R], anew: str) -> str:
     """The outcome of an earlier attempt, where that came to its end with just these parameters and data; or nothing.
 
     Raises:
@@ -488,8 +490,8 @@ def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, rec
     if outcome is None or outcome.fingerprint != training.fingerprint:
         return ""
     if outcome.network is not None and (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
-        told = other_network(f"the stored result {str(outcome_file)!r}", outcome.network.identity, kind.identity)
-        raise CheckpointMismatchError(told.replace("STAGE", training.stage[:2]))
+        what = f"the stored result {str(outcome_file)!r}"
+        raise CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, anew))
     return outcome_to_json(outcome) if all(map(Path.exists, training.outputs)) else ""
 
 

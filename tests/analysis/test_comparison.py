@@ -13,7 +13,7 @@ from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
 from fvc_lib.tasks.video.results import kfold_results
@@ -158,7 +158,7 @@ def test_runs_on_other_data_are_refused_with_what_differs_and_a_remedy(
     assert refusal.runs == ("run_a", "run_b")
     assert told in refusal.reason
     assert "(for example '" in refusal.reason
-    assert "run_notebooks.py --resume run_a --fork" in refusal.reason
+    assert f"{command_text('--resume', two_runs[0].root)} --fork" in refusal.reason
 
 
 def test_runs_that_fit_are_compared_beside_one_that_does_not(three_runs: list[RunPaths]) -> None:
@@ -201,7 +201,7 @@ def test_a_run_whose_training_broke_off_is_refused_with_the_command_that_goes_on
     (refusal,) = compare(two_runs).refusals
     assert refusal.reason == (
         f"run_b: its training has not ended (04_fold_training_fold_4: {shown}). "
-        "Go on with it: run_notebooks.py --resume run_b"
+        f"Go on with it: {command_text('--resume', two_runs[1].root)}"
     )
 
 

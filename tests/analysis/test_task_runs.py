@@ -20,6 +20,7 @@ from fvc_lib.analysis.read.comparison import compare
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, runs_table, task_scores
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
 from fvc_lib.services.config import resolve_config
+from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, TASK_RESULTS, read_table, write_table
 from tests.analysis.task_runs import (
@@ -76,7 +77,7 @@ def test_without_its_control_a_task_claims_nothing(task: str, task_run: RunPaths
     write_table(table.filter(pl.col("source") != control), TASK_RESULTS, task_run.task_results)
     verdict = run_headline(task_run).verdict
     assert verdict.standing == "not shown"
-    assert f"--only {'10' if task == 'image' else '20'} --resume {task_run.run_id}" in verdict.sentence
+    assert command_text("--only", "10" if task == "image" else "20", "--resume", task_run.root) in verdict.sentence
 
 
 def test_classes_that_were_never_tested_are_named_and_no_overall_figure_is_meant(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fvc_lib.engine.task import LossSum, Sample
 from fvc_lib.engine.training_state import EpochRecord, TrainingRecord, weights_digest
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.config import RunConfig, resolve_config
-from fvc_lib.services.errors import StoppedError, UsageError
+from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import (
@@ -190,16 +190,17 @@ def test_a_stored_result_says_when_it_was_trained_and_how_to_train_anew(tmp_path
     again, _, _ = train(tmp_path / "run", config_of(tmp_path))
     said = again.sentence()
     assert f"A stored result: trained at {first.finished_utc} in 9 steps; nothing was trained now" in said
-    assert "--force 10 --resume RUN" in said
+    assert said.endswith(command_text("--force", "10", "--resume", tmp_path / "run"))
     assert "9 steps in" not in said.replace("trained at", "")
 
 
 def test_a_stored_result_of_another_network_is_not_returned(tmp_path, monkeypatch):
     config = config_of(tmp_path)
     train(tmp_path / "run", config)
-    with pytest.raises(CheckpointMismatchError, match=r"test_recipe.Straight in .*Steep in .*--force 10 --resume RUN"):
+    with pytest.raises(CheckpointMismatchError, match=r"test_recipe.Straight in .*Steep in ") as refused:
         train(tmp_path / "run", config, network=Steep)
-    assert train(tmp_path / "run", config)[0].stored
+    assert str(refused.value).endswith(command_text("--force", "10", "--resume", tmp_path / "run"))
+    assert train(tmp_path / "run", config)[0].train_anew
 
     def forward(self, x):
         return nn.Linear.forward(self, 3 * x)
@@ -213,8 +214,9 @@ def test_an_unfinished_training_of_another_network_is_not_gone_on_with(tmp_path,
     config, asked = config_of(tmp_path), iter(range(1000))
     with pytest.raises(StoppedError):
         train(tmp_path / "run", config, stop=lambda: next(asked) >= 4)
-    with pytest.raises(CheckpointMismatchError, match=r"latest_checkpoint.* is of the network .*Straight .*Steep"):
+    with pytest.raises(CheckpointMismatchError, match=r"latest_checkpoint.* is of the network .*Straight ") as refused:
         train(tmp_path / "run", config, network=Steep)
+    assert str(refused.value).endswith(command_text("--force", "10", "--resume", tmp_path / "run"))
 
     def forward(self, x):
         return nn.Linear.forward(self, 3 * x)
@@ -241,7 +243,7 @@ def test_a_stored_result_that_does_not_name_its_network_is_returned(tmp_path):
     del document["network"], document["training"]["initial_weights"], document["training"]["best_weights"]
     file.write_text(json.dumps(document))
     again, _, _ = train(tmp_path / "run", config_of(tmp_path), network=Steep)
-    assert again.stored
+    assert again.train_anew
     assert again.training.history == outcome.training.history
 
 

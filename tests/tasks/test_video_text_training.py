@@ -160,7 +160,7 @@ def test_a_stopped_training_goes_on_to_the_same_numbers(run, tmp_path):
 
 
 def test_metrics_of_the_training_part_are_measured_if_asked_and_change_no_weight(run, tmp_path):
-    paths, config, pairs = run
+    paths, config, _ = run
     plain, log, more_log = RunPaths(tmp_path / "plain"), Log(), Log()
     written_corpus(plain, config)
     without = train_video_text(plain, config, metric_log=log)
@@ -183,13 +183,13 @@ def test_metrics_of_the_training_part_are_measured_if_asked_and_change_no_weight
 
 
 def test_the_memory_of_retrieval_in_the_training_part_is_checked_if_that_is_measured(run):
-    paths, config, pairs = run
+    _, config, pairs = run
     numbers = pl.Series(range(50_000)).cast(pl.String)
     one = pairs.filter(pl.col("part") == "train").head(1)
     many = pl.concat([one] * len(numbers)).with_columns(pair_id="many" + numbers, video_id="video-no" + numbers)
     little = config.model_copy(update={"retrieval_memory_mb": 16})
     check_retrieval_memory(pl.concat([pairs, many]), little)
-    with pytest.raises(UsageError, match="retrieval_memory_mb: got 16, wanted at least .* for the train part's 50,0"):
+    with pytest.raises(UsageError, match=r"retrieval_memory_mb: got 16, wanted at least .* for the train part's 50,0"):
         check_retrieval_memory(pl.concat([pairs, many]), little.model_copy(update={"training_metrics": True}))
 
 

@@ -23,7 +23,7 @@ from fvc_lib.metrics.cross_validation import METRICS, fold_values, measure_over_
 from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals, replicate_values
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.errors import DataError, UsageError, did_you_mean
+from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
 from fvc_lib.services.tasks import FOLD_TRAINING
@@ -40,6 +40,7 @@ class JudgedRun:
 
     name: str
     predictions: pl.DataFrame
+    run: RunPaths
 
     @property
     def data(self) -> pl.DataFrame:
@@ -66,7 +67,7 @@ def read_judged_run(run: RunPaths, name: str) -> JudgedRun | Refusal:
         why = _why_not(run) or _predictions(run)
     except DataError as error:
         why = clean_text(error)
-    return Refusal((name,), f"{name}: {why}") if isinstance(why, str) else JudgedRun(name, why)
+    return Refusal((name,), f"{name}: {why}") if isinstance(why, str) else JudgedRun(name, why, run)
 
 
 def _why_not(run: RunPaths) -> str:
@@ -148,13 +149,17 @@ def _refusal_between(ones: Sequence[JudgedRun], others: Sequence[JudgedRun]) -> 
     reason = (
         f"{names[1]} and {names[0]} were not judged on the same videos and folds: {difference_of_data(first, second)}. "
         "A difference between them would say nothing about the models. A fork keeps videos and folds and changes "
-        f"what is asked: run_notebooks.py --resume {first.name} --fork -p NAME VALUE"
+        f"what is asked: {_resume(first.run)} --fork -p NAME VALUE"
     )
     return Refusal(tuple(run.name for run in (*ones, *others)), reason)
 
 
 def _go_on(run: RunPaths) -> str:
-    return f"Go on with it: run_notebooks.py --resume {clean_text(path_to_text(run.run_id))}"
+    return f"Go on with it: {_resume(run)}"
+
+
+def _resume(run: RunPaths) -> str:
+    return clean_text(command_text("--resume", path_to_text(run.root)))
 
 
 def _example(video_ids: pl.Series) -> str:

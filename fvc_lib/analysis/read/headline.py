@@ -1,6 +1,7 @@
 """What a run says in one line: its number, beside its controls, and whether it is above them."""
 
 import datetime
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from fvc_lib.metrics.comparison import is_above_control
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
 from fvc_lib.services.digests import run_damage
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import IMAGES, LEAKAGE_AUDIT, TASK_RESULTS
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES, TASKS
@@ -406,7 +407,9 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
     verdict = judge(measured.scores, audit_failures(run), measured.measure)
     if "earlier attempt" in measured.earlier and verdict.standing != "no result":
         return Verdict("no result", f"The last attempt has no result. The numbers here are {measured.earlier}.")
-    sentence = verdict.sentence.replace("--resume RUN", f"--resume {path_to_text(run.run_id)}")
+    # Where a missing control is got: of this run, as it is typed here.
+    sentence = verdict.sentence.replace("run_notebooks.py", command_text())
+    sentence = sentence.replace("--resume RUN", shlex.join(["--resume", path_to_text(run.root)]))
     if (
         verdict.standing == "not above control"
         and verdict.best_control

@@ -28,7 +28,7 @@ import torch
 from fvc_lib import CHECKOUT
 from fvc_lib.engine.distributed.ranks import RankLostError, error_named
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, StoppedError, command_text
+from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.memory_policy import DeviceMemory, EventDetail, MemoryObserver
 
 LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"
@@ -125,9 +125,7 @@ def run_ranks(
             while reader.take_from(reports):
                 pass
     if stopping and not begun:
-        raise StoppedError(
-            f"stopped as asked before the ranks had met: resume with {command_text('--resume', 'latest')}"
-        )
+        raise StoppedError("stopped as asked before the ranks had met; resume the run to go on.")
     codes = agent.result()
     if codes:
         raise _reason(reader.reasons, codes, log)
@@ -196,7 +194,7 @@ def _reason(reasons: Mapping[int, tuple[str, str]], codes: Mapping[int, int], lo
     if known:
         return error_named(*min(known, key=lambda reason: reason[0] == StoppedError.__name__))
     if next(iter(codes.values())) in _STOPPED:
-        return StoppedError(f"stopped as asked; resume with {command_text('--resume', 'latest')}")
+        return StoppedError("stopped as asked; resume the run to go on.")
     # With SIGTERM torch's agent ends the others.
     ended = {rank: -code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
     killed = [f"rank {rank} was ended by {signal.Signals(number).name}" for rank, number in ended.items()]

@@ -97,7 +97,7 @@ def _least(request: StepRequest, config: RunConfig, limit: MemoryBudget, residen
         least = KERNEL_BYTES + config.num_ranks * least
     mem_gb = f"mem_gb {math.ceil(least / 1e8) / 10:g}"
     # Results do not depend on it, so it is no reason for a new run.
-    return f"The least that can work is about {mem_gb}, with one sample at a time; --resume RUN -p {mem_gb} goes on."
+    return f"The least that can work is about {mem_gb}, with one sample at a time: resume the run with -p {mem_gb}."
 
 
 def _gigabytes(num_bytes: int) -> str:

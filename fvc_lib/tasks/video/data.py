@@ -342,14 +342,17 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource
         # By group over the whole corpus, the same for every fold of a run; within each outer fold, so that what another
         # fold's groups are called says nothing of this one's labels.
         folds = shuffle_labels_by_group(folds, stable_seed("shuffle_labels", config.seed))
-    source = open_clips(config, made)
+    try:
+        source = open_clips(config, made)
+    except DataError as error:
+        raise DataError(f"{error} That is: {command_text('--from', '03', '--resume', paths.root)}") from error
     clips, control = fold_clips(folds, source, config, fold), None
     known = set(made["video_id"])
     gone = [video_id for video_id in clips.missing if video_id in known]
     if gone:  # folds would train on different videos
         raise DataError(
             f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
-            f"{', '.join(gone[:5])}. Make them again: {command_text('--from', '03', '--resume', 'latest')}"
+            f"{', '.join(gone[:5])}. Make them again: {command_text('--from', '03', '--resume', paths.root)}"
         )
     if config.shuffled_label_control:
         shuffled = shuffle_labels_by_group(folds, stable_seed("control", config.seed))

@@ -23,7 +23,7 @@ from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import code_of_network
@@ -88,10 +88,7 @@ class FeatureSource:
             try:
                 found[number] = np.load(path, allow_pickle=False)
             except (OSError, ValueError) as error:
-                raise DataError(
-                    f"features {str(path)!r}: {error}. Delete the file, and go on: "
-                    f"{command_text('--resume', 'latest')}."
-                ) from error
+                raise DataError(f"features {str(path)!r}: {error}. Delete the file, and resume the run.") from error
         return torch.from_numpy(found)
 
 
@@ -162,7 +159,7 @@ def _compute(
         if stop():
             raise StoppedError(
                 f"stopped as asked with the features of {done} of {len(missing)} clips computed, which stay: resume "
-                f"with {command_text('--resume', 'latest')}."
+                "the run to go on."
             )
         some = missing[done : done + batch_size]
         todo = [clip for clip in some if not featured.has_features(clip)]  # another fold may have come by

@@ -34,7 +34,7 @@ from fvc_lib.video.clips import store as clip_store
 from fvc_lib.video.clips.store import MANIFEST, ClipStore, Pixels, Shape, clip_file_bytes, clip_header
 
 DEFAULT_SHARD_BYTES = 256 << 20
-REMEDY = "Run 03_augmentation again: run_notebooks.py --from 03."
+REMEDY = "Run 03_augmentation again."
 
 Progress = Callable[[int, int], None]
 Row = dict[str, Any]  # of AUGMENTED
