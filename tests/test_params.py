@@ -17,7 +17,7 @@ from fvc_lib.services.memory_budget import MemoryBudget
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.image.training import DEFAULT_MICRO_BATCH
 from fvc_lib.tasks.video.task import VideoTask
-from fvc_lib.tasks.video_text.task import LossWeights, RetrievalSettings, VideoTextTask
+from fvc_lib.tasks.video_text.task import VideoTextTask
 from fvc_lib.tasks.video_text.training import network_plan
 
 FOLDER = Path(__file__).parents[1] / "params"
@@ -119,9 +119,7 @@ def of_clips(config: RunConfig):
 
 
 def of_texts(config: RunConfig):
-    weights = LossWeights(config.contrastive_weight, config.caption_weight, config.masked_weight)
-    plan, retrieval = network_plan(config, config.vocabulary_size), RetrievalSettings((1,), 1)
-    return VideoTextTask(Noise(config), Noise(config), plan=plan, weights=weights, retrieval=retrieval)
+    return VideoTextTask(Noise(config), Noise(config), network_plan(config, config.vocabulary_size), config)
 
 
 TASKS = {

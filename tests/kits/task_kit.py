@@ -21,8 +21,8 @@ from fvc_lib.tasks.image.task import ImageTask
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask
-from fvc_lib.tasks.video_text.task import HiddenFrames, LossWeights, PreparedSamples, RetrievalSettings, VideoTextTask
-from tests.kits.video_text_kit import MadeUpPairs, planned
+from fvc_lib.tasks.video_text.task import HiddenFrames, PreparedSamples, VideoTextTask
+from tests.kits.video_text_kit import CONFIG, MadeUpPairs, planned
 
 KINDS = ("video", "image", "video_text")
 ROWS, VALIDATION = 22, 6  # windows of 8, 8 and 6 at an effective batch of 8
@@ -163,14 +163,9 @@ def _video_text(tasks: TinyTasks) -> VideoTextTask:
         pairs = KeptPairs(tuple(range(first, first + number)), texts, plan, side=_SIDE)
         return PreparedSamples(pairs, {}, HiddenFrames(2, 1, seed=3))
 
-    weights = LossWeights(1.0, 0.5, 0.5)
-    return VideoTextTask(
-        data(0, tasks.rows),
-        data(100, tasks.validation),
-        plan=plan,
-        weights=weights,
-        retrieval=RetrievalSettings((1, 2), 64_000_000),
-    )
+    weights = {"contrastive_weight": 1.0, "caption_weight": 0.5, "masked_weight": 0.5}
+    config = CONFIG.model_copy(update=weights)
+    return VideoTextTask(data(0, tasks.rows), data(100, tasks.validation), plan, config)
 
 
 @dataclass(frozen=True)

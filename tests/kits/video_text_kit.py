@@ -10,7 +10,8 @@ from fvc_lib.detectors.own.video_text import NetworkPlan, VideoTextNetwork
 from fvc_lib.detectors.packages import mend_torchvision
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Batch, Sample
-from fvc_lib.tasks.video_text.task import LossWeights, RetrievalSettings, VideoTextTask
+from fvc_lib.services.config import RunConfig
+from fvc_lib.tasks.video_text.task import VideoTextTask
 
 CPU = torch.device("cpu")
 WORDS = ("a", "red", "green", "blue", "square", "circle", "on", "over", "the", "left", "right", "moves", "field")
@@ -31,7 +32,7 @@ PLAN = NetworkPlan(
     captions=True,
     masked=False,
 )
-RETRIEVAL = RetrievalSettings(recall_at=(1, 2), memory_bytes=64_000_000)
+CONFIG = RunConfig(task="video_text", recall_at=(1, 2), retrieval_memory_mb=64, beam_width=1)
 
 
 def network(plan: NetworkPlan = PLAN, seed: int = 0) -> VideoTextNetwork:
@@ -92,11 +93,9 @@ def pairs(number: int = 6, plan: NetworkPlan = PLAN) -> MadeUpPairs:
 
 
 def tiny_task(plan: NetworkPlan = PLAN, training=None, validation=None, **settings) -> VideoTextTask:
-    weights = LossWeights(float(plan.contrastive is not None), float(plan.captions), float(plan.masked))
-    return VideoTextTask(
-        training or pairs(plan=plan), validation or pairs(plan=plan),
-        plan=plan, weights=weights, retrieval=RETRIEVAL, **settings,
-    )  # fmt: skip
+    settings |= {"contrastive_weight": float(plan.contrastive is not None), "caption_weight": float(plan.captions)}
+    config = CONFIG.model_copy(update={**settings, "masked_weight": float(plan.masked)})
+    return VideoTextTask(training or pairs(plan=plan), validation or pairs(plan=plan), plan, config)
 
 
 def planned(**changes) -> NetworkPlan:

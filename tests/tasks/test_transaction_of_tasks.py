@@ -12,11 +12,11 @@ from fvc_lib.engine.loop import evaluate_batch
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction, MemoryExhaustedError
 from fvc_lib.engine.task import LossSum, Sample, stack_samples
-from fvc_lib.tasks.video_text.task import LossWeights, VideoTextTask
+from fvc_lib.tasks.video_text.task import VideoTextTask
 from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, SPLIT_TOLERANCE, EndsOnce, split_tolerance, tight
 from tests.kits.rank_kit import run_ranks
 from tests.kits.task_kit import KINDS, changed, each_task
-from tests.kits.video_text_kit import planned
+from tests.kits.video_text_kit import CONFIG, planned
 
 CPU = resolve_device("cpu")
 NUM_SAMPLES = 7
@@ -200,10 +200,8 @@ def contrastive_only(tasks, loss):
     """The video-text task without captions and masks."""
     task = type(tasks)("video_text", tasks.folder)()
     plan = planned(num_frames=2, contrastive=loss, captions=False)
-    weights = LossWeights(1.0, 0.0, 0.0)
-    return VideoTextTask(
-        task.training_data, task.validation_data, plan=plan, weights=weights, retrieval=task._retrieval
-    )
+    weights = {"contrastive_weight": 1.0, "caption_weight": 0.0, "masked_weight": 0.0}
+    return VideoTextTask(task.training_data, task.validation_data, plan, CONFIG.model_copy(update=weights))
 
 
 @pytest.mark.fault(18)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from fvc_lib.engine.task import Batch
 from fvc_lib.tasks.video_text.task import VideoTextOutputs
-from tests.kits.video_text_kit import RETRIEVAL
+from tests.kits.video_text_kit import CONFIG
 
 VIDEOS, TEXTS = (5, 5, 2, 9, 7), (1, 3, 1, 4, 3)  # video 5 has two texts; texts 1 and 3 have two videos each
 
@@ -31,7 +31,7 @@ def batch(videos=VIDEOS, texts=TEXTS, first=0):
 
 
 def gathered(*sizes):
-    found, whole, start = VideoTextOutputs(RETRIEVAL), outputs(), 0
+    found, whole, start = VideoTextOutputs(CONFIG), outputs(), 0
     for size in sizes:
         part = {name: values[start : start + size] for name, values in whole.items()}
         found.update(part, batch(VIDEOS[start : start + size], TEXTS[start : start + size], start))
@@ -82,8 +82,8 @@ def test_metrics_are_the_naive_ones():
 
 
 def test_parts_added_in_order_are_the_whole_to_the_bit():
-    whole, joined = gathered(5), VideoTextOutputs(RETRIEVAL)
-    parts = [VideoTextOutputs(RETRIEVAL), VideoTextOutputs(RETRIEVAL), VideoTextOutputs(RETRIEVAL)]
+    whole, joined = gathered(5), VideoTextOutputs(CONFIG)
+    parts = [VideoTextOutputs(CONFIG), VideoTextOutputs(CONFIG), VideoTextOutputs(CONFIG)]
     values = outputs()
     for part, (start, stop) in zip(parts, [(0, 2), (2, 2), (2, 5)], strict=True):
         if stop > start:
@@ -97,7 +97,7 @@ def test_parts_added_in_order_are_the_whole_to_the_bit():
 
 
 def test_what_was_not_asked_for_is_not_there():
-    found = VideoTextOutputs(RETRIEVAL)
+    found = VideoTextOutputs(CONFIG)
     found.update({"caption_loss": torch.ones(5)}, batch())
     assert found.compute() == {"caption_loss": 1.0}
     assert found.retrieval_set() is None
@@ -107,7 +107,7 @@ def test_what_was_not_asked_for_is_not_there():
 def test_embeddings_that_are_no_numbers_measure_nothing():
     broken = outputs()
     broken["video_embedding"][2, 0] = math.nan
-    found = VideoTextOutputs(RETRIEVAL)
+    found = VideoTextOutputs(CONFIG)
     found.update(broken, batch())
     metrics = found.compute()
     assert set(metrics) == set(gathered(5).compute())
@@ -116,4 +116,4 @@ def test_embeddings_that_are_no_numbers_measure_nothing():
 
 def test_a_graph_is_not_kept():
     with pytest.raises(ValueError, match="requires grad"):
-        VideoTextOutputs(RETRIEVAL).update({"caption_loss": torch.ones(5, requires_grad=True)}, batch())
+        VideoTextOutputs(CONFIG).update({"caption_loss": torch.ones(5, requires_grad=True)}, batch())

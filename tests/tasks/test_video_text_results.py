@@ -10,7 +10,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, TASK_RESULTS, VIDEO_TEXTS, read_table, write_table
 from fvc_lib.tasks.video_text.results import chance_metrics, chance_of_ranks, video_text_results
-from fvc_lib.tasks.video_text.task import RetrievalSet, RetrievalSettings
+from fvc_lib.tasks.video_text.task import RetrievalSet, measured_retrieval
 from fvc_lib.tasks.video_text.training import retrieval_ranks, write_embeddings
 
 CONFIG = resolve_config({"task": "video_text", "recall_at": (1, 2), "bootstrap_replicates": 100}, environ={})
@@ -70,7 +70,7 @@ def run(tmp_path):
         videos, texts, np.array([[0, 0], [1, 1], [2, 2], [3, 2]]), np.arange(4), np.array([0, 1, 2])
     )
     test = pairs.filter(pl.col("part") == "test")
-    found = RetrievalSettings((1, 2), 64_000_000).metrics(retrieval)
+    found = measured_retrieval(retrieval, CONFIG)
     write_table(retrieval_ranks(test, retrieval, found), RETRIEVAL_RANKS, paths.retrieval_ranks)
     write_embeddings(paths.embeddings, retrieval)
     captions = [

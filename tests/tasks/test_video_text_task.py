@@ -6,8 +6,8 @@ from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import FollowsEpochs, JointLoss
-from fvc_lib.tasks.video_text.task import LossWeights, VideoTextTask
-from tests.kits.video_text_kit import CPU, RETRIEVAL, pairs, planned, tiny_task
+from fvc_lib.tasks.video_text.task import VideoTextTask
+from tests.kits.video_text_kit import CONFIG, CPU, pairs, planned, tiny_task
 
 
 def built(task):
@@ -15,8 +15,9 @@ def built(task):
         return task.build_model()
 
 
-def weighted(plan, weights):
-    return VideoTextTask(pairs(plan=plan), pairs(plan=plan), plan=plan, weights=weights, retrieval=RETRIEVAL)
+def weighted(plan, contrastive, caption):
+    weights = {"contrastive_weight": contrastive, "caption_weight": caption, "masked_weight": 0.0}
+    return VideoTextTask(pairs(plan=plan), pairs(plan=plan), plan, CONFIG.model_copy(update=weights))
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
@@ -24,7 +25,7 @@ def weighted(plan, weights):
 def test_gradients_are_those_of_the_whole_batch_at_once(loss, micro_batch):
     """The oracle writes the sum of the losses down for six pairs, two of which have one text."""
     plan = planned(contrastive=loss)
-    task, batch = weighted(plan, LossWeights(0.7, 0.5, 0.0)), pairs(plan=plan).whole()
+    task, batch = weighted(plan, 0.7, 0.5), pairs(plan=plan).whole()
     model, oracle = built(task), built(task)
     outputs = oracle(batch.tensors)
     positives = positive_pairs(batch.tensors["video_index"], batch.tensors["text_index"])
@@ -70,7 +71,7 @@ def test_captions_are_written_only_when_asked_for():
 
 def test_weights_scale_each_loss():
     plan = planned()
-    one, other = weighted(plan, LossWeights(1.0, 1.0, 0.0)), weighted(plan, LossWeights(3.0, 0.5, 0.0))
+    one, other = weighted(plan, 1.0, 1.0), weighted(plan, 3.0, 0.5)
     model, batch = built(one), pairs(plan=plan).whole()
     outputs = {name: values.detach() for name, values in one.forward(model, batch).items()}
     torch.testing.assert_close(other.loss(outputs, batch).total, 0.5 * one.loss(outputs, batch).total)

@@ -245,19 +245,12 @@ class RetrievalSet:
         return bool(self.video_embeddings.isfinite().all() and self.text_embeddings.isfinite().all())
 
 
-@dataclass(frozen=True)
-class RetrievalSettings:
-    """How retrieval is measured: ``recall_at`` are the k of recall@k; ``memory_bytes`` are what it may take beside."""
-
-    recall_at: tuple[int, ...]
-    memory_bytes: int
-
-    def metrics(self, found: RetrievalSet) -> RetrievalMetrics:
-        """Of both directions, over cosine similarities."""
-        return retrieval_metrics(
-            found.video_embeddings, found.text_embeddings, found.pairs,
-            ks=self.recall_at, memory_bytes=self.memory_bytes,
-        )  # fmt: skip
+def measured_retrieval(found: RetrievalSet, config: RunConfig) -> RetrievalMetrics:
+    """Of both directions, over cosine similarities, at the run's ``recall_at`` and within ``retrieval_memory_mb``."""
+    return retrieval_metrics(
+        found.video_embeddings, found.text_embeddings, found.pairs,
+        ks=config.recall_at, memory_bytes=config.retrieval_memory_mb * 1_000_000,
+    )  # fmt: skip
 
 
 class VideoTextOutputs(SampleColumns):
@@ -267,9 +260,9 @@ class VideoTextOutputs(SampleColumns):
     ``video_index`` and ``text_index``.
     """
 
-    def __init__(self, settings: RetrievalSettings) -> None:
+    def __init__(self, config: RunConfig) -> None:
         super().__init__()
-        self._settings = settings
+        self._config = config
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add one batch; ``ValueError`` where the outputs still require grad."""
@@ -301,19 +294,10 @@ class VideoTextOutputs(SampleColumns):
         retrieval = self.retrieval_set()
         if retrieval is None:
             return metrics
-        found = self._settings.metrics(retrieval).as_metrics() if retrieval.is_finite else {}
-        names = [*(f"recall@{k}" for k in self._settings.recall_at), "mrr"]
+        found = measured_retrieval(retrieval, self._config).as_metrics() if retrieval.is_finite else {}
+        names = [*(f"recall@{k}" for k in self._config.recall_at), "mrr"]
         measured = [f"{direction}/{name}" for direction in ("video_to_text", "text_to_video") for name in names]
         return metrics | {name: found.get(name, math.nan) for name in measured}
-
-
-@dataclass(frozen=True)
-class LossWeights:
-    """Of each loss in their sum; what has none is not built."""
-
-    contrastive: float
-    caption: float
-    masked: float
 
 
 class VideoTextTask:
@@ -326,29 +310,16 @@ class VideoTextTask:
         training: samples with what ``VideoTextNetwork.forward`` reads, ``video_index`` and ``text_index``.
         validation: the same.
         plan: what is built.
-        weights: of the losses; above zero for what ``plan`` builds, and only for that.
-        retrieval: how retrieval is measured.
-        beam_width: of captions, where they are written.
+        config: weights of the losses, above zero for what ``plan`` builds, and only for that; how retrieval is
+            measured; ``beam_width`` of captions, where they are written.
     """
 
     joint_tensors = _INDICES
 
-    def __init__(
-        self,
-        training: SampleSet,
-        validation: SampleSet,
-        *,
-        plan: NetworkPlan,
-        weights: LossWeights,
-        retrieval: RetrievalSettings,
-        beam_width: int = 1,
-    ) -> None:
+    def __init__(self, training: SampleSet, validation: SampleSet, plan: NetworkPlan, config: RunConfig) -> None:
         self.training_data = training
         self.validation_data = validation
-        self._plan = plan
-        self._weights = weights
-        self._retrieval = retrieval
-        self._beam_width = beam_width
+        self._plan, self._config = plan, config
         self._writing = False
 
     @property
@@ -371,7 +342,7 @@ class VideoTextTask:
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """See ``VideoTextNetwork.forward``."""
-        outputs: Outputs = model(batch.tensors, self._beam_width if self._writing else 0)
+        outputs: Outputs = model(batch.tensors, self._config.beam_width if self._writing else 0)
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
@@ -379,9 +350,9 @@ class VideoTextTask:
         any_output = next(iter(outputs.values()))
         total = torch.zeros((), device=any_output.device)
         if self._plan.captions:
-            total = total + self._weights.caption * outputs["caption_loss"].float().sum()
+            total = total + self._config.caption_weight * outputs["caption_loss"].float().sum()
         if self._plan.masked:
-            total = total + self._weights.masked * outputs["masked_loss"].float().sum()
+            total = total + self._config.masked_weight * outputs["masked_loss"].float().sum()
         return LossSum(total, torch.tensor(float(len(batch)), device=any_output.device))
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range) -> Tensor:
@@ -391,8 +362,8 @@ class VideoTextTask:
             raise TypeError(f"model: got a {type(model).__name__} without a joint space, wanted the task's own")
         video, text = (outputs[name].float() for name in _EMBEDDINGS)
         indices = tensors["video_index"], tensors["text_index"]
-        return self._weights.contrastive * space.scale.contrastive(video, text, *indices, rows)
+        return self._config.contrastive_weight * space.scale.contrastive(video, text, *indices, rows)
 
     def new_accumulator(self) -> VideoTextOutputs:
         """Embeddings and losses of a pass."""
-        return VideoTextOutputs(self._retrieval)
+        return VideoTextOutputs(self._config)

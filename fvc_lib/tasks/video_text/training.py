@@ -34,7 +34,7 @@ from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 from fvc_lib.tasks.video.data import ClipSource
 from fvc_lib.tasks.video_text import task as video_text
-from fvc_lib.tasks.video_text.task import RetrievalSet, RetrievalSettings, VideoTextOutputs, VideoTextTask
+from fvc_lib.tasks.video_text.task import RetrievalSet, VideoTextOutputs, VideoTextTask
 from fvc_lib.video.clips.store import ClipStore
 
 _logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def _finish(
     task = model.network.task
     if not isinstance(task, VideoTextTask):
         raise TypeError(f"task: got {type(task).__name__}, wanted VideoTextTask")
-    outputs = VideoTextOutputs(_retrieval_settings(config))
+    outputs = VideoTextOutputs(config)
     with task.writing_captions():
         model.predict(parts.samples("test", config), outputs)
     refuse_nonfinite(outputs)
@@ -206,10 +206,8 @@ def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[Train
     task = VideoTextTask(
         parts.samples("train", config),
         parts.samples("validation", config),
-        plan=network_plan(config, parts.tokenizer.vocabulary_size),
-        weights=video_text.LossWeights(config.contrastive_weight, config.caption_weight, config.masked_weight),
-        retrieval=_retrieval_settings(config),
-        beam_width=config.beam_width,
+        network_plan(config, parts.tokenizer.vocabulary_size),
+        config,
     )
     # The tokens are learned from the texts, and by a library whose versions may differ.
     fingerprint = sha256_of_json([video_text.pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint])
@@ -254,10 +252,6 @@ def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
     )
 
 
-def _retrieval_settings(config: RunConfig) -> RetrievalSettings:
-    return RetrievalSettings(config.recall_at, config.retrieval_memory_mb * 1_000_000)
-
-
 def _encoder_folder(config: RunConfig) -> str:
     """Empty where no encoder of transformers is asked for."""
     return config.text_encoder if config.contrastive_weight and config.text_encoder != OWN else ""
@@ -285,7 +279,7 @@ def write_test_tables(
     retrieval = outputs.retrieval_set()
     ranks = frame_of(None, RETRIEVAL_RANKS)
     if retrieval is not None:
-        ranks = retrieval_ranks(pairs, retrieval, _retrieval_settings(config).metrics(retrieval))
+        ranks = retrieval_ranks(pairs, retrieval, video_text.measured_retrieval(retrieval, config))
     write_embeddings(paths.embeddings, retrieval)
     write_table(ranks, RETRIEVAL_RANKS, paths.retrieval_ranks)
     write_table(written_captions(pairs, outputs, tokenizer), CAPTIONS, paths.captions)
