@@ -55,7 +55,7 @@ class DetectorFacts:
             f"  code           {spec.licence}",
             f"  clip           {spec.num_frames} frames of {spec.side} x {spec.side} pixels",
             f"  normalisation  {spec.normalisation}",
-            f"  trained        {spec.tune}; -p tune head, norms, last:N or all for another choice",
+            f"  trained        {spec.tune}; -p tune head, norms, last:N, effort or all for another choice",
         ]
         if spec.build is None and spec.of_name is None:
             lines.append(f"  head           {spec.head}; -p head mean, attention, gru or path for another")

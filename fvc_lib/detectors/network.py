@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fvc_lib.detectors.effort import adapt
 from fvc_lib.detectors.heads.temporal import HEADS, Mean
 from fvc_lib.detectors.weights import LoadedWeights, load_weights
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import TUNE, TUNE_WORDS, RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
@@ -26,7 +27,6 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNor
 # Those that the engine draws for sample by sample (``engine/dropout.py``), and what other parts call their shares.
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _SHARES = ("p", "drop_prob", "dropout", "attention_dropout", "dropout_prob", "dropout_p", "drop_path_rate")
-_TUNE = re.compile(r"head|norms|all|last:[1-9][0-9]*")
 
 
 class Normalised(nn.Module):
@@ -314,13 +314,14 @@ def batch_norms_to_group_norms(network: nn.Module) -> int:
 
 
 def tune(network: nn.Module, what: str) -> None:
-    """Let only a part of ``network`` be trained: ``head``; ``norms`` and head; the ``last:N`` stages and head; ``all``.
+    """Let only a part of ``network`` be trained: ``head``; ``norms`` and head; the ``last:N`` stages and head; ``all``;
+    or ``effort``, ``effort:RANK``, and head (``effort.py``).
 
     Raises:
         UsageError: another word, or a network without that part.
     """
-    if not _TUNE.fullmatch(what):
-        raise UsageError(f"tune: got {what!r}, wanted head, norms, last:N (the last N stages) or all.")
+    if not re.fullmatch(TUNE, what):
+        raise UsageError(f"tune: got {what!r}, wanted {TUNE_WORDS}.")
     if what == "all":
         return
     head = head_of(network)
@@ -334,6 +335,13 @@ def tune(network: nn.Module, what: str) -> None:
         if number > len(stages):
             raise UsageError(f"tune: got {what!r}, and the network has {len(stages)} stages. Give all, or fewer.")
         trained |= {parameter for stage in stages[-number:] for parameter in stage}
+    elif what.startswith("effort"):
+        trunk, rank = getattr(network, "trunk", None), int(what.partition(":")[2] or 1)
+        if not isinstance(trunk, nn.Module):
+            raise UsageError(f"tune: got {what!r} for a {type(network).__name__}, which has no trunk. Give tune all.")
+        trained |= set(residuals := adapt(trunk, rank))
+        if isinstance(trunk, Trunk):
+            trunk.notes = (*trunk.notes, f"of {len(residuals) // 3} layers the residual of rank {rank} is trained")
     for parameter in network.parameters():
         parameter.requires_grad_(parameter in trained)
 

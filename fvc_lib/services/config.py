@@ -137,9 +137,13 @@ def _known_task(name: str) -> str:
     return name
 
 
+TUNE = r"head|norms|all|last:[1-9][0-9]*|effort(:[1-9][0-9]*)?"
+TUNE_WORDS = "head, norms, last:N (the last N stages), effort (or effort:RANK) or all"
+
+
 def _known_tuning(what: str) -> str:
-    if what and not re.fullmatch(r"head|norms|all|last:[1-9][0-9]*", what):
-        raise ValueError("wanted head, norms, last:N (the last N stages) or all")
+    if what and not re.fullmatch(TUNE, what):
+        raise ValueError(f"wanted {TUNE_WORDS}")
     return what
 
 
@@ -317,7 +321,7 @@ class RunConfig(BaseModel):
     tune: Annotated[str, AfterValidator(_known_tuning)] = field(
         "",
         "weights",
-        "what is trained: head, norms, last:N stages or all; empty: the model's",
+        "what is trained: head, norms, last:N stages, effort or all; empty: the model's",
         _VIDEO,
         later=True,
         memory=_NET_STAGES,

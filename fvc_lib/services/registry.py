@@ -258,7 +258,7 @@ class DetectorSpec:
     brings_weights: bool = False  # whether they come with the installation, and are taken where none are named
     packages: tuple[str, ...] = ()  # that it needs beside the default installation
     head: str = "mean"  # over the trunk's features, one of ``detectors/heads``
-    tune: str = "all"  # what is trained: head, norms, last:N or all
+    tune: str = "all"  # what is trained: head, norms, last:N, effort or all
     l2_normalise: bool = False  # whether each feature vector is brought to length 1
     of_name: Callable[[str], "DetectorSpec"] | None = None  # of a family: what one of its names declares
 

@@ -129,6 +129,14 @@ DETECTORS.register(
 )
 DETECTORS.register(
     declaration(
+        "effort",
+        "clip_vit_l14",
+        paper="Yan et al., Orthogonal subspace decomposition for generalizable AI-generated image detection, ICML 2025",
+        tune="effort",
+    )
+)
+DETECTORS.register(
+    declaration(
         "gend_dino",
         "dinov3_base",
         paper="Yermakov et al., GenD: Deepfake detection that generalizes across benchmarks, WACV 2026",

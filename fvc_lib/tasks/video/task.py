@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fvc_lib.detectors import effort
 from fvc_lib.detectors.network import build_detector, num_trained_stages, trunk_stages
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.random_state import stable_seed
@@ -64,7 +65,7 @@ class VideoTask:
         return {parameter: config.layer_decay**number for number, stage in from_above for parameter in stage}
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """``logits`` (B,); positive means fake."""
+        """``logits`` (B,); positive means fake. In training with ``tune effort`` its ``penalty``, for each clip."""
         if "features" in batch.tensors:
             logits = model.logits_of(batch.tensors["features"])  # type: ignore[operator]
         else:
@@ -75,7 +76,8 @@ class VideoTask:
                 f"wanted logits ({len(batch)},), one per clip, positive for fake. Squeeze the last dimension, or give "
                 "the class an attribute num_features to have a head added to its features."
             )
-        return {"logits": logits}
+        held = effort.penalty(model) if model.training else None
+        return {"logits": logits} if held is None else {"logits": logits, "penalty": held.expand(len(batch))}
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """Class-weighted binary cross-entropy, or what ``class_losses`` makes of it."""
@@ -83,16 +85,18 @@ class VideoTask:
         labels = batch.tensors["label"] if mixed is None else mixed
         real, fake = self._weights
         weights = real * (1 - labels) + fake * labels
+        # Of each clip by its weight: so it is whole in the batch's mean, however that is split.
+        held = (outputs["penalty"] * weights).sum() if "penalty" in outputs else 0.0
         config = self._config
         smoothing, gamma = config.label_smoothing, config.focal_gamma
         if not (smoothing or gamma or mixed is not None):
             loss = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
-            return LossSum(loss, weights.sum())
+            return LossSum(loss + held, weights.sum())
         # A sigmoid is a softmax over the logit and 0.
         targets = torch.stack([real * (1 - labels), fake * labels], dim=1)
         both = torch.stack([torch.zeros_like(logits), logits], dim=1)
         losses = class_losses(both, targets, label_smoothing=smoothing, focal_gamma=gamma)
-        return LossSum(losses.sum(), weights.sum())
+        return LossSum(losses.sum() + held, weights.sum())
 
     def new_accumulator(self) -> "BinaryScores":
         """Scores and labels of a pass."""

@@ -1,0 +1,105 @@
+"""Effort: of each attention layer's weight only the part with the least singular values is trained.
+
+After Z. Yan et al., "Orthogonal subspace decomposition for generalizable AI-generated image detection" (ICML 2025): a
+weight is split by its singular value decomposition, W = W_main + U diag(s) V, where the second part has the ``rank``
+least singular values (1 in the paper). What pretraining knows, W_main, stays; U, s and V are trained, and a penalty
+holds them orthogonal to W_main and the length of W as it was.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from fvc_lib.engine.training_state import weights_digest
+from fvc_lib.services.errors import UsageError
+
+# By weights and rank: a training builds its network several times, and a decomposition takes up to a second.
+_known: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+
+
+class Residual(nn.Module):
+    """The part of a weight (out, in) that is trained: U (out, rank), s (rank,) and V (rank, in)."""
+
+    first_left: Tensor
+    first_right: Tensor
+
+    def __init__(self, left: Tensor, sizes: Tensor, right: Tensor) -> None:
+        super().__init__()
+        self.left, self.sizes, self.right = (nn.Parameter(part.clone()) for part in (left, sizes, right))
+        # Not persistent: they follow from the weights that the network began with.
+        self.register_buffer("first_left", left.clone(), persistent=False)
+        self.register_buffer("first_right", right.clone(), persistent=False)
+        self.first_square = float(sizes.square().sum()) if not sizes.is_meta else 0.0
+
+    def forward(self, main: Tensor) -> Tensor:
+        """The whole weight (out, in)."""
+        return main + (self.left * self.sizes) @ self.right
+
+    def penalty(self, main: Tensor) -> Tensor:
+        """The paper's two losses, a scalar: of orthogonality, equations (4), and of the weight's length, (5).
+
+        Orthogonal to W_main are, of a square weight, just the directions that U and V began with; so the part of U and
+        V outside them is what overlaps. Of a weight that is not square this holds the longer side's more than the
+        paper does.
+        """
+        across, down = self.left.T @ self.left, self.right @ self.right.T
+        outside_left = self.left - self.first_left @ (self.first_left.T @ self.left)
+        outside_right = self.right - (self.right @ self.first_right.T) @ self.first_right
+        one = torch.eye(len(self.sizes), dtype=across.dtype, device=across.device)
+        orthogonal = 2 * (outside_left.square().sum() + outside_right.square().sum())
+        orthogonal = orthogonal + (across - one).square().sum() + (down - one).square().sum()
+        overlap = (self.sizes * (self.left * (main @ self.right.T)).sum(0)).sum()  # of W_main with the rest
+        square = (self.sizes[:, None] * across * self.sizes * down).sum()
+        return orthogonal + (2 * overlap + square - self.first_square).abs()
+
+
+def adapt(trunk: nn.Module, rank: int) -> list[nn.Parameter]:
+    """Split the weights of ``trunk``'s attention layers, or of all linear layers where none is of attention.
+
+    Returns:
+        What is to be trained.
+
+    Raises:
+        UsageError: no linear layer has more than ``rank`` singular values.
+    """
+    attention = [part for part in trunk.modules() if "attention" in type(part).__name__.lower()]
+    linear = [part for part in _linear(attention) or _linear([trunk]) if min(part.weight.shape) > rank]
+    if not linear:
+        raise UsageError(
+            f"tune: effort:{rank} wants linear layers with more than {rank} singular values, and a "
+            f"{type(trunk).__name__} has none. Give a lower rank, a network with attention, or another tune."
+        )
+    trained: list[nn.Parameter] = []
+    for layer in linear:
+        with torch.no_grad():
+            left, sizes, right = _least(layer.weight, rank)
+            layer.weight -= (left * sizes) @ right
+        residual = Residual(left, sizes, right)
+        parametrize.register_parametrization(layer, "weight", residual)
+        trained += residual.parameters()
+    return trained
+
+
+def penalty(network: nn.Module) -> Tensor | None:
+    """The mean over the layers that were split, a scalar; None where none was."""
+    found = []
+    for part in network.modules():
+        if isinstance(part, parametrize.ParametrizationList) and isinstance(part[0], Residual):
+            with torch.autocast(part.original.device.type, enabled=False):
+                found.append(part[0].penalty(part.original))
+    return torch.stack(found).mean() if found else None
+
+
+def _linear(parts: list[nn.Module]) -> list[nn.Linear]:
+    found = (each for part in parts for each in part.modules() if isinstance(each, nn.Linear))
+    return list(dict.fromkeys(found))
+
+
+def _least(weight: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """U (out, rank), s (rank,) and V (rank, in) of the least singular values."""
+    key = "" if weight.is_meta else f"{rank} {weights_digest({'': weight})}"
+    if key not in _known or not key:
+        left, sizes, right = torch.linalg.svd(weight.detach().float(), full_matrices=False)
+        _known[key] = (left[:, -rank:].clone(), sizes[-rank:].clone(), right[-rank:].clone())
+    left, sizes, right = _known[key]
+    return left.to(weight), sizes.to(weight), right.to(weight)

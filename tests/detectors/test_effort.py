@@ -1,0 +1,154 @@
+"""Effort: what is trained of a split weight, what holds it, and that the network begins as it was."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fvc_lib.detectors import effort
+from fvc_lib.detectors.effort import Residual
+from fvc_lib.detectors.heads.temporal import HEADS
+from fvc_lib.detectors.network import Detector, PictureTrunk, tune
+from fvc_lib.engine.device import Precision, resolve_device
+from fvc_lib.engine.step import BatchTransaction, Stepper
+from fvc_lib.engine.task import Batch
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.errors import UsageError
+from fvc_lib.tasks.video.task import VideoTask
+
+CPU = resolve_device("cpu")
+WIDTH = 12
+
+
+class TinyAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, tokens):
+        return F.scaled_dot_product_attention(self.query(tokens), self.key(tokens), self.value(tokens))
+
+
+class TinyTransformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.attention = TinyAttention()
+        self.mix = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, images):
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
+        return F.relu(self.mix(tokens + self.attention(tokens))).mean(1)
+
+
+def detector():
+    torch.manual_seed(0)
+    return Detector(PictureTrunk(TinyTransformer(), 2 * WIDTH), HEADS["mean"](2 * WIDTH))
+
+
+def adapted(what="effort"):
+    network = detector()
+    tune(network, what)
+    return network
+
+
+def batch(number=5):
+    generator = torch.Generator().manual_seed(1)
+    frames = torch.randint(0, 256, (number, 2, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(number).remainder(2).float()
+    return Batch(tuple(map(str, range(number))), {"frames": frames, "label": labels})
+
+
+def task():
+    return VideoTask(None, None, config=resolve_config({}, environ={}), weights=(0.7, 1.6))
+
+
+def gradients(micro_batch):
+    network = moved(adapted("effort:2")).train()
+    result = BatchTransaction(task(), network, Precision(CPU), CPU.device).gradients(batch(), micro_batch)
+    return result, {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+
+
+def moved(network):
+    """As after some training."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for part in network.modules():
+            for parameter in part.parameters() if isinstance(part, Residual) else ():
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return network
+
+
+@pytest.mark.parametrize("what", ["effort", "effort:3", "effort:11"])
+def test_before_training_the_network_says_what_it_said(what):
+    frames = batch().tensors["frames"]
+    torch.testing.assert_close(adapted(what)(frames), detector()(frames), atol=1e-5, rtol=0)
+
+
+def test_only_the_residuals_of_attention_and_the_head_are_trained():
+    network = adapted()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    settings = {"learning_rate": 0.01, "weight_decay": 0.01, "max_gradient_norm": 1.0}
+    stepper = Stepper(network, Precision(CPU), **settings, device=CPU.device)
+    transaction = BatchTransaction(task(), network.train(), Precision(CPU), CPU.device)
+    stepper.take(transaction.gradients(batch(), 5), 0.01)
+    changed = {name for name, tensor in network.state_dict().items() if not tensor.equal(before[name])}
+    layers = [f"trunk.network.attention.{name}.parametrizations.weight.0" for name in ("query", "key", "value")]
+    wanted = {f"{layer}.{part}" for layer in layers for part in ("left", "sizes", "right")}
+    assert changed == wanted | {name for name in before if name.startswith("head.")}
+    assert network.trunk.notes[-1] == "of 3 layers the residual of rank 1 is trained"
+    again = adapted()
+    again.load_state_dict(network.state_dict())
+    frames = batch().tensors["frames"]
+    assert torch.equal(again.eval()(frames), network.eval()(frames))
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3])
+def test_the_penalty_counts_once_however_a_batch_is_split(micro_batch):
+    whole, wanted = gradients(5)
+    split, found = gradients(micro_batch)
+    assert split.loss.mean() == pytest.approx(whole.loss.mean(), rel=1e-5)
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_penalty_is_the_paper_s_for_square_weights():
+    weight = detector().trunk.network.attention.query.weight.detach()
+    u, _, v = torch.linalg.svd(weight)
+    network = moved(adapted("effort:2"))
+    parts = network.trunk.network.attention.query.parametrizations.weight
+    residual = parts[0]
+    u_hat, v_hat = torch.cat([u[:, :-2], residual.left], 1), torch.cat([v[:-2], residual.right], 0)
+    one = torch.eye(WIDTH)
+    orthogonal = (u_hat.T @ u_hat - one).square().sum() + (v_hat @ v_hat.T - one).square().sum()
+    length = (network.trunk.network.attention.query.weight.square().sum() - weight.square().sum()).abs()
+    torch.testing.assert_close(residual.penalty(parts.original), orthogonal + length, rtol=1e-4, atol=1e-4)
+    assert effort.penalty(adapted()).item() == pytest.approx(0, abs=1e-4)
+    assert effort.penalty(detector()) is None
+
+
+def test_in_evaluation_the_loss_has_no_penalty():
+    network, some = moved(adapted()), batch()
+    assert "penalty" not in task().forward(network.eval(), some)
+    with_it = task().loss(task().forward(network.train(), some), some)
+    without = task().loss(task().forward(network.eval(), some), some)
+    difference = (with_it.total - without.total) / with_it.weight
+    torch.testing.assert_close(difference, effort.penalty(network), rtol=1e-3, atol=1e-4)
+
+
+def test_where_no_layer_has_attention_all_linear_layers_are_split():
+    trunk = PictureTrunk(nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.Linear(6, 4)), 4)
+    network = Detector(trunk, HEADS["mean"](4))
+    tune(network, "effort:4")  # the last has but four singular values, and stays
+    assert [name for name, part in network.named_modules() if isinstance(part, Residual)] == [
+        "trunk.network.1.parametrizations.weight.0"
+    ]
+
+
+def test_a_rank_that_leaves_nothing_to_freeze_is_refused_and_so_is_a_network_without_a_trunk():
+    with pytest.raises(UsageError, match=r"tune: effort:12 wants linear layers with more than 12 singular values"):
+        adapted("effort:12")
+    with pytest.raises(UsageError, match=r"tune: got 'effort' for a Linear, which has no trunk"):
+        tune(nn.Linear(2, 1), "effort")
+    with pytest.raises(UsageError, match=r"(?i)effort:RANK"):
+        resolve_config({"tune": "effort:0"}, environ={})
