@@ -100,15 +100,18 @@ def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | No
 
 @contextmanager
 def deterministic_algorithms(device: torch.device) -> Iterator[None]:
-    """Refuse operations that give different sums from run to run; on the CPU only, elsewhere some have no other."""
+    """Refuse operations that give different sums from run to run; on the CPU only, elsewhere some have no other.
+
+    Not with ``torch.use_deterministic_algorithms``, which imports torch's compiler to tell it as well.
+    """
     settings = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(before[0] or device.type == "cpu")
+    before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.set_deterministic_debug_mode("error" if device.type == "cpu" else before[0])
     settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time and changes no sum
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
+        torch.set_deterministic_debug_mode(before[0])
         settings.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
 
 
