@@ -26,8 +26,9 @@ from fvc_lib.execution.run.runner import Runner, folds_at_once, make_room
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.execution.slurm.jobs import Site, SlurmJob, plan_jobs, plan_one_job, read_site
 from fvc_lib.execution.slurm.queue import describe, submit
-from fvc_lib.services.config import RunConfig, refuse_broken_choice, refuse_fields_of_another_task, run_config
+from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, run_config
 from fvc_lib.services.errors import FvcError, UsageError, command_text
+from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
 
 NOTEBOOKS = CHECKOUT / "notebooks"
@@ -171,9 +172,19 @@ class RunCommand:
             click.echo(describe(self._slurm_jobs(plan, predicted, site), run, site))
 
     def _refuse_broken_choice(self, plan: Sequence[PlannedTask]) -> None:
-        """Find out now what would end the training stage, perhaps hours from here."""
-        if any(planned.run and planned.task.stage.trains for planned in plan):
-            refuse_broken_choice(self.config)
+        """Find out now what would end the training stage, perhaps hours from here; in another process, because what is
+        chosen may need torch, which this one need not load.
+        """
+        if not any(planned.run and planned.task.stage.trains for planned in plan):
+            return
+        values = self.config.model_dump(mode="json")
+        (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
+        if answer.failure:
+            raise UsageError(
+                f"what the parameters choose cannot be imported: {answer.detail}. Mend it, or choose another."
+            )
+        if answer.value:
+            raise UsageError(answer.value)
 
     def execute(self) -> int:
         """Do it, here or as jobs; returns the exit code."""
@@ -316,6 +327,15 @@ class RunCommand:
                 if not exit_code:
                     raise
         return exit_code
+
+
+def trouble_of_choice(values: dict[str, Any]) -> str:
+    """Why what the configuration of these ``values`` chooses by name cannot be imported; empty where it can."""
+    try:
+        RunConfig(**values).load_chosen()
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _refuse_missing_corpus(config: RunConfig) -> None:

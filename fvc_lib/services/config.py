@@ -23,7 +23,6 @@ from fvc_lib import CHECKOUT
 from fvc_lib.services import tasks as stages
 from fvc_lib.services.atomic_files import AnyPath, content_digest, sha256_of_json
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
-from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, ClipSettings, Registry
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS, TRAINING_STAGES
@@ -223,10 +222,7 @@ class RunConfig(BaseModel):
     )
     allow_outside: bool = field(False, "data", "read listed files outside the corpus folder, and follow links")
     label_map: Annotated[dict[str, Literal["real", "fake"]], BeforeValidator(split_pairs)] = field(
-        {},
-        "data",
-        "what a manifest's labels other than real and fake mean: 1=fake,0=real",
-        _VIDEO,
+        {}, "data", "what a manifest's labels other than real and fake mean: 1=fake,0=real", _VIDEO
     )
     seed: int = field(0, "weights", "the one seed every random choice is derived from", ge=0, lt=2**31)
 
@@ -310,12 +306,7 @@ class RunConfig(BaseModel):
         instead="The weights of a network on images are backbone_weights.",
     )
     head: Literal["", "mean", "attention", "gru", "path"] = field(
-        "",
-        "weights",
-        "mean, attention, gru or path over the features; empty: the model's",
-        _VIDEO,
-        later=True,
-        memory=_NET_STAGES,
+        "", "weights", "mean, attention, gru or path; empty: the model's", _VIDEO, later=True, memory=_NET_STAGES
     )
     l2_normalise: bool = field(False, "weights", "bring each feature vector to length 1", _VIDEO, later=True)
     tune: Annotated[str, AfterValidator(_known_tuning)] = field(
@@ -372,26 +363,14 @@ class RunConfig(BaseModel):
         5, "nothing", "so many steps with a NaN or infinite loss are skipped; one more stops the training", ge=0
     )
     layer_decay: float = field(
-        1.0,
-        "recipe",
-        "learning rate of each stage below the head, as a share of the stage above's",
-        _VIDEO,
-        gt=0,
-        le=1,
-        later=True,
+        1.0, "recipe", "learning rate of a stage, as a share of the stage above's", _VIDEO, gt=0, le=1, later=True
     )
     # Of task image from the beginning, with the defaults in its ``TaskSpec``
     label_smoothing: float = field(
         0.0, "recipe", "share of the class target spread over all classes", _LABELLED, ge=0, lt=1, later=_VIDEO
     )
     focal_gamma: float = field(
-        0.0,
-        "recipe",
-        "weighs well-classified samples down; 0: cross-entropy",
-        _LABELLED,
-        ge=0,
-        le=5,
-        later=_VIDEO,
+        0.0, "recipe", "weighs well-classified samples down; 0: off", _LABELLED, ge=0, le=5, later=_VIDEO
     )
     mixup_alpha: float = field(0.0, "recipe", "Beta parameter of mixup; 0: off", _LABELLED, ge=0, later=_VIDEO)
     cutmix_alpha: float = field(0.0, "recipe", "Beta parameter of cutmix; 0: off", _LABELLED, ge=0, later=_VIDEO)
@@ -402,12 +381,7 @@ class RunConfig(BaseModel):
         0, "recipe", "train only what is above the backbone for so many epochs first", _LABELLED, ge=0, later=_VIDEO
     )
     unfreeze_stage_epochs: int = field(
-        0,
-        "recipe",
-        "then free the backbone's stages, the last first, each after so many epochs; 0: all",
-        _LABELLED,
-        ge=0,
-        later=_VIDEO,
+        0, "recipe", "then free its stages, last first, one per so many epochs; 0: all", _LABELLED, ge=0, later=_VIDEO
     )
     shuffle_labels: bool = field(
         False, "weights", "use labels shuffled by group: an honest pipeline scores chance", _VIDEO, instead=_BY_LABEL
@@ -477,12 +451,7 @@ class RunConfig(BaseModel):
 
     # Image model and loss
     backbone: Annotated[str, NameIn(BACKBONES)] = field(
-        "small_resnet",
-        "weights",
-        "small_resnet, torchvision:NAME, timm:NAME",
-        _IMAGE,
-        memory=_OF_IMAGES,
-        instead=_NET,
+        "small_resnet", "weights", "small_resnet, torchvision:NAME, timm:NAME", _IMAGE, memory=_OF_IMAGES, instead=_NET
     )
     backbone_weights: str = field("", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE)
     regression_weight: float = field(1.0, "recipe", "of the regression loss beside the class loss's 1", _IMAGE, ge=0)
@@ -528,14 +497,7 @@ class RunConfig(BaseModel):
         (1, 5, 10), "results", "the k of recall@k", _PAIRS
     )
     retrieval_memory_mb: int = field(
-        64,
-        "nothing",
-        "retrieval metrics take no more beyond the embeddings",
-        _PAIRS,
-        ge=16,
-        hashed=True,
-        resume=False,
-        memory=_OF_PAIRS,
+        64, "nothing", "most that retrieval metrics take", _PAIRS, ge=16, hashed=True, resume=False, memory=_OF_PAIRS
     )
     training_metrics: bool = field(
         False, "nothing", "measure the training part after each epoch as well: one more pass over it", _PAIRS
@@ -650,28 +612,6 @@ MAY_CHANGE_ON_RESUME = frozenset(name for name, declared in DECLARED.items() if 
 # is now kept from them, or have come to a step that the new order of training does not have.
 STARTS_ANEW = frozenset(name for name, declared in DECLARED.items() if declared.changes in ("data", "weights"))
 OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declared.changes == "folder")
-
-
-def refuse_broken_choice(config: RunConfig) -> None:
-    """Try ``config.load_chosen`` in another process: what is chosen may need torch, which this one need not load.
-
-    Raises:
-        UsageError: as ``load_chosen``, or the import ended its process.
-    """
-    values = config.model_dump(mode="json")
-    (answer,) = run_isolated(f"{__name__}:_trouble_of_choice", [values], workers=1, memory_bytes=None)
-    if answer.failure:
-        raise UsageError(f"what the parameters choose cannot be imported: {answer.detail}. Mend it, or choose another.")
-    if answer.value:
-        raise UsageError(answer.value)
-
-
-def _trouble_of_choice(values: dict[str, Any]) -> str:
-    try:
-        RunConfig(**values).load_chosen()
-    except UsageError as error:
-        return str(error)
-    return ""
 
 
 def run_config(run: RunPaths) -> RunConfig:
