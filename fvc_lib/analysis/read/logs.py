@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as arrow
 
 from fvc_lib.analysis.read.records import Answer, LogFile
-from fvc_lib.analysis.read.sql import ask, connect
+from fvc_lib.analysis.read.sql import ask, connect_shared
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services.atomic_files import message_text, path_to_text
 from fvc_lib.services.digests import log_damage
@@ -102,7 +102,7 @@ def read_log_lines(files: Sequence[LogFile], line_format: LineFormat) -> LogLine
         ) WHERE good OR NOT regexp_full_match(text, '\\s*')
     """
     problems: dict[int, str] = {}
-    with connect() as connection:
+    with connect_shared() as connection:
         parts = []
         for block in _blocks(files, problems):
             connection.register("lines", block)

@@ -9,10 +9,12 @@ Anybody's query runs in a process of its own besides. DuckDB's limits stop most 
 whole, as by ``repeat('x', 1000000000)``, it counts too late. The process has a limit of address space and a time.
 """
 
+import os
 import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,22 @@ def connect(limits: Limits | None = None) -> duckdb.DuckDBPyConnection:
     return connection
 
 
+def connect_shared() -> duckdb.DuckDBPyConnection:
+    """A connection to this process's one database, for queries of this project's own: to make one takes 17 ms of CPU,
+    and this a tenth of one. What is registered on it no other connection sees.
+    """
+    return _database_of(os.getpid()).cursor()
+
+
+@cache
+def _database_of(process: int) -> duckdb.DuckDBPyConnection:
+    """By process, because a forked one has none of the threads that work for its parent's."""
+    return connect()
+
+
 def ask(query: str, frames: Mapping[str, pl.DataFrame], parameters: Mapping[str, object] | None = None) -> pl.DataFrame:
     """The rows of ``query``, one of this project's own, over ``frames`` by name; ``duckdb.Error``: it is wrong."""
-    with connect() as connection:
+    with connect_shared() as connection:
         _register(connection, frames)
         rows: pl.DataFrame = connection.sql(query, params=dict(parameters or {})).pl()
         return rows
