@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Many containers ask for no compiled modules; the many processes that tests start would compile the library each anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import av
@@ -34,6 +34,19 @@ pytest_plugins = [
 ]
 
 MakeVideo = Callable[..., Path]
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """With ``-n auto`` one worker more than cores: while a test waits for a process or a disk, another computes."""
+    return (yield) + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slowest first: what is left at the end is short, so all workers end at about the same time, and none takes
+    half of a module over whose fixtures are expensive.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
