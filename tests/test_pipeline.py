@@ -1,7 +1,7 @@
 """The whole way from videos to report through real kernels: repeatable, resumable, honest, and open to a visitor.
 
 One small corpus (a part of the generated sample), two folds, one epoch: what is tested is that runs agree to the bit,
-not how well they tell fakes.
+not how well they tell fakes. Effective batches that both folds can fill: the second measures no step of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.faults.small_runs import SMALL, VALUES, Place, results_of, small_corp
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
+QUICK = {"epochs": 1, "effective_batch_size": 8}
 
 
 def scores(run: RunPaths) -> pl.DataFrame:
@@ -47,7 +48,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Place:
 
 @pytest.fixture(scope="module")
 def finished(place: Place) -> tuple[RunPaths, str]:
-    return place.run("--jobs", "1", epochs=1)
+    return place.run("--jobs", "1", **QUICK)
 
 
 def test_one_command_ends_with_a_table_and_an_offline_report(finished):
@@ -102,7 +103,7 @@ def assert_same_results(found: RunPaths, wanted: RunPaths) -> None:
 
 @pytest.mark.long
 def test_both_folds_at_once_give_the_same_bits(finished, elsewhere):
-    run, (other, _) = finished[0], elsewhere.run("--jobs", "2", epochs=1)
+    run, (other, _) = finished[0], elsewhere.run("--jobs", "2", **QUICK)
     assert_same_results(other, run)
     folds = [read_status(other).stages[f"04_fold_training_fold_{fold}"] for fold in range(SMALL["num_folds"])]
     assert folds[1].started_utc < folds[0].finished_utc  # they did run at once
@@ -122,7 +123,7 @@ def test_the_straight_pass_elsewhere_gives_the_same_bits_and_tracks_nothing(fini
     """
     monkeypatch.setenv("USE_MLOPS_PIPELINE", "false")
     elsewhere_only = {"num_workers": 1, "probe_workers": 2, "clip_source": "shards", "memory_preflight": False}
-    run, shown = elsewhere.run("--jobs", "1", epochs=1, shuffled_label_control=False, **elsewhere_only)
+    run, shown = elsewhere.run("--jobs", "1", shuffled_label_control=False, **QUICK, **elsewhere_only)
     assert len(list((elsewhere.folder / "cache").rglob("*.tar"))) == 1
     assert_same_results(run, finished[0])
     ends = [line.split()[0] for line in shown.splitlines() if " done " in line]
