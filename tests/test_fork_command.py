@@ -23,7 +23,7 @@ from tests.kits.known_memory import with_known_memory
 @pytest.fixture
 def run(tmp_path: Path) -> RunPaths:
     folders = {name: str(tmp_path / name) for name in ("runs_dir", "cache_dir", "data_dir")}
-    small = {"num_frames": 1, "fixed_size": 32, "num_folds": 2}
+    small = {"model": "frame_cnn", "num_frames": 1, "fixed_size": 32, "num_folds": 2}
     config = RunConfig(**folders, **small, epochs=3, memory_preflight=False, experiment="first ones")
     return with_known_memory(begin_run(config, command="test"))
 

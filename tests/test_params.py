@@ -12,6 +12,7 @@ from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, PAD
 from fvc_lib.engine.memory.preflight import StepRequest, preflight
 from fvc_lib.engine.task import LossSum, Sample
+from fvc_lib.execution.run.which_run import values_of_another_corpus
 from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig, read_params_file, resolve_config
 from fvc_lib.services.memory_budget import MemoryBudget
 from fvc_lib.services.registry import DETECTORS
@@ -36,6 +37,23 @@ def resolved(*names: str) -> RunConfig:
 def test_every_params_file_is_valid_and_says_what_it_is_for(path):
     resolve_config(read_params_file(path), environ={})
     assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "model frame_cnn, num_frames 6, fixed_size 96"),
+        ({"model": "r2plus1d_small"}, "What counts of it: num_frames 6, fixed_size 96"),
+        ({"task": "image"}, ""),  # another task's file
+        ({"corpus": ""}, ""),
+    ],
+)
+def test_the_demo_s_values_on_another_corpus_are_said_with_what_to_do(given, words):
+    config = resolve_config(read_params_file(FOLDER / "demo.yaml"), environ={}, command_line={"corpus": "x", **given})
+    said = values_of_another_corpus([FOLDER / "safe.yaml", FOLDER / "demo.yaml"], config)
+    assert words in said
+    assert ("Leave --params out" in said) == bool(words)
+    assert values_of_another_corpus([FOLDER / "safe.yaml"], config) == ""
 
 
 @pytest.mark.parametrize("name", sorted({*PROFILES, *IMAGE_PROFILES}))
@@ -79,7 +97,7 @@ class Noise:
 
     def __getitem__(self, index: int) -> Sample:
         config, generator = self.config, torch.Generator().manual_seed(index)
-        clip = (config.num_frames, 3, config.fixed_size, config.fixed_size)
+        clip = (config.clips.num_frames, 3, config.clips.side, config.clips.side)
         shape = (3, config.image_size, config.image_size) if config.task == "image" else clip
         tokens = torch.full((config.max_text_tokens,), PAD)
         tokens[:3] = torch.tensor([BEGIN, 200, END])

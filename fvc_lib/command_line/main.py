@@ -183,13 +183,13 @@ def main(
     """Run FVC's notebooks as one experiment: from a folder of videos to an honest report.
 
     \b
-    python run_notebooks.py --params params/demo.yaml                        the built-in sample corpus
-    python run_notebooks.py --params params/demo.yaml -p corpus ~/videos     real/ and fake/ in one folder
-    python run_notebooks.py --params params/demo.yaml -p corpus list.csv     a manifest: path,label[,group]
-    python run_notebooks.py --resume latest                                  go on where a run stopped
-    python run_notebooks.py --resume latest --fork -p epochs 30              the same in a new run, with other values
-    python run_notebooks.py --params params/demo.yaml --jobs 1               one fold at a time, with all the memory
-    python run_notebooks.py --params params/demo.yaml --executor slurm       as jobs of a cluster; first: --dry-run
+    python run_notebooks.py --params params/demo.yaml              the built-in sample corpus
+    python run_notebooks.py -p corpus ~/videos                     your own: real/ and fake/ in one folder
+    python run_notebooks.py -p corpus list.csv                     a manifest: path,label[,group]
+    python run_notebooks.py --resume latest                        go on where a run stopped
+    python run_notebooks.py --resume latest --fork -p epochs 30    the same in a new run, with other values
+    python run_notebooks.py -p corpus ~/videos --jobs 1            one fold at a time, with all the memory
+    python run_notebooks.py -p corpus ~/videos --executor slurm    as jobs of a cluster; first: --dry-run
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     if context.invoked_subcommand is not None:
         given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
@@ -206,6 +206,8 @@ def main(
     asked = which_run.ask(
         params_files, yaml_texts, values, {**typed, **({"profile_memory": True} if profile_memory else {})}
     )
+    if note := which_run.values_of_another_corpus(params_files, asked.config):
+        click.echo(f"warning: {note}", err=True)
     wanted = Wanted(**options, tasks=None if tasks is None else tuple(filter(None, tasks.split(","))))
     command = RunCommand(NOTEBOOKS, wanted, asked)
     if dry_run:

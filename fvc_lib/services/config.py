@@ -256,7 +256,7 @@ class RunConfig(BaseModel):
 
     # Decode
     num_frames: int = field(
-        6,
+        0,
         "weights",
         "frames taken uniformly from each video; 0: as many as the model was made for",
         _CLIPS,
@@ -264,7 +264,7 @@ class RunConfig(BaseModel):
         memory=_CLIP_STAGES,
     )
     fixed_size: Annotated[int, AfterValidator(_possible_side)] = field(
-        112,
+        0,
         "weights",
         "side in pixels of the square frames are fitted to; 0: the side the model was made for",
         _CLIPS,
@@ -292,7 +292,7 @@ class RunConfig(BaseModel):
 
     # Training
     model: Annotated[str, NameIn(DETECTORS)] = field(
-        "frame_cnn", "weights", "network that sees a video's frames", _CLIPS, memory=_NET_STAGES, instead=_NET
+        "efficientnet_lite0", "weights", "network that sees a video's frames", _CLIPS, memory=_NET_STAGES, instead=_NET
     )
     model_weights: str = field(
         "",
@@ -614,9 +614,16 @@ STARTS_ANEW = frozenset(name for name, declared in DECLARED.items() if declared.
 OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declared.changes == "folder")
 
 
+# What runs were made with whose record does not say it.
+_EARLIER_DEFAULTS = {"model": "frame_cnn", "num_frames": 6, "fixed_size": 112}
+
+
 def run_config(run: RunPaths) -> RunConfig:
     """The configuration a run was started with, from its ``params.yaml``; ``UsageError`` where that is invalid."""
-    return resolve_config(read_params_file(run.params_yaml), environ={})
+    recorded = read_params_file(run.params_yaml)
+    read = recorded.get("task", DEFAULT_TASK)
+    earlier = {name: value for name, value in _EARLIER_DEFAULTS.items() if read in DECLARED[name].tasks}
+    return resolve_config({**earlier, **recorded}, environ={})
 
 
 def read_params_file(path: AnyPath) -> dict[str, Any]:

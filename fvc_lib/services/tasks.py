@@ -242,7 +242,13 @@ _VIDEO_TEXT = TaskSpec(
     network="model",
     synthetic="videos of the world are described",
     sample="sample captions",
-    defaults={"effective_batch_size": 32, "learning_rate": 1e-3, "epochs": 30, "early_stopping_epochs": 0},
+    defaults={
+        "model": "frame_cnn",
+        "effective_batch_size": 32,
+        "learning_rate": 1e-3,
+        "epochs": 30,
+        "early_stopping_epochs": 0,
+    },
     headline=(("text_to_video", "recall@", "text"), ("captions", "content_word_recall", "video")),
     strict_controls={
         "text_to_video": {"chance": _again(VIDEO_TEXT)},

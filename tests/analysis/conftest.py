@@ -61,7 +61,7 @@ def write_run(runs_dir: Path, experiment: str, name: str, *, seed: int = 0, skil
     run = RunPaths(runs_dir / experiment / name)
     run.root.mkdir(parents=True)
     write_json(run.run_json, {"run_id": run.run_id})
-    write_text(run.params_yaml, RunConfig(experiment=experiment).to_yaml())
+    write_text(run.params_yaml, RunConfig(experiment=experiment, model="frame_cnn").to_yaml())
     index = write_index(run, seed)
     folds = index.select("video_id", "group_id", "label").with_columns(
         (pl.col("group_id").str.slice(6).cast(pl.Int64) // 2 % 5).alias("fold")

@@ -26,7 +26,7 @@ from tests.faults.conftest import STAGE
 def config(tmp_path: Path) -> RunConfig:
     return RunConfig(
         cache_dir=str(tmp_path / "cache"), num_folds=2, num_frames=4, fixed_size=24, augmentations_per_video=0,
-        epochs=1, batch_size=4, effective_batch_size=8, device="cpu", shuffled_label_control=False,
+        model="frame_cnn", epochs=1, batch_size=4, effective_batch_size=8, device="cpu", shuffled_label_control=False,
         memory_preflight=False, inner_validation_share=0.34,
     )  # fmt: skip
 

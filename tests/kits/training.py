@@ -163,7 +163,8 @@ def draw_clip(video_id: str, augmentation_index: int, fake: bool) -> np.ndarray:
 def tiny_training(tmp_path: Path) -> TinyTraining:
     config = RunConfig(
         cache_dir=str(tmp_path / "cache"), num_folds=3, num_frames=4, fixed_size=24, augmentations_per_video=1,
-        epochs=2, batch_size=4, effective_batch_size=8, learning_rate=0.01, device="cpu", memory_preflight=False,
+        model="frame_cnn", epochs=2, batch_size=4, effective_batch_size=8, learning_rate=0.01, device="cpu",
+        memory_preflight=False,
     )  # fmt: skip
     tiny = TinyTraining(RunPaths(tmp_path / "runs" / "tiny" / "run_0"), config)
     folds = ScoredTables.folds(num_groups=18, per_group=2, num_folds=3)

@@ -15,21 +15,40 @@ from fvc_lib.services.config import (
     parse_text_value,
     read_params_file,
     resolve_config,
+    run_config,
 )
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import ClipSettings
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import TASKS
 
 
 def test_defaults_give_way_to_the_file_then_the_environment_then_the_command_line():
-    assert resolve_config({}, environ={}).fixed_size == 112
+    assert resolve_config({}, environ={}).fixed_size == 0
     assert resolve_config({"fixed_size": 64}, environ={}).fixed_size == 64
     assert resolve_config({"fixed_size": 64}, environ={"FVC_FIXED_SIZE": "80"}).fixed_size == 80
     config = resolve_config({"fixed_size": 64}, environ={"FVC_FIXED_SIZE": "80"}, command_line={"fixed_size": 96})
     assert config.fixed_size == 96
 
 
+def test_the_default_network_is_pretrained_and_clips_are_its_own():
+    config = resolve_config({}, environ={})
+    assert (config.model, config.clips) == ("efficientnet_lite0", ClipSettings(6, 224))
+    assert resolve_config({"model": "frame_cnn"}, environ={}).clips == ClipSettings(6, 112)
+    assert resolve_config({"num_frames": 4}, environ={}).clips == ClipSettings(4, 224)
+
+
+@pytest.mark.parametrize("recorded", ["", "model: r2plus1d_small\nfixed_size: 96\n"])
+def test_an_earlier_run_keeps_the_network_and_clips_it_was_made_with(tmp_path, recorded):
+    run = RunPaths(tmp_path)
+    run.params_yaml.write_text(f"task: video\n{recorded}")
+    config = run_config(run)
+    made = ("r2plus1d_small", 6, 96) if recorded else ("frame_cnn", 6, 112)
+    assert (config.model, config.num_frames, config.fixed_size) == made
+
+
 def test_an_empty_variable_is_no_value():
-    assert resolve_config({}, environ={"FVC_FIXED_SIZE": ""}).fixed_size == 112
+    assert resolve_config({}, environ={"FVC_FIXED_SIZE": ""}).fixed_size == 0
 
 
 @pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False), ("1", True), ("0", False)])

@@ -27,7 +27,9 @@ def test_the_step_is_the_one_that_is_configured():
 
 @pytest.mark.long
 def test_more_pixels_take_more_and_nothing_is_written(tmp_path: Path):
-    config = RunConfig(runs_dir=str(tmp_path), cache_dir=str(tmp_path), data_dir=str(tmp_path), device="cpu")
+    config = RunConfig(
+        runs_dir=str(tmp_path), cache_dir=str(tmp_path), data_dir=str(tmp_path), model="frame_cnn", device="cpu"
+    )
     small, large = (measured_training_peak(config.model_copy(update={"fixed_size": side})) for side in (64, 448))
     assert small is not None
     assert large is not None

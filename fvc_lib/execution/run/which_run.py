@@ -205,6 +205,22 @@ def ask(
     )
 
 
+def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
+    """A sentence where a corpus was given with the params file for the built-in corpus; else empty."""
+    task = TASKS[config.task]
+    path = CHECKOUT / "params" / f"{task.params}.yaml"
+    if not config.corpus or path.resolve() not in [each.resolve() for each in params_files]:
+        return ""
+    values = configuration.read_params_file(path)
+    count = [n for n, value in values.items() if n not in ("task", "experiment") and getattr(config, n) == value]
+    instead = "" if task.name == DEFAULT_TASK else f" and give -p task {task.name}"
+    return (
+        f"params/{path.name} is for the {task.sample}, and this corpus is another one. What counts of it: "
+        f"{', '.join(f'{name} {values[name]}' for name in count) or 'nothing'}. Leave --params out{instead} to have "
+        "what suits a corpus of your own."
+    )
+
+
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """``config`` with every path absolute, as seen from here: a kernel works in the folder of the notebooks."""
     paths = {name: getattr(config, name) for name, declared in DECLARED.items() if declared.path}
