@@ -3,6 +3,7 @@
 Which layouts there are is said by the files of ``fvc_lib.corpus.sources.*``: each registers a ``CorpusLoader``.
 """
 
+import json
 import os
 import stat
 from collections import Counter, defaultdict
@@ -357,6 +358,11 @@ class Listing:
         stated = self.annotations.filter(pl.col("stated_group").is_not_null())
         linked = {(entry.source_id, link) for entry in self.entries for link in entry.links}
         return tuple(sorted(linked.union(stated.select("source_id", "stated_group").iter_rows())))
+
+
+def attributes_text(values: Mapping[str, str]) -> str | None:
+    """The column ``attributes``: a JSON object with sorted keys; None: nothing."""
+    return json.dumps(dict(values), sort_keys=True, ensure_ascii=False) if values else None
 
 
 def listing_of_files(

@@ -90,6 +90,7 @@ def write_index(run: RunPaths, seed: int) -> pl.DataFrame:
                 "label": tables.LABELS[number // 4 % 2], "group_id": f"group_{number // 4:03d}",
                 "source_id": f"s{number}", "label_source": "folder",
                 "stated_group": None, "manipulation": None, "platform": "camera" if number % 3 else None,
+                "generator": None, "real_source": None, "official_split": None, "attributes": None,
                 "codec": CODECS[generator.integers(4)], "container": "mp4", "pixel_format": "yuv420p",
                 "width": width, "height": height, "frames_per_second": 25.0, "num_frames": 50, "duration_seconds": 2.0,
                 "rotation_degrees": 0, "has_audio": False, "size_bytes": 50_000 + number, "bits_per_second": 2e5,

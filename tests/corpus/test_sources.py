@@ -177,6 +177,19 @@ class TestManifest:
             "sub/b.mp4", "fake", None, "splice", None,
         )  # fmt: skip
 
+    def test_makers_sources_and_further_columns_are_kept_for_slices(self, tmp_path: Path) -> None:
+        touch(tmp_path, "a.mp4", "b.mp4")
+        manifest = write_csv(
+            tmp_path / "m.csv",
+            ("path", "label", "generator", "source", "compression", "race"),
+            ("a.mp4", "real", "", "youtube", "c23", ""),
+            ("b.mp4", "fake", "sora", "", "c40", "unknown"),
+        )
+        first, second = read_corpus(manifest).entries
+        assert (first.generator, first.real_source, first.attributes) == (None, "youtube", '{"compression": "c23"}')
+        assert (second.generator, second.manipulation, second.real_source) == ("sora", "sora", None)
+        assert second.attributes == '{"compression": "c40", "race": "unknown"}'
+
     @pytest.mark.parametrize("path_column", ["path", "video_path"])
     @pytest.mark.parametrize("group_column", ["group", "group_id"])
     def test_column_names(self, tmp_path: Path, path_column: str, group_column: str) -> None:

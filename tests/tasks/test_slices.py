@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,26 @@ def test_each_kind_of_fake_stands_against_all_reals(tables, folds, predictions) 
     got = number(table, "manipulation", "kind 3", "roc_auc")
     expected = within_folds(roc_auc, against["fold"])(controls.fake_labels(against), against["score"])
     assert (got["number"], got["num_real"], got["num_fake"]) == (pytest.approx(expected), 90, 45)
+
+
+def test_each_source_of_reals_stands_against_all_fakes(tables, folds, predictions) -> None:
+    source = [
+        ("vript" if row % 2 else "youtube") if label == "real" else None for row, label in enumerate(folds["label"])
+    ]
+    table = slice_table(tables.index(folds, real_source=source), predictions, CONFIG)
+    assert table["value"].unique().sort().to_list() == ["vript", "youtube"]
+    assert "true_positive_rate" not in table["metric"].to_list()
+    assert number(table, "real_source", "vript", "roc_auc")["num_fake"] == 90
+
+
+def test_what_else_a_corpus_says_makes_slices_but_names_of_videos_do_not(tables, folds, predictions) -> None:
+    said = [
+        json.dumps({"compression": "c23" if row % 2 else "c40", "clip": str(row)}) if row else None
+        for row in range(folds.height)
+    ]
+    table = slice_table(tables.index(folds, attributes=said), predictions, CONFIG)
+    assert table["slice_by"].unique().to_list() == ["compression"]
+    assert set(table["value"]) == {"c23", "c40", NOT_KNOWN}
 
 
 def test_bins_are_half_open_and_tell_their_edges(tables, folds, predictions) -> None:

@@ -302,11 +302,16 @@ def _slice_subtitle(rows: pl.DataFrame, confidence: float) -> str:
 
 
 def _num_videos(rows: pl.DataFrame) -> int:
-    """All videos: what slices by one property add up to; those by manipulation share their reals."""
-    sums = rows.group_by("slice_by").agg(pl.col("num_videos", "num_fake").sum(), pl.col("num_real").max())
-    shared = pl.col("slice_by") == "manipulation"
-    counted = pl.when(shared).then(pl.col("num_fake") + pl.col("num_real")).otherwise("num_videos")
-    return int(sums.select(counted.max()).item())
+    """All videos: what slices by one property add up to, but for those that share their reals or their fakes."""
+    real, fake = pl.col("num_real"), pl.col("num_fake")
+    totals = rows.group_by("slice_by").agg(
+        pl.when(pl.col("slice_by").first() == "manipulation")
+        .then(fake.sum() + real.max())
+        .when(pl.col("slice_by").first() == "real_source")
+        .then(real.sum() + fake.max())
+        .otherwise(pl.col("num_videos").sum())
+    )
+    return int(totals.select(pl.exclude("slice_by").max()).item())
 
 
 def _named(row: dict[str, object]) -> str:

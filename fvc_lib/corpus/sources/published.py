@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.corpus.listing import CorpusFiles, Entry, Listing, Refusal, Rejections, listing_of_files, some_of
+from fvc_lib.corpus.listing import (
+    CorpusFiles,
+    Entry,
+    Listing,
+    Refusal,
+    Rejections,
+    attributes_text,
+    listing_of_files,
+    some_of,
+)
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError
 
@@ -76,11 +85,6 @@ def _entry(path: str, found: Described) -> Entry:
         attributes=attributes_text(found.attributes),
         links=tuple(each for each in others if each is not None),
     )
-
-
-def attributes_text(values: Mapping[str, str]) -> str | None:
-    """The column ``attributes``: a JSON object with sorted keys; None: nothing."""
-    return json.dumps(dict(values), sort_keys=True, ensure_ascii=False) if values else None
 
 
 def unknown_name(path: str, wanted: str) -> Refusal:

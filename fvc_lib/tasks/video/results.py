@@ -14,6 +14,7 @@ how much another training, or another shuffle of labels, would score is not in i
 alike (constant; group lookup by group) has an interval without width, because nothing about it is uncertain.
 """
 
+import json
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -219,7 +220,9 @@ DURATION_EDGES_SECONDS = (5, 15, 60, 300)
 RESOLUTION_EDGES = ((320, 240), (640, 360), (1280, 720), (1920, 1080))
 
 MANIPULATION = "manipulation"
-_CATEGORIES = ("platform", "label_source", MANIPULATION, "codec")
+REAL_SOURCE = "real_source"
+_CATEGORIES = ("platform", "label_source", REAL_SOURCE, MANIPULATION, "codec", "attributes")
+_MOST_ATTRIBUTE_VALUES = 50  # what takes more values than that names videos
 
 
 @weighted_metric
@@ -246,10 +249,12 @@ class _Slice:
 def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     """AUC within folds, balanced accuracy, and the shares of fakes and of reals called fake, in every slice (SLICES).
 
-    Slices are by ``platform``, ``label_source``, ``manipulation``, ``duration``, ``resolution`` and ``codec``. What
-    the index knows of no video, or what is the same for all of them, makes no slice; a value that it does not know of
-    some is ``not known``. A metric that needs a class which a slice lacks is null. The table does not depend on the
-    order of the rows.
+    Slices are by ``platform``, ``label_source``, ``real_source``, ``manipulation`` (or what made the fake),
+    ``duration``, ``resolution``, ``codec``, and by what else the corpus says of its videos (``attributes``, such as
+    compression). Each source of reals is set against all fakes, and each manipulation against all reals. What
+    the index knows of no video, or what is the same for all of them, makes no slice; nor does an attribute that is
+    another for nearly every video. A value that it does not know of some is ``not known``. A metric that needs a class
+    which a slice lacks is null. The table does not depend on the order of the rows.
 
     Args:
         index: INDEX schema, or what of it there is.
@@ -276,7 +281,7 @@ def _known_of(index: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
     pixels, sizes = [w * h for w, h in RESOLUTION_EDGES], [f"{w}x{h}" for w, h in RESOLUTION_EDGES]
     described = index.select(
         "video_id",
-        *_CATEGORIES,
+        *(pl.col(name) if name in index.columns else pl.lit(None, pl.String).alias(name) for name in _CATEGORIES),
         duration=_binned(pl.col("duration_seconds"), DURATION_EDGES_SECONDS, seconds),
         resolution=_binned(pl.col("width") * pl.col("height"), pixels, sizes),
     )
@@ -294,11 +299,22 @@ def _binned(value: pl.Expr, edges: Sequence[int], names: Sequence[str]) -> pl.Ex
 def _slices(known: pl.DataFrame) -> Iterator[_Slice]:
     for column in ("platform", "label_source"):
         yield from _by_value(known, column)
-    real = known.filter(pl.col("label") == "real")
-    for kind in _by_value(known.filter(pl.col("label") == "fake"), MANIPULATION):
-        yield _Slice(MANIPULATION, kind.value, pl.concat([kind.rows, real]).sort("video_id"), classes=("fake",))
+    real, fake = (known.filter(pl.col("label") == label) for label in LABELS)
+    for column, of, others, label in ((REAL_SOURCE, real, fake, "real"), (MANIPULATION, fake, real, "fake")):
+        for kind in _by_value(of, column):
+            yield _Slice(column, kind.value, pl.concat([kind.rows, others]).sort("video_id"), classes=(label,))
     for column in ("duration", "resolution", "codec"):
         yield from _by_value(known, column)
+    yield from _by_attributes(known)
+
+
+def _by_attributes(known: pl.DataFrame) -> Iterator[_Slice]:
+    """By each key of the JSON objects in ``attributes``, in alphabetical order."""
+    said = [json.loads(text) if text else {} for text in known["attributes"]]
+    for name in sorted({key for row in said for key in row}):
+        values = pl.Series(name, [row.get(name) for row in said], dtype=pl.String)
+        if name not in known.columns and values.drop_nulls().n_unique() <= _MOST_ATTRIBUTE_VALUES:
+            yield from _by_value(known.with_columns(values), name)
 
 
 def _by_value(known: pl.DataFrame, column: str) -> Iterator[_Slice]:

@@ -1,5 +1,6 @@
 """A CSV or Parquet manifest as label source: one row per video, paths relative to the manifest's folder."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from fvc_lib.corpus import listing
@@ -10,13 +11,16 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.tables import LABELS
 
+_OPTIONAL = ("manipulation", "platform", "generator", "real_source", "source")
+
 
 def read_manifest(manifest: AnyPath) -> Listing:
     """The listing of a manifest with ``path`` or ``video_path``, ``label`` and optional columns.
 
-    Optional are ``group`` (or ``group_id``), ``manipulation`` and ``platform``; others are ignored, unless they are
-    named nearly like one of these. Labels are compared without case and surrounding space; those outside real and fake
-    are counted exclusions.
+    Optional are ``group`` (or ``group_id``), ``manipulation``, ``platform``, ``generator`` and ``real_source`` (or
+    ``source``); every other column is kept as an attribute by which results are sliced, unless it is named nearly like
+    one of these. Labels are compared without case and surrounding space; those outside real and fake are counted
+    exclusions.
 
     Raises:
         UsageError: not a table, a needed column is missing, one is misspelt, or it has a split, which is not used yet.
@@ -31,13 +35,22 @@ def read_manifest(manifest: AnyPath) -> Listing:
             f"{table.name}: has the column {split!r}, and a video manifest's own split is not used yet: folds are made "
             f"of all its videos. To go on without it, rename the column, such as to 'official_{split.lower()}'."
         )
-    table.refuse_misspelt(("path", "video_path", "label", *GROUP_COLUMNS, "manipulation", "platform"))
+    source = table.optional(("real_source", "source"))
+    named = (path, label, group, "manipulation", "platform", "generator", source)
+    table.refuse_misspelt(("path", "video_path", "label", *GROUP_COLUMNS, *_OPTIONAL))
+    others = [name for name in table.columns if name and name not in named]
     listing.refuse_unused_labels(table.name, (cells[label] for _, cells in table.records([label], Rejections())))
     rows, places = [], []
-    for row in file_rows(table, files, rejections, path, [label, group, "manipulation", "platform"]):
+    for row in file_rows(table, files, rejections, path, [*named[1:], *others]):
         stated = listing.stated_label(row.cells[label])
-        also = [cell_text(row.cells, column) for column in (group, "manipulation", "platform")]
-        rows.append(Entry(row.path, stated, row.path, also[0], also[1], also[2], row.number, table.name))
+        group_name, manipulation, platform, generator, real_source = (cell_text(row.cells, each) for each in named[2:])
+        entry = Entry(
+            row.path, stated, row.path, group_name, manipulation or generator, platform, row.number, table.name
+        )
+        known = {name: text for name in others if (text := cell_text(row.cells, name)) is not None}
+        rows.append(
+            replace(entry, generator=generator, real_source=real_source, attributes=listing.attributes_text(known))
+        )
         places.append(row.why_not() or row.path)
     if not any(row.label in LABELS for row in rows):
         got = listing.counts_text(row.label or "" for row in rows) or "no data row"
