@@ -58,7 +58,10 @@ class ScoredTables:
             "label_source": ["folder"] * count,
             "stated_group": [None] * count,
             "manipulation": [None] * count,
-            **{name: [None] * count for name in ("platform", "generator", "real_source", "official_split", "attributes")},
+            **{
+                name: [None] * count
+                for name in ("platform", "generator", "real_source", "official_split", "attributes")
+            },
             "codec": ["h264"] * count,
             "container": ["mov,mp4"] * count,
             "pixel_format": [None] * count,
