@@ -242,6 +242,9 @@ class RunConfig(BaseModel):
     num_folds: int = field(
         5, "weights", "outer folds; each group is tested once", _VIDEO, ge=2, memory=_FOLD_STAGES, instead=_ONE_SPLIT
     )
+    folds_seed: int | None = field(
+        None, "weights", "deals the folds, so that other seeds share them; none: seed", _VIDEO, later=True, ge=0
+    )
     inner_validation_share: float = field(
         0.25, "weights", "of the training groups, chooses epoch and threshold", _VIDEO, gt=0, lt=1, instead=_ONE_SPLIT
     )
