@@ -513,6 +513,7 @@ class CorpusLoader:
         rank: layouts are tried in this order; 0 for one that nothing else looks like.
         title, paper, licence, fetch: of a published corpus: its name, where it is described, under which terms it may
             be used, and from whom it is to be had.
+        bibtex: the entry of the paper that published the corpus; empty for a layout that any corpus may have.
     """
 
     name: str
@@ -525,6 +526,7 @@ class CorpusLoader:
     paper: str = ""
     licence: str = ""
     fetch: str = ""
+    bibtex: str = ""
 
 
 def by_rank(registry: Registry[Any]) -> list[CorpusLoader]:

@@ -1,15 +1,21 @@
 """What is known of each detector, for ``run_notebooks.py detectors``."""
 
 import importlib.util
-from collections.abc import Iterator
+import statistics
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fvc_lib.detectors.network import build_detector
 from fvc_lib.detectors.packages import REMEDY
+from fvc_lib.engine.device import resolve_device
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, command_text
+from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 
@@ -107,3 +113,44 @@ def _built(spec: DetectorSpec) -> tuple[int, float | None]:
         except (NotImplementedError, RuntimeError, FvcError):  # its forward pass looks at values
             return number, None
     return number, counter.get_total_flops() / 1e9
+
+
+_TIMED_PASSES, _TIMED_SECONDS = 15, 6.0
+
+
+def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
+    """What the network of each configuration costs on this machine, one after the other in a process of its own.
+
+    ``num_parameters``, ``num_trained`` (those that ask for a gradient) and ``milliseconds_per_clip``: one forward pass
+    of one clip, the median of up to 15 after two that do not count. Nothing of a network that cannot be built here.
+    """
+    items = [config.model_dump(mode="json") for config in configs]
+    answers = run_isolated(f"{__name__}:cost_of", items, workers=1, timeout_seconds=300.0, memory_bytes=None)
+    by_position = {answer.position: answer.value for answer in answers}
+    return [by_position.get(number) or {} for number in range(len(items))]
+
+
+def cost_of(values: dict[str, Any]) -> dict[str, float]:
+    """In the child process: ``measured_costs`` of one configuration's ``values``."""
+    config = RunConfig(**values)
+    try:
+        network = build_detector(config).eval()
+    except FvcError:
+        return {}
+    numbers = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
+    counted = {
+        "num_parameters": sum(number for number, _ in numbers),
+        "num_trained": sum(number for number, is_trained in numbers if is_trained),
+    }
+    device = resolve_device(config.device, config.amp).device
+    clip = torch.full((1, config.clips.num_frames, 3, config.clips.side, config.clips.side), 128, dtype=torch.uint8)
+    clip, network, seconds = clip.to(device), network.to(device), list[float]()
+    with torch.inference_mode():
+        end = time.monotonic() + _TIMED_SECONDS
+        while len(seconds) < 2 + _TIMED_PASSES and (len(seconds) < 4 or time.monotonic() < end):
+            began = time.perf_counter()
+            network(clip)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - began)
+    return {**counted, "milliseconds_per_clip": 1e3 * statistics.median(seconds[2:])}

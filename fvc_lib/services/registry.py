@@ -253,6 +253,7 @@ class DetectorSpec:
     build: Callable[[], Any] | None = None
     build_trunk: Callable[[TrunkOptions], Any] | None = None
     aliases: tuple[str, ...] = ()  # further names
+    bibtex: str = ""  # the entry or entries of its paper
     weights: str = ""  # where its published weights are: a hub id, or a package and what it calls them
     weights_licence: str = ""  # theirs
     brings_weights: bool = False  # whether they come with the installation, and are taken where none are named
@@ -320,8 +321,9 @@ def _declared_in_file(name: str, path: Path, item: str) -> DetectorSpec:
 
     A class with the attribute ``num_features`` is an encoder, to which a head is added: from frames uint8
     (B, T, 3, H, W) to features (B, F) or (B, T, F). Any other gives logits (B,). ``num_frames``, ``side``,
-    ``micro_batch``, ``paper`` and ``licence`` may be attributes of the class as well. The module is imported once per
-    content, so that an edited file is another network, and under a name by which its objects can be pickled.
+    ``micro_batch``, ``paper``, ``bibtex`` and ``licence`` may be attributes of the class as well. The module is
+    imported once per content, so that an edited file is another network, and under a name by which its objects can be
+    pickled.
     """
     digest = content_digest(path)
     module_name = f"fvc_user_{path.stem}_{digest[:16]}"
@@ -357,6 +359,7 @@ def declared_by_class(kind: Callable[[], Any], name: str) -> DetectorSpec:
         name=name,
         family="user",
         paper=getattr(kind, "paper", "not stated"),
+        bibtex=getattr(kind, "bibtex", ""),
         licence=getattr(kind, "licence", "not stated"),
         num_frames=getattr(kind, "num_frames", 6),
         side=getattr(kind, "side", 112),

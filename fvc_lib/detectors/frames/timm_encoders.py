@@ -12,6 +12,13 @@ from fvc_lib.detectors.weights import load_weights
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
+_BIBTEX = r"""@misc{wightman2019timm,
+  author = {Wightman, Ross},
+  title = {{PyTorch} Image Models},
+  howpublished = {\url{https://github.com/huggingface/pytorch-image-models}},
+  year = {2019}
+}"""
+
 
 def _build(options: TrunkOptions) -> PictureTrunk:
     timm = imported("timm", options.name)
@@ -76,6 +83,7 @@ def _declared(name: str) -> DetectorSpec:
         name=name,
         family="timm",
         paper=(published and published.paper_name) or "as timm's documentation says",
+        bibtex=_BIBTEX,
         licence="Apache-2.0",
         num_frames=8,
         side=published.input_size[-1] if published else 224,
@@ -93,6 +101,7 @@ DETECTORS.register(
         name="timm:NAME",
         family="timm",
         paper="Wightman, PyTorch image models, 2019, and the paper of each network",
+        bibtex=_BIBTEX,
         licence="Apache-2.0",
         num_frames=8,
         side=224,

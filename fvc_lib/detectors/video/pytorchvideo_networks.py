@@ -16,6 +16,30 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 _MEAN, _DEVIATION = (0.45, 0.45, 0.45), (0.225, 0.225, 0.225)
 _X3D = "Feichtenhofer, X3D: expanding architectures for efficient video recognition, CVPR 2020"
 _SLOWFAST = "Feichtenhofer et al., SlowFast networks for video recognition, ICCV 2019"
+_I3D = "Carreira and Zisserman, Quo vadis, action recognition?, CVPR 2017"
+_BIBTEX = {
+    _X3D: r"""@inproceedings{feichtenhofer2020x3d,
+  author = {Feichtenhofer, Christoph},
+  title = {{X3D}: Expanding Architectures for Efficient Video Recognition},
+  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  pages = {203--213},
+  year = {2020}
+}""",
+    _SLOWFAST: r"""@inproceedings{feichtenhofer2019slowfast,
+  author = {Feichtenhofer, Christoph and Fan, Haoqi and Malik, Jitendra and He, Kaiming},
+  title = {{SlowFast} Networks for Video Recognition},
+  booktitle = {Proceedings of the IEEE/CVF International Conference on Computer Vision (ICCV)},
+  pages = {6202--6211},
+  year = {2019}
+}""",
+    _I3D: r"""@inproceedings{carreira2017quo,
+  author = {Carreira, Jo{\~a}o and Zisserman, Andrew},
+  title = {Quo Vadis, Action Recognition? {A} New Model and the {Kinetics} Dataset},
+  booktitle = {Proceedings of the IEEE Conference on Computer Vision and Pattern Recognition (CVPR)},
+  pages = {6299--6308},
+  year = {2017}
+}""",
+}
 # By name: paper, frames, side, clips in memory at once.
 _NETWORKS = {
     "x3d_xs": (_X3D, 4, 160, 4),
@@ -23,7 +47,7 @@ _NETWORKS = {
     "x3d_m": (_X3D, 16, 224, 1),
     "slow_r50": (_SLOWFAST, 8, 224, 1),
     "slowfast_r50": (_SLOWFAST, 32, 224, 1),
-    "i3d_r50": ("Carreira and Zisserman, Quo vadis, action recognition?, CVPR 2017", 8, 224, 1),
+    "i3d_r50": (_I3D, 8, 224, 1),
 }
 _SLOW_EVERY = 4  # the slow path sees every fourth frame of the fast one
 
@@ -104,6 +128,7 @@ for _name, (_paper, _num_frames, _side, _micro_batch) in _NETWORKS.items():
             name=_name,
             family="pytorchvideo",
             paper=_paper,
+            bibtex=_BIBTEX[_paper],
             licence="Apache-2.0",
             num_frames=_num_frames,
             side=_side,

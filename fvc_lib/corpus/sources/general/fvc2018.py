@@ -145,6 +145,17 @@ def _lacks(folder: Path) -> str:
     return f"has {there.pop()} but not {missing[0]}." if len(missing) == 1 else ""
 
 
+_BIBTEX = """@article{papadopoulou2019corpus,
+  author = {Papadopoulou, Olga and Zampoglou, Markos and Papadopoulos, Symeon and Kompatsiaris, Ioannis},
+  title = {A corpus of debunked and verified user-generated videos},
+  journal = {Online Information Review},
+  volume = {43},
+  number = {1},
+  pages = {72--88},
+  doi = {10.1108/OIR-03-2018-0101},
+  year = {2019}
+}"""
+
 CORPORA.register(
     CorpusLoader(
         name="fvc2018",
@@ -152,5 +163,6 @@ CORPORA.register(
         recognises=lambda path: not _missing(path),
         read=read_fvc2018,
         lacks=_lacks,
+        bibtex=_BIBTEX,
     )
 )
