@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from fvc_lib.command_line import commands
 from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, Wanted
+from fvc_lib.command_line.sweep import sweep
 from fvc_lib.execution.plan.plan import read_notebooks
 from fvc_lib.execution.run import which_run
 from fvc_lib.services.config import RunConfig
@@ -216,5 +217,5 @@ def main(
     context.exit(command.execute())
 
 
-for command in commands.COMMANDS:
+for command in (*commands.COMMANDS, sweep):
     main.add_command(command)

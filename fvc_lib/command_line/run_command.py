@@ -186,6 +186,12 @@ class RunCommand:
         if answer.value:
             raise UsageError(answer.value)
 
+    def refuse(self, *, imports: bool = True) -> None:
+        """Refuse what ``execute`` would refuse; ``imports``: also what the parameters choose and cannot be imported."""
+        self._refuse()
+        if imports:
+            self._refuse_broken_choice(self.plan())
+
     def execute(self) -> int:
         """Do it, here or as jobs; returns the exit code."""
         self._refuse()  # before a step is tried out, which takes ten seconds

@@ -228,13 +228,13 @@ def compare(
     values: dict[str, Interval] = {}
     pairs: list[PairComparison] = []
     for together in (runs_alike for runs_alike in sets if len(runs_alike) > 1):
-        drawn = _replicates_of(together, metric, replicates=replicates, seed=seed)
+        drawn = replicates_of(together, metric, replicates=replicates, seed=seed)
         intervals = percentile_intervals(drawn, confidence)
         values |= {run.name: interval for run, interval in zip(together, intervals, strict=True)}
         numbered = itertools.combinations(range(len(together)), 2)
         pairs += [_pair(together, drawn, one, other, metric, confidence) for one, other in numbered]
     refusals = (*(run for run in read if isinstance(run, Refusal)), *not_alike)
-    return Comparison(metric, confidence, replicates, values, _adjusted(pairs, metric, confidence), refusals)
+    return Comparison(metric, confidence, replicates, values, adjusted(pairs, metric, confidence), refusals)
 
 
 def lines(comparison: Comparison) -> tuple[str, ...]:
@@ -260,8 +260,8 @@ def p_text(p_value: float) -> str:
     return "<0.001" if p_value < 0.001 else number_text(p_value)
 
 
-def _replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, seed: int) -> ReplicateValues:
-    """All runs on the same draws; they share labels, groups and folds."""
+def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, seed: int) -> ReplicateValues:
+    """All runs on the same draws; they share labels, groups and folds (``alike``)."""
     shared = runs[0].predictions
     folds = shared["fold"].to_numpy()
     measures = [
@@ -294,10 +294,11 @@ def _fold_values(run: JudgedRun, metric: str) -> FloatArray:
     return fold_values(metric, _fakes(predictions), scores, thresholds, folds)
 
 
-def _adjusted(pairs: Sequence[PairComparison], metric: str, confidence: float) -> tuple[PairComparison, ...]:
-    adjusted = holm([pair.difference.p_value for pair in pairs]).tolist()
+def adjusted(pairs: Sequence[PairComparison], metric: str, confidence: float) -> tuple[PairComparison, ...]:
+    """``pairs``, which all were looked at, with Holm's p-values, whether each is shown, and a sentence on it."""
+    p_values = holm([pair.difference.p_value for pair in pairs]).tolist()
     done = []
-    for pair, p_value in zip(pairs, adjusted, strict=True):
+    for pair, p_value in zip(pairs, p_values, strict=True):
         # A share of 1 in 20 is 0.05, not 0.050000000000000044.
         told = replace(pair, holm_p_value=p_value, is_shown=p_value <= round(1 - confidence, 12))
         done.append(replace(told, finding=_finding(told, metric)))

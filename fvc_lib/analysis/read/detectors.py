@@ -1,0 +1,550 @@
+"""Detectors beside each other: runs on the same folds, those that differ only in their seed taken as one detector.
+
+A detector's number is the mean over its runs, on the same draws of groups for all; how far its runs lie apart is told
+beside it as their smallest and largest value, which is a spread over trainings and no interval. A run that cannot be
+judged is left out with its reason, and a detector of which a run is not above its controls is never marked as best.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.analysis.read import comparison
+from fvc_lib.analysis.read.comparison import JudgedRun, PairComparison, Refusal
+from fvc_lib.analysis.read.headline import ReportHeadline, interval_cautions, run_headline
+from fvc_lib.analysis.read.queries import memory_peaks, training_summary
+from fvc_lib.analysis.wording import (
+    bytes_text,
+    clean_text,
+    count_text,
+    duration_text,
+    interval_text,
+    number_text,
+    source_name,
+)  # fmt: skip
+from fvc_lib.metrics.comparison import CorrectedT, paired_difference
+from fvc_lib.metrics.declaration import direction
+from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals
+from fvc_lib.services.atomic_files import AnyPath, write_text
+from fvc_lib.services.config import DECLARED, RunConfig, run_config
+from fvc_lib.services.errors import DataError, FvcError, UsageError
+from fvc_lib.services.registry import CORPORA, DETECTORS
+from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
+from fvc_lib.services.tasks import FOLD_TRAINING
+
+MAIN_METRIC = "roc_auc"
+METRICS = (MAIN_METRIC, "average_precision", "balanced_accuracy", "f1", "brier_score")
+BEST, HIGHEST = "★", "☆"
+MARKS = (
+    f"{BEST}: the best value, and its difference from every other detector is shown (Holm over all pairs of the "
+    f"metric), and all its runs are above their controls. {HIGHEST}: the best value, but one of these does not hold: "
+    "call it no winner."
+)
+_OF_THE_SEED = frozenset({"seed", "folds_seed"})
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a detector costs; None where it is not known.
+
+    ``milliseconds_per_clip`` is one forward pass of one clip on the machine that made the comparison.
+    """
+
+    num_parameters: int | None = None
+    num_trained: int | None = None
+    milliseconds_per_clip: float | None = None
+    peak_rss_bytes: int | None = None  # of its trainings' processes, the largest
+    peak_device_bytes: int | None = None
+    training_seconds: float | None = None  # of its model's trainings over all folds, mean over its runs
+
+
+@dataclass(frozen=True)
+class Detector:
+    """One detector: its runs, which differ in their seeds alone, and what they say together.
+
+    Attributes:
+        intervals: by metric the mean over its runs, with an interval over groups.
+        spread: by metric the smallest and the largest value of a run.
+        is_above_controls: whether every run is.
+    """
+
+    name: str
+    config: RunConfig  # of its first run
+    runs: tuple[JudgedRun, ...]
+    seeds: tuple[int, ...]
+    headlines: tuple[ReportHeadline, ...]
+    intervals: Mapping[str, Interval]
+    spread: Mapping[str, tuple[float, float]]
+    cost: Cost = field(default_factory=Cost)
+
+    @property
+    def num_above_controls(self) -> int:
+        """How many of its runs are above every control."""
+        return sum(each.verdict.standing == "above control" for each in self.headlines)
+
+    @property
+    def is_above_controls(self) -> bool:
+        """Whether every one of its runs is above every control."""
+        return self.num_above_controls == len(self.runs)
+
+    def spread_text(self, metric: str = MAIN_METRIC) -> str:
+        """``0.81 to 0.86 over 3 seeds``, or that there is one."""
+        low, high = self.spread[metric]
+        if len(self.runs) == 1:
+            return "one seed"
+        return f"{number_text(low)} to {number_text(high)} over {len(self.runs)} seeds"
+
+
+@dataclass(frozen=True)
+class DetectorComparison:
+    """What ``compare_detectors`` found, the reference first.
+
+    Attributes:
+        differences: of every other detector from the reference, by the main metric, Holm over these.
+        best: by metric the name of the detector with the best value, and whether the mark may say so (``MARKS``).
+        left_out: runs that were not compared, and why.
+        cautions: what must be known of all of it, sentences.
+    """
+
+    detectors: tuple[Detector, ...]
+    differences: tuple[PairComparison, ...]
+    best: Mapping[str, tuple[str, bool]]
+    left_out: tuple[Refusal, ...]
+    cautions: tuple[str, ...]
+    confidence: float
+
+    def with_costs(self, measured: Sequence[Mapping[str, Any]]) -> "DetectorComparison":
+        """The same with what was measured of each detector, by the names of ``Cost``."""
+        both = zip(self.detectors, measured, strict=True)
+        return replace(self, detectors=tuple(replace(each, cost=replace(each.cost, **one)) for each, one in both))
+
+    def mark(self, detector: Detector, metric: str) -> str:
+        """``BEST``, ``HIGHEST`` or nothing."""
+        name, shown = self.best.get(metric, ("", False))
+        return "" if name != detector.name else BEST if shown else HIGHEST
+
+
+def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
+    """The runs called ``names``; where none are, all of task video in the newest run's experiment, oldest first.
+
+    Raises:
+        UsageError: a name fits no run, or there is none.
+    """
+    if names:
+        return [find_run(runs_dir, name) for name in names]
+    return list_runs(runs_dir, find_run(runs_dir, "latest").experiment)
+
+
+def compare_detectors(
+    runs: Sequence[RunPaths],
+    *,
+    reference: RunPaths | None = None,
+    replicates: int = 2000,
+    seed: int = 0,
+    confidence: float = 0.95,
+    metrics: Sequence[str] = METRICS,
+) -> DetectorComparison:
+    """Compare the detectors of ``runs`` with that of ``reference`` (none: of the first run); reads only.
+
+    Differences are those of the means over a detector's runs, with an interval over groups and a p-value from the same
+    draws for all (``metrics.comparison``). They speak of other videos; of other trainings the spread does.
+
+    Raises:
+        DataError: the reference cannot be judged, or nothing is left to compare it with; the message says why.
+    """
+    different = list({run.root.resolve(): run for run in (*([reference] if reference else []), *runs)}.values())
+    readings = [_read(run, name) for run, name in zip(different, comparison.run_names(different), strict=True)]
+    if isinstance(readings[0], Refusal):
+        raise DataError(f"the reference cannot be compared. {readings[0].reason}")
+    left_out = [reading for reading in readings if isinstance(reading, Refusal)]
+    usable = _newest_of_each([reading for reading in readings if not isinstance(reading, Refusal)], left_out)
+    alike, others = comparison.alike([reading.judged for reading in usable])
+    for refusal in others:
+        names = [name for name in refusal.runs if name not in {run.name for run in alike[0]}]
+        left_out.append(Refusal(tuple(names), refusal.reason))
+    chosen = {run.name for run in alike[0]}
+    grouped: dict[str, list[_Reading]] = {}
+    for reading in usable:
+        if reading.judged.name in chosen:
+            grouped.setdefault(reading.detector, []).append(reading)
+    if len(grouped) < 2:
+        reasons = " ".join(refusal.reason for refusal in left_out)
+        raise DataError(f"there is one detector, and nothing to compare it with. {reasons}".strip())
+    names = _names([readings[0].config for readings in grouped.values()])
+    drawn = {metric: _drawn(list(grouped.values()), metric, replicates, seed) for metric in metrics}
+    detectors = tuple(
+        _detector(name, readings, number, drawn, confidence)
+        for number, (name, readings) in enumerate(zip(names, grouped.values(), strict=True))
+    )
+    main, _ = drawn[metrics[0]]
+    against = [_pair(detectors, main, 0, number, confidence) for number in range(1, len(detectors))]
+    few = interval_cautions(main.num_groups, None, None)
+    return DetectorComparison(
+        detectors,
+        comparison.adjusted(against, metrics[0], confidence),
+        {metric: _best(detectors, metric, drawn[metric][0], confidence) for metric in metrics},
+        tuple(left_out),
+        (*dict.fromkeys(caution for each in detectors for one in each.headlines for caution in one.cautions), *few),
+        confidence,
+    )
+
+
+# --- Which runs count: finished, whole, with results of their own predictions
+
+
+@dataclass(frozen=True)
+class _Reading:
+    judged: JudgedRun
+    run: RunPaths
+    config: RunConfig
+    headline: ReportHeadline
+
+    @property
+    def detector(self) -> str:
+        """What is equal in runs that differ in nothing but their seeds."""
+        return self.config.model_copy(update={"seed": 0, "folds_seed": None}).config_hash
+
+
+def _read(run: RunPaths, name: str) -> _Reading | Refusal:
+    judged = comparison.read_judged_run(run, name)
+    if isinstance(judged, Refusal):
+        return judged
+    try:
+        config, headline = run_config(run), run_headline(run)
+    except (FvcError, OSError) as error:
+        return Refusal((name,), f"{name}: {clean_text(error)}")
+    again = f"Run 05 again: run_notebooks.py --only 05 --resume {name}"
+    why = " ".join(headline.notes)
+    if not why and headline.earlier:
+        why = f"its numbers are {headline.earlier}. Go on with it: run_notebooks.py --resume {name}"
+    elif not why and (headline.model_score is None or headline.state not in ("done", "interactive", "running")):
+        why = f"it is not finished ({headline.state}). Go on with it: run_notebooks.py --resume {name}"
+    elif not why and not _fits_its_results(judged, headline):
+        why = f"its results are not those of its predictions. {again}"
+    return Refusal((name,), f"{name}: {why}") if why else _Reading(judged, run, config, headline)
+
+
+def _fits_its_results(judged: JudgedRun, headline: ReportHeadline) -> bool:
+    drawn = comparison.replicates_of([judged], MAIN_METRIC, replicates=1, seed=0)
+    score = headline.model_score
+    return score is not None and math.isclose(float(drawn.values[0]), score.value or math.nan, abs_tol=1e-9)
+
+
+def _newest_of_each(readings: Sequence[_Reading], left_out: list[Refusal]) -> list[_Reading]:
+    """Of several runs with the same parameters and seed the newest: counted twice, a training would look certain."""
+    newest: dict[str, _Reading] = {}
+    for reading in readings:
+        key = f"{reading.detector} {reading.config.seed}"
+        other = newest.setdefault(key, reading)
+        if other is not reading:
+            older, newer = sorted((other, reading), key=lambda each: each.run.run_id)
+            newest[key] = newer
+            what = f"{older.judged.name}: {newer.judged.name} has the same parameters and seed and is newer."
+            left_out.append(Refusal((older.judged.name,), what))
+    return list(newest.values())
+
+
+def _names(configs: Sequence[RunConfig]) -> list[str]:
+    """The model of each, and what else tells it from the others."""
+    values = [config.values_of(lambda declared: declared.hashed) for config in configs]
+    fields = [name for name in DECLARED if name not in _OF_THE_SEED | {"model"}]
+    differing = [name for name in fields if len({str(each.get(name)) for each in values}) > 1]
+    return [
+        ", ".join([clean_text(config.model), *(f"{name} {clean_text(each.get(name))}" for name in differing)])
+        for config, each in zip(configs, values, strict=True)
+    ]
+
+
+# --- Numbers, differences, and who is best
+
+
+def _drawn(
+    detectors: Sequence[Sequence[_Reading]], metric: str, replicates: int, seed: int
+) -> tuple[ReplicateValues, list[list[float]]]:
+    """The mean over each detector's runs, on the same draws for all; and the values of the runs one by one."""
+    runs = [reading.judged for readings in detectors for reading in readings]
+    drawn = comparison.replicates_of(runs, metric, replicates=replicates, seed=seed)
+    ends = np.cumsum([len(readings) for readings in detectors])
+    parts = [np.arange(end - len(readings), end) for end, readings in zip(ends, detectors, strict=True)]
+    means = ReplicateValues(
+        np.array([drawn.values[part].mean() for part in parts]),
+        np.array([drawn.replicates[part].mean(0) for part in parts]),
+        drawn.num_groups,
+        drawn.num_rows,
+    )
+    return means, [drawn.values[part].tolist() for part in parts]
+
+
+def _detector(
+    name: str,
+    readings: Sequence[_Reading],
+    number: int,
+    drawn: Mapping[str, tuple[ReplicateValues, list[list[float]]]],
+    confidence: float,
+) -> Detector:
+    readings = sorted(readings, key=lambda reading: reading.config.seed)
+    runs = [reading.run for reading in readings]
+    seconds = training_summary(runs).frame.filter(trained="model")["seconds"].drop_nulls().to_list()
+    peaks = memory_peaks(runs).frame.filter(stage=FOLD_TRAINING)
+    return Detector(
+        name,
+        readings[0].config,
+        tuple(reading.judged for reading in readings),
+        tuple(reading.config.seed for reading in readings),
+        tuple(reading.headline for reading in readings),
+        {metric: percentile_intervals(means, confidence)[number] for metric, (means, _) in drawn.items()},
+        {metric: (min(values[number]), max(values[number])) for metric, (_, values) in drawn.items()},
+        Cost(
+            peak_rss_bytes=peaks["peak_rss_bytes"].max(),  # type: ignore[arg-type]
+            peak_device_bytes=peaks["peak_device_bytes"].max(),  # type: ignore[arg-type]
+            training_seconds=sum(seconds) / len(runs) if seconds else None,
+        ),
+    )
+
+
+def _pair(
+    detectors: Sequence[Detector], drawn: ReplicateValues, one: int, other: int, confidence: float
+) -> PairComparison:
+    difference = paired_difference(drawn, one, other, confidence=confidence)
+    not_asked = CorrectedT(math.nan, math.nan, 0, math.nan)  # over folds and seeds at once it is not defined
+    return PairComparison(detectors[one].name, detectors[other].name, difference, not_asked, math.nan, False, "")
+
+
+def _best(detectors: Sequence[Detector], metric: str, drawn: ReplicateValues, confidence: float) -> tuple[str, bool]:
+    """The detector with the best value, and whether it is above its controls and shown to be better than each other.
+
+    It was chosen for its value, so the p-values are corrected for all pairs.
+    """
+    sign = 1.0 if direction(metric) == "higher" else -1.0
+    values = [sign * each.intervals[metric].value for each in detectors]
+    if not any(map(math.isfinite, values)):
+        return "", False
+    best = int(np.nanargmax(values))
+    numbers = range(len(detectors))
+    pairs = [_pair(detectors, drawn, one, other, confidence) for one in numbers for other in numbers if one < other]
+    told = comparison.adjusted(pairs, metric, confidence)
+    name = detectors[best].name
+    shown = all(pair.is_shown for pair in told if name in (pair.first, pair.second))
+    return name, shown and detectors[best].is_above_controls
+
+
+# --- Tables
+
+
+def detector_table(found: DetectorComparison) -> pl.DataFrame:
+    """One row per detector, for people: texts with units, the mark behind the main number."""
+    by_name = {pair.second: pair for pair in found.differences}
+    rows = []
+    for detector in found.detectors:
+        interval, pair, cost = detector.intervals[MAIN_METRIC], by_name.get(detector.name), detector.cost
+        text = interval_text(interval.value, interval.low, interval.high)
+        rows.append(
+            {
+                "detector": detector.name,
+                "auc": f"{text} {found.mark(detector, MAIN_METRIC)}".strip(),
+                "over_seeds": detector.spread_text(),
+                "difference": comparison.difference_text(pair) if pair else "reference",
+                "holm_p": comparison.p_text(pair.holm_p_value) if pair else "",
+                "above_controls": f"{detector.num_above_controls} of {count_text(len(detector.runs), 'run')}",
+                "parameters": _whole(cost.num_parameters),
+                "trained": _whole(cost.num_trained),
+                "ms_per_clip": number_text(cost.milliseconds_per_clip, 1),
+                "peak_memory": bytes_text(cost.peak_rss_bytes),
+                "device_memory": "" if cost.peak_device_bytes is None else bytes_text(cost.peak_device_bytes),
+                "training": duration_text(cost.training_seconds),
+            }
+        )
+    table = pl.DataFrame(rows)
+    return table if any(table["device_memory"]) else table.drop("device_memory")
+
+
+HEADINGS = {
+    "auc": "ROC AUC, mean over seeds", "over_seeds": "ROC AUC of its runs",
+    "difference": "Difference from the reference", "holm_p": "Holm p", "above_controls": "Above every control",
+    "trained": "of them trained", "ms_per_clip": "ms per clip", "control_auc": "Its ROC AUC",
+}  # fmt: skip
+
+
+def metric_table(found: DetectorComparison) -> pl.DataFrame:
+    """Every metric of every detector with its interval over groups and the mark."""
+    rows = []
+    for detector in found.detectors:
+        row = {"detector": detector.name}
+        for metric, interval in detector.intervals.items():
+            text = interval_text(interval.value, interval.low, interval.high)
+            row[metric] = f"{text} {found.mark(detector, metric)}".strip()
+        rows.append(row)
+    return pl.DataFrame(rows)
+
+
+def run_table(found: DetectorComparison) -> pl.DataFrame:
+    """Every run that was compared beside its best control, and where it stands."""
+    rows = []
+    for detector in found.detectors:
+        for run, seed, headline in zip(detector.runs, detector.seeds, detector.headlines, strict=True):
+            score, best = headline.model_score, headline.verdict.best_control
+            rows.append(
+                {
+                    "run_id": run.name,
+                    "detector": detector.name,
+                    "seed": seed,
+                    "auc": interval_text(score.value, score.low, score.high) if score else "",
+                    "best_control": source_name(best.source) if best else "none",
+                    "control_auc": interval_text(best.value, best.low, best.high) if best else "",
+                    "standing": headline.verdict.standing,
+                    "verdict": headline.verdict.sentence,
+                }
+            )
+    return pl.DataFrame(rows)
+
+
+def left_out_table(found: DetectorComparison) -> pl.DataFrame:
+    """The runs that were not compared, and why."""
+    rows = [(", ".join(refusal.runs), refusal.reason) for refusal in found.left_out]
+    return pl.DataFrame(rows, schema={"run_id": pl.String, "why": pl.String}, orient="row")
+
+
+def number_table(found: DetectorComparison) -> pl.DataFrame:
+    """One row per detector, for programs: plain numbers, nothing rounded."""
+    by_name = {pair.second: pair for pair in found.differences}
+    rows = []
+    for detector in found.detectors:
+        pair = by_name.get(detector.name)
+        row: dict[str, Any] = {
+            "detector": detector.name,
+            "model": detector.config.model,
+            "is_reference": pair is None,
+            "seeds": " ".join(map(str, detector.seeds)),
+            "runs": " ".join(run.name for run in detector.runs),
+            "num_runs_above_controls": detector.num_above_controls,
+            "num_videos": detector.intervals[MAIN_METRIC].num_rows,
+            "num_groups": detector.intervals[MAIN_METRIC].num_groups,
+        }
+        for metric, interval in detector.intervals.items():
+            low, high = detector.spread[metric]
+            row |= {metric: interval.value, f"{metric}_low": interval.low, f"{metric}_high": interval.high}
+            row |= {f"{metric}_smallest_of_seeds": low, f"{metric}_largest_of_seeds": high}
+            row[f"{metric}_mark"] = {BEST: "best, shown", HIGHEST: "best, not shown"}.get(found.mark(detector, metric))
+        if pair:
+            row |= {"difference": pair.difference.value, "difference_low": pair.difference.low}
+            row |= {"difference_high": pair.difference.high, "p": pair.difference.p_value, "holm_p": pair.holm_p_value}
+        rows.append(row | vars(detector.cost))
+    return pl.DataFrame(rows, infer_schema_length=None).fill_nan(None)
+
+
+def latex_table(found: DetectorComparison) -> str:
+    """The main table for a paper that uses booktabs: bold where ``BEST`` marks, underlined where ``HIGHEST`` does."""
+    by_name = {pair.second: pair for pair in found.differences}
+    level = f"{found.confidence:.0%}".replace("%", r"\%")
+    lines = [
+        r"% \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{Detectors on the same folds. AUC: mean over seeds with "
+        + level
+        + " cluster-bootstrap interval over "
+        r"groups; min--max over seeds is a spread, no interval; $\Delta$: paired difference from the first row, $p$ "
+        r"corrected by Holm. Bold: best, and shown to differ from all others; underlined: best, not shown.}",
+        r"\begin{tabular}{lllllrrrr}",
+        r"\toprule",
+        r"Detector & AUC & min--max & $\Delta$ & $p$ & above controls & parameters & ms/clip & training \\",
+        r"\midrule",
+    ]
+    for detector in found.detectors:
+        interval, pair, cost = detector.intervals[MAIN_METRIC], by_name.get(detector.name), detector.cost
+        value = number_text(interval.value)
+        mark = {BEST: r"\textbf{%s}", HIGHEST: r"\underline{%s}"}.get(found.mark(detector, MAIN_METRIC), "%s")
+        whole = interval_text(interval.value, interval.low, interval.high)
+        low, high = detector.spread[MAIN_METRIC]
+        cells = [
+            _latex(detector.name) + _cited(detector.config.model),
+            mark % value + whole[len(value) :],
+            f"{number_text(low)}--{number_text(high)}" if len(detector.runs) > 1 else "one seed",
+            comparison.difference_text(pair).replace("-", "$-$") if pair else "--",
+            comparison.p_text(pair.holm_p_value).replace("<", "$<$") if pair else "--",
+            f"{detector.num_above_controls}/{len(detector.runs)}",
+            _whole(cost.num_parameters),
+            number_text(cost.milliseconds_per_clip, 1),
+            duration_text(cost.training_seconds),
+        ]
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _latex(text: str) -> str:
+    for character in "\\&%$#_{}":
+        text = text.replace(character, r"\textbackslash " if character == "\\" else "\\" + character)
+    return text
+
+
+def _cited(model: str) -> str:
+    keys = [line.partition("{")[2].rstrip(",") for line in _bibtex_of(model).splitlines() if line.startswith("@")]
+    return rf"~\cite{{{','.join(keys)}}}" if keys else ""
+
+
+def _whole(number: int | None) -> str:
+    return number_text(None) if number is None else f"{number:,}"
+
+
+# --- What to cite
+
+
+def bibliography(found: DetectorComparison) -> str:
+    """BibTeX of the detectors and corpora compared, each once; a comment for what declares none."""
+    texts = []
+    for config in (detector.config for detector in found.detectors):
+        texts.append(_bibtex_of(config.model) or f"% {clean_text(config.model)}: declares no publication")
+        texts.append(_bibtex_of_corpus(config.corpus))
+    entries = (entry.strip() for text in texts for entry in re.split(r"\n(?=@)", text))
+    return "\n\n".join(dict.fromkeys(entries)) + "\n"
+
+
+def _bibtex_of(model: str) -> str:
+    try:
+        return DETECTORS.get(model).bibtex.strip()
+    except FvcError:  # its package or file is not on this machine
+        return ""
+
+
+def _bibtex_of_corpus(corpus: str) -> str:
+    path = Path(corpus)
+    if not corpus:
+        return "% the built-in sample corpus is generated and has no publication"
+    loaders = sorted((loader for _, loader in CORPORA.items()), key=lambda loader: loader.rank)
+    found = next((loader.bibtex for loader in loaders if path.exists() and loader.recognises(path)), "")
+    return found.strip() or f"% corpus {clean_text(path.name)}: no publication is known here"
+
+
+def write_tables(found: DetectorComparison, folder: Path) -> list[Path]:
+    """Write the comparison for papers and programs into ``folder``, and return the files.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "detectors.csv": number_table(found).write_csv(),
+        "runs.csv": run_table(found).write_csv(),
+        "detectors.tex": latex_table(found),
+        "references.bib": bibliography(found),
+    }
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def output_folder(asked: str, runs: Sequence[RunPaths]) -> Path:
+    """Where a comparison's files go: where it was ``asked`` for, else ``comparison`` beside the first run.
+
+    Raises:
+        UsageError: there is no run.
+    """
+    if not runs:
+        raise UsageError("there are no runs to compare. Name some in runs.")
+    return Path(asked).expanduser().absolute() if asked else runs[0].root.parent / "comparison"
