@@ -33,7 +33,7 @@ from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals
 from fvc_lib.services.atomic_files import AnyPath, write_text
 from fvc_lib.services.config import DECLARED, RunConfig, run_config
-from fvc_lib.services.errors import DataError, FvcError, UsageError
+from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.registry import CORPORA, DETECTORS
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import FOLD_TRAINING
@@ -219,14 +219,16 @@ def _read(run: RunPaths, name: str) -> _Reading | Refusal:
         config, headline = run_config(run), run_headline(run)
     except (FvcError, OSError) as error:
         return Refusal((name,), f"{name}: {clean_text(error)}")
-    again = f"Run 05 again: run_notebooks.py --only 05 --resume {name}"
+    go_on = f"Go on with it: {command_text('--resume', run.root)}"
     why = " ".join(headline.notes)
     if not why and headline.earlier:
-        why = f"its numbers are {headline.earlier}. Go on with it: run_notebooks.py --resume {name}"
-    elif not why and (headline.model_score is None or headline.state not in ("done", "interactive", "running")):
-        why = f"it is not finished ({headline.state}). Go on with it: run_notebooks.py --resume {name}"
+        why = f"its numbers are {headline.earlier}. {go_on}"
+    elif not why and headline.model_score is None:
+        why = f"it has no results. {go_on}"
+    elif not why and headline.state not in ("done", "interactive", "running"):
+        why = f"it is not finished ({headline.state}). {go_on}"
     elif not why and not _fits_its_results(judged, headline):
-        why = f"its results are not those of its predictions. {again}"
+        why = f"its results are not those of its predictions. {command_text('--only', '05', '--resume', run.root)}"
     return Refusal((name,), f"{name}: {why}") if why else _Reading(judged, run, config, headline)
 
 
@@ -517,8 +519,9 @@ def _bibtex_of_corpus(corpus: str) -> str:
     if not corpus:
         return "% the built-in sample corpus is generated and has no publication"
     loaders = sorted((loader for _, loader in CORPORA.items()), key=lambda loader: loader.rank)
-    found = next((loader.bibtex for loader in loaders if path.exists() and loader.recognises(path)), "")
-    return found.strip() or f"% corpus {clean_text(path.name)}: no publication is known here"
+    loader = next((loader for loader in loaders if path.exists() and loader.recognises(path)), None)
+    known = "" if loader is None else loader.bibtex.strip() or (f"% {loader.paper}" if loader.paper else "")
+    return known or f"% corpus {clean_text(path.name)}: no publication is known here"
 
 
 def write_tables(found: DetectorComparison, folder: Path) -> list[Path]:

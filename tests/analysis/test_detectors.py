@@ -1,0 +1,171 @@
+"""Detectors beside each other: means over seeds, what is left out, and what may be called best."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib.analysis.figures.detectors import cost_figure
+from fvc_lib.analysis.read import comparison, detectors
+from fvc_lib.analysis.read.comparison import read_judged_run
+from fvc_lib.analysis.read.detectors import BEST, HIGHEST, compare_detectors
+from fvc_lib.services import tables
+from fvc_lib.services.atomic_files import write_text
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import read_table, write_table
+
+MakeOne = Callable[..., RunPaths]
+
+
+@pytest.fixture
+def make_one(make_run: Callable[..., RunPaths]) -> MakeOne:
+    def make(name: str, skill: float, drawn: int = 0, **parameters: object) -> RunPaths:
+        run = make_run(name=name, seed=drawn, skill=skill)
+        write_text(run.params_yaml, resolve_config(parameters, environ={}).to_yaml())
+        return run
+
+    return make
+
+
+@pytest.fixture
+def runs(make_one: MakeOne) -> list[RunPaths]:
+    """A weak detector of two seeds and a strong one of two."""
+    return [
+        make_one("run_a0", 0.4, drawn=1),
+        make_one("run_a1", 0.6, drawn=2, seed=1, folds_seed=0),
+        make_one("run_b0", 4.0, drawn=3, model="r2plus1d_small"),
+        make_one("run_b1", 3.0, drawn=4, model="r2plus1d_small", seed=1, folds_seed=0),
+    ]
+
+
+def auc(run: RunPaths) -> float:
+    judged = read_judged_run(run, run.run_id)
+    assert not isinstance(judged, comparison.Refusal)
+    return float(comparison.replicates_of([judged], "roc_auc", replicates=1, seed=0).values[0])
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_detector_with_a_mean_and_a_spread(runs):
+    found = compare_detectors(runs, replicates=300)
+    assert [each.name for each in found.detectors] == ["frame_cnn", "r2plus1d_small"]
+    assert [each.seeds for each in found.detectors] == [(0, 1), (0, 1)]
+    values = [[auc(run) for run in runs[:2]], [auc(run) for run in runs[2:]]]
+    for detector, ones in zip(found.detectors, values, strict=True):
+        assert detector.intervals["roc_auc"].value == pytest.approx(np.mean(ones))
+        assert detector.spread["roc_auc"] == pytest.approx((min(ones), max(ones)))
+        assert detector.cost.peak_rss_bytes is not None
+    (pair,) = found.differences
+    assert pair.difference.value == pytest.approx(np.mean(values[1]) - np.mean(values[0]))
+    assert pair.is_shown
+    table = detectors.detector_table(found)
+    assert table["over_seeds"][0] == f"{min(values[0]):.3f} to {max(values[0]):.3f} over 2 seeds"
+    assert table["difference"][0] == "reference"
+    assert compare_detectors(runs, reference=runs[2], replicates=50).detectors[0].name == "r2plus1d_small"
+
+
+def test_the_best_value_is_marked_as_best_only_above_its_controls_and_all_others(runs, make_one):
+    found = compare_detectors(runs, replicates=300)
+    assert found.best["roc_auc"] == ("r2plus1d_small", True)
+    assert BEST in detectors.metric_table(found)["roc_auc"][1]
+    assert r"\textbf{" in detectors.latex_table(found)
+
+    results = read_table(runs[3].results, tables.RESULTS)
+    write_table(results.filter(pl.col("source") != "shuffled_labels"), tables.RESULTS, runs[3].results)
+    without = compare_detectors(runs, replicates=300)
+    assert without.best["roc_auc"] == ("r2plus1d_small", False)
+    assert detectors.detector_table(without)["above_controls"][1] == "1 of 2 runs"
+    assert HIGHEST in detectors.metric_table(without)["roc_auc"][1]
+    assert r"\textbf{" not in detectors.latex_table(without)
+
+    twin = make_one("run_c0", 4.0, drawn=3, model="r2plus1d_small", epochs=7)
+    close = compare_detectors([*runs[:3], twin], replicates=300)
+    assert not close.best["roc_auc"][1], "two detectors that predict the same cannot both be best"
+    assert [each.name for each in close.detectors][1:] == ["r2plus1d_small, epochs 20", "r2plus1d_small, epochs 7"]
+
+
+def other_folds(run: RunPaths) -> None:
+    folds = read_table(run.folds, tables.FOLDS).with_columns((pl.col("fold") + 1) % 5)
+    predictions = pl.concat([read_table(run.predictions(fold), tables.PREDICTIONS) for fold in range(5)])
+    moved = predictions.with_columns((pl.col("fold") + 1) % 5)
+    write_table(folds, tables.FOLDS, run.folds)
+    for fold in range(5):
+        write_table(moved.filter(fold=fold), tables.PREDICTIONS, run.predictions(fold))
+
+
+def other_predictions(run: RunPaths) -> None:
+    one = read_table(run.predictions(0), tables.PREDICTIONS)
+    write_table(one.with_columns((1 - pl.col("score")).alias("score")), tables.PREDICTIONS, run.predictions(0))
+
+
+def torn(run: RunPaths) -> None:
+    run.results.write_bytes(b"torn")
+
+
+def unfinished(run: RunPaths) -> None:
+    run.status_json.write_text(run.status_json.read_text().replace('"done"', '"failed"', 1))
+
+
+def no_results(run: RunPaths) -> None:
+    run.results.unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (other_folds, "not judged on the same videos and folds"),
+        (other_predictions, "its results are not those of its predictions"),
+        (torn, "run_b1"),
+        (unfinished, "--resume"),
+        (no_results, "it has no results"),
+    ],
+)
+def test_a_run_that_cannot_be_judged_is_left_out_by_name_and_as_reference_refused(runs, spoil, words):
+    spoil(runs[3])
+    found = compare_detectors(runs, replicates=50, metrics=["roc_auc"])
+    assert [run.name for run in found.detectors[1].runs] == ["run_b0"]
+    (row,) = detectors.left_out_table(found).iter_rows(named=True)
+    assert row["run_id"] == "run_b1"
+    assert re.search(words, row["why"])
+    if spoil is not other_folds:
+        with pytest.raises(DataError, match="the reference cannot be compared"):
+            compare_detectors(runs, reference=runs[3], replicates=50)
+
+
+def test_a_training_given_twice_counts_once(runs, make_one):
+    again = make_one("run_b9", 4.0, drawn=3, model="r2plus1d_small")
+    found = compare_detectors([*runs, again], replicates=50)
+    assert [run.name for run in found.detectors[1].runs] == ["run_b9", "run_b1"]
+    assert "newer" in detectors.left_out_table(found)["why"][0]
+    with pytest.raises(DataError, match="nothing to compare it with"):
+        compare_detectors(runs[:2], replicates=50)
+
+
+def test_the_files_hold_numbers_latex_and_each_publication_once(runs, tmp_path):
+    found = compare_detectors(runs, replicates=50)
+    measured = [{"num_parameters": 1000, "num_trained": 10, "milliseconds_per_clip": 2.5}, {}]
+    found = found.with_costs(measured)
+    files = {path.name: path for path in detectors.write_tables(found, tmp_path / "comparison")}
+    numbers = pl.read_csv(files["detectors.csv"])
+    assert numbers["num_parameters"].to_list() == [1000, None]
+    assert numbers["roc_auc"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
+    assert set(pl.read_csv(files["runs.csv"])["run_id"]) == {run.run_id for run in runs}
+    latex = files["detectors.tex"].read_text()
+    assert r"r2plus1d\_small~\cite{tran2018closer}" in latex
+    assert all(line.count("&") in (0, 8) for line in latex.splitlines())
+    bibliography = files["references.bib"].read_text()
+    assert bibliography.count("@inproceedings{tran2018closer,") == 1
+    assert bibliography.count("sample corpus") == 1
+    shown = cost_figure(found)
+    assert [trace.name for trace in shown.data if trace.name] == ["frame_cnn"]
+    assert "nothing to show" in cost_figure(compare_detectors(runs, replicates=50), "num_parameters").layout.title.text
+
+
+def test_without_names_the_runs_of_the_newest_runs_experiment_are_compared(runs, tmp_path):
+    found = detectors.runs_to_compare([], tmp_path / "runs")
+    assert [run.run_id for run in found] == [run.run_id for run in runs]
+    assert detectors.runs_to_compare(["run_b0"], tmp_path / "runs")[0].run_id == "run_b0"
+    assert detectors.output_folder("", found) == Path(runs[0].root.parent / "comparison")
