@@ -259,7 +259,7 @@ class Sweep:
             on_start=lambda _: None,
         )  # fmt: skip
         click.echo(f"\ncomparing {len(finished)} runs")
-        parameters = {"runs": [str(run.root) for run in finished], "output": str(folder)}
+        parameters = {"compared_runs": [str(run.root) for run in finished], "output_folder": str(folder)}
         execute_with_papermill(NOTEBOOKS / record.name, parameters, request)
         page = folder / "comparison.html"
         write_report([record], page, title=f"FVC comparison {self._config.experiment}")

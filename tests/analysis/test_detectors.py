@@ -168,4 +168,4 @@ def test_without_names_the_runs_of_the_newest_runs_experiment_are_compared(runs,
     found = detectors.runs_to_compare([], tmp_path / "runs")
     assert [run.run_id for run in found] == [run.run_id for run in runs]
     assert detectors.runs_to_compare(["run_b0"], tmp_path / "runs")[0].run_id == "run_b0"
-    assert detectors.output_folder("", found) == Path(runs[0].root.parent / "comparison")
+    assert detectors.folder_of_comparison("", found) == Path(runs[0].root.parent / "comparison")

@@ -542,12 +542,12 @@ def write_tables(found: DetectorComparison, folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def output_folder(asked: str, runs: Sequence[RunPaths]) -> Path:
+def folder_of_comparison(asked: str, runs: Sequence[RunPaths]) -> Path:
     """Where a comparison's files go: where it was ``asked`` for, else ``comparison`` beside the first run.
 
     Raises:
         UsageError: there is no run.
     """
     if not runs:
-        raise UsageError("there are no runs to compare. Name some in runs.")
+        raise UsageError("there are no runs to compare. Name some in compared_runs.")
     return Path(asked).expanduser().absolute() if asked else runs[0].root.parent / "comparison"

@@ -115,9 +115,9 @@ def task_keys(texts: Sequence[str], config: RunConfig, stages: Sequence[Stage] =
 STAGE_PARAMETERS = {
     "run_dir": "set by the runner; empty: the newest run; new: a new one",
     "fold": "set by the runner: which outer fold, from 0",
-    "runs": "the runs that are compared; empty: all of the newest run's experiment",
-    "reference": "the run whose detector the others are compared with; empty: the first",
-    "output": "folder for a comparison's files; empty: comparison/ beside the runs",
+    "compared_runs": "the runs that are compared; empty: all of the newest run's experiment",
+    "reference_run": "the run whose detector the others are compared with; empty: the first",
+    "output_folder": "folder for a comparison's files; empty: comparison/ beside the runs",
 }
 
 
