@@ -19,12 +19,11 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from fvc_lib import CHECKOUT
 from fvc_lib.services import tasks as stages
 from fvc_lib.services.atomic_files import AnyPath, content_digest, sha256_of_json
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, ClipSettings, Registry
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import RunPaths, beside_the_code
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS, TRAINING_STAGES
 
 # What the value of a field may change:
@@ -150,12 +149,6 @@ def _possible_side(side: int) -> int:
     if 0 < side < 16:
         raise ValueError("wanted 0 or at least 16 pixels")
     return side
-
-
-def _beside_the_code(name: str) -> str:
-    """A default folder in the checkout, from whatever folder a command or notebook is started."""
-    base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
-    return str(base / name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -423,13 +416,13 @@ class RunConfig(BaseModel):
 
     # Where and how
     data_dir: str = field(
-        _beside_the_code("data"), "nothing", "where the sample corpus is generated", variable="FVC_DATA_DIR", path=True
+        beside_the_code("data"), "nothing", "where the sample corpus is generated", variable="FVC_DATA_DIR", path=True
     )
     runs_dir: str = field(
-        _beside_the_code("runs"), "folder", "where run folders are written", variable="FVC_RUNS_DIR", path=True
+        beside_the_code("runs"), "folder", "where run folders are written", variable="FVC_RUNS_DIR", path=True
     )
     cache_dir: str = field(
-        _beside_the_code("cache"), "nothing", "samples and probes that runs share", variable="FVC_CACHE_DIR", path=True
+        beside_the_code("cache"), "nothing", "samples and probes that runs share", variable="FVC_CACHE_DIR", path=True
     )
     mem_gb: float | None = field(
         None, "nothing", "budget in GB; none: the machine's", gt=0, variable="FVC_MEM_GB", memory=TRAINING_STAGES

@@ -5,10 +5,13 @@ needs an item of it, so adding an item means adding one file. The registries of 
 services import no other room.
 """
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import linecache
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, overload
 
-from fvc_lib.services.atomic_files import content_digest
+from fvc_lib.services.atomic_files import content_digest, write_text
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.run_paths import beside_the_code
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -68,10 +72,12 @@ class Registry(Generic[T]):
         return lambda decorated: self._put(name, decorated, aliases, source)
 
     def _put(self, name: str, item: T, aliases: Sequence[str], source: tuple[str, int]) -> T:
+        if self._is_of_cell(name, item, source[0]):
+            return item
         for each in (name, *aliases):
             # The same line again is a reloaded module, a cell of a notebook is run as often as one likes.
             taken = self._sources.get(each, source)
-            if taken != source and "ipykernel" not in source[0]:
+            if taken != source and not _is_cell(source[0]):
                 raise UsageError(
                     f"{self.kind} {each!r} is registered twice: in {taken[0]}, line {taken[1]}, and in {source[0]}, "
                     f"line {source[1]}. Rename one of them."
@@ -81,6 +87,10 @@ class Registry(Generic[T]):
         self._items[name] = item
         self._aliases.update(dict.fromkeys(aliases, name))
         return item
+
+    def _is_of_cell(self, name: str, item: T, file: str) -> bool:
+        """Whether ``file`` holds what a cell registered, and is known by its path: nothing is registered then."""
+        return False
 
     def get(self, name: str) -> T:
         """The item called ``name``; of ``timm:resnet50`` the family ``timm:NAME``.
@@ -278,7 +288,28 @@ class DetectorSpec:
 
 
 class DetectorRegistry(Registry[DetectorSpec]):
-    """Beside registered names also those of a family (``timm:resnet50``) and of a user's file (``my_net.py:MyNet``)."""
+    """Beside registered names also those of a family (``timm:resnet50``) and of a user's file (``my_net.py:MyNet``).
+
+    What a notebook's cell registers is a user's file as well, with the cell's code: ranks, the preflight's process and
+    other commands cannot see into a notebook. The cell must import what it uses.
+    """
+
+    def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
+        super().__init__(kind, folder, entry_points)
+        self._of_cells: dict[str, str] = {}  # by name: the file with the code of the cell that registered it last
+        self._in_files: dict[tuple[str, str], Any] = {}  # by such a file's name, which has its digest, and name
+
+    def _is_of_cell(self, name: str, item: DetectorSpec, file: str) -> bool:
+        if Path(file).parent == cells_folder():
+            self._in_files[Path(file).name, name] = item
+            return True
+        if _is_cell(file) and (code := "".join(linecache.getlines(file))):
+            if not name.isidentifier():
+                raise UsageError(f"{self.kind} {name!r}: in a cell a name is of letters, digits and underscores alone.")
+            path = cells_folder() / f"{name}_{hashlib.sha256(code.encode()).hexdigest()[:12]}.py"
+            write_text(path, code)
+            self._of_cells[name] = str(path)
+        return False
 
     def get(self, name: str) -> DetectorSpec:
         """The declaration; ``UsageError`` as ever, or where a user's file cannot be imported or has no such class."""
@@ -294,8 +325,10 @@ class DetectorRegistry(Registry[DetectorSpec]):
         return self.get(name) if _IN_A_FILE.fullmatch(name) else super().load(name)
 
     def check(self, name: str) -> str:
-        """``name``, with the whole path of a user's file, which may have moved since; ``UsageError`` as ever."""
+        """``name``, with the whole path of a user's file or cell, which may have moved; ``UsageError`` as ever."""
         match = _IN_A_FILE.fullmatch(name)
+        if match is None and name in self._of_cells:
+            return f"{self._of_cells[name]}:{name}"
         if match is None:
             return super().check(name)
         return f"{Path(match['path']).expanduser().absolute()}:{match['item']}"
@@ -308,9 +341,23 @@ class DetectorRegistry(Registry[DetectorSpec]):
         path = Path(match["path"])
         return f"{path.name}:{match['item']}@{content_digest(path)}"
 
+    def file_of(self, name: str) -> Path | None:
+        """The user's file that ``name`` names, whether or not it is there; None for any other."""
+        match = _IN_A_FILE.fullmatch(name)
+        return Path(match["path"]) if match else None
+
     def declared_in(self, name: str) -> list[str]:
         """Of a user's file nothing: its content is part of its identity."""
         return [] if _IN_A_FILE.fullmatch(name) else super().declared_in(name)
+
+
+def cells_folder() -> Path:
+    """Where the code of cells that register networks lies, in the cache."""
+    return Path(os.environ.get("FVC_CACHE_DIR") or beside_the_code("cache")).absolute() / "cells"
+
+
+def _is_cell(file: str) -> bool:
+    return "ipykernel" in file or file.startswith("<ipython-input")
 
 
 _IN_A_FILE = re.compile(r"(?P<path>.+\.py):(?P<item>[A-Za-z_]\w*)")
@@ -338,12 +385,14 @@ def _declared_in_file(name: str, path: Path, item: str) -> DetectorSpec:
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[module_name]
+            of_cell = path.parent == cells_folder()
+            remedy = "A cell with a network must have all that it uses, its imports too" if of_cell else "Mend it"
             raise UsageError(
-                f"model {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. Mend it."
+                f"model {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. {remedy}."
             ) from error
         finally:
             sys.path.remove(str(path.parent))
-    found = getattr(sys.modules[module_name], item, None)
+    found = DETECTORS._in_files.get((path.name, item)) or getattr(sys.modules[module_name], item, None)
     if isinstance(found, DetectorSpec):
         return found
     if not callable(found):

@@ -14,6 +14,12 @@ from fvc_lib.services.errors import UsageError, command_text
 ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
 
 
+def beside_the_code(name: str) -> str:
+    """A default folder in the checkout, from whatever folder a command or notebook is started."""
+    base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
+    return str(base / name)
+
+
 class _Path:
     """A path in a run folder, as an attribute of ``RunPaths``."""
 
@@ -61,6 +67,7 @@ class RunPaths:
     run_json = _Path("run.json")  # what was asked, with which code, versions and hardware
     status_json = _Path("status.json")  # the truth about every stage; written by the runner alone
     params_yaml = _Path("params.yaml")  # the resolved parameters
+    networks = _Path("networks")  # a copy of the user's file, or cell, with the network
     code_patch = _Path("code.patch")  # what the checkout had changed since its commit when the run began
     report_html = _Path("report.html")  # the one offline page that tells the whole run
     notebooks = _Path("notebooks")  # executed notebooks

@@ -32,6 +32,7 @@ from fvc_lib.services.digests import document_damage, undamaged_content, write_d
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, new_run
 
 # Which code a run works with: the commit of this checkout, and as a patch what is changed since.
@@ -338,6 +339,9 @@ def begin_run(
     digest = run_hash(config, corpus)
     run = new_run(Path(config.runs_dir), config.experiment, digest)
     write_text(run.params_yaml, config.to_yaml())
+    network = DETECTORS.file_of(config.model)
+    if network is not None and network.is_file():  # what was trained can be read where the run is, too
+        write_bytes(run.networks / network.name, network.read_bytes())
     RunStatus(run_id=run.run_id, state=state, started_utc=utc_now()).write(run)
     prepared = {} if prepare is None else prepare(run)
     code = code_state()

@@ -1,0 +1,129 @@
+"""A network in a notebook's cell: known to other processes by the cell's code, and never an older version of it."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+
+from fvc_lib.detectors.network import build_detector
+from fvc_lib.execution.run.record import begin_run
+from fvc_lib.services.config import resolve_config, run_config
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS
+from fvc_lib.tasks.video.task import VideoTask
+
+CELL = """
+from torch import nn
+from fvc_lib.services.registry import DETECTORS
+
+@DETECTORS.register("mine")
+class Mine(nn.Module):
+    num_frames, micro_batch = 5, 3
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(3, 1)
+    def forward(self, frames):
+        return self.line(frames.float().mean((1, 3, 4)) / 255).squeeze(1)
+"""
+SPEC = """
+from fvc_lib.services.registry import DETECTORS, DetectorSpec
+from fvc_lib.detectors.own.frame_cnn import FrameCnn
+
+DETECTORS.register(DetectorSpec("narrow", "own", "none", "none", 4, 32, "none", 2, build=lambda: FrameCnn((8, 8))))
+"""
+
+
+@pytest.fixture
+def run_cell(tmp_path, monkeypatch):
+    """Runs code as a notebook's cell does."""
+    monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "cache"))
+    shell = InteractiveShell()
+    yield lambda code: shell.run_cell(code).raise_error()
+    for known in (DETECTORS._items, DETECTORS._sources, DETECTORS._of_cells):
+        for name in ("mine", "narrow"):
+            known.pop(name, None)
+
+
+def config_of(**values):
+    return resolve_config(values, environ={})
+
+
+def test_a_class_in_a_cell_is_a_file_with_the_cell_s_code(run_cell, tmp_path):
+    run_cell(CELL)
+    config = config_of(model="mine", num_frames=0)
+    path, _, item = config.model.rpartition(":")
+    assert (item, config.clips.num_frames) == ("mine", 5)
+    assert Path(path).read_text().strip() == CELL.strip()
+    assert path.startswith(str(tmp_path / "cache" / "cells" / "mine_"))
+    assert type(build_detector(config)).__name__ == "Mine"
+    assert DETECTORS.get(config.model).micro_batch == 3
+
+
+def test_another_process_builds_it_from_the_run_s_parameters_alone(run_cell, tmp_path):
+    """As a rank does, from the configuration, and the preflight's child, from the pickled task."""
+    run_cell(CELL)
+    config = config_of(model="mine")
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    (tmp_path / "task.pickle").write_bytes(pickle.dumps(VideoTask(None, None, config=config, weights=(1.0, 1.0))))
+    program = (
+        "import pickle, sys; from pathlib import Path; from fvc_lib.services.config import RunConfig\n"
+        "from fvc_lib.detectors.network import build_detector; folder = Path(sys.argv[1])\n"
+        "built = build_detector(RunConfig.model_validate_json((folder / 'config.json').read_text()))\n"
+        "also = pickle.loads((folder / 'task.pickle').read_bytes()).build_model()\n"
+        "print(type(built).__name__, type(also).__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split() == ["Mine", "Mine"]
+
+
+def test_an_edited_cell_is_another_network_without_a_restart(run_cell):
+    run_cell(CELL)
+    first = config_of(model="mine")
+    run_cell(CELL)
+    assert config_of(model="mine") == first
+    run_cell(CELL.replace("/ 255).squeeze", "/ 128).squeeze"))
+    second = config_of(model="mine")
+    assert second.config_hash != first.config_hash
+    assert second.training_values()["model"] != first.training_values()["model"]
+    torch.manual_seed(0)
+    light = torch.full((1, 2, 3, 4, 4), 255, dtype=torch.uint8)
+    networks = [build_detector(config) for config in (first, second)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    bias = networks[0].line.bias
+    torch.testing.assert_close(networks[1](light) - bias, (networks[0](light) - bias) * 255 / 128)
+
+
+def test_the_run_keeps_the_cell_s_code_and_its_hash_follows_it(run_cell, tmp_path):
+    run_cell(CELL)
+    config = config_of(model="mine", runs_dir=str(tmp_path / "runs"))
+    run = begin_run(config, command="test")
+    (kept,) = run.networks.iterdir()
+    assert kept.read_text().strip() == CELL.strip()
+    assert run_config(run).config_hash == config.config_hash
+    assert ":mine" in json.loads(run.run_json.read_text())["params"]["model"]
+
+
+def test_a_declaration_in_a_cell_works_like_a_class(run_cell):
+    run_cell(SPEC)
+    config = config_of(model="narrow", num_frames=0, fixed_size=0)
+    assert (config.clips.num_frames, config.clips.side) == (4, 32)
+    assert type(build_detector(config)).__name__ == "FrameCnn"
+
+
+def test_a_cell_that_leans_on_another_cell_is_told_so(run_cell):
+    run_cell("from torch import nn")
+    run_cell(CELL.replace("from torch import nn", ""))
+    with pytest.raises(UsageError, match=r"mine_\w+\.py' cannot be imported: NameError: name 'nn'.*cell.*imports"):
+        build_detector(config_of(model="mine"))
+
+
+def test_a_name_that_is_no_word_is_refused(run_cell):
+    with pytest.raises(UsageError, match="'my-net': in a cell a name is of letters, digits and underscores"):
+        run_cell(CELL.replace('"mine"', '"my-net"'))
