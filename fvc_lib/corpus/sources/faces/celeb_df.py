@@ -74,6 +74,13 @@ def _test_list(path: Path) -> list[str]:
     return names
 
 
+_BIBTEX = """@inproceedings{li2020celebdf,
+  author = {Li, Yuezun and Yang, Xin and Sun, Pu and Qi, Honggang and Lyu, Siwei},
+  title = {{Celeb-DF}: A Large-Scale Challenging Dataset for {DeepFake} Forensics},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  year = {2020}
+}"""
+
 CORPORA.register(
     CorpusLoader(
         name="celeb_df",
@@ -84,5 +91,6 @@ CORPORA.register(
         paper="Li et al., CVPR 2020, arXiv:1909.12962",
         licence="Celeb-DF terms: research only, on request",
         fetch="https://github.com/yuezunli/celeb-deepfakeforensics (a form)",
+        bibtex=_BIBTEX,
     )
 )

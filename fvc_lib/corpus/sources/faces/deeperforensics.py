@@ -63,6 +63,13 @@ def _official_parts(folder: Path) -> dict[str, str]:
     }
 
 
+_BIBTEX = """@inproceedings{jiang2020deeperforensics,
+  author = {Jiang, Liming and Li, Ren and Wu, Wayne and Qian, Chen and Loy, Chen Change},
+  title = {{DeeperForensics-1.0}: A Large-Scale Dataset for Real-World Face Forgery Detection},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  year = {2020}
+}"""
+
 CORPORA.register(
     CorpusLoader(
         name="deeperforensics",
@@ -73,5 +80,6 @@ CORPORA.register(
         paper="Jiang et al., CVPR 2020, arXiv:2001.03024",
         licence="DeeperForensics terms: research only, on request",
         fetch="https://github.com/EndlessSora/DeeperForensics-1.0 (a form); the reals are FaceForensics++'s",
+        bibtex=_BIBTEX,
     )
 )

@@ -135,6 +135,20 @@ def _preview_row(path: str, row: Mapping[str, Any]) -> Described | Refusal:
     return Described("fake", groups, path.split("/", 1)[0], None, split)
 
 
+_BIBTEX_OF_DFDC = """@article{dolhansky2020dfdc,
+  author = {Dolhansky, Brian and Bitton, Joanna and Pflaum, Ben and Lu, Jikuo and Howes, Russ and Wang, Menglin and
+            Canton Ferrer, Cristian},
+  title = {The {DeepFake} Detection Challenge ({DFDC}) Dataset},
+  journal = {arXiv preprint arXiv:2006.07397},
+  year = {2020}
+}"""
+_BIBTEX_OF_DFDC_PREVIEW = """@article{dolhansky2019dfdc,
+  author = {Dolhansky, Brian and Howes, Russ and Pflaum, Ben and Baram, Nicole and Canton Ferrer, Cristian},
+  title = {The Deepfake Detection Challenge ({DFDC}) Preview Dataset},
+  journal = {arXiv preprint arXiv:1910.08854},
+  year = {2019}
+}"""
+
 CORPORA.register(
     CorpusLoader(
         name="dfdc_preview",
@@ -145,6 +159,7 @@ CORPORA.register(
         paper="Dolhansky et al., arXiv:1910.08854",
         licence="DFDC terms: research only",
         fetch="https://ai.meta.com/datasets/dfdc (an account)",
+        bibtex=_BIBTEX_OF_DFDC_PREVIEW,
     )
 )
 CORPORA.register(
@@ -160,6 +175,7 @@ CORPORA.register(
         paper="Dolhansky et al., arXiv:2006.07397",
         licence="DFDC terms: research only",
         fetch="https://www.kaggle.com/c/deepfake-detection-challenge or https://ai.meta.com/datasets/dfdc (an account)",
+        bibtex=_BIBTEX_OF_DFDC,
         rank=1,
     )
 )

@@ -153,6 +153,14 @@ def _lacks(path: Path) -> str:
     return f"has {there.name} alone, wanted original_sequences and manipulated_sequences." if there else ""
 
 
+_BIBTEX = r"""@inproceedings{roessler2019faceforensics,
+  author = {R{\"o}ssler, Andreas and Cozzolino, Davide and Verdoliva, Luisa and Riess, Christian and Thies, Justus and
+            Nie{\ss}ner, Matthias},
+  title = {{FaceForensics++}: Learning to Detect Manipulated Facial Images},
+  booktitle = {IEEE/CVF International Conference on Computer Vision (ICCV)},
+  year = {2019}
+}"""
+
 CORPORA.register(
     CorpusLoader(
         name="faceforensics",
@@ -164,5 +172,6 @@ CORPORA.register(
         paper="Rossler et al., ICCV 2019, arXiv:1901.08971",
         licence="FaceForensics terms of use: research only, on request",
         fetch="https://github.com/ondyari/FaceForensics (a form); its dataset/ has splits/ and conversion_dict.json",
+        bibtex=_BIBTEX,
     )
 )

@@ -70,6 +70,13 @@ def _table(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
     return rows
 
 
+_BIBTEX = """@inproceedings{khalid2021fakeavceleb,
+  author = {Khalid, Hasam and Tariq, Shahroz and Kim, Minha and Woo, Simon S.},
+  title = {{FakeAVCeleb}: A Novel Audio-Video Multimodal Deepfake Dataset},
+  booktitle = {NeurIPS Datasets and Benchmarks},
+  year = {2021}
+}"""
+
 CORPORA.register(
     CorpusLoader(
         name="fakeavceleb",
@@ -82,5 +89,6 @@ CORPORA.register(
         paper="Khalid et al., NeurIPS 2021 (datasets and benchmarks), arXiv:2108.05080",
         licence="FakeAVCeleb terms: research only, on request",
         fetch="https://github.com/DASH-Lab/FakeAVCeleb (a form)",
+        bibtex=_BIBTEX,
     )
 )

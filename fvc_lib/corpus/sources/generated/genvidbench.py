@@ -87,6 +87,13 @@ def _labels(folder: Path, pair: str) -> dict[str, str]:
     return labels
 
 
+_BIBTEX = """@article{ni2025genvidbench,
+  title = {{GenVidBench}: A Challenging Benchmark for Detecting {AI}-Generated Video},
+  author = {Ni, Zhenliang and others},
+  journal = {arXiv preprint arXiv:2501.11340},
+  year = {2025}
+}"""
+
 CORPORA.register(
     CorpusLoader(
         name="genvidbench",
@@ -97,5 +104,6 @@ CORPORA.register(
         paper="Ni et al., arXiv:2501.11340",
         licence="CC BY-NC-SA 4.0 as its page says; the sources' own terms hold beside it",
         fetch="https://genvidbench.github.io",
+        bibtex=_BIBTEX,
     )
 )

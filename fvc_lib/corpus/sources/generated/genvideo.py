@@ -66,6 +66,13 @@ def _recognises(folder: Path) -> bool:
     return VALIDATION in folders_in(folder)
 
 
+_BIBTEX = """@article{chen2024demamba,
+  title = {{DeMamba}: {AI}-Generated Video Detection on Million-Scale {GenVideo} Benchmark},
+  author = {Chen, Haoxing and others},
+  journal = {arXiv preprint arXiv:2405.19707},
+  year = {2024}
+}"""
+
 CORPORA.register(
     CorpusLoader(
         name="genvideo",
@@ -76,5 +83,6 @@ CORPORA.register(
         paper="Chen et al., arXiv:2405.19707",
         licence="CC BY-NC 4.0 as its page says; the sources' own terms hold beside it",
         fetch="https://github.com/chenhaoxing/DeMamba and https://modelscope.cn/datasets/cccnju/GenVideo-100K",
+        bibtex=_BIBTEX,
     )
 )
